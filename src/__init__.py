@@ -1,0 +1,1 @@
+"""Slipstream: an async-first LLM inference engine and OpenAI-compatible server."""
