@@ -1,0 +1,99 @@
+"""Every setting, its type and its default. ``docs/configuration.md`` explains each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the sections: frozen, and an unknown key is an error."""
+
+
+class ModelSection(Section):
+    """Which checkpoint is served and how its weights are held."""
+
+    path: str = "configs/demo"
+    revision: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    max_model_len: Positive | None = None
+    seed: NonNegative = 0
+
+
+class DeviceSection(Section):
+    """Where the model runs."""
+
+    type: Literal["auto", "cpu", "cuda"] = "auto"
+    num_threads: NonNegative = 0  # 0: as many as the process may use
+
+
+class CacheSection(Section):
+    """Paged KV memory."""
+
+    block_size: Positive | None = None  # tokens; None: 16 on CPU, 64 on CUDA
+    memory_bytes: Positive | None = None  # None: memory_fraction of what is free
+    memory_fraction: Fraction | None = None  # None: 0.25 of free host memory, 0.9 of a GPU's
+    num_blocks: Positive | None = None  # overrides both
+    enable_prefix_caching: bool = True
+
+
+class SchedulerSection(Section):
+    """Batching, budgets and the waiting queue."""
+
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    pipeline_depth: Annotated[int, Meta(ge=1, le=2)] = 2
+    max_num_seqs: Positive = 64
+    max_num_batched_tokens: Positive = 2048
+    max_waiting_requests: Positive = 2048
+    max_waiting_tokens: Positive = 8_388_608
+    # How often smaller requests may overtake a head-of-line request that does not fit.
+    max_bypasses: NonNegative = 64
+
+
+class CompileSection(Section):
+    """torch.compile and its artifacts."""
+
+    enforce_eager: bool = False
+    cache_dir: str | None = None  # None: $SLIPSTREAM_CACHE_DIR or the user's cache directory
+
+
+class HttpSection(Section):
+    """The HTTP server's limits."""
+
+    max_body_bytes: Positive = 8 * MIB
+    max_prompts_per_request: Positive = 128
+    ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
+    request_timeout: Seconds | None = None  # None: no deadline unless the client sets one
+    shutdown_timeout: Seconds = 30.0
+
+
+class ObservabilitySection(Section):
+    """Logs."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    stats_interval: Annotated[float, Meta(ge=0)] = 10.0  # seconds; 0: no periodic line
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    model: ModelSection = ModelSection()
+    device: DeviceSection = DeviceSection()
+    cache: CacheSection = CacheSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    compile: CompileSection = CompileSection()
+    http: HttpSection = HttpSection()
+    observability: ObservabilitySection = ObservabilitySection()

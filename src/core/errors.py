@@ -1,0 +1,105 @@
+"""Every error that Slipstream raises on purpose.
+
+::
+
+    SlipstreamError
+    ├── ConfigError                 a setting is unknown or out of range
+    ├── ModelLoadError              a checkpoint cannot be served as it is
+    ├── EngineDeadError             the engine stopped after a fault of its own
+    └── RequestError                one request cannot be served; nobody else is disturbed
+        ├── InvalidRequestError     the request itself is at fault (HTTP 400)
+        │   └── PromptTooLongError
+        ├── ModelNotFoundError      no such model here (HTTP 404)
+        ├── RequestTooLargeError    a body over the configured limit (HTTP 413)
+        ├── DeadlineExceededError   its deadline passed before its first token (HTTP 408)
+        ├── RequestAbortedError     it was aborted while somebody awaited it
+        └── UnavailableError        try again later; carries ``retry_after`` in seconds
+            ├── QueueFullError      the waiting queue is full (HTTP 429)
+            ├── NotReadyError       the model is still loading (HTTP 503)
+            └── ShuttingDownError   the engine drains (HTTP 503)
+"""
+
+from __future__ import annotations
+
+
+class SlipstreamError(Exception):
+    """Base of all errors that Slipstream raises on purpose."""
+
+
+class ConfigError(SlipstreamError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class ModelLoadError(SlipstreamError):
+    """A checkpoint is missing, damaged, or of a kind that is not supported."""
+
+
+class EngineDeadError(SlipstreamError):
+    """The engine stopped after a fault of its own; it must be restarted."""
+
+
+class RequestError(SlipstreamError):
+    """One request cannot be served.
+
+    Parameters
+    ----------
+    message
+        For the client; names the field, the value and the bound where there are such.
+    param
+        The field at fault, as the client spelt it.
+    code
+        A short machine-readable word, e.g. ``context_length_exceeded``.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidRequestError(RequestError):
+    """The request itself is at fault and will fail again if it is repeated unchanged."""
+
+
+class PromptTooLongError(InvalidRequestError):
+    """Prompt and requested output do not fit the model's context."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not served here."""
+
+
+class RequestTooLargeError(RequestError):
+    """The request's body is over the configured limit."""
+
+
+class DeadlineExceededError(RequestError):
+    """The request's deadline passed before its first token."""
+
+
+class RequestAbortedError(RequestError):
+    """The request was aborted while somebody awaited its result."""
+
+
+class UnavailableError(RequestError):
+    """The request may succeed later; ``retry_after`` says in how many seconds to try."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
+class QueueFullError(UnavailableError):
+    """The waiting queue holds as many requests or tokens as it may."""
+
+
+class NotReadyError(UnavailableError):
+    """The engine is still starting."""
+
+
+class ShuttingDownError(UnavailableError):
+    """The engine finishes what it has and admits nothing more."""

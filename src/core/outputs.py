@@ -1,0 +1,119 @@
+"""What comes out: events of the scheduler, deltas of a stream, results of a request."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class FinishReason(enum.Enum):
+    """Why a completion ended."""
+
+    STOP = "stop"  # an end token, a stop token id or a stop string
+    LENGTH = "length"  # max_tokens or the model's context
+    ABORT = "abort"  # the client went away or asked for it
+    DEADLINE = "deadline"  # its deadline passed
+    ERROR = "error"  # the engine failed
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities at one position, of the model's raw distribution (natural logarithm).
+
+    ``top`` holds (token id, log-probability), likeliest first; ``rank`` is the chosen token's, from 1.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to one request when a step was committed, or when it was ended."""
+
+    key: int
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    # The token id that ended it, when one did.
+    stop_token_id: int | None = None
+    # Prompt tokens whose KV came from the prefix cache at first admission.
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one request, over all its completions."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """The next piece of one completion of a stream.
+
+    Attributes
+    ----------
+    index
+        Which of the ``n`` completions.
+    text
+        New text, possibly empty; the pieces join to exactly the completion's text.
+    token_ids, logprobs
+        The tokens committed since the last delta; text may lag behind them.
+    finish_reason
+        Set on the completion's last delta only.
+    stop_reason
+        The stop string or the stop token id that ended it; ``None`` for the model's own end token.
+    prompt_logprobs
+        On the first delta of index 0, when asked for; the first entry is ``None``.
+    usage
+        Tokens so far over all completions of the request.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    usage: Usage
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole completion; the fields are :class:`Delta`'s."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All completions of one request, in order of their index."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+    usage: Usage
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def text(self) -> str:
+        """The first completion's text."""
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first completion's token ids."""
+        return self.completions[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first completion ended."""
+        return self.completions[0].finish_reason

@@ -1,0 +1,100 @@
+"""The contract between the scheduler and the device: integers only.
+
+A plan can be logged, replayed, diffed and sent to peer ranks. The device gathers a step's inputs from
+its own rows, so a plan never waits for a token that only the device knows.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from src.core.outputs import TokenLogprobs
+
+
+class RowInstall(msgspec.Struct, frozen=True):
+    """A request takes a row: at admission, and again when it resumes after preemption.
+
+    Attributes
+    ----------
+    row, generation
+        The row and how often it has been handed out; a result of an older generation is dropped.
+    request_key
+        Whose parameters the row carries.
+    token_ids
+        All tokens known so far: the prompt and, after preemption, the output.
+    prompt_len
+        How many of them are the prompt.
+    block_ids
+        Its block table so far, in order.
+    """
+
+    row: int
+    generation: int
+    request_key: int
+    token_ids: list[int]
+    prompt_len: int
+    block_ids: list[int]
+
+
+class BlockAppend(msgspec.Struct, frozen=True):
+    """Blocks that continue a row's block table at ``index``."""
+
+    row: int
+    index: int
+    block_ids: list[int]
+
+
+class RowStep(msgspec.Struct, frozen=True):
+    """The next tokens of one row: positions ``start`` to ``start + num_tokens - 1``.
+
+    ``samples`` says that the last of them is the row's last known token, so the step samples the token
+    at position ``start + num_tokens``. Otherwise the step is a prefill chunk with more to come.
+    """
+
+    row: int
+    generation: int
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One step. ``installs`` and ``block_appends`` are applied before ``rows`` are computed."""
+
+    step_id: int
+    installs: list[RowInstall]
+    block_appends: list[BlockAppend]
+    rows: list[RowStep]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+class RowResult(msgspec.Struct, frozen=True):
+    """What one row's step produced.
+
+    Attributes
+    ----------
+    token_ids
+        Sampled tokens in order; empty for a prefill chunk with more to come.
+    logprobs
+        One entry per sampled token, when asked for.
+    prompt_logprobs
+        Entries for prompt positions ``start + 1 .. start + num_tokens`` that lie inside the prompt,
+        when asked for.
+    """
+
+    row: int
+    generation: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What came back from the device for one plan; ``rows`` in the plan's order."""
+
+    step_id: int
+    rows: list[RowResult]

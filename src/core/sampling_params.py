@@ -1,0 +1,180 @@
+"""What a client may ask of the sampler, and the one place where it is validated."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from src.core.errors import InvalidRequestError
+
+# Below this a temperature means greedy: dividing by it would overflow float32 logits.
+GREEDY_TEMPERATURE: Final = 1e-5
+
+MAX_N: Final = 128
+MAX_LOGPROBS: Final = 20
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_STRING_CHARS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 128
+MAX_BAD_WORDS: Final = 128
+MAX_BAD_WORD_CHARS: Final = 256
+MAX_LOGIT_BIAS: Final = 1024
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the tokens of one request are chosen and when it stops.
+
+    Attributes
+    ----------
+    n
+        Completions of the same prompt, 1 to 128.
+    temperature
+        0 to 2; below 1e-5 is greedy.
+    top_k
+        Keep the k likeliest tokens; 0 and -1 keep all.
+    top_p
+        Keep the smallest set of likeliest tokens whose probability reaches it, in (0, 1].
+    min_p
+        Keep tokens at least this fraction as likely as the likeliest, 0 to 1.
+    presence_penalty, frequency_penalty
+        Subtracted from the logits of tokens in the output, once or per occurrence, -2 to 2.
+    repetition_penalty
+        Divides positive and multiplies negative logits of tokens in prompt or output, over 0.
+    logit_bias
+        Token id to a number from -100 to 100 added to its logit.
+    allowed_token_ids
+        When given, no other token is ever chosen.
+    bad_words
+        Strings whose token sequences are never completed.
+    max_tokens
+        Output tokens at most; ``None`` is as many as fit the model's context.
+    min_tokens
+        Neither an end token nor a stop string ends the output before this many tokens.
+    stop
+        Strings that end the output; left out of the text unless ``include_stop_str_in_output``.
+    stop_token_ids
+        Token ids that end the output, beside the model's own end tokens.
+    ignore_eos
+        Go on after the model's own end tokens.
+    seed
+        Same seed, prompt and parameters, same tokens; ``None`` draws one.
+    logprobs, prompt_logprobs
+        Report the chosen (or prompt) token and this many likeliest ones, 0 to 20; ``None`` is off.
+        They are of the model's raw distribution, before penalties, bias and temperature.
+    skip_special_tokens, spaces_between_special_tokens
+        How the tokens are turned into text.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def validate(self, *, vocab_size: int) -> None:
+        """Check every field against its bound.
+
+        Raises
+        ------
+        InvalidRequestError
+            Naming the field, its value and the bound.
+        """
+        _check_range("n", self.n, 1, MAX_N)
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check_range("top_k", self.top_k, -1, INT64_MAX)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if not 0.0 < self.top_p <= 1.0:
+            raise _invalid("top_p", self.top_p, "over 0 and at most 1")
+        if not (0.0 < self.repetition_penalty < math.inf):
+            raise _invalid("repetition_penalty", self.repetition_penalty, "a finite number over 0")
+        if self.max_tokens is not None:
+            _check_range("max_tokens", self.max_tokens, 1, INT64_MAX)
+        upper = INT64_MAX if self.max_tokens is None else self.max_tokens
+        _check_range("min_tokens", self.min_tokens, 0, upper)
+        if self.seed is not None:
+            _check_range("seed", self.seed, INT64_MIN, INT64_MAX)
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _check_range(name, count, 0, MAX_LOGPROBS)
+        self._validate_strings()
+        self._validate_token_ids(vocab_size)
+
+    def _validate_strings(self) -> None:
+        for name, words, most, most_chars in (
+            ("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS),
+            ("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
+        ):
+            _check_count(name, len(words), most)
+            for word in words:
+                if not 1 <= len(word) <= most_chars:
+                    raise InvalidRequestError(
+                        f"{name}: each string must have 1 to {most_chars} characters, "
+                        f"got one of {len(word)}",
+                        param=name,
+                    )
+
+    def _validate_token_ids(self, vocab_size: int) -> None:
+        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequestError(
+                    "allowed_token_ids must not be empty", param="allowed_token_ids"
+                )
+            _check_count("allowed_token_ids", len(self.allowed_token_ids), vocab_size)
+            _check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
+        if self.logit_bias:
+            _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+            _check_ids("logit_bias", tuple(self.logit_bias), vocab_size)
+            for bias in self.logit_bias.values():
+                _check_range("logit_bias", bias, -100.0, 100.0)
+
+
+def _invalid(name: str, value: object, bound: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} must be {bound}, got {value}", param=name)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    # Written so that NaN fails too.
+    if not low <= value <= high:
+        raise _invalid(name, value, f"from {low} to {high}")
+
+
+def _check_count(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequestError(
+            f"{name} may have at most {most} entries, got {count}", param=name
+        )
+
+
+def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise _invalid(name, token_id, f"token ids from 0 to {vocab_size - 1}")
