@@ -20,7 +20,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the sections: frozen, and an unknown key is an error."""
 
 
-class ModelSection(Section):
+class ModelSection(Section, frozen=True, kw_only=True):
     """Which checkpoint is served and how its weights are held."""
 
     path: str = "configs/demo"
@@ -32,14 +32,14 @@ class ModelSection(Section):
     seed: NonNegative = 0
 
 
-class DeviceSection(Section):
+class DeviceSection(Section, frozen=True, kw_only=True):
     """Where the model runs."""
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: NonNegative = 0  # 0: as many as the process may use
 
 
-class CacheSection(Section):
+class CacheSection(Section, frozen=True, kw_only=True):
     """Paged KV memory."""
 
     block_size: Positive | None = None  # tokens; None: 16 on CPU, 64 on CUDA
@@ -49,7 +49,7 @@ class CacheSection(Section):
     enable_prefix_caching: bool = True
 
 
-class SchedulerSection(Section):
+class SchedulerSection(Section, frozen=True, kw_only=True):
     """Batching, budgets and the waiting queue."""
 
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -62,14 +62,14 @@ class SchedulerSection(Section):
     max_bypasses: NonNegative = 64
 
 
-class CompileSection(Section):
+class CompileSection(Section, frozen=True, kw_only=True):
     """torch.compile and its artifacts."""
 
     enforce_eager: bool = False
     cache_dir: str | None = None  # None: $SLIPSTREAM_CACHE_DIR or the user's cache directory
 
 
-class HttpSection(Section):
+class HttpSection(Section, frozen=True, kw_only=True):
     """The HTTP server's limits."""
 
     max_body_bytes: Positive = 8 * MIB
@@ -79,7 +79,7 @@ class HttpSection(Section):
     shutdown_timeout: Seconds = 30.0
 
 
-class ObservabilitySection(Section):
+class ObservabilitySection(Section, frozen=True, kw_only=True):
     """Logs."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -87,7 +87,7 @@ class ObservabilitySection(Section):
     stats_interval: Annotated[float, Meta(ge=0)] = 10.0  # seconds; 0: no periodic line
 
 
-class Config(Section):
+class Config(Section, frozen=True, kw_only=True):
     """The whole configuration."""
 
     model: ModelSection = ModelSection()

@@ -20,7 +20,8 @@ class FinishReason(enum.Enum):
 class TokenLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities at one position, of the model's raw distribution (natural logarithm).
 
-    ``top`` holds (token id, log-probability), likeliest first; ``rank`` is the chosen token's, from 1.
+    ``top`` holds (token id, log-probability), likeliest first; ``rank`` is the chosen
+    token's, from 1.
     """
 
     token_id: int

@@ -1,7 +1,7 @@
 """The contract between the scheduler and the device: integers only.
 
-A plan can be logged, replayed, diffed and sent to peer ranks. The device gathers a step's inputs from
-its own rows, so a plan never waits for a token that only the device knows.
+A plan can be logged, replayed, diffed and sent to peer ranks. The device gathers a step's inputs
+from its own rows, so a plan never waits for a token that only the device knows.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class BlockAppend(msgspec.Struct, frozen=True):
 class RowStep(msgspec.Struct, frozen=True):
     """The next tokens of one row: positions ``start`` to ``start + num_tokens - 1``.
 
-    ``samples`` says that the last of them is the row's last known token, so the step samples the token
-    at position ``start + num_tokens``. Otherwise the step is a prefill chunk with more to come.
+    ``samples`` says that the last of them is the row's last known token, so the step samples the
+    token at position ``start + num_tokens``. Otherwise the step is a prefill chunk with more to come.
     """
 
     row: int
