@@ -1,0 +1,22 @@
+"""Custom ops: schema, reference and kernels of each in one declaration.
+
+`import src.ops` registers the ops under `torch.ops.slipstream`; the references serve from then on.
+[`ensure_built`][src.ops.cpu.build.ensure_built] brings in the compiled CPU kernels.
+"""
+
+from src.ops.declaration import Cost, Kernel, Op
+from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
+from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
+
+OPS: tuple[Op, ...] = (PAGED_ATTENTION, GUMBEL_ARGMAX)
+
+__all__ = [
+    "GUMBEL_ARGMAX",
+    "OPS",
+    "PAGED_ATTENTION",
+    "Cost",
+    "Kernel",
+    "Op",
+    "gumbel_argmax",
+    "paged_attention",
+]

@@ -1,0 +1,142 @@
+"""Inputs and cost of paged attention, for its tests and its benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.ops.declaration import Case, Cost
+
+MIXED_ROWS = ((1, 1), (0, 5), (7, 7), (1, 40), (5, 33), (1, 130))
+"""(query_len, seq_len): a first token, an idle row, a prefill, decodes, a later prefill chunk."""
+
+
+def build(
+    device: str,
+    *,
+    rows: Sequence[tuple[int, int]] = MIXED_ROWS,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    sliding_window: int = 0,
+    padding: int = 0,
+    seed: int = 0,
+) -> tuple[Any, ...]:
+    """Arguments of a call for rows given as (query_len, seq_len).
+
+    Blocks are handed out in random order, query/key/value are slices of one fused tensor, the
+    cache holds random history, and whatever must not be read is poisoned: unused cache slots and
+    padding keys with NaN, unused block table entries with a huge number.
+    """
+    random = torch.Generator().manual_seed(seed)
+    num_tokens = sum(query_len for query_len, _ in rows)
+    needed = [-(-seq_len // block_size) for _, seq_len in rows]
+    num_blocks = sum(needed) + 3
+    free = torch.randperm(num_blocks, generator=random).tolist()
+
+    block_tables = torch.full((len(rows), max(needed, default=0) + 2), 2**30, dtype=torch.int32)
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    key_cache, value_cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    slots: list[int] = []
+    for row, (query_len, seq_len) in enumerate(rows):
+        table = [free.pop() for _ in range(needed[row])]
+        block_tables[row, : len(table)] = torch.tensor(table, dtype=torch.int32)
+        slot_of = [
+            table[position // block_size] * block_size + position % block_size
+            for position in range(seq_len)
+        ]
+        history = torch.tensor(slot_of[: seq_len - query_len], dtype=torch.int64)
+        for cache in (key_cache, value_cache):
+            flat = cache.view(-1, num_kv_heads, head_dim)
+            flat[history] = torch.randn(len(history), *shape[2:], generator=random)
+        slots += slot_of[seq_len - query_len :]
+
+    qkv = torch.randn(
+        num_tokens + padding, num_heads + 2 * num_kv_heads, head_dim, generator=random
+    )
+    qkv[num_tokens:] = torch.nan
+    query, key, value = (
+        qkv.to(device, dtype).flatten(1).unflatten(1, (-1, head_dim))
+        .split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    )  # fmt: skip
+    lengths = torch.tensor([0] + [query_len for query_len, _ in rows])
+    return (
+        query,
+        key,
+        value,
+        key_cache.to(device, dtype),
+        value_cache.to(device, dtype),
+        block_tables.to(device),
+        lengths.cumsum(0).to(device, torch.int32),
+        torch.tensor([seq_len for _, seq_len in rows], dtype=torch.int32, device=device),
+        torch.tensor(slots + [-1] * padding, dtype=torch.int64, device=device),
+        torch.full((num_tokens + padding, num_heads, head_dim), torch.nan, dtype=dtype).to(device),
+        head_dim**-0.5,
+        sliding_window,
+        max((query_len for query_len, _ in rows), default=0),
+        max((seq_len for _, seq_len in rows), default=0),
+    )
+
+
+def _grid() -> list[Case]:
+    """The parameters that select other code: dtype, head size, GQA ratio, window, block size."""
+    cases: list[Case] = [
+        {"dtype": dtype, "head_dim": head_dim, "num_heads": heads, "num_kv_heads": kv_heads}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for head_dim in (8, 64, 72, 128, 256)
+        for heads, kv_heads in ((2, 2), (6, 2), (8, 1))
+    ]
+    cases += [
+        {"block_size": block_size, "sliding_window": window, "padding": padding}
+        for block_size in (1, 5, 16, 64)
+        for window in (0, 1, 7, 64)
+        for padding in (0, 3)
+    ]
+    cases += [
+        {"rows": ((200, 200),), "num_heads": 9, "num_kv_heads": 3},
+        {"rows": ((150, 700), (1, 1500)), "head_dim": 40, "num_heads": 6, "num_kv_heads": 3},
+        {"rows": ((64, 1400), (1, 1300)), "sliding_window": 300},
+        {"rows": ((130, 600),), "num_heads": 71, "num_kv_heads": 1, "head_dim": 16},
+        {"rows": ((0, 3), (0, 0)), "padding": 2},
+        {"rows": ()},
+    ]
+    return cases
+
+
+CASES = _grid()
+
+
+def cost(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    slot_mapping: Tensor,
+    out: Tensor,
+    scale: float,
+    sliding_window: int,
+    max_query_len: int,
+    max_seq_len: int,
+) -> Cost:
+    """Each visible key and value read once a row, each (query, key) pair two multiply-adds."""
+    num_heads, head_dim = query.shape[1:]
+    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    pairs = keys = 0
+    for row, seq_len in enumerate(lengths):
+        query_len = starts[row + 1] - starts[row]
+        first = seq_len - query_len
+        window = sliding_window or seq_len
+        pairs += sum(min(position + 1, window) for position in range(first, seq_len))
+        keys += min(seq_len, query_len + window - 1) if query_len else 0
+    per_token = key_cache.shape[2] * head_dim * 2  # key and value elements of one cached token
+    elements = query.numel() + out.numel() + 2 * key.shape[0] * per_token + keys * per_token
+    return Cost(bytes=elements * query.element_size(), flops=4 * pairs * num_heads * head_dim)

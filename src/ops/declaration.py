@@ -1,0 +1,127 @@
+"""One declaration per op: what it is called, what it changes, what it means, what it costs.
+
+An [`Op`][src.ops.declaration.Op] is written once. From it come the registration with
+`torch.library` (namespace `slipstream`), the tests (every kernel against the reference over
+`cases`, `opcheck`, eager against compiled) and the benchmark (achieved bytes/s and FLOP/s).
+
+Dispatch is one attribute read: each device type has one active kernel, and replacing it is one
+reference assignment, so a library that a background thread has just built takes over between two
+calls and never in the middle of one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NAMESPACE = "slipstream"
+
+Case = Mapping[str, Any]
+"""One point of an op's parameter grid, as keyword arguments of its input builder."""
+
+_log = logging.getLogger(__name__)
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An implementation: `run` takes exactly the op's arguments, in schema order."""
+
+    name: str
+    run: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The least a call must do: bytes moved to and from memory, and floating point operations."""
+
+    bytes: int
+    flops: int
+
+
+class Op:
+    """A custom op with its meaning (the reference), its kernels, its cases and its cost.
+
+    Parameters
+        name: Op name inside the namespace.
+        signature: Schema without the name, e.g. `(Tensor x, Tensor(a!) out) -> ()`. The arguments
+            written `Tensor(a!)` are the mutated ones; an op never returns an alias of an argument.
+        reference: Plain torch, on any device. It defines the result.
+        fake: Shapes and dtypes only, for tracing.
+        build: Makes the arguments of one case: `build(device, **case)`.
+        cases: The grid that the kernels are tested over.
+        cost: Minimal bytes and FLOPs of a call with these arguments.
+        lazy: Where a device type's kernel lives (`"module:attribute"`). It is imported at the
+            first call on that device type, so that a CPU process never imports Triton.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        signature: str,
+        *,
+        reference: Callable[..., Any],
+        fake: Callable[..., Any],
+        build: Callable[..., tuple[Any, ...]],
+        cases: Sequence[Case],
+        cost: Callable[..., Cost],
+        lazy: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.reference = reference
+        self.build = build
+        self.cases = tuple(cases)
+        self.cost = cost
+        self._lazy = dict(lazy or {})
+        self._reference_kernel = Kernel("reference", reference)
+        self._cpu = self._reference_kernel
+        self._cuda = Kernel("unresolved", self._resolve_cuda)
+        _library.define(
+            name + signature,
+            tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+        )
+        qualified = f"{NAMESPACE}::{name}"
+        # The lambdas look the kernel up at call time: that is the whole dispatch.
+        _library.impl(name, lambda *args: self._cpu.run(*args), "CPU")
+        _library.impl(name, lambda *args: self._cuda.run(*args), "CUDA")
+        torch.library.register_fake(qualified, fake, lib=_library)
+        self.overload: torch._ops.OpOverload = getattr(torch.ops.slipstream, name).default
+
+    @property
+    def mutated(self) -> tuple[str, ...]:
+        """Names of the arguments that a call changes, read off the schema."""
+        return tuple(
+            argument.name
+            for argument in self.overload._schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+
+    def install_cpu(self, kernel: Kernel) -> None:
+        """Serve CPU calls with `kernel` from the next call on."""
+        self._cpu = kernel
+
+    def uninstall_cpu(self) -> None:
+        """Serve CPU calls with the reference again."""
+        self._cpu = self._reference_kernel
+
+    def active(self, device_type: str) -> Kernel:
+        """The kernel that would serve a call on this device type now."""
+        return self._cuda if device_type == "cuda" else self._cpu
+
+    def _resolve_cuda(self, *args: Any) -> Any:
+        """First CUDA call: import the kernel and make it the active one."""
+        module, _, attribute = self._lazy["cuda"].partition(":")
+        try:
+            kernel = Kernel("triton", getattr(importlib.import_module(module), attribute))
+        except ModuleNotFoundError as error:
+            if error.name != "triton":
+                raise
+            _log.warning("triton is not installed: %s runs its torch reference on CUDA", self.name)
+            kernel = self._reference_kernel
+        self._cuda = kernel
+        return kernel.run(*args)

@@ -1,0 +1,103 @@
+"""Stateless sampling: the token is the argmax of the scaled logits plus Gumbel noise.
+
+The Gumbel-max trick samples exactly from softmax(logits / temperature) in one read of the logits,
+without a softmax, a sort or a cumulative sum (C. Maddison, D. Tarlow, T. Minka, "A* Sampling",
+NIPS 2014, section 2). The noise is a pure function of (seed, position, token), so a seeded request
+draws the same tokens alone, in any batch and after preemption.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.ops.declaration import Cost, Op
+from src.ops.philox import gumbel_from_words, random_words
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this take the plain argmax."""
+
+
+def reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
+    """See [`gumbel_argmax`][src.ops.gumbel_argmax.gumbel_argmax]."""
+    scores = torch.where(logits.isnan(), -torch.inf, logits).double()  # [S, V] float64
+    sampled = temperatures >= GREEDY_BELOW  # [S] bool
+    if bool(sampled.any()):
+        rows = sampled.nonzero().squeeze(1)
+        words = random_words(seeds[rows], positions[rows], logits.shape[1])
+        scores[rows] = scores[rows] / temperatures[rows].double()[:, None] + gumbel_from_words(
+            words
+        )
+    return scores.argmax(dim=1)
+
+
+def _fake(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
+
+
+def _build(
+    device: str,
+    *,
+    rows: int,
+    vocab_size: int,
+    temperature: float | None = None,
+    spread: float = 3.0,
+    seed: int = 0,
+) -> tuple[Any, ...]:
+    """Random logits; `temperature=None` alternates greedy and sampled rows."""
+    random = torch.Generator().manual_seed(seed)
+    temperatures = torch.tensor([0.0, 0.7, 1.0, 2.0]).repeat(rows)[:rows]
+    if temperature is not None:
+        temperatures = torch.full((rows,), temperature)
+    int64 = torch.iinfo(torch.int64)
+    return (
+        (torch.randn(rows, vocab_size, generator=random) * spread).to(device),
+        torch.randint(int64.min, int64.max, (rows,), generator=random).to(device),
+        torch.randint(0, 1 << 40, (rows,), generator=random).to(device),
+        temperatures.to(device),
+    )
+
+
+def _cost(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Cost:
+    # A division and an addition a token; Philox is integer work.
+    return Cost(bytes=logits.numel() * 4 + logits.shape[0] * 28, flops=2 * logits.numel())
+
+
+GUMBEL_ARGMAX = Op(
+    "gumbel_argmax",
+    "(Tensor logits, Tensor seeds, Tensor positions, Tensor temperatures) -> Tensor",
+    reference=reference,
+    fake=_fake,
+    build=_build,
+    cases=[
+        {"rows": rows, "vocab_size": vocab_size, "spread": spread, "seed": rows + vocab_size}
+        for rows, vocab_size in [(1, 1), (4, 3), (4, 4), (5, 257), (8, 1000), (3, 32000)]
+        for spread in (0.1, 3.0, 30.0)
+    ],
+    cost=_cost,
+    lazy={"cuda": "src.ops.triton.gumbel_argmax:run"},
+)
+
+
+def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
+    """Sample one token a row: `argmax_v(logits[v] / temperature + gumbel(seed, position, v))`.
+
+    The noise comes from Philox4x32-10 with the seed as its 64-bit key, counter
+    (position, v // 4) and word v % 4, see [`random_words`][src.ops.philox.random_words]. All
+    implementations agree on the random bits exactly, and on the token except for ties within
+    float rounding.
+
+    Parameters
+        logits: [S, V] float32, last dimension contiguous. -inf and NaN never win; a row with
+            nothing else gives token 0.
+        seeds: [S] int64, all 64 bits count.
+        positions: [S] int64, position of the sampled token in its sequence.
+        temperatures: [S] float32. Below 1e-5 the row is greedy: the lowest index of its maximum.
+
+    Returns
+        [S] int64 token ids.
+    """
+    tokens: Tensor = GUMBEL_ARGMAX.overload(logits, seeds, positions, temperatures)
+    return tokens

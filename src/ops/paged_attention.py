@@ -1,0 +1,179 @@
+"""Paged attention: write this step's keys and values into the cache, then attend over it.
+
+One op for prefill chunks, decode and everything between: a batch row is "the next n tokens of a
+sequence". The paged cache follows W. Kwon et al., "Efficient Memory Management for Large Language
+Model Serving with PagedAttention", SOSP'23.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from src.ops.attention_cases import CASES, build, cost
+from src.ops.declaration import Op
+
+_REFERENCE_QUERY_TILE = 512
+"""Queries attended at once by the reference, which bounds the size of its score matrix."""
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    slot_mapping: Tensor,
+    out: Tensor,
+    scale: float,
+    sliding_window: int,
+    max_query_len: int,
+    max_seq_len: int,
+) -> None:
+    """See [`paged_attention`][src.ops.paged_attention.paged_attention]."""
+    _write_cache(key, key_cache, slot_mapping)
+    _write_cache(value, value_cache, slot_mapping)
+    starts = query_start_loc.tolist()
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        begin, end = starts[row], starts[row + 1]
+        for tile in range(begin, end, _REFERENCE_QUERY_TILE):
+            tile_end = min(tile + _REFERENCE_QUERY_TILE, end)
+            out[tile:tile_end] = _attend(
+                query[tile:tile_end],
+                key_cache,
+                value_cache,
+                block_tables[row],
+                first_position=seq_len - (end - tile),
+                scale=scale,
+                sliding_window=sliding_window,
+            )
+    out[starts[-1] :] = 0
+
+
+def _write_cache(new: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+    """Put token t of `new` ([T, kv_heads, head_dim]) into slot `slot_mapping[t]`, -1 nowhere."""
+    written = slot_mapping >= 0  # [T] bool, token index -> is not padding
+    slots = slot_mapping[written]
+    block_size = cache.shape[1]
+    cache[slots // block_size, slots % block_size] = new[written]
+
+
+def _attend(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    *,
+    first_position: int,
+    scale: float,
+    sliding_window: int,
+) -> Tensor:
+    """Attention of consecutive tokens of one row, [Q, heads, head_dim] in `query`'s dtype."""
+    num_queries, num_heads, head_dim = query.shape
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    end = first_position + num_queries
+    first_key = max(0, first_position - sliding_window + 1) if sliding_window else 0
+    first_block = first_key // block_size
+    blocks = block_table[first_block : -(-end // block_size)].long()
+    skipped = first_block * block_size
+
+    def gather(cache: Tensor) -> Tensor:  # [kv_heads, keys, head_dim] float32
+        return (
+            cache[blocks].flatten(0, 1)[first_key - skipped : end - skipped].float().transpose(0, 1)
+        )
+
+    # [kv_heads, group, Q, head_dim] float32: query head h reads key/value head h // group
+    grouped = query.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    positions = torch.arange(first_position, end, device=query.device)[:, None]
+    keys = torch.arange(first_key, end, device=query.device)[None, :]
+    visible = keys <= positions  # [Q, keys] bool
+    if sliding_window:
+        visible &= keys > positions - sliding_window
+    scores = (grouped * scale) @ gather(key_cache).transpose(1, 2)[:, None]
+    weights = scores.masked_fill_(~visible, -torch.inf).softmax(dim=-1)
+    attended = weights @ gather(value_cache)[:, None]
+    return attended.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim).to(query.dtype)
+
+
+def _fake(*args: object) -> None:
+    return None
+
+
+PAGED_ATTENTION = Op(
+    "paged_attention",
+    "(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "Tensor block_tables, Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, "
+    "Tensor(c!) out, float scale, int sliding_window, SymInt max_query_len, SymInt max_seq_len)"
+    " -> ()",
+    reference=reference,
+    fake=_fake,
+    build=build,
+    cases=CASES,
+    cost=cost,
+    lazy={"cuda": "src.ops.triton.paged_attention:run"},
+)
+
+
+def paged_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    slot_mapping: Tensor,
+    out: Tensor,
+    scale: float,
+    sliding_window: int,
+    max_query_len: int,
+    max_seq_len: int,
+) -> None:
+    """Write keys and values into the paged cache, then attend causally over the cache into `out`.
+
+    T tokens of B rows lie one row after another, possibly followed by padding tokens. Token t at
+    offset q of row b has position `seq_lens[b] - query_len[b] + q`; it sees every position up to
+    its own, or the last `sliding_window` of them. float32, bfloat16 or float16, accumulated in
+    float32. `query`, `key` and `value` may be slices of a fused projection: the last dimension is
+    contiguous, heads are `head_dim` apart, the row stride is free.
+
+    Parameters
+        query: [T, num_heads, head_dim], head_dim a multiple of 8 up to 256.
+        key: [T, num_kv_heads, head_dim]; num_heads is a multiple of num_kv_heads.
+        value: [T, num_kv_heads, head_dim].
+        key_cache: [num_blocks, block_size, num_kv_heads, head_dim], changed in place.
+        value_cache: Like `key_cache`.
+        block_tables: [B, max_blocks] int32; entries beyond a row's length are not read.
+        query_start_loc: [B + 1] int32, row -> its first token; the last is the number of tokens.
+        seq_lens: [B] int32, row -> context length including this step's tokens.
+        slot_mapping: [T] int64, token -> block * block_size + offset, or -1 to write nothing.
+        out: [T, num_heads, head_dim], contiguous, changed in place; padding tokens get 0.
+        scale: Factor of the scores.
+        sliding_window: Keys that a token sees, itself included; 0 for all.
+        max_query_len: Upper bound of the rows' query lengths (sizes a GPU grid without a sync).
+        max_seq_len: Upper bound of `seq_lens`.
+
+    Raises
+        ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
+            outside of this contract.
+    """
+    PAGED_ATTENTION.overload(
+        query,
+        key,
+        value,
+        key_cache,
+        value_cache,
+        block_tables,
+        query_start_loc,
+        seq_lens,
+        slot_mapping,
+        out,
+        scale,
+        sliding_window,
+        max_query_len,
+        max_seq_len,
+    )
