@@ -1,0 +1,210 @@
+"""A directory of safetensors files: which tensors it holds, where, and reading them into place.
+
+The format is an 8-byte little-endian header length, a JSON header of names to dtype, shape and byte
+range, and the raw bytes (https://huggingface.co/docs/safetensors). Ranges are read with positioned
+reads straight into the destination's memory, or through one small staging buffer per thread where
+dtype or device differ, so that no tensor exists twice. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from src.core.errors import ModelLoadError
+from src.models.config import read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_CHUNK_BYTES = 8 * 1024 * 1024
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor's place in a file. `offset` and `size` are bytes from the file's start."""
+
+    name: str
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint by name; only headers are read.
+
+    Raises:
+        ModelLoadError: no safetensors (pickles are refused), a missing shard, a damaged or
+            truncated file, or an index that disagrees with its shards.
+    """
+    index = directory / INDEX_FILE
+    if index.exists():
+        return _open_shards(directory, index)
+    single = directory / SINGLE_FILE
+    if single.exists():
+        return read_header(single)
+    pickles = sorted(p.name for p in directory.glob("*") if p.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise ModelLoadError(
+            f"{directory} has only pickle checkpoints ({', '.join(pickles[:3])}), which can run "
+            "code when they are read and are refused; convert them to safetensors"
+        )
+    raise ModelLoadError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+
+def _open_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, Mapping) or not weight_map:
+        raise ModelLoadError(f"{index}: weight_map must be an object of tensor names to files")
+    tensors: dict[str, StoredTensor] = {}
+    for file in sorted({str(file) for file in weight_map.values()}):
+        path = directory / file
+        if Path(file).name != file:
+            raise ModelLoadError(f"{index}: {file!r} is not the name of a file next to the index")
+        if not path.exists():
+            raise ModelLoadError(f"{index} names the shard {file}, which is missing")
+        for name, stored in read_header(path).items():
+            if name in tensors:
+                raise ModelLoadError(f"{name} is both in {tensors[name].file.name} and in {file}")
+            tensors[name] = stored
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].file.name != file:
+            raise ModelLoadError(f"{index} places {name} in {file}, which does not hold it")
+    return tensors
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file.
+
+    Raises:
+        ModelLoadError: the file is unreadable, not safetensors, truncated, or holds a dtype that is
+            not floating point.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(_MAX_HEADER_BYTES, size - 8):
+                raise ModelLoadError(f"{path} is truncated or not a safetensors file")
+            header = json.loads(file.read(length))
+    except (OSError, ValueError, struct.error) as error:
+        raise ModelLoadError(f"{path} is truncated or not a safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise ModelLoadError(f"{path} is not a safetensors file: its header is not an object")
+    data_start = 8 + length
+    return {
+        name: _stored(path, name, entry, data_start, size)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _stored(path: Path, name: str, entry: object, data_start: int, size: int) -> StoredTensor:
+    try:
+        if not isinstance(entry, dict):
+            raise TypeError("its entry is not an object")
+        kind, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+        begin, end = (int(n) for n in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{path}: the header of {name} is malformed: {error!r}") from error
+    if kind not in _DTYPES:
+        raise ModelLoadError(f"{path}: {name} has dtype {kind}, expected one of {list(_DTYPES)}")
+    dtype = _DTYPES[kind]
+    if min(shape, default=0) < 0 or not 0 <= begin <= end:
+        raise ModelLoadError(f"{path}: the header of {name} is malformed: {entry}")
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ModelLoadError(
+            f"{path}: {name} of shape {list(shape)} and dtype {kind} takes "
+            f"{math.prod(shape) * dtype.itemsize} bytes, the header says {end - begin}"
+        )
+    if data_start + end > size:
+        raise ModelLoadError(
+            f"{path} is truncated: {name} ends at byte {data_start + end} of a file of {size}"
+        )
+    return StoredTensor(name, path, dtype, shape, data_start + begin, end - begin)
+
+
+class TensorReader:
+    """Reads stored tensors into preallocated ones; one per thread, since it owns a buffer.
+
+    Args:
+        on_bytes: called after each piece with the number of bytes read; may raise to stop.
+    """
+
+    def __init__(self, on_bytes: Callable[[int], None]) -> None:
+        self._on_bytes = on_bytes
+        self._staging: torch.Tensor | None = None  # uint8 [_CHUNK_BYTES]
+
+    def read(self, stored: StoredTensor, destination: torch.Tensor) -> None:
+        """Fill a contiguous tensor of the same shape, casting to its dtype.
+
+        Raises:
+            ModelLoadError: the file cannot be read to the tensor's end.
+        """
+        descriptor = os.open(stored.file, os.O_RDONLY)
+        try:
+            if destination.device.type == "cpu" and destination.dtype == stored.dtype:
+                self._read_in_place(descriptor, stored, destination)
+            else:
+                self._read_staged(descriptor, stored, destination)
+        finally:
+            os.close(descriptor)
+
+    def _read_in_place(self, fd: int, stored: StoredTensor, destination: torch.Tensor) -> None:
+        memory = destination.view(-1).view(torch.uint8).numpy().data
+        for start in range(0, stored.size, _CHUNK_BYTES):
+            self._fill(fd, stored, start, memory[start : start + _CHUNK_BYTES])
+
+    def _read_staged(self, fd: int, stored: StoredTensor, destination: torch.Tensor) -> None:
+        if self._staging is None:
+            self._staging = torch.empty(
+                _CHUNK_BYTES, dtype=torch.uint8, pin_memory=destination.device.type == "cuda"
+            )
+        flat, itemsize = destination.view(-1), stored.dtype.itemsize
+        for start in range(0, stored.size, _CHUNK_BYTES):
+            piece = self._staging[: min(_CHUNK_BYTES, stored.size - start)]
+            self._fill(fd, stored, start, piece.numpy().data)
+            values = piece.view(stored.dtype)
+            flat[start // itemsize :][: values.numel()].copy_(values)
+
+    def _fill(self, fd: int, stored: StoredTensor, start: int, memory: memoryview) -> None:
+        done = 0
+        while done < len(memory):
+            try:
+                count = os.preadv(fd, [memory[done:]], stored.offset + start + done)
+            except OSError as error:
+                raise ModelLoadError(f"{stored.file}: {stored.name}: {error}") from error
+            if count == 0:
+                raise ModelLoadError(f"{stored.file} is truncated within {stored.name}")
+            done += count
+        self._on_bytes(len(memory))
+
+
+def equal_contents(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two stored tensors hold the same bytes, read piece by piece."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.offset)
+        right.seek(other.offset)
+        for start in range(0, one.size, _CHUNK_BYTES):
+            length = min(_CHUNK_BYTES, one.size - start)
+            if left.read(length) != right.read(length):
+                return False
+    return True

@@ -1,0 +1,249 @@
+"""The dense decoder: fused parameters, where the checkpoint's tensors go, and the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from src.distributed import Group
+from src.models.config import Fields, ModelConfig, Variant
+from src.models.regions import (
+    EAGER_REGIONS,
+    PostAttention,
+    PreAttention,
+    Regions,
+    RegionSpec,
+)
+from src.models.rope import rope_table
+
+# (layer index, query [T, Q, D], key [T, K, D], value [T, K, D]) -> attention output [T, Q D]
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class LayerKVSpec(NamedTuple):
+    """What one layer keeps per token of context."""
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    # How many tokens a query sees, itself included; None is the whole context.
+    sliding_window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Shape, numerics and placement of a loaded model."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    sliding_windows: tuple[int | None, ...]  # one per layer
+    max_positions: int  # rows of the RoPE table: no sequence may be longer, in tokens
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def attention_scale(self) -> float:
+        """The factor on query-key products."""
+        return float(self.head_dim**-0.5)
+
+
+class Decoder:
+    """A dense decoder-only transformer with preallocated, fused, uninitialized parameters.
+
+    A family is a subclass that names its architectures, its defaults for `config.json` and its
+    `variant`. A family whose layers compute something else overrides `regions`.
+
+    Attributes:
+        config: the checkpoint's configuration.
+        spec: shape, numerics and placement.
+        region_spec: the static argument of the regions.
+        embedding: [V, H].
+        head: [V, H]; the embedding itself when tied.
+        final_norm: [H].
+        pre: per layer, the weights up to attention.
+        post: per layer, the weights after attention.
+        rope_table: float32 [max_positions, D].
+    """
+
+    architectures: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[dict[str, Any]] = {}
+    regions: ClassVar[Regions] = EAGER_REGIONS
+
+    @classmethod
+    def variant(cls, fields: Fields) -> Variant:
+        """What this family's `config.json` says about biases, norms and windows."""
+        return Variant(sliding_windows=(None,) * fields.integer("num_hidden_layers"))
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_positions: int,
+        group: Group | None = None,
+    ) -> None:
+        group = group or Group()
+        self.config = config
+        self.spec = DecoderSpec(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            sliding_windows=config.variant.sliding_windows,
+            max_positions=max_positions,
+            dtype=dtype,
+            device=device,
+        )
+        self.region_spec = RegionSpec(
+            num_heads=group.shard(config.num_heads),
+            num_kv_heads=group.shard(config.num_kv_heads),
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            group=group,
+        )
+        self.embedding = self._empty(config.vocab_size, config.hidden_size)
+        self.head = (
+            self.embedding
+            if config.tie_word_embeddings
+            else self._empty(config.vocab_size, config.hidden_size)
+        )
+        self.final_norm = self._empty(config.hidden_size)
+        self.pre = [self._pre_attention() for _ in range(config.num_layers)]
+        self.post = [self._post_attention() for _ in range(config.num_layers)]
+        self.rope_table = rope_table(
+            config.rope, config.head_dim, config.max_position_embeddings, max_positions
+        ).to(device)
+
+    def forward(
+        self,
+        regions: Regions,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """Hidden states after the final norm, [T, H] in the model's dtype.
+
+        Args:
+            regions: the model's own (`decoder.regions`), or compiled replacements.
+            input_ids: int64 [T], below `vocab_size`.
+            positions: int64 [T], each token's index in its own sequence, below `max_positions`.
+            attend: writes keys and values to the cache and attends, per layer.
+        """
+        spec, table = self.region_spec, self.rope_table
+        query, key, value, residual = regions.first(
+            spec, self.embedding, self.pre[0], table, input_ids, positions
+        )
+        for layer in range(self.spec.num_layers - 1):
+            attn_out = attend(layer, query, key, value)
+            query, key, value, residual = regions.middle(
+                spec, self.post[layer], self.pre[layer + 1], table, attn_out, residual, positions
+            )
+        attn_out = attend(self.spec.num_layers - 1, query, key, value)
+        return regions.last(spec, self.post[-1], self.final_norm, attn_out, residual)
+
+    def logits(self, regions: Regions, hidden: torch.Tensor) -> torch.Tensor:
+        """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
+        return regions.logits(self.head, hidden)
+
+    def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
+        """What each layer keeps per token, in layer order, so that memory is planned by group."""
+        return tuple(
+            LayerKVSpec(self.region_spec.num_kv_heads, self.spec.head_dim, self.spec.dtype, window)
+            for window in self.spec.sliding_windows
+        )
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Every distinct fused parameter by name; a tied head is the embedding and not repeated."""
+        named = {"embedding": self.embedding, "final_norm": self.final_norm}
+        if self.head is not self.embedding:
+            named["head"] = self.head
+        for layer, (pre, post) in enumerate(zip(self.pre, self.post, strict=True)):
+            for name, value in (pre._asdict() | post._asdict()).items():
+                if value is not None:
+                    named[f"layers.{layer}.{name}"] = value
+        return named
+
+    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
+        """Where each tensor of a checkpoint goes: its name to a contiguous view of a parameter."""
+        views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.final_norm}
+        if self.head is not self.embedding:
+            views["lm_head.weight"] = self.head
+        for layer, (pre, post) in enumerate(zip(self.pre, self.post, strict=True)):
+            for name, view in (self._pre_views(pre) | self._post_views(post)).items():
+                if view is not None:
+                    views[f"model.layers.{layer}.{name}"] = view
+        return views
+
+    def _pre_views(self, pre: PreAttention) -> dict[str, torch.Tensor | None]:
+        rows = [n * self.spec.head_dim for n in self._qkv_heads()]
+        views: dict[str, torch.Tensor | None] = {
+            "input_layernorm.weight": pre.input_norm,
+            "self_attn.q_norm.weight": pre.q_norm,
+            "self_attn.k_norm.weight": pre.k_norm,
+        }
+        for kind, fused in (("weight", pre.qkv_weight), ("bias", pre.qkv_bias)):
+            if fused is not None:
+                for name, view in zip("qkv", fused.split(rows), strict=True):
+                    views[f"self_attn.{name}_proj.{kind}"] = view
+        return views
+
+    def _post_views(self, post: PostAttention) -> dict[str, torch.Tensor | None]:
+        views = {
+            "self_attn.o_proj.weight": post.output_weight,
+            "self_attn.o_proj.bias": post.output_bias,
+            "post_attention_layernorm.weight": post.post_norm,
+            "mlp.down_proj.weight": post.down_weight,
+            "mlp.down_proj.bias": post.down_bias,
+        }
+        for kind, fused in (("weight", post.gate_up_weight), ("bias", post.gate_up_bias)):
+            if fused is not None:
+                views[f"mlp.gate_proj.{kind}"], views[f"mlp.up_proj.{kind}"] = fused.chunk(2)
+        return views
+
+    def _qkv_heads(self) -> tuple[int, int, int]:
+        return (
+            self.region_spec.num_heads,
+            self.region_spec.num_kv_heads,
+            self.region_spec.num_kv_heads,
+        )
+
+    def _pre_attention(self) -> PreAttention:
+        variant, head_dim = self.config.variant, self.spec.head_dim
+        rows = sum(self._qkv_heads()) * head_dim
+        return PreAttention(
+            input_norm=self._empty(self.spec.hidden_size),
+            qkv_weight=self._empty(rows, self.spec.hidden_size),
+            qkv_bias=self._empty(rows) if variant.qkv_bias else None,
+            q_norm=self._empty(head_dim) if variant.qk_norm else None,
+            k_norm=self._empty(head_dim) if variant.qk_norm else None,
+        )
+
+    def _post_attention(self) -> PostAttention:
+        variant, group = self.config.variant, self.region_spec.group
+        hidden, inner = self.spec.hidden_size, group.shard(self.spec.intermediate_size)
+        return PostAttention(
+            output_weight=self._empty(hidden, self.region_spec.num_heads * self.spec.head_dim),
+            output_bias=self._empty(hidden) if variant.output_bias else None,
+            post_norm=self._empty(hidden),
+            gate_up_weight=self._empty(2 * inner, hidden),
+            gate_up_bias=self._empty(2 * inner) if variant.mlp_bias else None,
+            down_weight=self._empty(hidden, inner),
+            down_bias=self._empty(hidden) if variant.mlp_bias else None,
+        )
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.spec.dtype, device=self.spec.device)

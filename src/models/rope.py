@@ -1,0 +1,215 @@
+"""Rotary position embedding: its variants, and the table of cosines and sines that layers read.
+
+Su et al., "RoFormer" (2021), section 3.4. Variants: linear interpolation (Chen et al. 2023),
+dynamic NTK (bloc97 and emozilla 2023), YaRN (Peng et al. 2023, section 3), Llama 3.1's scaling by
+wavelength. The frequencies follow transformers operation by operation, so that float32 tables agree
+to the last bit.
+
+The dynamic variant changes its base with the *current* length once that exceeds
+`max_position_embeddings`, so keys cached earlier would have to be rotated again. Here one table
+serves every sequence, built for the longest one allowed (`max_model_len`):
+
+- up to `max_position_embeddings` (the default limit) this is exactly the reference;
+- a longer `max_model_len`, up to `factor` times, rotates *every* sequence with the base of that
+  length: what the reference computes for one forward pass over `max_model_len` tokens. Results then
+  do not depend on how a prompt was chunked or on what was cached, and shorter sequences differ
+  slightly from the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from src.core.errors import ModelLoadError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Parameters of one RoPE variant, under the names of `config.json`."""
+
+    rope_type: str = "default"
+    theta: float = _DEFAULT_THETA
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0  # tokens; llama3 and yarn
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float | None = None  # yarn, and those below
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def context_length(self, max_position_embeddings: int) -> int:
+        """The longest sequence, in tokens, that these parameters are made for.
+
+        `linear` and `yarn` stretch a trained length by `factor`; `llama3` files state the stretched
+        length; `dynamic` is exact up to the trained length (see the module's docstring).
+        """
+        if self.rope_type == "linear":
+            return int(max_position_embeddings * self.factor)
+        if self.rope_type == "yarn":
+            stretched = int(self.original_max_position_embeddings * self.factor)
+            return max(stretched, max_position_embeddings)
+        return max_position_embeddings
+
+    def limit(self, max_position_embeddings: int) -> int:
+        """The largest `max_model_len` that may be asked for, in tokens."""
+        if self.rope_type == "dynamic":
+            return int(max_position_embeddings * self.factor)
+        return self.context_length(max_position_embeddings)
+
+
+def parse_rope(raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
+    """RoPE parameters from `rope_parameters`, `rope_scaling` or plain `rope_theta`.
+
+    Raises:
+        ModelLoadError: an unsupported variant or a parameter that is missing or malformed.
+    """
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping):
+        raise ModelLoadError(f"config.json: rope parameters must be an object, got {scaling!r}")
+    if nested := [key for key, value in scaling.items() if isinstance(value, Mapping)]:
+        raise ModelLoadError(
+            f"config.json: rope parameters by layer type ({', '.join(nested)}) are not supported"
+        )
+    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ModelLoadError(f"config.json: partial_rotary_factor={partial} is not supported")
+    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    if rope_type not in ROPE_TYPES:
+        raise ModelLoadError(
+            f"config.json: rope type {rope_type!r} is not supported, one of {', '.join(ROPE_TYPES)}"
+        )
+    theta = _number(scaling, "rope_theta", raw.get("rope_theta") or _DEFAULT_THETA)
+    if rope_type == "default":
+        return RopeConfig(theta=theta)
+    original = int(
+        raw.get("original_max_position_embeddings")
+        or _number(scaling, "original_max_position_embeddings", max_position_embeddings)
+    )
+    implied = max_position_embeddings / original if rope_type == "yarn" else None
+    factor = _number(scaling, "factor", implied)
+    if factor < 1:
+        raise ModelLoadError(f"config.json: rope factor must be at least 1, got {factor}")
+    shared = {"rope_type": rope_type, "theta": theta, "factor": factor}
+    if rope_type == "llama3":
+        return RopeConfig(
+            **shared,
+            original_max_position_embeddings=original,
+            low_freq_factor=_number(scaling, "low_freq_factor"),
+            high_freq_factor=_number(scaling, "high_freq_factor"),
+        )
+    if rope_type == "yarn":
+        return RopeConfig(
+            **shared,
+            original_max_position_embeddings=original,
+            attention_factor=_optional_number(scaling, "attention_factor"),
+            beta_fast=_optional_number(scaling, "beta_fast") or 32.0,
+            beta_slow=_optional_number(scaling, "beta_slow") or 1.0,
+            mscale=_optional_number(scaling, "mscale"),
+            mscale_all_dim=_optional_number(scaling, "mscale_all_dim"),
+            truncate=bool(scaling.get("truncate", True)),
+        )
+    return RopeConfig(**shared)
+
+
+def _optional_number(values: Mapping[str, Any], name: str) -> float | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ModelLoadError(f"config.json: rope's {name} must be a number >= 0, got {value!r}")
+    return float(value)
+
+
+def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = _optional_number(values, name)
+    value = default if value is None else value
+    if value is None or not value > 0:
+        raise ModelLoadError(f"config.json: rope's {name} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def rope_table(
+    rope: RopeConfig, head_dim: int, max_position_embeddings: int, length: int
+) -> torch.Tensor:
+    """Cosines and sines of every position.
+
+    Returns:
+        float32 [length, head_dim]; row p holds head_dim/2 cosines, then head_dim/2 sines, for
+        position p, both multiplied by YaRN's attention factor.
+    """
+    frequencies, scale = inverse_frequencies(rope, head_dim, max_position_embeddings, length)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
+
+
+def inverse_frequencies(
+    rope: RopeConfig, head_dim: int, max_position_embeddings: int, length: int
+) -> tuple[torch.Tensor, float]:
+    """Angular frequencies, float32 [head_dim/2] in radians per position, and the table's factor.
+
+    `length` is the longest sequence in tokens; only the dynamic variant depends on it.
+    """
+    theta = rope.theta
+    if rope.rope_type == "dynamic":
+        stretch = rope.factor * max(length, max_position_embeddings) / max_position_embeddings
+        theta *= (stretch - (rope.factor - 1)) ** (head_dim / (head_dim - 2))
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    wavelengths = theta**exponents
+    if rope.rope_type == "linear":
+        return 1.0 / wavelengths / rope.factor, 1.0
+    if rope.rope_type == "llama3":
+        return _llama3(rope, 1.0 / wavelengths), 1.0
+    if rope.rope_type == "yarn":
+        return _yarn(rope, wavelengths, head_dim), _yarn_attention_factor(rope)
+    return 1.0 / wavelengths, 1.0
+
+
+def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    original = rope.original_max_position_embeddings
+    wavelengths = 2 * math.pi / frequencies
+    is_long, is_short = wavelengths > original / low, wavelengths < original / high
+    scaled = torch.where(is_long, frequencies / rope.factor, frequencies)
+    smooth = (original / wavelengths - low) / (high - low)
+    smoothed = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    return torch.where(~is_short & ~is_long, smoothed, scaled)
+
+
+def _yarn(rope: RopeConfig, wavelengths: torch.Tensor, head_dim: int) -> torch.Tensor:
+    original = rope.original_max_position_embeddings
+
+    def dimension(rotations: float) -> float:
+        turns = original / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    extrapolated = 1 - ramp.clamp(0, 1)
+    return 1.0 / (rope.factor * wavelengths) * (1 - extrapolated) + 1.0 / wavelengths * extrapolated
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    def mscale(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale()

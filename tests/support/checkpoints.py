@@ -1,0 +1,144 @@
+"""Small random checkpoints in Hugging Face layout, made and saved by transformers itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+# Scaled so that a model of a few dozen positions exercises every band of frequencies.
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_TOKENIZER_TEXT = (
+    "Once upon a time there was a small engine that could pull a long train over a high hill.",
+    "The quick brown fox jumps over the lazy dog, and 12 plus 30 makes 42.",
+    "def add(a, b):\n    return a + b\n",
+    '{"name": "Ada", "age": 36, "city": "London"}',
+    "Größe, naïveté, 漢字, привет, and a smile 🙂.",
+)
+
+
+def make_checkpoint(
+    directory: Path,
+    architecture: str = "llama",
+    *,
+    rope: str | dict[str, Any] = "default",
+    tie: bool = False,
+    dtype: torch.dtype = torch.float32,
+    vocab_size: int = 320,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
+    tokenizer: bool = False,
+    **overrides: Any,
+) -> Path:
+    """Save a random model of `architecture` (a key of `CLASSES`); returns `directory`.
+
+    Weights are drawn wide enough (0.15) that greedy choices are clear and attention matters.
+    `overrides` are fields of the transformers configuration. `tokenizer` also trains and saves a
+    small byte-level BPE tokenizer with a chat template, of at most `vocab_size` entries.
+    """
+    import transformers
+
+    name = CLASSES[architecture]
+    settings: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.15,
+        "rms_norm_eps": 1e-6,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "rope_parameters": dict(ROPES[rope] if isinstance(rope, str) else rope),
+        "tie_word_embeddings": tie,
+    }
+    if architecture == "mistral":
+        settings["sliding_window"] = None
+    settings.update(overrides)
+    config = getattr(transformers, f"{name}Config")(**settings)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            # Norms and biases are initialized to constants, which would hide mistakes about them.
+            if parameter_name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+            elif parameter.dim() == 1:
+                parameter.normal_(1, 0.1)
+    model.config.dtype = dtype
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    if tokenizer:
+        save_tokenizer(directory, vocab_size)
+    return directory
+
+
+def load_reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The checkpoint as transformers runs it: eager attention, evaluation mode."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def save_tokenizer(directory: Path, vocab_size: int) -> None:
+    """Train and save a byte-level BPE tokenizer; ids 0, 1, 2: pad, message start, message end."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TOKENIZER_TEXT, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<|pad|>",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 256,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
