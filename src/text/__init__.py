@@ -1,0 +1,1 @@
+"""Text: tokenizer, chat template, incremental detokenizer, stop strings. No torch in here."""

@@ -1,0 +1,243 @@
+"""Chat messages to a prompt, by the Jinja template that a checkpoint brings.
+
+The result equals transformers' ``apply_chat_template`` for the same arguments, with three things
+done for the messages that come over HTTP:
+
+- Content may be a string or a list of parts. Which of the two a template understands is found out
+  by rendering a probe message in both forms, once. Parts are joined by line feeds for a template
+  that only takes strings; a string becomes one part for a template that only takes parts.
+- Arguments of a tool call, a JSON text in the OpenAI protocol, are given to the template as the
+  object they hold; a text that holds no object is left as it is.
+- Rendering is bounded: characters of output, numbers from ``range``, sizes of repeated sequences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from src.core.errors import InvalidRequestError, ModelLoadError
+from src.text.chat_messages import (
+    cut_at_tag,
+    open_final_message,
+    parse_tool_arguments,
+    plain,
+    text_of_part,
+    text_parts,
+)
+
+if TYPE_CHECKING:
+    from src.text.chat_environment import CompiledTemplate
+
+Message = Mapping[str, Any]
+
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "range")
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_PROBE = "probe\ue000text"
+
+
+class ChatTemplate:
+    """The chat template of one checkpoint, compiled when first used.
+
+    Parameters
+    ----------
+    templates
+        Name to Jinja source. ``tool_use``, if there is one, serves requests with tools;
+        ``default`` all others. A single template may have any name.
+    special_tokens
+        Variables of the template: ``bos_token``, ``eos_token`` and so on.
+
+    Raises
+    ------
+    ModelLoadError
+        There are several templates and none is named ``default``.
+    """
+
+    def __init__(
+        self, templates: Mapping[str, str] | str, *, special_tokens: Mapping[str, str] | None = None
+    ) -> None:
+        named = {"default": templates} if isinstance(templates, str) else dict(templates)
+        if len(named) == 1:
+            named = {"default": next(iter(named.values()))}
+        if "default" not in named:
+            raise ModelLoadError(
+                f"chat template: expected one named 'default', got only {sorted(named)}"
+            )
+        self._special_tokens = dict(special_tokens or {})
+        self._variants = {name: _Variant(source) for name, source in named.items()}
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Return the prompt text; encode it without adding special tokens.
+
+        Parameters
+        ----------
+        messages
+            Objects with ``role`` and usually ``content``; keys whose value is None are left out.
+        tools, documents, kwargs
+            Given to the template under these names. An empty list of tools is no tools.
+        add_generation_prompt
+            Ask the template to open the assistant's turn.
+        continue_final_message
+            Leave the last message open, so that the model continues it.
+
+        Raises
+        ------
+        InvalidRequestError
+            The template refuses these messages, they are malformed, or the result is too large.
+        """
+        if clash := next((key for key in kwargs if key in _RESERVED), None):
+            raise InvalidRequestError(
+                f"chat_template_kwargs: {clash!r} cannot be set there", param="chat_template_kwargs"
+            )
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message: cannot be used together with add_generation_prompt",
+                param="continue_final_message",
+            )
+        if not messages:
+            raise InvalidRequestError("messages: expected at least one, got none", param="messages")
+        variant = self._variants["default"]
+        if tools and "tool_use" in self._variants:
+            variant = self._variants["tool_use"]
+        chat = [self._prepare(i, message, variant) for i, message in enumerate(messages)]
+        final = open_final_message(chat) if continue_final_message else None
+        text = self._render(
+            variant,
+            messages=chat,
+            tools=plain(tools) if tools else None,
+            documents=plain(documents),
+            add_generation_prompt=add_generation_prompt,
+            **plain(kwargs),
+        )
+        return text if final is None else cut_at_tag(text, final)
+
+    def _render(self, variant: _Variant, **variables: Any) -> str:
+        return variant.render({**self._special_tokens, **variables})
+
+    def _prepare(self, index: int, message: Message, variant: _Variant) -> dict[str, Any]:
+        """Return a copy of the message that is plain data in the form the template understands."""
+        where = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(
+                f"{where}: expected an object, got {type(message).__name__}", param="messages"
+            )
+        prepared: dict[str, Any] = plain(
+            {key: value for key, value in message.items() if value is not None}
+        )
+        if not isinstance(prepared.get("role"), str):
+            raise InvalidRequestError(f"{where}.role: expected a string", param="messages")
+        content = prepared.get("content")
+        if isinstance(content, list):
+            texts = [text_of_part(f"{where}.content[{j}]", part) for j, part in enumerate(content)]
+            takes_parts = variant.takes_parts(self._special_tokens)
+            prepared["content"] = text_parts(texts) if takes_parts else "\n".join(texts)
+        elif isinstance(content, str):
+            if not variant.takes_strings(self._special_tokens):
+                prepared["content"] = text_parts([content])
+        elif content is not None:
+            raise InvalidRequestError(
+                f"{where}.content: expected a string or a list of parts, "
+                f"got {type(content).__name__}",
+                param="messages",
+            )
+        parse_tool_arguments(prepared)
+        reasoning = next((prepared[key] for key in _REASONING_FIELDS if key in prepared), None)
+        if reasoning is not None:
+            prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
+        return prepared
+
+
+class _Variant:
+    """One Jinja source, what it compiles to, and which forms of content it understands."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._compiled: CompiledTemplate | None = None
+        self._forms: tuple[bool, bool] | None = None
+
+    def render(self, variables: dict[str, Any]) -> str:
+        # Jinja is imported by the first chat: neither a start nor a completion waits for it.
+        from src.text.chat_environment import CompiledTemplate
+
+        if self._compiled is None:
+            self._compiled = CompiledTemplate(self._source)
+        return self._compiled.render(variables)
+
+    def takes_strings(self, special_tokens: Mapping[str, str]) -> bool:
+        """Whether string content is shown; true also for a template that shows neither form."""
+        return self._probe(special_tokens)[0]
+
+    def takes_parts(self, special_tokens: Mapping[str, str]) -> bool:
+        """Whether a list of text parts is shown as its text, not as Python prints a list."""
+        return self._probe(special_tokens)[1]
+
+    def _probe(self, special_tokens: Mapping[str, str]) -> tuple[bool, bool]:
+        if self._forms is None:
+            as_string = self._renders_probe(special_tokens, _PROBE)
+            as_parts = self._renders_probe(special_tokens, text_parts([_PROBE]))
+            self._forms = (as_string or not as_parts, as_parts)
+        return self._forms
+
+    def _renders_probe(self, special_tokens: Mapping[str, str], content: object) -> bool:
+        message = {"role": "user", "content": content}
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            text = self.render({**special_tokens, **variables, "messages": [message]})
+        except InvalidRequestError:
+            return False
+        printed = f"'text': '{_PROBE}'", f'"text": "{_PROBE}"'
+        return _PROBE in text and not any(form in text for form in printed)
+
+
+def read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates of a checkpoint by name; none if it has none.
+
+    ``chat_template.jinja`` and ``additional_chat_templates/*.jinja`` go before
+    ``chat_template.json``, which goes before ``chat_template`` in ``tokenizer_config.json`` (a
+    string, or a list of named templates).
+
+    Raises
+    ------
+    ModelLoadError
+        A file has not the expected form.
+    """
+    files = {"default": path / "chat_template.jinja"} | {
+        file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))
+    }
+    templates = {n: f.read_text(encoding="utf-8") for n, f in files.items() if f.is_file()}
+    if templates:
+        return templates
+    found = config.get("chat_template")
+    legacy = path / "chat_template.json"
+    if legacy.is_file():
+        try:
+            found = json.loads(legacy.read_text(encoding="utf-8"))["chat_template"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelLoadError(
+                f"{legacy}: expected an object with chat_template: {error}"
+            ) from None
+    match found:
+        case None:
+            return {}
+        case str():
+            return {"default": found}
+        case dict() if all(isinstance(source, str) for source in found.values()):
+            return dict(found)
+        case list() if all(isinstance(t, dict) and {"name", "template"} <= t.keys() for t in found):
+            return {t["name"]: t["template"] for t in found}
+        case _:
+            raise ModelLoadError(
+                "chat_template: expected a string or a list of objects with name and template, "
+                f"got {type(found).__name__}"
+            )

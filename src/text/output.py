@@ -1,0 +1,103 @@
+"""The text of one choice: detokenizer and stop strings together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from src.text.detokenizer import IncrementalDetokenizer
+from src.text.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from src.text.tokenizer import Tokenizer
+
+
+class TextDelta(NamedTuple):
+    """What a push added to the text."""
+
+    text: str
+    """Newly certain text that belongs to no stop string."""
+    stop: str | None
+    """The stop string that ended the text, or None."""
+    num_tokens: int
+    """How many of the pushed tokens belong to the output: all of them, or those up to and with the
+    one that completed the stop string. The caller drops the rest."""
+
+
+class OutputText:
+    """The text of one choice, as it grows.
+
+    Parameters
+    ----------
+    tokenizer, prompt_token_ids, skip_special_tokens, spaces_between_special_tokens
+        See `src.text.detokenizer.IncrementalDetokenizer`.
+    stop
+        Stop strings; none of them empty.
+    include_stop
+        Whether the stop string that ended the text stays in it.
+    min_tokens
+        A stop string completed by an earlier token than this (counted from 1) is plain text.
+
+    A token that ends the output by itself (the end token, a stop token id) has text only if it is
+    pushed: leave it out unless its text is wanted.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+        self._stops = StopStrings(stop, include_stop) if stop else None
+        self._min_tokens = min_tokens
+        self.num_tokens = 0
+        """Tokens taken into the output so far."""
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text, or None."""
+        return self._stops.matched if self._stops is not None else None
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        """Take the next tokens. After a stop string none is taken any more."""
+        if self._stops is None:
+            self.num_tokens += len(token_ids)
+            return TextDelta(self._detokenizer.push(token_ids), None, len(token_ids))
+        if self._stops.matched is not None:
+            return TextDelta("", self._stops.matched, 0)
+        shown: list[str] = []
+        for used, token_id in enumerate(token_ids, 1):
+            self.num_tokens += 1
+            text, stop = self._stops.feed(
+                self._detokenizer.push((token_id,)),
+                allow_match=self.num_tokens >= self._min_tokens,
+            )
+            shown.append(text)
+            if stop is not None:
+                return TextDelta("".join(shown), stop, used)
+        return TextDelta("".join(shown), None, len(token_ids))
+
+    def finish(self) -> str:
+        """Return the rest of the text, at the end of an output that no stop string ended.
+
+        The replacement character of an incomplete character may still complete a stop string;
+        `stop` says so.
+        """
+        tail = self._detokenizer.flush()
+        if self._stops is None:
+            return tail
+        if self._stops.matched is not None:
+            return ""
+        text, stop = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)
+        return text if stop is not None else text + self._stops.finish()

@@ -1,0 +1,263 @@
+"""The tokenizer of a Hugging Face checkpoint, read without transformers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from src.core.errors import InvalidRequestError, ModelLoadError
+from src.text.chat_template import ChatTemplate, read_chat_templates
+from src.text.pieces import CLEAN_UPS, PieceTable
+
+_NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class Tokenizer:
+    """Text to token ids and back, as transformers does it for the same directory.
+
+    Every method may be called from several threads at once; `encode` lets other threads run.
+
+    Parameters
+    ----------
+    backend
+        The tokenizer proper. Truncation and padding are switched off on it.
+    special_tokens
+        Text of the named special tokens: ``bos_token``, ``eos_token`` and so on.
+    chat_template
+        The checkpoint's template, or None.
+    clean_up_tokenization_spaces
+        As in ``tokenizer_config.json``; has no effect on BPE, as in transformers.
+
+    Raises
+    ------
+    ModelLoadError
+        The decoder is of a kind whose text cannot be streamed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: dict[str, str] | None = None,
+        chat_template: ChatTemplate | None = None,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = special_tokens or {}
+        self._chat_template = chat_template
+        self.cleans_up = clean_up_tokenization_spaces and type(backend.model).__name__ != "BPE"
+        """Whether `decode` removes the spaces before punctuation and English contractions."""
+        added = backend.get_added_tokens_decoder()
+        self.added_tokens: dict[int, str] = {i: token.content for i, token in added.items()}
+        """Text of the tokens that were added to the vocabulary, special or not."""
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        """Ids that ``skip_special_tokens`` leaves out."""
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        """Number of tokens, those added included."""
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_id = self._id_of("eos_token")
+        self.pieces = PieceTable(backend)
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Tokenizer:
+        """Read ``tokenizer.json`` and what stands beside it.
+
+        ``tokenizer_config.json`` and ``special_tokens_map.json`` name the special tokens;
+        ``chat_template.jinja``, ``chat_template.json`` or the config hold the chat template.
+        Whether a bos or eos token is added is the affair of the post-processor in
+        ``tokenizer.json``: ``add_bos_token`` in the config has no effect beside it, as in
+        transformers. A directory with ``tokenizer.model`` alone is converted by transformers.
+
+        Raises
+        ------
+        ModelLoadError
+            A file is missing or damaged, or of a kind that is not supported.
+        """
+        if not path.is_dir():
+            raise ModelLoadError(f"tokenizer: expected a directory, got {path}")
+        config = _read_json(path / "tokenizer_config.json")
+        if (path / "tokenizer.json").is_file():
+            backend = _read_backend(path / "tokenizer.json")
+            special_tokens = _add_special_tokens(backend, path, config)
+        elif (path / "tokenizer.model").is_file():
+            backend, special_tokens = _convert_sentencepiece(path)
+        else:
+            raise ModelLoadError(
+                f"{path}: expected tokenizer.json or tokenizer.model, found neither"
+            )
+        templates = read_chat_templates(path, config)
+        template = ChatTemplate(templates, special_tokens=special_tokens) if templates else None
+        return cls(
+            backend,
+            special_tokens=special_tokens,
+            chat_template=template,
+            clean_up_tokenization_spaces=config.get("clean_up_tokenization_spaces") is True,
+        )
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template.
+
+        Raises
+        ------
+        InvalidRequestError
+            It has none.
+        """
+        if self._chat_template is None:
+            raise InvalidRequestError(
+                "messages: this model has no chat template; complete a plain prompt instead",
+                param="messages",
+            )
+        return self._chat_template
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint brings a chat template."""
+        return self._chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of ``text``, with bos (and what else the model wants) if asked.
+
+        A rendered chat template has its special tokens in it: encode it without adding any.
+
+        Raises
+        ------
+        InvalidRequestError
+            The text has a lone surrogate, so it is no Unicode text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"text: expected valid Unicode, got the lone surrogate "
+                f"U+{ord(text[error.start]):04X} at character {error.start}"
+            ) from None
+        # The batch form lets other threads run, and the fast one computes no offsets.
+        encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encodings[0].ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of ``token_ids`` alone, exactly as transformers' ``decode`` does.
+
+        The text of a model's output, which follows a prompt, is `src.text.detokenizer.detokenize`.
+        """
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        if self.cleans_up:
+            for old, new in CLEAN_UPS:
+                text = text.replace(old, new)
+        return text
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token as the vocabulary spells it, or None."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the token as the vocabulary spells it, or None for an id without one."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what the token adds after another: possibly a part of a character."""
+        return self.pieces.later(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """Return `token_bytes` as text, U+FFFD for what is not a whole character."""
+        return self.pieces.later(token_id).decode("utf-8", errors=self.pieces.errors)
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_to_id(token)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in ``path``; an empty one if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _read_backend(path: Path) -> Backend:
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise ModelLoadError(f"{path}: cannot be read by tokenizers: {error}") from error
+
+
+def _add_special_tokens(backend: Backend, path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Register the special tokens that the configuration names; return the named ones' text.
+
+    A token that ``tokenizer.json`` has as ordinary vocabulary becomes special by being named;
+    one that it does not have at all is appended.
+    """
+    declared = config.get("added_tokens_decoder")
+    if declared is None:
+        config = config | _read_json(path / "special_tokens_map.json")
+    else:
+        present = backend.get_added_tokens_decoder()
+        listed = sorted((int(i), token) for i, token in declared.items())
+        backend.add_tokens([_added_token(t) for i, t in listed if i not in present])
+    named = {
+        key: _added_token(value)
+        for key, value in config.items()
+        if key.endswith("_token") and isinstance(value, str | dict)
+    }
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        named |= {key: _added_token(value) for key, value in extra.items()}
+        extra = []
+    special = {
+        token.content for token in backend.get_added_tokens_decoder().values() if token.special
+    }
+    wanted = [*named.values(), *map(_added_token, extra)]
+    backend.add_special_tokens([token for token in wanted if token.content not in special])
+    return {key: token.content for key, token in named.items()}
+
+
+def _added_token(value: str | dict[str, Any]) -> AddedToken:
+    if isinstance(value, str):
+        return AddedToken(value, special=True, normalized=False)
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    return AddedToken(
+        value["content"],
+        special=value.get("special", True),
+        **{flag: value[flag] for flag in flags if flag in value},
+    )
+
+
+def _convert_sentencepiece(path: Path) -> tuple[Backend, dict[str, str]]:
+    try:
+        importlib.import_module("google.protobuf")
+        importlib.import_module("sentencepiece")
+    except ImportError as error:
+        raise ModelLoadError(
+            f"{path}: tokenizer.model is converted at load, which needs {error.name}: "
+            "install the extra `sentencepiece` (pip install 'slipstream-engine[sentencepiece]')"
+        ) from None
+    from transformers import AutoTokenizer
+
+    try:
+        converted = AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=False, local_files_only=True
+        )
+    except (ValueError, OSError, RuntimeError, KeyError) as error:
+        raise ModelLoadError(f"{path}: tokenizer.model cannot be converted: {error}") from error
+    backend = getattr(converted, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelLoadError(f"{path}: tokenizer.model cannot be converted to a fast tokenizer")
+    return backend, dict(converted.special_tokens_map)
