@@ -1,0 +1,1 @@
+"""Compiled CPU kernels: C++ sources, how they are built and cached, how they are called."""

@@ -1,0 +1,344 @@
+// Paged attention for CPUs: varlen prefill and decode in one call.
+//
+// A call is an explicit list of work items (row x kv head x tile of packed query rows x split of
+// the keys), cut into one contiguous part a thread by estimated cost. All query heads of a kv head
+// are packed into one tile, so a key is loaded once for them. Splits have a fixed size and start
+// at multiples of it, and which path serves a row depends on that row alone: results do not depend
+// on what else is in the batch, nor on the number of threads.
+#include <atomic>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "abi.h"
+#include "parallel.h"
+#include "tiles.h"
+
+GompParallel* slipstream_gomp_parallel = nullptr;
+
+namespace {
+
+constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows share them
+constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
+constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
+constexpr double kCostPerThread = 4e4; // multiply-adds that are worth waking a thread
+
+struct Item {
+  int32_t row, kv_head, first, count;  // packed query rows [first, first + count) of the batch row
+  int64_t begin, end;                  // keys
+  int32_t group;                       // index of the merge group, -1 when not split
+  int32_t split;                       // index inside the group
+  double cost;
+};
+
+// The splits of one tile; whoever finishes the last one merges them.
+struct Group {
+  int32_t splits;
+  int64_t partial;  // offset of its partial results in floats
+  std::atomic<int32_t> left;
+  Group(int32_t splits, int64_t partial) : splits(splits), partial(partial), left(splits) {}
+  Group(Group&& other) noexcept
+      : splits(other.splits), partial(other.partial), left(other.left.load()) {}
+};
+
+struct Plan {
+  std::vector<Item> items;
+  std::vector<Group> groups;
+  std::vector<float> partials;
+  int64_t partial_floats = 0;
+};
+
+inline int64_t first_visible(int64_t position, int64_t window) {
+  return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+}
+
+Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
+  const int64_t begin = a.query_start_loc[row], end = a.query_start_loc[row + 1];
+  const int64_t seq_len = a.seq_lens[row], query_len = end - begin;
+  if (begin < 0 || query_len < 0 || end > a.tokens || seq_len < query_len) return kBadLengths;
+  if (query_len == 0) return kOk;
+  if (seq_len > a.max_blocks * a.block_size) return kBadLengths;
+  const int64_t position = seq_len - query_len;
+  const int32_t* table = a.block_tables + row * a.block_table_stride;
+  for (int64_t block = first_visible(position, a.sliding_window) / a.block_size;
+       block * a.block_size < seq_len; ++block) {
+    if (table[block] < 0 || table[block] >= a.num_blocks) return kBadBlock;
+  }
+  const int64_t heads = a.num_heads / a.num_kv_heads, packed = query_len * heads;
+  const bool dot = packed <= kDotRows;
+  const int64_t tile = dot ? kDotRows : kGemmRows;
+  const int64_t split = dot ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
+  for (int64_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
+    for (int64_t first = 0; first < packed; first += tile) {
+      const int64_t count = std::min(tile, packed - first);
+      const int64_t low = first_visible(position + first / heads, a.sliding_window);
+      const int64_t high = position + (first + count - 1) / heads + 1;
+      const int64_t split_first = low / split, split_last = (high - 1) / split;
+      int32_t group = -1;
+      if (split_last > split_first) {
+        group = int32_t(plan.groups.size());
+        const int64_t splits = split_last - split_first + 1;
+        plan.groups.emplace_back(int32_t(splits), plan.partial_floats);
+        plan.partial_floats += splits * count * (padded(int(a.head_dim)) + 2);
+      }
+      for (int64_t s = split_first; s <= split_last; ++s) {
+        const int64_t from = std::max(low, s * split), to = std::min(high, (s + 1) * split);
+        // Loading and converting a key costs about as much as four query rows against it.
+        const double cost = double(count + 4) * double(to - from) * double(a.head_dim) * 2;
+        plan.items.push_back({int32_t(row), int32_t(kv_head), int32_t(first), int32_t(count), from,
+                              to, group, int32_t(s - split_first), cost});
+      }
+    }
+  }
+  return kOk;
+}
+
+template <class T>
+class Attention {
+ public:
+  Attention(const AttentionArgs& args, Plan& plan)
+      : a(args),
+        plan(plan),
+        head_dim(int(args.head_dim)),
+        width(padded(head_dim)),
+        heads(args.num_heads / args.num_kv_heads),
+        token_stride(args.num_kv_heads * args.head_dim) {}
+
+  void write_cache(int64_t begin, int64_t end) const {
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t slot = a.slot_mapping[token];
+      if (slot < 0) continue;
+      const size_t bytes = size_t(token_stride) * sizeof(T);
+      std::memcpy(static_cast<T*>(a.key_cache) + slot * token_stride,
+                  static_cast<const T*>(a.key) + token * a.key_stride, bytes);
+      std::memcpy(static_cast<T*>(a.value_cache) + slot * token_stride,
+                  static_cast<const T*>(a.value) + token * a.value_stride, bytes);
+    }
+  }
+
+  void run(const Item& item, Scratch& s) const {
+    const bool dot = query_len(item.row) * heads <= kDotRows;
+    start(item, s);
+    for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
+      const int first = int(std::max<int64_t>(0, item.begin - tile));
+      const int last = int(std::min<int64_t>(kKeys, item.end - tile));
+      if (dot) {
+        point_to_rows(item, s, tile, first, last);
+        dot_scores(s, item.count, width, first, last);
+      } else {
+        pack_keys<T>(s.keys, [&](int key) { return row_of(a.key_cache, item, tile + key); },
+                     head_dim, first, last);
+        copy_values(item, s, tile, first, last);
+        multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
+                        s.rescale);
+      }
+      for (int row = 0; row < item.count; ++row) {
+        const int64_t position = query_position(item, row);
+        const int64_t low = first_visible(position, a.sliding_window) - tile;
+        softmax_row(s, row, int(std::clamp<int64_t>(low, first, kKeys)),
+                    int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
+      }
+      if (dot) {
+        weigh_values(s, item.count, width, first, last);
+      } else {
+        multiply<true>(s.scores, kKeys, s.values, width, s.out, width, item.count, width, kKeys,
+                       s.rescale);
+      }
+    }
+    finish(item, s);
+  }
+
+ private:
+  int64_t query_len(int64_t row) const {
+    return a.query_start_loc[row + 1] - a.query_start_loc[row];
+  }
+
+  int64_t query_position(const Item& item, int row) const {
+    return a.seq_lens[item.row] - query_len(item.row) + (item.first + row) / heads;
+  }
+
+  // Offset of a packed query row in [tokens, num_heads]: its token and its head.
+  void locate(const Item& item, int row, int64_t* token, int64_t* head) const {
+    *token = a.query_start_loc[item.row] + (item.first + row) / heads;
+    *head = item.kv_head * heads + (item.first + row) % heads;
+  }
+
+  const void* row_of(const void* cache, const Item& item, int64_t key) const {
+    const int64_t block = a.block_tables[item.row * a.block_table_stride + key / a.block_size];
+    return static_cast<const T*>(cache) + (block * a.block_size + key % a.block_size) * token_stride +
+           item.kv_head * head_dim;
+  }
+
+  void start(const Item& item, Scratch& s) const {
+    for (int row = 0; row < item.count; ++row) {
+      int64_t token, head;
+      locate(item, row, &token, &head);
+      convert_row(static_cast<const T*>(a.query) + token * a.query_stride + head * head_dim,
+                  s.query + row * width, head_dim, float(a.scale));
+      s.maximum[row] = -kInfinity;
+      s.sum[row] = 0.0f;
+    }
+    std::fill(s.out, s.out + item.count * width, 0.0f);
+  }
+
+  void point_to_rows(const Item& item, Scratch& s, int64_t tile, int first, int last) const {
+    for (int key = first; key < last; ++key) {
+      const auto* k = static_cast<const T*>(row_of(a.key_cache, item, tile + key));
+      const auto* v = static_cast<const T*>(row_of(a.value_cache, item, tile + key));
+      if constexpr (std::is_same_v<T, float>) {
+        if (head_dim == width) {
+          s.key_rows[key] = k;
+          s.value_rows[key] = v;
+          continue;
+        }
+      }
+      convert_row(k, s.keys + key * width, head_dim);
+      convert_row(v, s.values + key * width, head_dim);
+      s.key_rows[key] = s.keys + key * width;
+      s.value_rows[key] = s.values + key * width;
+    }
+  }
+
+  void copy_values(const Item& item, Scratch& s, int64_t tile, int first, int last) const {
+    for (int key = 0; key < kKeys; ++key) {
+      float* row = s.values + key * width;
+      if (key >= first && key < last) {
+        convert_row(static_cast<const T*>(row_of(a.value_cache, item, tile + key)), row, head_dim);
+      } else {
+        std::fill(row, row + width, 0.0f);
+      }
+    }
+  }
+
+  void write_out(const Item& item, int row, const float* from, float sum) const {
+    int64_t token, head;
+    locate(item, row, &token, &head);
+    T* to = static_cast<T*>(a.out) + (token * a.num_heads + head) * head_dim;
+    const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
+    // A sum that is NaN must show, not turn into zeros.
+    const float safe = sum != sum ? sum : factor;
+    for (int d = 0; d < head_dim; ++d) from_float(from[d] * safe, to + d);
+  }
+
+  void finish(const Item& item, Scratch& s) const {
+    if (item.group < 0) {
+      for (int row = 0; row < item.count; ++row) {
+        write_out(item, row, s.out + row * width, s.sum[row]);
+      }
+      return;
+    }
+    Group& group = plan.groups[size_t(item.group)];
+    float* base = plan.partials.data() + group.partial;
+    float* mine = base + int64_t(item.split) * item.count * (width + 2);
+    for (int row = 0; row < item.count; ++row, mine += width + 2) {
+      std::memcpy(mine, s.out + row * width, size_t(width) * sizeof(float));
+      mine[width] = s.maximum[row];
+      mine[width + 1] = s.sum[row];
+    }
+    if (group.left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(item, group, base, s);
+  }
+
+  // Log-sum-exp merge of a tile's splits, in the order of the splits.
+  void merge(const Item& item, const Group& group, const float* base, Scratch& s) const {
+    const int64_t stride = int64_t(item.count) * (width + 2);
+    for (int row = 0; row < item.count; ++row) {
+      const float* partial = base + row * (width + 2);
+      float highest = -kInfinity, sum = 0.0f;
+      for (int i = 0; i < group.splits; ++i) {
+        highest = std::max(highest, partial[i * stride + width]);
+      }
+      std::fill(s.out, s.out + width, 0.0f);
+      for (int i = 0; i < group.splits; ++i) {
+        const float* from = partial + i * stride;
+        if (from[width] == -kInfinity) continue;
+        const float weight = std::exp(from[width] - highest);
+        sum += weight * from[width + 1];
+        for (int d = 0; d < width; ++d) s.out[d] += weight * from[d];
+      }
+      write_out(item, row, s.out, sum);
+    }
+  }
+
+  const AttentionArgs& a;
+  Plan& plan;
+  const int head_dim, width;
+  const int64_t heads, token_stride;
+};
+
+template <class T>
+void execute(const AttentionArgs& a, Plan& plan) {
+  const Attention<T> attention(a, plan);
+  const int threads = int(std::max<int64_t>(1, a.threads));
+  const double copied = double(a.tokens * a.num_kv_heads * a.head_dim);
+  const int writers = std::min<int>(threads, 1 + int(copied / 65536));
+  parallel(writers, [&](int part) {
+    attention.write_cache(a.tokens * part / writers, a.tokens * (part + 1) / writers);
+  });
+  const int64_t end = a.rows > 0 ? a.query_start_loc[a.rows] : 0;
+  const int64_t row_bytes = a.num_heads * a.head_dim * int64_t(sizeof(T));
+  std::memset(static_cast<char*>(a.out) + end * row_bytes, 0, size_t((a.tokens - end) * row_bytes));
+
+  double total = 0;
+  for (const Item& item : plan.items) total += item.cost;
+  const int parts = int(std::min<double>(threads, 1 + total / kCostPerThread));
+  std::vector<size_t> bounds(size_t(parts) + 1, plan.items.size());
+  bounds[0] = 0;
+  double sum = 0;
+  int part = 1;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    // An item belongs to the part in which its middle lies.
+    const double middle = sum + plan.items[i].cost / 2;
+    while (part < parts && middle >= total * part / parts) bounds[size_t(part++)] = i;
+    sum += plan.items[i].cost;
+  }
+  parallel(parts, [&](int index) {
+    thread_local std::unique_ptr<Scratch> scratch(new Scratch);
+    for (size_t i = bounds[size_t(index)]; i < bounds[size_t(index) + 1]; ++i) {
+      attention.run(plan.items[i], *scratch);
+    }
+  });
+}
+
+Status attend(const AttentionArgs& a) {
+  if (a.head_dim < 8 || a.head_dim > kMaxHeadDim || a.head_dim % 8 || a.num_kv_heads < 1 ||
+      a.num_heads % a.num_kv_heads || a.block_size < 1) {
+    return kBadShape;
+  }
+  for (int64_t token = 0; token < a.tokens; ++token) {
+    if (a.slot_mapping[token] >= a.num_blocks * a.block_size) return kBadSlot;
+  }
+  thread_local Plan plan;
+  plan.items.clear();
+  plan.groups.clear();
+  plan.partial_floats = 0;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const Status status = plan_row(a, row, plan);
+    if (status != kOk) return status;
+  }
+  if (int64_t(plan.partials.size()) < plan.partial_floats) {
+    plan.partials.resize(size_t(plan.partial_floats));
+  }
+  switch (a.dtype) {
+    case kFloat32: execute<float>(a, plan); break;
+    case kBFloat16: execute<bf16>(a, plan); break;
+    case kFloat16: execute<f16>(a, plan); break;
+    default: return kBadShape;
+  }
+  return kOk;
+}
+
+}  // namespace
+
+SLIPSTREAM_EXPORT int slipstream_paged_attention(const AttentionArgs* args) {
+  try {
+    return attend(*args);
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  }
+}
+
+SLIPSTREAM_EXPORT int slipstream_abi() { return SLIPSTREAM_ABI; }
+
+SLIPSTREAM_EXPORT void slipstream_use_gomp(void* gomp_parallel) {
+  slipstream_gomp_parallel = reinterpret_cast<GompParallel*>(gomp_parallel);
+}

@@ -1,0 +1,354 @@
+"""Building the CPU kernels: compiled once into a cache that processes share, never waited for.
+
+Each instruction set level is a library of its own (shared inline code of two levels in one file
+could otherwise leak AVX-512 instructions into the portable level). After the build every level
+that the CPU claims is compared with the portable one in a process of its own; a level that fails
+or crashes there is never used. A manifest, written last, names what passed.
+
+`python -m src.ops.cpu.build` builds at installation time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from src.ops.cpu.library import KernelLibrary, UnusableLibraryError
+from src.ops.declaration import Kernel
+from src.ops.gumbel_argmax import GUMBEL_ARGMAX
+from src.ops.paged_attention import PAGED_ATTENTION
+
+_log = logging.getLogger(__name__)
+
+SECONDS = 1.0
+COMPILE_TIMEOUT = 300 * SECONDS
+CHECK_TIMEOUT = 60 * SECONDS
+
+_SOURCES = Path(__file__).parent
+_UNITS = ("attention.cpp", "gumbel.cpp", "self_check.cpp")
+_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-w",
+]
+
+# Runs in a bare interpreter: argv = portable library, level's library, level's number.
+_CHECK = """
+import ctypes, sys
+portable = ctypes.CDLL(sys.argv[1])
+if not portable.slipstream_cpu_claims(int(sys.argv[3])):
+    sys.exit("the CPU does not claim it")
+level = ctypes.CDLL(sys.argv[2])
+address = lambda function: ctypes.cast(function, ctypes.c_void_p)
+if portable.slipstream_self_check(
+    address(level.slipstream_paged_attention), address(level.slipstream_gumbel_argmax)
+):
+    sys.exit("results differ from the portable level")
+"""
+
+
+@dataclass(frozen=True)
+class Level:
+    """An instruction set: `number` as in self_check.cpp, CPU flags it needs, compiler flags."""
+
+    name: str
+    number: int
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+LEVELS = (
+    Level("portable", 0, frozenset(), ()),
+    Level("avx2", 1, frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
+    Level(
+        "avx512",
+        2,
+        frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+    ),
+)
+"""From slowest to fastest."""
+
+
+class BuildError(Exception):
+    """The kernels could not be built; the text says why, in one line or with compiler output."""
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets that the kernel reports for this CPU; empty where it does not say."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith("flags"):
+                return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def cache_root() -> Path:
+    """`SLIPSTREAM_CACHE_DIR`, else `$XDG_CACHE_HOME/slipstream`, else `~/.cache/slipstream`."""
+    if chosen := os.environ.get("SLIPSTREAM_CACHE_DIR"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "slipstream"
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:16]
+
+
+def _compiler() -> tuple[list[str], str] | None:
+    """Command of the C++ compiler (`CXX`, else g++, else c++) and its version; None without one."""
+    command = shlex.split(os.environ.get("CXX", ""))
+    if not command:
+        found = shutil.which("g++") or shutil.which("c++")
+        command = [found] if found else []
+    if not command or shutil.which(command[0]) is None:
+        return None
+    answer = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return command, answer.stdout.partition("\n")[0]
+
+
+class KernelCache:
+    """The directory of one combination of sources, flags, CPU and compiler.
+
+    Layout: `<root>/cpu-kernels/<sources, flags, CPU>/<compiler>/{manifest.json,*.so}`. Without a
+    compiler any compiler's build for these sources and this CPU will do.
+    """
+
+    def __init__(self, root: Path) -> None:
+        flags = cpu_flags()
+        sources = sorted(_SOURCES.glob("*.cpp")) + sorted(_SOURCES.glob("*.h"))
+        self.levels = [level for level in LEVELS if level.needs <= flags]
+        self.base = (
+            root
+            / "cpu-kernels"
+            / _digest(
+                *(path.read_bytes() for path in sources),
+                repr(([level.flags for level in LEVELS], _FLAGS)).encode(),
+                " ".join((platform.system(), platform.machine(), *sorted(flags))).encode(),
+            )
+        )
+        self.compiler = _compiler()
+
+    def load(self) -> tuple[str, KernelLibrary] | None:
+        """The fastest level that passed, from the cache alone; None if there is nothing usable."""
+        directories = (
+            [self.base / _digest(repr(self.compiler).encode())]
+            if self.compiler
+            else sorted(self.base.glob("*/"))
+        )
+        for directory in directories:
+            try:
+                return self._load_from(directory)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, KeyError, TypeError, UnusableLibraryError) as error:
+                _log.warning("CPU kernels in the cache are unusable (%s)", error)
+        return None
+
+    def build(self) -> tuple[str, KernelLibrary]:
+        """Compile, check and load; only one process does the work, the others wait for it.
+
+        Raises
+            BuildError: No compiler, or it fails on the portable level.
+        """
+        if self.compiler is None:
+            raise BuildError("no C++ compiler (install g++ or set CXX)")
+        directory = self.base / _digest(repr(self.compiler).encode())
+        with _locked(directory):
+            if (loaded := self.load()) is not None:
+                return loaded
+            with tempfile.TemporaryDirectory(dir=directory) as scratch:
+                self._build_into(directory, Path(scratch))
+        if (loaded := self.load()) is None:
+            raise BuildError("the libraries just built cannot be loaded")
+        return loaded
+
+    @staticmethod
+    def _load_from(directory: Path) -> tuple[str, KernelLibrary]:
+        manifest = json.loads((directory / "manifest.json").read_text())
+        path = directory / manifest["file"]
+        if hashlib.sha256(path.read_bytes()).hexdigest() != manifest["sha256"]:
+            raise UnusableLibraryError(f"{path}: changed since it was built")
+        return str(manifest["level"]), KernelLibrary(path)
+
+    def _build_into(self, directory: Path, scratch: Path) -> None:
+        outputs = self._compile(scratch)
+        if "portable" not in outputs:
+            raise BuildError("the C++ compiler fails on the portable level, see the warning above")
+        report = {}
+        for level in self.levels:
+            if level.name in outputs:
+                report[level.name] = check(outputs["portable"], outputs[level.name], level.number)
+        _log.info("CPU kernels built in %s: %s", directory, report)
+        passed = [name for name, verdict in report.items() if verdict == "passed"]
+        if not passed:
+            raise BuildError(f"no instruction set level passed its check: {report}")
+        for name in passed:
+            os.replace(outputs[name], directory / f"{name}.so")
+        best = directory / f"{passed[-1]}.so"
+        manifest = scratch / "manifest.json"
+        manifest.write_text(
+            json.dumps(
+                {
+                    "level": passed[-1],
+                    "file": best.name,
+                    "sha256": hashlib.sha256(best.read_bytes()).hexdigest(),
+                    "checks": report,
+                    "compiler": self.compiler,
+                },
+                indent=1,
+            )
+        )
+        os.replace(manifest, directory / "manifest.json")
+
+    def _compile(self, scratch: Path) -> dict[str, Path]:
+        """Compile all levels side by side; a level whose compilation fails is left out."""
+        assert self.compiler is not None
+        nice = [shutil.which("nice") or "nice"] if shutil.which("nice") else []
+        outputs = {level.name: scratch / f"{level.name}.so" for level in self.levels}
+        running = {}
+        for level in self.levels:
+            command = [*nice, *self.compiler[0], *_FLAGS, *level.flags]
+            command += [str(_SOURCES / unit) for unit in _UNITS] + ["-o", str(outputs[level.name])]
+            running[level.name] = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+        for name, process in running.items():
+            try:
+                _, errors = process.communicate(timeout=COMPILE_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                _, errors = process.communicate()
+            if process.returncode != 0:
+                _log.warning("C++ compiler failed on the %s level: %s", name, errors[-2000:])
+                del outputs[name]
+        return outputs
+
+
+def check(portable: Path, library: Path, number: int) -> str:
+    """Run a level's self-check in its own process: "passed", or what went wrong."""
+    command = [sys.executable, "-I", "-S", "-c", _CHECK, str(portable), str(library), str(number)]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=CHECK_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        return "timed out"
+    if answer.returncode == 0:
+        return "passed"
+    return answer.stderr.strip().rpartition("\n")[2] or f"exit code {answer.returncode}"
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Exclusive between processes. The system drops a lock with its holder, so none goes stale."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class _State:
+    """What this process has: at most one build runs, and its outcome is kept."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.status = "reference"
+        self.thread: threading.Thread | None = None
+        self.failed = False
+
+
+_state = _State()
+
+
+def kernel_status() -> str:
+    """What serves CPU calls now: "cpp-avx512", "cpp-avx2", "cpp-portable" or "reference"."""
+    return _state.status
+
+
+def ensure_built(wait: bool) -> str:
+    """Bring in the compiled CPU kernels.
+
+    What the cache holds is loaded at once (milliseconds). Otherwise the build runs in a
+    background thread, the references serve meanwhile, and the compiled kernels take over when
+    they are ready; `wait` waits for that. Without a working compiler one warning is logged and
+    the references go on serving. Safe to call from any thread, any number of times.
+
+    Returns
+        [`kernel_status`][src.ops.cpu.build.kernel_status] on return.
+    """
+    with _state.lock:
+        if _state.status == "reference" and _state.thread is None and not _state.failed:
+            cache = KernelCache(cache_root())
+            loaded = cache.load()
+            if loaded is not None:
+                _install(*loaded)
+            else:
+                _state.thread = threading.Thread(
+                    target=_build_and_install, args=(cache,), name="cpu-kernel-build", daemon=True
+                )
+                _state.thread.start()
+        thread = _state.thread
+    if wait and thread is not None:
+        thread.join()
+    return _state.status
+
+
+def _install(level: str, library: KernelLibrary) -> None:
+    name = f"cpp-{level}"
+    PAGED_ATTENTION.install_cpu(Kernel(name, library.paged_attention))
+    GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
+    _state.status = name
+    _log.info("CPU kernels: %s", name)
+
+
+def _build_and_install(cache: KernelCache) -> None:
+    try:
+        try:
+            loaded = cache.build()
+        except OSError as error:
+            # A home that cannot be written to: build for this process alone.
+            _log.warning("kernel cache %s is not usable (%s)", cache.base, error)
+            with tempfile.TemporaryDirectory(prefix="slipstream-") as private:
+                loaded = KernelCache(Path(private)).build()
+        _install(*loaded)
+    except (BuildError, OSError) as error:
+        _state.failed = True
+        _log.warning("no compiled CPU kernels, slower torch references serve: %s", error)
+    finally:
+        _state.thread = None
+
+
+def main() -> int:
+    """Build now and print what will serve; fails if that is the reference."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    status = ensure_built(wait=True)
+    sys.stdout.write(f"CPU kernels: {status} ({cache_root()})\n")
+    return 0 if status != "reference" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""A compiled kernel library, called through ctypes (which releases the interpreter lock).
+
+The C++ side has a plain C interface: arguments travel as one packed struct of pointers, strides
+and sizes (`abi.h`), so a call costs a few microseconds of Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ABI = 1
+
+_ATTENTION = struct.Struct("@10P15qd").pack  # AttentionArgs
+_GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ERRORS = {
+    1: "slot_mapping names a slot outside of the cache",
+    2: "a block table names a block outside of the cache",
+    3: "query_start_loc, seq_lens and the tensors' sizes contradict each other",
+    4: "expected head_dim a multiple of 8 up to 256, num_heads a multiple of num_kv_heads, "
+    "block_size of at least 1",
+}
+
+
+class UnusableLibraryError(Exception):
+    """The file cannot be loaded, or is not a kernel library of this version."""
+
+
+class KernelLibrary:
+    """One built instruction set level; `paged_attention` and `gumbel_argmax` are the kernels."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # AttributeError: a library without our symbols.
+            self._library = ctypes.CDLL(str(path))
+            abi = self._library.slipstream_abi()
+            self._philox = self._library.slipstream_philox
+        except (OSError, AttributeError) as error:
+            raise UnusableLibraryError(f"{path}: {error}") from error
+        if abi != ABI:
+            raise UnusableLibraryError(f"{path}: expected interface {ABI}, got {abi}")
+        self._library.slipstream_use_gomp.argtypes = (ctypes.c_void_p,)
+        self._library.slipstream_use_gomp(_gomp_parallel())
+        self._philox.argtypes = (ctypes.c_uint64,) * 3 + (ctypes.c_void_p,)
+        self.paged_attention = _bind_attention(self._library)
+        self.gumbel_argmax = _bind_gumbel(self._library)
+
+    def philox(self, seed: int, position: int, group: int) -> tuple[int, int, int, int]:
+        """The four random words of counter (position, group) under key `seed`."""
+        words = (ctypes.c_uint32 * 4)()
+        self._philox(seed, position, group, words)
+        return words[0], words[1], words[2], words[3]
+
+
+def _gomp_parallel() -> int | None:
+    """Address of GOMP_parallel in the OpenMP runtime that torch has loaded, None without one.
+
+    Torch's Linux wheels bring their own libgomp. Linking a second one would make a second pool
+    whose idle threads spin on the same cores.
+    """
+    try:
+        function = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):  # TypeError: no handle of the process on Windows
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _bind_attention(library: ctypes.CDLL) -> Callable[..., None]:
+    function: Any = library.slipstream_paged_attention
+    function.argtypes = (ctypes.c_char_p,)
+    threads = torch.get_num_threads
+
+    def paged_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        slot_mapping: Tensor,
+        out: Tensor,
+        scale: float,
+        sliding_window: int,
+        max_query_len: int,
+        max_seq_len: int,
+    ) -> None:
+        tokens, num_heads, head_dim = query.shape
+        num_blocks, block_size, num_kv_heads, _ = key_cache.shape
+        rows, max_blocks = block_tables.shape
+        query_stride, key_stride, value_stride = query.stride(), key.stride(), value.stride()
+        table_stride = block_tables.stride()
+        dtype = query.dtype
+        packed = (head_dim, 1)
+        if not (
+            query_stride[1:] == packed
+            and key_stride[1:] == packed
+            and value_stride[1:] == packed
+            and (table_stride[1] == 1 or max_blocks <= 1)
+            and key.shape == value.shape == (tokens, num_kv_heads, head_dim)
+            and key_cache.is_contiguous()
+            and value_cache.is_contiguous()
+            and out.is_contiguous()
+            and dtype == key_cache.dtype == value_cache.dtype == key.dtype == value.dtype
+            and dtype == out.dtype
+        ):
+            raise ValueError(
+                "expected query, key and value with heads head_dim apart and contiguous last "
+                "dimension, contiguous caches and out, all of one dtype; got "
+                f"query {tuple(query.shape)} {query_stride} {dtype}, "
+                f"key {tuple(key.shape)} {key_stride} {key.dtype}, "
+                f"value {tuple(value.shape)} {value_stride} {value.dtype}, "
+                f"key_cache {tuple(key_cache.shape)} {key_cache.dtype}, "
+                f"out {tuple(out.shape)} {out.dtype}"
+            )
+        status = function(
+            _ATTENTION(
+                query.data_ptr(),
+                key.data_ptr(),
+                value.data_ptr(),
+                key_cache.data_ptr(),
+                value_cache.data_ptr(),
+                block_tables.data_ptr(),
+                query_start_loc.data_ptr(),
+                seq_lens.data_ptr(),
+                slot_mapping.data_ptr(),
+                out.data_ptr(),
+                query_stride[0],
+                key_stride[0],
+                value_stride[0],
+                table_stride[0],
+                tokens,
+                rows,
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                num_blocks,
+                block_size,
+                max_blocks,
+                sliding_window,
+                _DTYPES[dtype],
+                threads(),
+                scale,
+            )
+        )
+        if status:
+            _raise(status)
+
+    return paged_attention
+
+
+def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
+    function: Any = library.slipstream_gumbel_argmax
+    function.argtypes = (ctypes.c_char_p,)
+    threads = torch.get_num_threads
+
+    def gumbel_argmax(
+        logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor
+    ) -> Tensor:
+        rows, vocab_size = logits.shape
+        row_stride, stride = logits.stride()
+        if logits.dtype != torch.float32 or (stride != 1 and vocab_size > 1):
+            raise ValueError(
+                "expected float32 logits with contiguous last dimension, "
+                f"got {logits.dtype} with strides {logits.stride()}"
+            )
+        tokens = torch.empty(rows, dtype=torch.int64)
+        function(
+            _GUMBEL(
+                logits.data_ptr(),
+                seeds.data_ptr(),
+                positions.data_ptr(),
+                temperatures.data_ptr(),
+                tokens.data_ptr(),
+                rows,
+                vocab_size,
+                row_stride,
+                threads(),
+            )
+        )
+        return tokens
+
+    return gumbel_argmax
+
+
+def _raise(status: int) -> None:
+    if status in _ERRORS:
+        raise ValueError(_ERRORS[status])
+    raise MemoryError("no memory for the partial results of paged attention")

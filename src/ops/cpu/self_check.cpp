@@ -1,0 +1,132 @@
+// Compares another build of these kernels with this one (the portable level) on made-up inputs.
+// Python runs it in a process of its own, once per built level, so that an illegal instruction or
+// a miscompilation costs that level and nothing else.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "abi.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int kDiffers = 3;
+
+struct Random {
+  uint64_t state = 88172645463325252ull;
+  float next() {  // in (-2, 2); xorshift64, G. Marsaglia 2003
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return float(int64_t(state) >> 11) * 0x1p-51f;
+  }
+};
+
+template <class T>
+std::vector<T> draw(Random& random, size_t n) {
+  std::vector<T> values(n);
+  for (T& value : values) from_float(random.next(), &value);
+  return values;
+}
+
+inline float as_float(const float* p) { return *p; }
+
+template <class T>
+inline float as_float(const T* p) {
+  T one[W] = {*p};
+  return load(one)[0];
+}
+
+template <class T>
+bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window) {
+  constexpr int64_t kHeads = 6, kKvHeads = 2, kBlock = 16, kRows = 3, kMaxBlocks = 45;
+  const int32_t starts[kRows + 1] = {0, 100, 101, 103};
+  const int32_t lengths[kRows] = {150, 700, 30};
+  const int64_t tokens = 104, blocks = kRows * kMaxBlocks;
+  Random random;
+  const auto query = draw<T>(random, size_t(tokens * kHeads * head_dim));
+  const auto key = draw<T>(random, size_t(tokens * kKvHeads * head_dim));
+  const auto value = draw<T>(random, size_t(tokens * kKvHeads * head_dim));
+  auto keys = draw<T>(random, size_t(blocks * kBlock * kKvHeads * head_dim));
+  auto values = draw<T>(random, keys.size());
+  auto other_keys = keys, other_values = values;
+  std::vector<T> out(query.size()), other_out(query.size());
+  std::vector<int32_t> tables;
+  for (int64_t i = 0; i < blocks; ++i) tables.push_back(int32_t(i * 7 % blocks));
+  std::vector<int64_t> slots(size_t(tokens), -1);
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int32_t token = starts[row]; token < starts[row + 1]; ++token) {
+      const int64_t position = lengths[row] - (starts[row + 1] - token);
+      slots[size_t(token)] =
+          tables[size_t(row * kMaxBlocks + position / kBlock)] * kBlock + position % kBlock;
+    }
+  }
+  AttentionArgs args{query.data(), key.data(), value.data(), keys.data(), values.data(),
+                     tables.data(), starts, lengths, slots.data(), out.data(),
+                     kHeads * head_dim, kKvHeads * head_dim, kKvHeads * head_dim, kMaxBlocks,
+                     tokens, kRows, kHeads, kKvHeads, head_dim, blocks, kBlock, kMaxBlocks,
+                     window, dtype, 2, 1.0 / std::sqrt(double(head_dim))};
+  if (slipstream_paged_attention(&args) != kOk) return false;
+  args.key_cache = other_keys.data();
+  args.value_cache = other_values.data();
+  args.out = other_out.data();
+  if (other(&args) != kOk) return false;
+  const size_t bytes = keys.size() * sizeof(T);
+  if (std::memcmp(keys.data(), other_keys.data(), bytes) != 0 ||
+      std::memcmp(values.data(), other_values.data(), bytes) != 0) {
+    return false;
+  }
+  const float tolerance = dtype == kFloat32 ? 1e-5f : dtype == kFloat16 ? 2e-3f : 2e-2f;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const float a = as_float(&out[i]), b = as_float(&other_out[i]);
+    if (!(std::fabs(a - b) <= tolerance * (1.0f + std::fabs(a)))) return false;
+  }
+  return true;
+}
+
+bool same_gumbel(GumbelFunction* other) {
+  constexpr int64_t kRows = 8, kVocab = 1003;
+  Random random;
+  const auto logits = draw<float>(random, kRows * kVocab);
+  std::vector<int64_t> seeds, positions, tokens(kRows), other_tokens(kRows);
+  std::vector<float> temperatures;
+  for (int64_t row = 0; row < kRows; ++row) {
+    seeds.push_back(int64_t(0x9E3779B97F4A7C15ull * uint64_t(row + 1)));
+    positions.push_back(row << 30);
+    temperatures.push_back(float(row) * 0.25f);
+  }
+  GumbelArgs args{logits.data(), seeds.data(), positions.data(), temperatures.data(),
+                  tokens.data(), kRows, kVocab, kVocab, 2};
+  if (slipstream_gumbel_argmax(&args) != kOk) return false;
+  args.tokens = other_tokens.data();
+  return other(&args) == kOk && tokens == other_tokens;
+}
+
+}  // namespace
+
+// Whether this CPU (and its operating system) can run a level: 0 portable, 1 AVX2, 2 AVX-512.
+SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
+  if (level == 0) return 1;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (level == 1) return avx2;
+  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return 0;
+#endif
+}
+
+SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel) {
+  for (const int64_t head_dim : {64, 72}) {
+    for (const int64_t window : {0, 65}) {
+      if (!same_attention<float>(attention, kFloat32, head_dim, window) ||
+          !same_attention<bf16>(attention, kBFloat16, head_dim, window) ||
+          !same_attention<f16>(attention, kFloat16, head_dim, window)) {
+        return kDiffers;
+      }
+    }
+  }
+  return same_gumbel(gumbel) ? 0 : kDiffers;
+}

@@ -1,0 +1,206 @@
+// One tile of attention: scores of up to 64 packed query rows against 64 keys, online softmax,
+// weighted sum of values. Flash attention (T. Dao et al., 2022) in registers and L1/L2.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "vector.h"
+
+namespace {
+
+constexpr int kKeys = 64;           // keys of a tile; tiles start at multiples of it
+constexpr int kMaxHeadDim = 256;
+constexpr int kGemmRows = 64;       // packed query rows of a prefill tile
+constexpr int kDotRows = 16;        // packed query rows of a decode tile
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+#if defined(__AVX512F__)
+constexpr int kMR = 6, kNR = 4;
+#else
+constexpr int kMR = 6, kNR = 2;
+#endif
+
+inline int padded(int n) { return (n + W - 1) / W * W; }
+
+// Per-thread working memory of one work item.
+struct alignas(64) Scratch {
+  float query[kGemmRows * kMaxHeadDim];     // [rows, padded head_dim], scaled
+  float out[kGemmRows * kMaxHeadDim];       // [rows, padded head_dim], not yet normalised
+  float keys[kKeys * kMaxHeadDim];          // transposed [head_dim, kKeys], or [kKeys, head_dim]
+  float values[kKeys * kMaxHeadDim];        // [kKeys, padded head_dim]
+  float scores[kGemmRows * kKeys];          // [rows, kKeys]: scores, then weights
+  float maximum[kGemmRows], sum[kGemmRows], rescale[kGemmRows];
+  const float* key_rows[kKeys];             // decode: where each key's floats are
+  const float* value_rows[kKeys];
+};
+
+// c[MR, NR * W] = (Accumulate ? c * scale[row] : 0) + a[MR, depth] * b[depth, NR * W]
+template <int MR, int NR, bool Accumulate>
+inline void multiply_block(const float* a, int lda, const float* b, int ldb, float* c, int ldc,
+                           int depth, const float* scale) {
+  vf acc[MR][NR];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j < NR; ++j) {
+      acc[i][j] = Accumulate ? load(c + i * ldc + j * W) * scale[i] : vf{};
+    }
+  }
+  for (int k = 0; k < depth; ++k) {
+    vf row[NR];
+#pragma GCC unroll 8
+    for (int j = 0; j < NR; ++j) row[j] = load(b + size_t(k) * ldb + j * W);
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) {
+      const vf x = splat(a[i * lda + k]);
+#pragma GCC unroll 8
+      for (int j = 0; j < NR; ++j) acc[i][j] += x * row[j];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j < NR; ++j) store(c + i * ldc + j * W, acc[i][j]);
+  }
+}
+
+template <int NR, bool Accumulate>
+inline void multiply_panel(const float* a, int lda, const float* b, int ldb, float* c, int ldc,
+                           int rows, int depth, const float* scale) {
+  int i = 0;
+#define SLIPSTREAM_ROWS(MR)                                                                      \
+  for (; i + MR <= rows; i += MR) {                                                              \
+    multiply_block<MR, NR, Accumulate>(a + i * lda, lda, b, ldb, c + i * ldc, ldc, depth,        \
+                                       scale + i);                                               \
+  }
+  SLIPSTREAM_ROWS(kMR)
+  SLIPSTREAM_ROWS(4)
+  SLIPSTREAM_ROWS(2)
+  SLIPSTREAM_ROWS(1)
+#undef SLIPSTREAM_ROWS
+}
+
+// c[rows, columns] = (Accumulate ? c * scale[row] : 0) + a[rows, depth] * b[depth, columns];
+// columns is a multiple of W.
+template <bool Accumulate>
+inline void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int rows,
+                     int columns, int depth, const float* scale) {
+  int j = 0;
+  for (; j + kNR * W <= columns; j += kNR * W) {
+    multiply_panel<kNR, Accumulate>(a, lda, b + j, ldb, c + j, ldc, rows, depth, scale);
+  }
+  for (; j < columns; j += W) {
+    multiply_panel<1, Accumulate>(a, lda, b + j, ldb, c + j, ldc, rows, depth, scale);
+  }
+}
+
+// Turns one row's scores into weights exp(score - maximum) and updates maximum, sum and rescale.
+// Only keys [first, last) of the tile are visible to this row.
+inline void softmax_row(Scratch& s, int row, int first, int last) {
+  float* scores = s.scores + row * kKeys;
+  if (first >= last) {
+    std::fill(scores, scores + kKeys, 0.0f);
+    s.rescale[row] = 1.0f;
+    return;
+  }
+  vf highest = splat(-kInfinity);
+  const bool whole = first <= 0 && last >= kKeys;
+  for (int j = 0; j < kKeys; j += W) {
+    vf x = load(scores + j);
+    if (!whole) {
+      const vi index = iota() + j;
+      x = ((index >= first) & (index < last)) ? x : splat(-kInfinity);
+      store(scores + j, x);
+    }
+    highest = maximum(x, highest);
+  }
+  const float before = s.maximum[row];
+  const float now = std::max(before, reduce_max(highest));
+  if (now == -kInfinity) {  // every visible score is -inf
+    std::fill(scores, scores + kKeys, 0.0f);
+    s.rescale[row] = 1.0f;
+    return;
+  }
+  vf total = splat(0.0f);
+  for (int j = 0; j < kKeys; j += W) {
+    const vf weight = exponential(load(scores + j) - now);
+    store(scores + j, weight);
+    total += weight;
+  }
+  const float rescale = before == -kInfinity ? 0.0f : std::exp(before - now);
+  s.maximum[row] = now;
+  s.sum[row] = s.sum[row] * rescale + reduce_sum(total);
+  s.rescale[row] = rescale;
+}
+
+// scores[row, key] = query[row] . key, along the head dimension (few rows: keys are not packed).
+inline void dot_scores(Scratch& s, int rows, int width, int first, int last) {
+  for (int j = first / W * W; j < last; j += W) {
+    const float* keys[W];
+    for (int i = 0; i < W; ++i) keys[i] = s.key_rows[std::clamp(j + i, first, last - 1)];
+    for (int row = 0; row < rows; ++row) {
+      const float* query = s.query + row * width;
+      vf acc[W] = {};
+      for (int d = 0; d < width; d += W) {
+        const vf q = load(query + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) acc[i] += q * load(keys[i] + d);
+      }
+      store(s.scores + row * kKeys + j, reduce_each(acc));
+    }
+  }
+}
+
+template <int N>
+inline void weigh_columns(Scratch& s, int row, int width, int d, int first, int last) {
+  float* out = s.out + row * width + d;
+  vf acc[N];
+#pragma GCC unroll 8
+  for (int i = 0; i < N; ++i) acc[i] = load(out + i * W) * s.rescale[row];
+  for (int key = first; key < last; ++key) {
+    const vf weight = splat(s.scores[row * kKeys + key]);
+    const float* value = s.value_rows[key] + d;
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) acc[i] += weight * load(value + i * W);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < N; ++i) store(out + i * W, acc[i]);
+}
+
+// out[row] = out[row] * rescale[row] + weights[row] . values, over keys [first, last) of the tile.
+inline void weigh_values(Scratch& s, int rows, int width, int first, int last) {
+  for (int row = 0; row < rows; ++row) {
+    int d = 0;
+    for (; d + 8 * W <= width; d += 8 * W) weigh_columns<8>(s, row, width, d, first, last);
+    for (; d + 2 * W <= width; d += 2 * W) weigh_columns<2>(s, row, width, d, first, last);
+    for (; d < width; d += W) weigh_columns<1>(s, row, width, d, first, last);
+  }
+}
+
+// Transposes keys [kKeys, width] in place of packing: keys[d * kKeys + key].
+template <class T, class RowOf>
+inline void pack_keys(float* packed, const RowOf& row_of, int head_dim, int first, int last) {
+  alignas(64) float rows[W * kMaxHeadDim];
+  const int width = padded(head_dim);
+  for (int j = 0; j < kKeys; j += W) {
+    for (int i = 0; i < W; ++i) {
+      float* row = rows + i * width;
+      if (j + i >= first && j + i < last) {
+        convert_row(static_cast<const T*>(row_of(j + i)), row, head_dim);
+      } else {
+        std::fill(row, row + width, 0.0f);
+      }
+    }
+    for (int d = 0; d < head_dim; d += W) {
+      vf block[W];
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) block[i] = load(rows + i * width + d);
+      transpose(block);
+      const int count = std::min(W, head_dim - d);
+      for (int i = 0; i < count; ++i) store(packed + (d + i) * kKeys + j, block[i]);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,208 @@
+// Vectors of W floats, written once and compiled per instruction set: the width follows the
+// compiler's target, the operations are GCC/Clang vector extensions.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(W * 4)));
+typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));
+typedef uint16_t vh __attribute__((vector_size(W * 2)));
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+inline vf splat(float x) { return vf{} + x; }
+
+inline vf load(const float* p) {
+  vf v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline vf load(const bf16* p) {
+  vh h;
+  std::memcpy(&h, p, sizeof h);
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+inline vf load(const f16* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  vh h;
+  std::memcpy(&h, p, sizeof h);
+  vu w = __builtin_convertvector(h, vu);
+  // Shifting the exponent into place leaves it 112 too small; the product mends that, subnormals
+  // included. Infinity and NaN get their exponent back by hand.
+  vf magnitude = (vf)((w & 0x7fffu) << 13) * 0x1p112f;
+  vi special = (vi)(w & 0x7c00u) == 0x7c00;
+  vu bits = (vu)magnitude | ((vu)special & 0x7f800000u);
+  return (vf)(bits | ((w & 0x8000u) << 16));
+#endif
+}
+
+inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+
+inline float to_float(float x) { return x; }
+
+inline void from_float(float x, float* to) { *to = x; }
+
+inline void from_float(float x, bf16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) {
+    to->bits = uint16_t((bits >> 16) | 0x40u);
+  } else {
+    to->bits = uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  }
+}
+
+inline void from_float(float x, f16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  bits &= 0x7fffffffu;
+  uint32_t half;
+  if (bits > 0x7f800000u) {
+    half = 0x7e00u;
+  } else if (bits >= 0x477ff000u) {
+    half = 0x7c00u;
+  } else if (bits < 0x38800000u) {
+    // Adding 1/2 shifts a subnormal result to the low bits, rounded to nearest even by the adder.
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    magnitude += 0.5f;
+    std::memcpy(&half, &magnitude, 4);
+    half -= 0x3f000000u;
+  } else {
+    half = (bits + 0xc8000fffu + ((bits >> 13) & 1u)) >> 13;
+  }
+  to->bits = uint16_t(sign | half);
+}
+
+// Converts n elements to float; dst has room for n rounded up to W, the excess becomes 0.
+template <class T>
+inline void convert_row(const T* src, float* dst, int n, float factor = 1.0f) {
+  int i = 0;
+  for (; i + W <= n; i += W) store(dst + i, load(src + i) * factor);
+  if (i < n) {
+    T tail[W] = {};
+    std::memcpy(tail, src + i, size_t(n - i) * sizeof(T));
+    store(dst + i, load(tail) * factor);
+  }
+}
+
+// Lanes in blocks of 2 * H: the first half of each block from a, the second from b, both taken
+// from the lower (Upper = false) or upper half of the block there.
+template <int H, bool Upper>
+constexpr int exchange_lane(int lane) {
+  const int block = lane / (2 * H) * (2 * H), offset = lane % (2 * H);
+  return offset < H ? block + offset + (Upper ? H : 0)
+                    : W + block + offset - (Upper ? 0 : H);
+}
+
+template <int H, bool Upper, int... Lane>
+inline vf exchange(vf a, vf b, std::integer_sequence<int, Lane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, exchange_lane<H, Upper>(Lane)...);
+#else
+  return __builtin_shuffle(a, b, vi{exchange_lane<H, Upper>(Lane)...});
+#endif
+}
+
+template <int H, bool Upper>
+inline vf exchange(vf a, vf b) {
+  return exchange<H, Upper>(a, b, std::make_integer_sequence<int, W>{});
+}
+
+// Lane i of the result is the sum of v[i]'s lanes.
+template <int H = W / 2>
+inline vf reduce_each(vf* v) {
+#pragma GCC unroll 16
+  for (int i = 0; i < H; ++i) {
+    v[i] = exchange<H, false>(v[i], v[i + H]) + exchange<H, true>(v[i], v[i + H]);
+  }
+  if constexpr (H > 1) {
+    return reduce_each<H / 2>(v);
+  } else {
+    return v[0];
+  }
+}
+
+// Transposes the W x W matrix whose rows are v[0..W).
+template <int H = W / 2>
+inline void transpose(vf* v) {
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) {
+    if (!(i & H)) {
+      const vf low = exchange<H, false>(v[i], v[i + H]);
+      v[i + H] = exchange<H, true>(v[i], v[i + H]);
+      v[i] = low;
+    }
+  }
+  if constexpr (H > 1) transpose<H / 2>(v);
+}
+
+inline vf maximum(vf a, vf b) { return a > b ? a : b; }
+
+inline float reduce_max(vf v) {
+  float lanes[W], result;
+  store(lanes, v);
+  result = lanes[0];
+  for (int i = 1; i < W; ++i) result = lanes[i] > result ? lanes[i] : result;
+  return result;
+}
+
+inline float reduce_sum(vf v) {
+  float lanes[W], result = 0.0f;
+  store(lanes, v);
+  for (int i = 0; i < W; ++i) result += lanes[i];
+  return result;
+}
+
+inline vi iota() {
+  vi v;
+  for (int i = 0; i < W; ++i) v[i] = i;
+  return v;
+}
+
+// exp for x below about 80; 0 below -87. Range reduction and polynomial of Cephes' expf (S. Moshier).
+inline vf exponential(vf x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2**23: adding it rounds to an integer
+  const vi underflow = x < -87.0f;
+  x = underflow ? splat(-87.0f) : x;
+  const vf shifted = x * 1.44269504088896341f + kMagic;
+  const vf n = shifted - kMagic;
+  const vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const vf result = (vf)((vi)p + (((vi)shifted - 0x4b400000) << 23));
+  return underflow ? splat(0.0f) : result;
+}
+
+}  // namespace
