@@ -9,8 +9,8 @@ region is the same function for every layer, so compiling it once serves any dep
     logits   rows of hidden states to vocabulary scores
 
 The functions are pure: weights are arguments, the specification is static and hashable, and nothing
-in them depends on data. Only dimension 0 (tokens) varies between calls; mark it dynamic (for
-example `torch._dynamo.decorators.mark_unbacked(x, 0)`) and each region is captured once.
+in them depends on data. Between calls only the number of tokens varies (`TOKEN_ARGUMENTS`); with
+that dimension marked unbacked each region is captured once.
 Shape suffixes are those of `layers`.
 """
 
@@ -63,7 +63,7 @@ class AttentionInputs(NamedTuple):
 
     query: torch.Tensor  # [T, Q, D] contiguous, rotated
     key: torch.Tensor  # [T, K, D] contiguous, rotated
-    value: torch.Tensor  # [T, K, D] contiguous
+    value: torch.Tensor  # [T, K, D] slice of the fused projection: tokens lie (Q + 2 K) D apart
     residual: torch.Tensor  # [T, H]
 
 
@@ -185,6 +185,10 @@ def logits(head_weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
 
 EAGER_REGIONS = Regions(first, middle, last, logits)
 
+# Per region, the positions of the arguments whose dimension 0 counts tokens; every other dimension
+# of every argument is the same in every call.
+TOKEN_ARGUMENTS = ((4, 5), (4, 5, 6), (3, 4), (1,))
+
 
 def _before_attention(
     spec: RegionSpec,
@@ -202,9 +206,7 @@ def _before_attention(
         query = rms_norm(query, pre.q_norm, spec.rms_norm_eps)
         key = rms_norm(key, pre.k_norm, spec.rms_norm_eps)
     cos_sin = rope_table[positions].to(query.dtype)
-    return AttentionInputs(
-        apply_rope(query, cos_sin), apply_rope(key, cos_sin), value.contiguous(), residual
-    )
+    return AttentionInputs(apply_rope(query, cos_sin), apply_rope(key, cos_sin), value, residual)
 
 
 def _after_attention(

@@ -1,0 +1,105 @@
+"""Two ways to run a `Decoder` without the engine: dense attention, and the paged op by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from src.models import Attend, Decoder
+from src.ops import paged_attention
+
+
+def dense_attend(decoder: Decoder) -> Attend:
+    """Causal attention over one sequence that is given whole, written as plainly as can be."""
+
+    def attend(
+        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        tokens, heads, _ = query.shape
+        key = key.repeat_interleave(heads // key.shape[1], dim=1)
+        value = value.repeat_interleave(heads // value.shape[1], dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) * decoder.spec.attention_scale
+        position = torch.arange(tokens)
+        visible = position[None, :] <= position[:, None]
+        window = decoder.spec.sliding_windows[layer]
+        if window is not None:
+            visible &= position[None, :] > position[:, None] - window
+        scores = scores.masked_fill(~visible, -torch.inf)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+        return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
+
+    return attend
+
+
+@torch.inference_mode()
+def dense_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
+    """Logits of every position, float32 [T, V]."""
+    ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
+    hidden = decoder.forward(decoder.regions, ids, positions, dense_attend(decoder))
+    return decoder.logits(decoder.regions, hidden)
+
+
+class PagedSequence:
+    """One sequence over the paged op: scattered blocks, any chunking of its tokens."""
+
+    def __init__(self, decoder: Decoder, *, block_size: int = 4, capacity: int = 160) -> None:
+        self.decoder, self.block_size, self.length, self.capacity = decoder, block_size, 0, capacity
+        num_blocks = -(-capacity // block_size)
+        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
+        self.block_table = order.to(torch.int32)[None]  # [1, num_blocks] int32, index -> block
+        # NaN, so that a slot that is read before it is written shows.
+        self.caches = [
+            tuple(
+                torch.full(
+                    (num_blocks, block_size, kv.num_kv_heads, kv.head_dim),
+                    torch.nan,
+                    dtype=kv.dtype,
+                )
+                for _ in "kv"
+            )
+            for kv in decoder.kv_cache_spec()
+        ]
+
+    @torch.inference_mode()
+    def append(self, tokens: list[int]) -> torch.Tensor:
+        """Run the next tokens; their logits, float32 [T, V]."""
+        begin, end = self.length, self.length + len(tokens)
+        positions = torch.arange(begin, end)
+        blocks = self.block_table[0][positions // self.block_size].long()
+        slots = blocks * self.block_size + positions % self.block_size
+        windows = self.decoder.spec.sliding_windows
+
+        def attend(
+            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        ) -> torch.Tensor:
+            out = torch.empty_like(query)
+            paged_attention(
+                query,
+                key,
+                value,
+                *self.caches[layer],
+                self.block_table,
+                torch.tensor([0, len(tokens)], dtype=torch.int32),
+                torch.tensor([end], dtype=torch.int32),
+                slots,
+                out,
+                self.decoder.spec.attention_scale,
+                windows[layer] or 0,
+                len(tokens),
+                end,
+            )
+            return out.flatten(1)
+
+        decoder = self.decoder
+        hidden = decoder.forward(decoder.regions, torch.tensor(tokens), positions, attend)
+        self.length = end
+        return decoder.logits(decoder.regions, hidden)
+
+    def greedy(self, prompt: list[int], count: int, *, chunk: int) -> list[int]:
+        """Prefill `prompt` in chunks, then decode `count` tokens one by one."""
+        logits = torch.empty(0)
+        for start in range(0, len(prompt), chunk):
+            logits = self.append(prompt[start : start + chunk])
+        generated = [int(logits[-1].argmax())]
+        while len(generated) < count:
+            generated.append(int(self.append(generated[-1:])[-1].argmax()))
+        return generated
