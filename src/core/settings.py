@@ -1,0 +1,225 @@
+"""Where settings come from: a TOML file, then the environment, then the command line.
+
+Later sources win. Every key of :class:`~src.core.config.Config` may be set as ``section.key`` in
+the file and as ``SLIPSTREAM_SECTION__KEY`` in the environment; what nobody knows is an error that
+names the nearest known key, because a setting that is silently ignored is found much later.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, get_args, get_type_hints
+
+import msgspec
+
+from src.core.config import Config
+from src.core.errors import ConfigError
+
+PREFIX: Final = "SLIPSTREAM_"
+CONFIG_VARIABLE: Final = "SLIPSTREAM_CONFIG"
+MODEL_VARIABLE: Final = "SLIPSTREAM_MODEL"
+# Variables with our prefix that are no settings, and what they are.
+OTHER_VARIABLES: Final[Mapping[str, str]] = {
+    CONFIG_VARIABLE: "the TOML file to read",
+    MODEL_VARIABLE: "short for SLIPSTREAM_MODEL__PATH",
+    "SLIPSTREAM_CACHE_DIR": "where compiled artifacts are kept",
+}
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One key: ``section.key``, its variable, its type (with bounds) and its default."""
+
+    section: str
+    key: str
+    type: Any
+    default: Any
+
+    @property
+    def name(self) -> str:
+        """How a TOML file's reader spells it, e.g. ``scheduler.max_num_seqs``."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def variable(self) -> str:
+        """How the environment spells it, e.g. ``SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS``."""
+        return f"{PREFIX}{self.section}__{self.key}".upper()
+
+
+def known_settings() -> dict[str, Setting]:
+    """Every setting by its name, in the order of their declaration."""
+    found: dict[str, Setting] = {}
+    for section in msgspec.structs.fields(Config):
+        hints = get_type_hints(section.type, include_extras=True)
+        for field in msgspec.structs.fields(section.type):
+            setting = Setting(section.name, field.name, hints[field.name], field.default)
+            found[setting.name] = setting
+    return found
+
+
+def load_config(
+    path: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Iterable[tuple[str, str]] = (),
+) -> Config:
+    """Gather the configuration.
+
+    Parameters
+    ----------
+    path
+        A TOML file; ``None`` is the one that ``SLIPSTREAM_CONFIG`` names, or none at all.
+    environ
+        ``None`` is the process's.
+    overrides
+        Pairs of ``section.key`` and a value as text; they win over everything.
+
+    Raises
+    ------
+    ConfigError
+        Naming the source, the key, its value and what was expected.
+    """
+    environ = os.environ if environ is None else environ
+    known = known_settings()
+    file = path if path is not None else environ.get(CONFIG_VARIABLE) or None
+    values: dict[str, Any] = {}
+    file_directory: Path | None = None
+    if file is not None:
+        values.update(_from_file(Path(file).expanduser(), known))
+        if "model.path" in values:
+            file_directory = Path(file).expanduser().resolve().parent
+    for source in (_from_environment(environ, known), _from_overrides(overrides, known)):
+        for name, value in source:
+            values[name] = value
+            if name == "model.path":
+                file_directory = None
+    config = _build(values)
+    model_path = locate_model(config.model.path, file_directory)
+    return msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, path=model_path)
+    )
+
+
+def locate_model(path: str, file_directory: Path | None = None) -> str:
+    """The absolute form of ``path`` where it is a directory, otherwise ``path`` itself.
+
+    A relative path is looked for in the working directory, beside the TOML file that named it,
+    and in the checkout, so that the bundled model is found from anywhere. What is nowhere is left
+    as it is: it may be a hub id.
+    """
+    expanded = Path(path).expanduser()
+    for base in (Path.cwd(), file_directory, CHECKOUT):
+        if base is not None and (base / expanded).is_dir():
+            return str((base / expanded).resolve())
+    return str(expanded) if path.startswith("~") else path
+
+
+def _from_file(file: Path, known: Mapping[str, Setting]) -> Iterator[tuple[str, Any]]:
+    try:
+        with file.open("rb") as stream:
+            document = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    sections = {setting.section for setting in known.values()}
+    for section, table in document.items():
+        if section not in sections:
+            raise _unknown(f"{file}: unknown section [{section}]", section, sections)
+        if not isinstance(table, dict):
+            raise ConfigError(f"{file}: {section} must be a table [{section}], got {table!r}")
+        for key, value in table.items():
+            name = f"{section}.{key}"
+            if name not in known:
+                raise _unknown(f"{file}: unknown key {name}", name, known)
+            yield name, _convert(known[name], value, f"{file}: {name}")
+
+
+def _from_environment(
+    environ: Mapping[str, str], known: Mapping[str, Setting]
+) -> Iterator[tuple[str, Any]]:
+    by_variable = {setting.variable: setting for setting in known.values()}
+    long_form = known["model.path"].variable
+    short, long = environ.get(MODEL_VARIABLE), environ.get(long_form)
+    if short is not None and long is not None and short != long:
+        raise ConfigError(
+            f"{MODEL_VARIABLE}={short} and {long_form}={long} disagree; set one of them"
+        )
+    if short is not None:
+        yield "model.path", short
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if variable not in by_variable:
+            raise _unknown(
+                f"unknown environment variable {variable}",
+                variable,
+                (*by_variable, *OTHER_VARIABLES),
+            )
+        setting = by_variable[variable]
+        yield setting.name, _parse(setting, text, variable)
+
+
+def _from_overrides(
+    overrides: Iterable[tuple[str, str]], known: Mapping[str, Setting]
+) -> Iterator[tuple[str, Any]]:
+    for name, text in overrides:
+        if name not in known:
+            raise _unknown(f"unknown setting {name}", name, known)
+        yield name, _parse(known[name], text, name)
+
+
+def _parse(setting: Setting, text: str, source: str) -> Any:
+    """A value from text: ``none`` unsets, lists are separated by commas or written as JSON."""
+    kinds = get_args(setting.type)
+    if NoneType in kinds and text.strip().lower() in ("", "none", "null"):
+        return None
+    value: Any = text
+    if isinstance(setting.default, tuple):
+        if text.lstrip().startswith("["):
+            try:
+                value = msgspec.json.decode(text)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{source}={text!r}: not a JSON list: {error}") from error
+        else:
+            value = [part.strip() for part in text.split(",") if part.strip()]
+    return _convert(setting, value, source, strict=False)
+
+
+def _convert(setting: Setting, value: Any, source: str, *, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, setting.type, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}={value!r}: {_expected(setting, error)}") from error
+
+
+def _expected(setting: Setting, error: msgspec.ValidationError) -> str:
+    choices = [choice for choice in get_args(setting.type) if isinstance(choice, str)]
+    if choices:
+        return f"expected one of {', '.join(choices)}"
+    text = str(error)
+    return text[:1].lower() + text[1:]
+
+
+def _build(values: Mapping[str, Any]) -> Config:
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        section, key = name.split(".")
+        sections.setdefault(section, {})[key] = value
+    default = Config()
+    return Config(
+        **{
+            section: msgspec.structs.replace(getattr(default, section), **keys)
+            for section, keys in sections.items()
+        }
+    )
+
+
+def _unknown(problem: str, name: str, candidates: Iterable[str]) -> ConfigError:
+    nearest = difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)
+    return ConfigError(f"{problem}; did you mean {nearest[0]}?")
