@@ -1,0 +1,168 @@
+"""The block pool: which blocks of KV memory are free, cached or held.
+
+Every block is in exactly one of three places::
+
+    free     nobody holds it, its content is worth nothing       (a stack)
+    cached   nobody holds it, its content may be asked for again (an LRU, oldest evicted first)
+    held     one or more requests have it in their block tables  (a reference count)
+
+    free + cached + held == total, always.
+
+The pool knows block ids and reference counts only. It does not know which tokens, which layers or
+how many bytes a block holds, so that several groups of layers with tables of their own (sliding
+window, latent attention) can draw from the same pool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+
+class InvariantError(AssertionError):
+    """The engine's own bookkeeping is inconsistent: a bug, never a client's fault."""
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """How many blocks hold the KV of ``num_tokens`` positions."""
+    return -(-num_tokens // block_size)
+
+
+class BlockPool:
+    """Blocks ``0 .. num_blocks - 1`` with reference counts; every operation is O(1) per block.
+
+    Parameters
+    ----------
+    num_blocks
+        How many blocks there are.
+    on_evict
+        Called with the id of a cached block whose content is about to be given up.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
+        self.num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._references = [0] * num_blocks
+        # Whether the block's content is worth keeping once nobody holds it.
+        self._keep = bytearray(num_blocks)
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._num_free = num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now: free and cached ones."""
+        return self._num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and whose content may be asked for again."""
+        return len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks in the table of at least one request."""
+        return self.num_blocks - self._num_free
+
+    def is_held(self, block: int) -> bool:
+        """Whether any request holds the block."""
+        return self._references[block] > 0
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out ``count`` blocks: worthless ones first, then the least recently used cached.
+
+        Raises
+        ------
+        InvariantError
+            If there are fewer; the caller has to look at ``num_free`` first.
+        """
+        if count > self._num_free:
+            raise InvariantError(f"{count} blocks asked for, {self._num_free} are free")
+        self._num_free -= count
+        blocks = []
+        for _ in range(count):
+            if self._free:
+                block = self._free.pop()
+            else:
+                block, _ = self._cached.popitem(last=False)
+                self._keep[block] = 0
+                if self._on_evict is not None:
+                    self._on_evict(block)
+            self._references[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add one holder to each of ``blocks``, which are cached or held."""
+        for block in blocks:
+            if self._references[block] == 0:
+                if block not in self._cached:
+                    raise InvariantError(f"block {block} is free: its content cannot be shared")
+                del self._cached[block]
+                self._num_free -= 1
+            self._references[block] += 1
+
+    def release(self, table: Sequence[int]) -> None:
+        """Take one holder from each block of a table.
+
+        The table is walked from its tail, so that a sequence's tail is evicted before its head: a
+        tail is of no use without what comes before it.
+        """
+        for block in reversed(table):
+            left = self._references[block] - 1
+            if left < 0:
+                raise InvariantError(f"block {block} is released but nobody holds it")
+            self._references[block] = left
+            if left == 0:
+                self._num_free += 1
+                if self._keep[block]:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def keep(self, block: int) -> None:
+        """Say that a held block's content is worth keeping when its last holder leaves."""
+        if self._references[block] == 0:
+            raise InvariantError(f"block {block} is marked for keeping but nobody holds it")
+        self._keep[block] = 1
+
+    def forget(self) -> None:
+        """Make every block's content worthless, held ones' too; ``on_evict`` is not called."""
+        self._keep = bytearray(self.num_blocks)
+        self._free.extend(self._cached)
+        self._cached.clear()
+
+    def frees_some(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether releasing all these tables would free at least one block."""
+        references = self._references
+        # Almost always the last block of a table is its own, so this ends at the first one.
+        if any(references[block] == 1 for table in tables for block in reversed(table)):
+            return True
+        counts = Counter(block for table in tables for block in table)
+        return any(references[block] == count for block, count in counts.items())
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Prove that the pool is whole when exactly ``tables`` hold blocks; O(total blocks).
+
+        Raises
+        ------
+        InvariantError
+            Saying which count is off.
+        """
+        expected = Counter(block for table in tables for block in table)
+        for block, references in enumerate(self._references):
+            if references != expected[block]:
+                raise InvariantError(
+                    f"block {block} has {references} references, {expected[block]} tables hold it"
+                )
+        held = len(expected)
+        places = [*self._free, *self._cached]
+        if len(set(places)) != len(places) or any(self._references[b] for b in places):
+            raise InvariantError("a block is in two places at once")
+        if len(places) + held != self.num_blocks or self._num_free != len(places):
+            raise InvariantError(
+                f"free {len(self._free)} + cached {len(self._cached)} + held {held} "
+                f"!= total {self.num_blocks} (counted free: {self._num_free})"
+            )
+        if any(not self._keep[block] for block in self._cached):
+            raise InvariantError("a cached block is not marked for keeping")

@@ -1,0 +1,112 @@
+"""The prefix cache: from the content of a prefix to the block that holds its last tokens' KV.
+
+The KV of a block depends on its own tokens and on all before them, so a block is named by a chain
+of hashes: ``digest(i) = sha256(digest(i - 1) + tokens of block i)``, with the cache salt in the
+chain's root. sha256 rather than a fast hash, because two clients share this table and a collision
+that somebody can construct would hand one the other's context.
+
+Source of the scheme: vLLM's automatic prefix caching (docs.vllm.ai, "Automatic Prefix Caching").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from src.engine.blocks import BlockPool, InvariantError
+
+
+class HashChain:
+    """The digests of one sequence's full blocks, computed once each and only when asked for.
+
+    A sequence only grows at its end, so a digest never changes; it survives preemption.
+    """
+
+    __slots__ = ("_block_size", "_digests", "_root")
+
+    def __init__(self, block_size: int, salt: str) -> None:
+        self._block_size = block_size
+        self._digests: list[bytes] = []
+        self._root = hashlib.sha256(b"slipstream-kv\0" + salt.encode()).digest()
+
+    def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
+        """The name of full block ``index`` of the sequence ``token_ids``."""
+        digests = self._digests
+        while len(digests) <= index:
+            start = len(digests) * self._block_size
+            tokens = array("q", token_ids[start : start + self._block_size])
+            if len(tokens) < self._block_size:
+                raise InvariantError(f"block {len(digests)} is not full: it has no digest yet")
+            parent = digests[-1] if digests else self._root
+            digests.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+        return digests[index]
+
+
+class PrefixCache:
+    """Full blocks by content, over the blocks of one pool.
+
+    Parameters
+    ----------
+    num_blocks
+        Size of the pool, which this creates as ``pool``: eviction there is forgetting here.
+    block_size
+        Tokens of a block.
+    enabled
+        When false, nothing is ever registered and so nothing found.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, enabled: bool = True) -> None:
+        self.pool = BlockPool(num_blocks, on_evict=self._forget)
+        self.enabled = enabled
+        # Registrations of sequences that were admitted in an earlier epoch are refused.
+        self.epoch = 0
+        self._block_size = block_size
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: list[bytes | None] = [None] * num_blocks
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def match(self, chain: HashChain, token_ids: Sequence[int]) -> list[int]:
+        """The blocks that hold the longest known prefix of a sequence, not yet shared.
+
+        At least the last token is always left to compute, since its logits are what the next
+        token is sampled from: at most ``(len(token_ids) - 1) // block_size`` blocks.
+        """
+        blocks: list[int] = []
+        if not self._block_of:
+            return blocks
+        for index in range((len(token_ids) - 1) // self._block_size):
+            block = self._block_of.get(chain.digest(index, token_ids))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def register(self, digest: bytes, block: int) -> bool:
+        """Offer a held block, whose KV is computed and confirmed, under its content's name.
+
+        If another block has that name already, this one stays nameless and its content is given up
+        with its last holder: tables are never rewritten under a running step.
+        """
+        if digest in self._block_of:
+            return False
+        self._block_of[digest] = block
+        self._digest_of[block] = digest
+        self.pool.keep(block)
+        return True
+
+    def reset(self) -> None:
+        """Forget all content, that of running sequences too."""
+        self.epoch += 1
+        self._block_of.clear()
+        self._digest_of = [None] * self.pool.num_blocks
+        self.pool.forget()
+
+    def _forget(self, block: int) -> None:
+        digest = self._digest_of[block]
+        if digest is None:
+            raise InvariantError(f"cached block {block} has no digest")
+        self._digest_of[block] = None
+        del self._block_of[digest]
