@@ -1,0 +1,66 @@
+"""What a person runs: `nox -s serve`, `nox -s tests`, `nox -s lint`, `nox -s types`, `nox -s bench`.
+
+Bare `nox` runs everything that a CPU can check. Every session installs what it needs into its own
+environment, with pip, so that a local build of torch is found the way pip finds it.
+"""
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_external_run = True
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """The project itself, editable, and the dependency groups of pyproject.toml."""
+    session.install("-e", ".", *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+def build_kernels(session: nox.Session) -> None:
+    """Compile the CPU kernels now, so that no start waits for a compiler."""
+    session.run("python", "-m", "src.ops.cpu.build")
+
+
+@nox.session
+def serve(session: nox.Session) -> None:
+    """Serve the bundled demo model, or what SLIPSTREAM_... says, on http://127.0.0.1:8000."""
+    install(session)
+    build_kernels(session)
+    session.run(
+        "hypercorn", "--config", "configs/hypercorn.toml", *session.posargs, "src.http:app"
+    )
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests that a CPU can run; arguments go to pytest."""
+    install(session, "test")
+    build_kernels(session)
+    session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu"]))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Format and lint rules; `nox -s lint -- --fix` mends what can be mended."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "lint"))
+    fix = "--fix" in session.posargs
+    session.run("ruff", "format", *(() if fix else ("--check",)), ".")
+    session.run("ruff", "check", *session.posargs, ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types."""
+    install(session, "types")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Latency and throughput of the engine on the demo model, as a table and JSON lines."""
+    install(session, "test")
+    build_kernels(session)
+    session.run("python", "-m", "benchmarks.engine", *session.posargs)

@@ -1,0 +1,57 @@
+"""Compiles pure functions on tensors once each, with one symbolic token dimension.
+
+A dense decoder is three distinct functions around its attention calls. Weights are their arguments,
+so each is captured once however many layers there are, and the attention op is the split point
+without any graph surgery. The token dimension is *unbacked*: torch may assume nothing about it, so
+sizes 0, 1 and 2 get no graphs of their own and no later size recompiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.decorators import mark_unbacked
+
+
+class CompiledFunction:
+    """``function`` compiled by Inductor, with dimension 0 of ``token_arguments`` symbolic.
+
+    Compilation happens in the first call, which must therefore be a warm-up call. The code serves
+    any number of tokens from then on.
+    """
+
+    def __init__(self, function: Callable[..., Any], token_arguments: Sequence[int]) -> None:
+        self._compiled = torch.compile(function, fullgraph=True, dynamic=False)
+        self._token_arguments = tuple(token_arguments)
+        self._captured = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self._captured:
+            for index in self._token_arguments:
+                tensor: Tensor = arguments[index]
+                mark_unbacked(tensor, 0)
+            result = self._compiled(*arguments)
+            self._captured = True
+            return result
+        return self._compiled(*arguments)
+
+
+def compile_functions(
+    functions: Sequence[Callable[..., Any]], token_arguments: Sequence[Sequence[int]]
+) -> list[CompiledFunction]:
+    """Wrap each function for compilation at its first call.
+
+    Parameters
+    ----------
+    functions
+        Pure functions on tensors; anything static among their arguments is hashable.
+    token_arguments
+        Per function, the positions of arguments whose dimension 0 counts tokens.
+    """
+    return [
+        CompiledFunction(function, indices)
+        for function, indices in zip(functions, token_arguments, strict=True)
+    ]
