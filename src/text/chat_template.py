@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
-_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "range")
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "range")
+"""What a request's ``chat_template_kwargs`` may not set."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PROBE = "probe\ue000text"
 
@@ -71,6 +72,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -96,7 +98,7 @@ class ChatTemplate:
         InvalidRequestError
             The template refuses these messages, they are malformed, or the result is too large.
         """
-        if clash := next((key for key in kwargs if key in _RESERVED), None):
+        if clash := next((key for key in kwargs if key in RESERVED_VARIABLES), None):
             raise InvalidRequestError(
                 f"chat_template_kwargs: {clash!r} cannot be set there", param="chat_template_kwargs"
             )
