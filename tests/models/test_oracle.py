@@ -1,8 +1,8 @@
 """Every architecture and RoPE variant against transformers, on small random checkpoints.
 
-float32: logits within 1e-4 of the row's largest, greedy tokens equal. bfloat16: logits within 4 %
-of the row's largest on average and 15 % at worst, which is what rounding activations to 8 bits in
-another order costs on these models (about 0.6 % and 4 %, measured).
+float32: logits within 1e-4 of the row's largest, greedy tokens equal. bfloat16: logits within 1.5 %
+of the row's largest on average and 15 % at worst. Measured: none with attention computed as the
+reference does, 0.4 % and 5 % with the paged op, which rounds in other places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import CLASSES, ROPES, load_reference, make_checkpoint
 
 FLOAT32_TOLERANCE = 1e-4
-BFLOAT16_MEAN_TOLERANCE, BFLOAT16_WORST_TOLERANCE = 0.04, 0.15
+BFLOAT16_MEAN_TOLERANCE, BFLOAT16_WORST_TOLERANCE = 0.015, 0.15
 VOCAB_SIZE = 320
 NEW_TOKENS = 20
 # Of one token; shorter than a block; longer than blocks, windows and RoPE's original lengths.

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src.core.errors import ModelLoadError
+from src.models import load_config, supported_architectures
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        return tmp_path
+
+    return write
+
+
+def test_defaults_are_those_of_the_family(write: Write) -> None:
+    config = load_config(write(LLAMA))
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "float32")
+    assert config.tie_word_embeddings is False
+    assert config.rope.theta == 10000.0
+    assert load_config(write(LLAMA | {"architectures": ["Qwen3ForCausalLM"]})).head_dim == 128
+    mistral = load_config(write(MISTRAL | {"num_attention_heads": 8}))
+    assert (mistral.num_kv_heads, mistral.variant.sliding_windows) == (8, (4096,) * 3)
+
+
+class TestSpellings:
+    @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+    @pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16"])
+    def test_dtype(self, write: Write, key: str, value: str) -> None:
+        assert load_config(write(LLAMA | {key: value})).dtype == "bfloat16"
+
+    @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+    @pytest.mark.parametrize("kind", ["type", "rope_type"])
+    def test_rope(self, write: Write, key: str, kind: str) -> None:
+        scaling = {kind: "linear", "factor": 4}
+        config = load_config(write(LLAMA | {key: scaling, "rope_theta": 5e5}))
+        assert (config.rope.rope_type, config.rope.factor) == ("linear", 4.0)
+        assert config.rope.theta == 5e5
+
+    def test_theta_within_the_rope_parameters_wins(self, write: Write) -> None:
+        parameters = {"rope_type": "default", "rope_theta": 777.0}
+        config = load_config(write(LLAMA | {"rope_parameters": parameters, "rope_theta": 5.0}))
+        assert config.rope.theta == 777.0
+
+    def test_null_is_as_good_as_absent(self, write: Write) -> None:
+        nulls = {"rope_scaling": None, "num_key_value_heads": None, "head_dim": None}
+        assert load_config(write(LLAMA | nulls)) == load_config(write(LLAMA))
+
+
+class TestContextLength:
+    @pytest.mark.parametrize(
+        ("scaling", "length"),
+        [
+            (None, 256),
+            ({"rope_type": "linear", "factor": 4.0}, 1024),
+            ({"rope_type": "dynamic", "factor": 4.0}, 256),
+            ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+            ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+            ({"type": "yarn", "original_max_position_embeddings": 64}, 256),
+            (
+                {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                256,
+            ),
+        ],
+    )
+    def test_is_what_the_position_encoding_is_made_for(
+        self, write: Write, scaling: dict[str, Any] | None, length: int
+    ) -> None:
+        assert load_config(write(LLAMA | {"rope_scaling": scaling})).max_positions == length
+
+
+class TestWindows:
+    @pytest.mark.parametrize(
+        ("settings", "windows"),
+        [
+            ({}, (None,) * 3),
+            ({"sliding_window": 8, "max_window_layers": 0}, (None,) * 3),
+            ({"use_sliding_window": True, "sliding_window": None}, (None,) * 3),
+            ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, (8,) * 3),
+            (
+                {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+                (None, None, 8),
+            ),
+            ({"use_sliding_window": True, "sliding_window": 8}, (None,) * 3),
+            (
+                {
+                    "use_sliding_window": True,
+                    "sliding_window": 8,
+                    "max_window_layers": 0,
+                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                },
+                (8, None, 8),
+            ),
+        ],
+    )
+    def test_qwen(
+        self, write: Write, settings: dict[str, Any], windows: tuple[int | None, ...]
+    ) -> None:
+        assert load_config(write(QWEN2 | settings)).variant.sliding_windows == windows
+
+    @pytest.mark.parametrize(("window", "want"), [(None, (None,) * 3), (8, (8,) * 3)])
+    def test_mistral(self, write: Write, window: int | None, want: tuple[int | None, ...]) -> None:
+        settings = {"num_key_value_heads": 2, "sliding_window": window}
+        assert load_config(write(MISTRAL | settings)).variant.sliding_windows == want
+
+
+class TestGenerationDefaults:
+    def test_come_from_their_own_file(self, write: Write) -> None:
+        generation = {
+            "eos_token_id": [7, 9],
+            "temperature": 0.6,
+            "top_p": 0.9,
+            "top_k": 20,
+            "repetition_penalty": 1,
+            "do_sample": True,
+            "transformers_version": "5.0",
+        }
+        defaults = load_config(write(LLAMA | {"eos_token_id": 2}, generation)).generation
+        assert defaults.eos_token_ids == (7, 9)
+        assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.6, 0.9, 20)
+        assert (defaults.repetition_penalty, defaults.do_sample) == (1, True)
+
+    @pytest.mark.parametrize("generation", [None, {}, {"eos_token_id": None}])
+    def test_token_ids_fall_back_to_the_config(
+        self, write: Write, generation: dict[str, Any] | None
+    ) -> None:
+        config = LLAMA | {"eos_token_id": 2, "bos_token_id": 1}
+        defaults = load_config(write(config, generation)).generation
+        assert (defaults.eos_token_ids, defaults.bos_token_id) == ((2,), 1)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("temperature", "hot"), ("top_k", 1.5), ("eos_token_id", ["x"]), ("top_k", True)],
+    )
+    def test_a_wrong_type_is_named(self, write: Write, name: str, value: object) -> None:
+        with pytest.raises(ModelLoadError, match=name):
+            load_config(write(LLAMA, {name: value}))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not supported"),
+            ({"architectures": None}, "architectures must name a class"),
+            ({"architectures": []}, "architectures must name a class"),
+            ({"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}, "remote code is refused"),
+            ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
+            ({"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
+            ({"head_dim": 20}, "head_dim must be a multiple of 8 up to 256, got 20"),
+            ({"head_dim": 264}, "got 264"),
+            ({"hidden_size": 100}, "head_dim must be a multiple of 8 up to 256, got 25"),
+            ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of"),
+            ({"vocab_size": None}, "vocab_size must be a positive integer"),
+            ({"hidden_size": "64"}, "hidden_size must be a positive integer, got '64'"),
+            ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
+            ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a positive number"),
+            ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+            ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+            ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope' is not supported"),
+            ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number, got None"),
+            ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),
+            ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+            ({"rope_scaling": [1]}, "rope parameters must be an object"),
+            (
+                {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+                r"by layer type \(full_attention\)",
+            ),
+        ],
+    )
+    def test_each_names_its_reason(self, write: Write, change: dict[str, Any], reason: str) -> None:
+        with pytest.raises(ModelLoadError, match=reason):
+            load_config(write(LLAMA | change))
+
+    @pytest.mark.parametrize(
+        ("config", "reason"),
+        [
+            (QWEN2 | {"layer_types": ["full_attention"]}, "layer_types must be a list of 3"),
+            (QWEN2 | {"layer_types": ["full_attention", "mamba", "mamba"]}, "mamba"),
+            (QWEN2 | {"use_sliding_window": True, "sliding_window": -1}, "sliding_window"),
+            (
+                MISTRAL
+                | {
+                    "num_key_value_heads": 2,
+                    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                },
+                "layer_types must be the same",
+            ),
+        ],
+    )
+    def test_windows(self, write: Write, config: dict[str, Any], reason: str) -> None:
+        with pytest.raises(ModelLoadError, match=reason):
+            load_config(write(config))
+
+    def test_an_unsupported_architecture_lists_the_supported(self, write: Write) -> None:
+        with pytest.raises(ModelLoadError) as caught:
+            load_config(write(LLAMA | {"architectures": ["T5Model"]}))
+        assert all(name in str(caught.value) for name in supported_architectures())
+
+    @pytest.mark.parametrize("text", ["", "[]", "{", "\ufeff{}"])
+    def test_a_file_that_is_no_object(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelLoadError, match=r"config\.json"):
+            load_config(tmp_path)
+
+    def test_a_directory_without_a_config(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelLoadError, match=r"has no config\.json"):
+            load_config(tmp_path)
+
+
+def test_the_page_about_adding_a_model_lists_every_architecture() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
+    for name in supported_architectures():
+        assert f"`{name}`" in page
