@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows share them
 constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
 constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
-constexpr double kCostPerThread = 4e4; // multiply-adds that are worth waking a thread
+constexpr double kCostPerThread = 3e5; // cost (about 10 us of work) that is worth waking a thread
 
 struct Item {
   int32_t row, kv_head, first, count;  // packed query rows [first, first + count) of the batch row
@@ -68,25 +68,28 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
   const bool dot = packed <= kDotRows;
   const int64_t tile = dot ? kDotRows : kGemmRows;
   const int64_t split = dot ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
-  for (int64_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
-    for (int64_t first = 0; first < packed; first += tile) {
-      const int64_t count = std::min(tile, packed - first);
-      const int64_t low = first_visible(position + first / heads, a.sliding_window);
-      const int64_t high = position + (first + count - 1) / heads + 1;
-      const int64_t split_first = low / split, split_last = (high - 1) / split;
-      int32_t group = -1;
-      if (split_last > split_first) {
-        group = int32_t(plan.groups.size());
-        const int64_t splits = split_last - split_first + 1;
+  for (int64_t first = 0; first < packed; first += tile) {
+    const int64_t count = std::min(tile, packed - first);
+    const int64_t low = first_visible(position + first / heads, a.sliding_window);
+    const int64_t high = position + (first + count - 1) / heads + 1;
+    const int64_t split_first = low / split, splits = (high - 1) / split - split_first + 1;
+    int32_t group = -1;
+    if (splits > 1) {
+      group = int32_t(plan.groups.size());
+      for (int64_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
         plan.groups.emplace_back(int32_t(splits), plan.partial_floats);
         plan.partial_floats += splits * count * (padded(int(a.head_dim)) + 2);
       }
-      for (int64_t s = split_first; s <= split_last; ++s) {
-        const int64_t from = std::max(low, s * split), to = std::min(high, (s + 1) * split);
-        // Loading and converting a key costs about as much as four query rows against it.
-        const double cost = double(count + 4) * double(to - from) * double(a.head_dim) * 2;
-        plan.items.push_back({int32_t(row), int32_t(kv_head), int32_t(first), int32_t(count), from,
-                              to, group, int32_t(s - split_first), cost});
+    }
+    for (int64_t s = 0; s < splits; ++s) {
+      const int64_t from = std::max(low, (split_first + s) * split);
+      const int64_t to = std::min(high, (split_first + s + 1) * split);
+      // Loading and converting a key costs about as much as four query rows against it.
+      const double cost = double(count + 4) * double(to - from) * double(a.head_dim) * 2;
+      // The heads of a token lie side by side in memory: visit them one after another.
+      for (int32_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
+        plan.items.push_back({int32_t(row), kv_head, int32_t(first), int32_t(count), from, to,
+                              group < 0 ? -1 : group + kv_head, int32_t(s), cost});
       }
     }
   }
@@ -122,13 +125,14 @@ class Attention {
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
       const int first = int(std::max<int64_t>(0, item.begin - tile));
       const int last = int(std::min<int64_t>(kKeys, item.end - tile));
+      locate_keys(item, tile, first, last, s.offsets);
       if (dot) {
-        point_to_rows(item, s, tile, first, last);
+        point_to_rows(s, first, last);
         dot_scores(s, item.count, width, first, last);
+        prefetch_keys(item, tile + kKeys);
       } else {
-        pack_keys<T>(s.keys, [&](int key) { return row_of(a.key_cache, item, tile + key); },
-                     head_dim, first, last);
-        copy_values(item, s, tile, first, last);
+        pack_keys(s.keys, static_cast<const T*>(a.key_cache), s.offsets, head_dim, first, last);
+        copy_values(s, first, last);
         multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
                         s.rescale);
       }
@@ -163,10 +167,14 @@ class Attention {
     *head = item.kv_head * heads + (item.first + row) % heads;
   }
 
-  const void* row_of(const void* cache, const Item& item, int64_t key) const {
-    const int64_t block = a.block_tables[item.row * a.block_table_stride + key / a.block_size];
-    return static_cast<const T*>(cache) + (block * a.block_size + key % a.block_size) * token_stride +
-           item.kv_head * head_dim;
+  // Offsets into the caches of keys [first, last) of a tile; one division for all of them.
+  void locate_keys(const Item& item, int64_t tile, int first, int last, int64_t* offsets) const {
+    int64_t block = (tile + first) / a.block_size, slot = (tile + first) % a.block_size;
+    const int32_t* table = a.block_tables + item.row * a.block_table_stride;
+    for (int key = first; key < last; ++key) {
+      offsets[key] = (table[block] * a.block_size + slot) * token_stride + item.kv_head * head_dim;
+      if (++slot == a.block_size) slot = 0, ++block;
+    }
   }
 
   void start(const Item& item, Scratch& s) const {
@@ -181,10 +189,10 @@ class Attention {
     std::fill(s.out, s.out + item.count * width, 0.0f);
   }
 
-  void point_to_rows(const Item& item, Scratch& s, int64_t tile, int first, int last) const {
+  void point_to_rows(Scratch& s, int first, int last) const {
     for (int key = first; key < last; ++key) {
-      const auto* k = static_cast<const T*>(row_of(a.key_cache, item, tile + key));
-      const auto* v = static_cast<const T*>(row_of(a.value_cache, item, tile + key));
+      const T* k = static_cast<const T*>(a.key_cache) + s.offsets[key];
+      const T* v = static_cast<const T*>(a.value_cache) + s.offsets[key];
       if constexpr (std::is_same_v<T, float>) {
         if (head_dim == width) {
           s.key_rows[key] = k;
@@ -199,11 +207,22 @@ class Attention {
     }
   }
 
-  void copy_values(const Item& item, Scratch& s, int64_t tile, int first, int last) const {
+  // Rows of a paged cache are too short and too far apart for the hardware to foresee.
+  void prefetch_keys(const Item& item, int64_t tile) const {
+    int64_t offsets[kKeys];
+    const int last = int(std::clamp<int64_t>(item.end - tile, 0, kKeys));
+    locate_keys(item, tile, 0, last, offsets);
+    for (int key = 0; key < last; ++key) {
+      const auto* row = reinterpret_cast<const char*>(static_cast<const T*>(a.key_cache) + offsets[key]);
+      for (size_t i = 0; i < size_t(head_dim) * sizeof(T); i += 64) __builtin_prefetch(row + i);
+    }
+  }
+
+  void copy_values(Scratch& s, int first, int last) const {
     for (int key = 0; key < kKeys; ++key) {
       float* row = s.values + key * width;
       if (key >= first && key < last) {
-        convert_row(static_cast<const T*>(row_of(a.value_cache, item, tile + key)), row, head_dim);
+        convert_row(static_cast<const T*>(a.value_cache) + s.offsets[key], row, head_dim);
       } else {
         std::fill(row, row + width, 0.0f);
       }

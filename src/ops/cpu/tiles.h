@@ -31,6 +31,7 @@ struct alignas(64) Scratch {
   float values[kKeys * kMaxHeadDim];        // [kKeys, padded head_dim]
   float scores[kGemmRows * kKeys];          // [rows, kKeys]: scores, then weights
   float maximum[kGemmRows], sum[kGemmRows], rescale[kGemmRows];
+  int64_t offsets[kKeys];                   // of each key of the tile in the caches, in elements
   const float* key_rows[kKeys];             // decode: where each key's floats are
   const float* value_rows[kKeys];
 };
@@ -138,7 +139,11 @@ inline void softmax_row(Scratch& s, int row, int first, int last) {
 inline void dot_scores(Scratch& s, int rows, int width, int first, int last) {
   for (int j = first / W * W; j < last; j += W) {
     const float* keys[W];
-    for (int i = 0; i < W; ++i) keys[i] = s.key_rows[std::clamp(j + i, first, last - 1)];
+    for (int i = 0; i < W; ++i) {
+      const int key = std::clamp(j + i, first, last - 1);
+      keys[i] = s.key_rows[key];
+      for (int d = 0; d < width; d += 16) __builtin_prefetch(s.value_rows[key] + d);
+    }
     for (int row = 0; row < rows; ++row) {
       const float* query = s.query + row * width;
       vf acc[W] = {};
@@ -178,16 +183,17 @@ inline void weigh_values(Scratch& s, int rows, int width, int first, int last) {
   }
 }
 
-// Transposes keys [kKeys, width] in place of packing: keys[d * kKeys + key].
-template <class T, class RowOf>
-inline void pack_keys(float* packed, const RowOf& row_of, int head_dim, int first, int last) {
+// packed[d * kKeys + key] = cache[offsets[key] + d]; keys outside of [first, last) become 0.
+template <class T>
+inline void pack_keys(float* packed, const T* cache, const int64_t* offsets, int head_dim,
+                      int first, int last) {
   alignas(64) float rows[W * kMaxHeadDim];
   const int width = padded(head_dim);
   for (int j = 0; j < kKeys; j += W) {
     for (int i = 0; i < W; ++i) {
       float* row = rows + i * width;
       if (j + i >= first && j + i < last) {
-        convert_row(static_cast<const T*>(row_of(j + i)), row, head_dim);
+        convert_row(cache + offsets[j + i], row, head_dim);
       } else {
         std::fill(row, row + width, 0.0f);
       }
