@@ -41,6 +41,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Bounds of the waiting queue. An empty queue takes any request.
     max_bypasses
         Admissions that may overtake a first-in-line request that does not fit.
+    lookahead_tokens
+        Admission leaves the blocks that running rows and the newcomer will take in this many
+        tokens, so that what was just admitted is not preempted at once.
     enable_prefix_caching
         Whether computed blocks are found again by content.
     """
@@ -54,6 +57,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: int = 2048
     max_waiting_tokens: int = 8_388_608
     max_bypasses: int = 64
+    lookahead_tokens: int = 8
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -61,8 +65,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
                      "max_model_len", "max_waiting_requests", "max_waiting_tokens"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_bypasses < 0:
-            raise ConfigError(f"max_bypasses must be at least 0, got {self.max_bypasses}")
+        for name in ("max_bypasses", "lookahead_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
 
 def check_request(request: Request, limits: SchedulerLimits) -> None:

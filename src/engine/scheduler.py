@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from operator import attrgetter
-from typing import Final
 
 import msgspec
 
@@ -37,10 +36,6 @@ from src.engine.prefix import HashChain, PrefixCache
 from src.engine.rows import RowTable
 
 __all__ = ["InvariantError", "Scheduler", "SchedulerLimits", "SchedulerStats"]
-
-# Admission leaves the blocks that running rows will take in this many tokens, so that what was just
-# admitted is not preempted at once.
-LOOKAHEAD_TOKENS: Final = 8
 
 _by_rank = attrgetter("rank")
 _by_last_step = attrgetter("last_step")
@@ -354,7 +349,7 @@ class Scheduler:
 
     def _lookahead(self, state: RequestState) -> int:
         """Blocks that a running row will take in its next few tokens."""
-        soon = min(state.target + LOOKAHEAD_TOKENS, state.max_kv_tokens)
+        soon = min(state.target + self.limits.lookahead_tokens, state.max_kv_tokens)
         return max(0, blocks_for(soon, self.limits.block_size) - len(state.block_ids))
 
     def _fits(self, state: RequestState, hits: list[int], reserve: int) -> bool:
@@ -362,7 +357,7 @@ class Scheduler:
 
         With nobody running this is true of all that passed the door.
         """
-        soon = min(len(state.token_ids) + LOOKAHEAD_TOKENS, state.max_kv_tokens)
+        soon = min(len(state.token_ids) + self.limits.lookahead_tokens, state.max_kv_tokens)
         # A hit that nobody holds is counted as free, but will not be.
         taken = sum(1 for block in hits if not self._pool.is_held(block))
         needed = blocks_for(soon, self.limits.block_size) - len(hits) + taken

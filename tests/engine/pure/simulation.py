@@ -1,0 +1,194 @@
+"""A scheduler on a fake device, driven one operation at a time and checked after each."""
+
+from __future__ import annotations
+
+from src.core.outputs import FinishReason, RequestEvent
+from src.core.plan import StepPlan
+from src.core.request import Request
+from src.core.sampling_params import SamplingParams
+from src.engine.lifecycle import Phase
+from src.engine.scheduler import Scheduler, SchedulerLimits
+from tests.engine.pure.fake_runner import (
+    END_TOKEN,
+    FakeRunner,
+    expected_output,
+    prompt_logprob,
+)
+
+
+def make_request(
+    key: int,
+    prompt: list[int] | int,
+    max_tokens: int = 4,
+    *,
+    ends: bool = True,
+    min_tokens: int = 0,
+    prompt_logprobs: int | None = None,
+    seed: int = 0,
+    priority: int = 0,
+    deadline: float | None = None,
+    cache_salt: str = "",
+) -> Request:
+    """``prompt`` as a number is that many tokens nobody else has; ``ends``: may stop by itself."""
+    if isinstance(prompt, int):
+        prompt = [1000 * (key + 1) + i for i in range(prompt)]
+    return Request(
+        key=key,
+        prompt_token_ids=prompt,
+        params=SamplingParams(min_tokens=min_tokens, prompt_logprobs=prompt_logprobs),
+        max_tokens=max_tokens,
+        seed=seed,
+        end_token_ids=frozenset({END_TOKEN}) if ends else frozenset(),
+        priority=priority,
+        deadline=deadline,
+        cache_salt=cache_salt,
+    )
+
+
+def make_limits(**changes: object) -> SchedulerLimits:
+    settings: dict[str, object] = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 8,
+        "block_size": 2,
+        "num_blocks": 12,
+        "max_model_len": 64,
+    }
+    return SchedulerLimits(**(settings | changes))  # type: ignore[arg-type]
+
+
+class Simulation:
+    def __init__(self, limits: SchedulerLimits, depth: int = 1) -> None:
+        self.limits = limits
+        self.depth = depth
+        self.scheduler = Scheduler(limits)
+        self.runner = FakeRunner(limits)
+        self.outputs: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.first_events: dict[int, RequestEvent] = {}
+        self.overtaken: dict[int, int] = {}
+        self.plans: list[StepPlan] = []
+
+    def add(self, request: Request) -> None:
+        self.runner.requests[request.key] = request
+        self.scheduler.add(request)
+        self.outputs[request.key] = []
+
+    def launch(self) -> StepPlan | None:
+        """Plan and launch one step, unless the pipeline is full."""
+        if len(self.runner.in_flight) >= self.depth:
+            return None
+        scheduler = self.scheduler
+        states = sorted(scheduler._requests.values(), key=lambda state: state.rank)
+        waiting = [state.key for state in states if state.phase is Phase.WAITING]
+        decodes = {
+            state.row
+            for state in states
+            if state.phase is Phase.RUNNING
+            and state.target - state.launched == 1
+            and state.target < state.limit
+        }
+        shortages, preemptions = scheduler.stats.shortages, scheduler.stats.preemptions
+        plan = scheduler.schedule()
+        scheduler.check()
+        if plan is None:
+            assert self.runner.in_flight or not scheduler.has_work, "nothing planned: deadlock"
+            return None
+        for install in plan.installs:
+            if install.request_key != waiting[0]:
+                head = waiting[0]
+                self.overtaken[head] = self.overtaken.get(head, 0) + 1
+                assert self.overtaken[head] <= self.limits.max_bypasses, "starved"
+            waiting.remove(install.request_key)
+        if (shortages, preemptions) == (scheduler.stats.shortages, scheduler.stats.preemptions):
+            planned = {step.row for step in plan.rows}
+            assert decodes <= planned or len(decodes) > self.limits.max_num_batched_tokens
+        self.runner.launch(plan)
+        self.plans.append(plan)
+        return plan
+
+    def commit(self) -> list[RequestEvent]:
+        """Commit the oldest launched step, if there is one."""
+        if not self.runner.in_flight:
+            return []
+        events = self.scheduler.commit(self.runner.next_result())
+        self.scheduler.check()
+        for event in events:
+            self._record(event)
+        return events
+
+    def finish(self, key: int, reason: FinishReason = FinishReason.ABORT) -> RequestEvent | None:
+        event = self.scheduler.finish(key, reason)
+        self.scheduler.check()
+        assert (event is None) == (key in self.finished or key not in self.outputs)
+        if event is not None:
+            self._record(event)
+        return event
+
+    def expire(self, now: float) -> list[RequestEvent]:
+        events = self.scheduler.expire(now)
+        self.scheduler.check()
+        for event in events:
+            deadline = self.runner.requests[event.key].deadline
+            assert deadline is not None
+            assert deadline <= now
+            self._record(event)
+        for state in self.scheduler._requests.values():
+            assert state.request.deadline is None or state.request.deadline > now
+        return events
+
+    def fail_all(self) -> None:
+        self.runner.in_flight.clear()
+        for event in self.scheduler.fail_all():
+            assert event.finish_reason is FinishReason.ERROR
+            self._record(event)
+        self.scheduler.check_idle()
+
+    def step(self) -> None:
+        """One turn of the loop: fill the pipeline, commit one step."""
+        while self.launch() is not None:
+            pass
+        self.commit()
+
+    def drain(self) -> None:
+        """Run until nothing is left to do; everything must end, and the books must balance."""
+        work = sum(
+            len(self.runner.requests[key].prompt_token_ids) + self.runner.requests[key].max_tokens
+            for key in self.outputs
+        )
+        for _ in range(100 + 20 * work):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work, "not everything ended"
+        self.scheduler.check_idle()
+        assert self.scheduler.kv_usage == 0.0
+        assert self.scheduler.waiting_tokens == self.scheduler.num_waiting == 0
+        assert self.scheduler.num_running == 0
+        assert self.finished.keys() == self.outputs.keys()
+
+    def _record(self, event: RequestEvent) -> None:
+        request = self.runner.requests[event.key]
+        assert event.key not in self.finished, "an event after the last one"
+        output = self.outputs[event.key]
+        output.extend(event.token_ids)
+        expected, reason = expected_output(request)
+        assert output == expected[: len(output)], "a token lost, duplicated or wrong"
+        if event.key in self.first_events:
+            assert event.prompt_logprobs is None
+            assert event.cached_tokens == 0
+        else:
+            self.first_events[event.key] = event
+            if request.params.prompt_logprobs is not None and event.token_ids:
+                positions = range(1, len(request.prompt_token_ids))
+                assert event.prompt_logprobs == [prompt_logprob(request, p) for p in positions]
+                assert event.cached_tokens == 0
+        if event.finish_reason is None:
+            assert event.token_ids
+            assert event.stop_token_id is None
+            return
+        self.finished[event.key] = event.finish_reason
+        if event.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and event.token_ids:
+            assert output == expected
+            assert event.finish_reason is reason
+            stopped = event.finish_reason is FinishReason.STOP
+            assert event.stop_token_id == (END_TOKEN if stopped else None)
