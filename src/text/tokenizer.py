@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from src.core.errors import InvalidRequestError, ModelLoadError
 from src.text.chat_template import ChatTemplate, read_chat_templates
 from src.text.pieces import CLEAN_UPS, PieceTable
+from src.text.token_length import max_token_chars
 
 _NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -122,6 +124,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether the checkpoint brings a chat template."""
         return self._chat_template is not None
+
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """Most characters of a text for each of its tokens; ``sys.maxsize`` if unbounded."""
+        return max_token_chars(self._backend)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, with bos (and what else the model wants) if asked.

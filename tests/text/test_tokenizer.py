@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
 
 from src.core.errors import InvalidRequestError, ModelLoadError
 from src.text.tokenizer import Tokenizer
@@ -142,6 +142,39 @@ def test_token_bytes_and_text_of_each_kind() -> None:
     special = level.token_to_id("<｜deep｜>")
     assert special is not None
     assert level.token_text(special) == "<｜deep｜>"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "byte_fallback_no_strip"])
+@given(text=st.text() | st.text("a <|end>\u0301", min_size=30))
+def test_no_token_stands_for_more_characters_than_the_bound(kind: str, text: str) -> None:
+    tokenizer = Tokenizer(BUILDERS[kind]())
+    assert tokenizer.max_token_chars < 40
+    num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
+    assert len(text) <= num_tokens * tokenizer.max_token_chars
+
+
+def changed(**parts: Any) -> Backend:
+    backend = Backend.from_str(byte_level().to_str())
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return backend
+
+
+def test_a_tokenizer_that_drops_or_merges_characters_has_no_bound() -> None:
+    swallowing = changed()
+    swallowing.add_special_tokens([AddedToken("<|wide|>", rstrip=True)])
+    level = pre_tokenizers.ByteLevel()
+    whitespace = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), level])
+    removing = pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), level])
+    unbounded = [
+        *(BUILDERS[kind]() for kind in ("unigram", "word_piece", "word_level")),
+        *(changed(pre_tokenizer=part) for part in (None, whitespace, removing)),
+        *(changed(normalizer=n) for n in (normalizers.Strip(), normalizers.Replace("ab", "c"))),
+        swallowing,
+    ]
+    assert [Tokenizer(backend).max_token_chars for backend in unbounded] == [sys.maxsize] * 9
+    plain = Tokenizer(changed()).max_token_chars
+    assert Tokenizer(changed(normalizer=normalizers.NFC())).max_token_chars == 4 * plain
 
 
 def test_truncation_and_padding_in_the_file_have_no_effect(tmp_path: Path) -> None:
