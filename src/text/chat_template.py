@@ -112,20 +112,37 @@ class ChatTemplate:
         variant = self._variants["default"]
         if tools and "tool_use" in self._variants:
             variant = self._variants["tool_use"]
-        chat = [self._prepare(i, message, variant) for i, message in enumerate(messages)]
-        final = open_final_message(chat) if continue_final_message else None
-        text = self._render(
-            variant,
-            messages=chat,
-            tools=plain(tools) if tools else None,
-            documents=plain(documents),
-            add_generation_prompt=add_generation_prompt,
-            **plain(kwargs),
-        )
-        return text if final is None else cut_at_tag(text, final)
+        try:
+            return self._render(
+                variant,
+                messages,
+                continue_final_message,
+                {
+                    **kwargs,
+                    "tools": tools or None,
+                    "documents": documents,
+                    "add_generation_prompt": add_generation_prompt,
+                },
+            )
+        except RecursionError:
+            raise InvalidRequestError("messages: nested too deeply", param="messages") from None
 
-    def _render(self, variant: _Variant, **variables: Any) -> str:
-        return variant.render({**self._special_tokens, **variables})
+    def prepare(self) -> None:
+        """Compile now, so that the first chat need not wait; faults show at `render`."""
+        for variant in self._variants.values():
+            variant.takes_parts(self._special_tokens)
+
+    def _render(
+        self,
+        variant: _Variant,
+        messages: Sequence[Message],
+        continued: bool,
+        variables: dict[str, Any],
+    ) -> str:
+        chat = [self._prepare(i, message, variant) for i, message in enumerate(messages)]
+        final = open_final_message(chat) if continued else None
+        text = variant.render({**self._special_tokens, **plain(variables), "messages": chat})
+        return text if final is None else cut_at_tag(text, final)
 
     def _prepare(self, index: int, message: Message, variant: _Variant) -> dict[str, Any]:
         """Return a copy of the message that is plain data in the form the template understands."""

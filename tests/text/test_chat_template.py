@@ -143,6 +143,13 @@ def test_loop_controls_and_unescaped_json() -> None:
     assert template.render([{"role": "user", "content": content}, USER]) == f'"{content}"'
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     (MISTRAL, [{"role": "oracle", "content": "x"}], {}, "Only user and assistant roles"),
     (MISTRAL, [{"role": "user"}], {}, "no attribute 'content'"),
@@ -160,6 +167,14 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     (QWEN3, [{"role": "user", "content": [{"type": "text"}]}], {}, r"content\[0\]"),
     (QWEN3, [{"role": "user", "content": ["x"]}], {}, r"content\[0\]"),
     (QWEN3, [USER | {"extra": object()}], {}, "JSON types"),
+    (QWEN3, [USER | {"extra": nested(5_000)}], {}, "nested too deeply"),
+    (QWEN3, [USER], {"tools": nested(5_000)}, "nested too deeply"),
+    (
+        QWEN3,
+        [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 10**5}}]}],
+        {},
+        "nested too deeply",
+    ),
     (QWEN3, [USER], {"messages": []}, "'messages' cannot be set"),
     (QWEN3, [USER], {"range": 3}, "'range' cannot be set"),
     (QWEN3, [USER], {"continue_final_message": True}, "add_generation_prompt"),
@@ -212,6 +227,14 @@ def test_what_cannot_be_rendered_is_the_requests_fault(
     template = ChatTemplate(source, special_tokens=SPECIAL)
     with pytest.raises(InvalidRequestError, match=message):
         template.render(messages, **how)
+
+
+def test_preparing_a_faulty_template_leaves_the_error_to_the_request() -> None:
+    ChatTemplate(LLAMA3).prepare()
+    template = ChatTemplate("{% if %}")
+    template.prepare()
+    with pytest.raises(InvalidRequestError, match="not valid Jinja"):
+        template.render([USER])
 
 
 def test_many_threads_render_one_template() -> None:
