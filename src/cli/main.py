@@ -1,0 +1,50 @@
+"""Reads the command line and runs one command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from src.cli import chat, generate, serve
+from src.cli.options import EXIT_USAGE
+from src.core.errors import SlipstreamError
+
+DESCRIPTION: Final = "Slipstream: an LLM inference engine and OpenAI-compatible server."
+EPILOG: Final = """\
+examples:
+  python -m src serve                                   serve the bundled demo model
+  python -m src serve --model /some/checkpoint --port 9000
+  python -m src generate "Once upon a time" --max-tokens 32
+  python -m src chat --set model.dtype=float32
+
+Settings come from a TOML file (--config or $SLIPSTREAM_CONFIG), then from SLIPSTREAM_SECTION__KEY
+variables, then from --set; docs/configuration.md lists them all.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that ``arguments`` (``sys.argv`` by default) name; returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        code: int = parsed.run(parsed)
+    except SlipstreamError as error:
+        print(f"slipstream: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m src",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (serve, generate, chat):
+        module.add_command(commands)
+    return parser

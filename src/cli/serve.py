@@ -1,0 +1,112 @@
+"""``python -m src serve``: the HTTP server, under hypercorn and in this very process.
+
+In this process, because the exit code is then ours, no second process holds the listening socket
+open while the first one drains, and a drain can begin before the port closes: until what runs is
+finished, ``/ready`` says 503 and so does every new request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from src.cli.options import Commands, config_of
+from src.cli.options import add_command as add
+from src.core.config import Config
+from src.core.errors import ConfigError
+from src.core.settings import CHECKOUT
+
+logger = logging.getLogger(__name__)
+
+HYPERCORN_CONFIG: Final = CHECKOUT / "configs" / "hypercorn.toml"
+EXIT_CANNOT_LISTEN: Final = 1
+# Seconds beyond hypercorn's graceful_timeout after which a connection that will not end is left.
+_PATIENCE: Final = 10.0
+
+
+def add_command(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add(commands, "serve", "Serve the model over HTTP, with OpenAI's protocol.", run)
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (default: 8000)")
+    parser.add_argument(
+        "--hypercorn-config",
+        metavar="FILE",
+        type=Path,
+        help="TOML file with hypercorn's settings (default: configs/hypercorn.toml)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command until a signal ends it."""
+    from src.http import create_app
+
+    config = config_of(arguments)
+    settings = _hypercorn_settings(arguments, config)
+    return asyncio.run(_serve(create_app(config), settings, config))
+
+
+def _hypercorn_settings(arguments: argparse.Namespace, config: Config) -> Any:
+    from hypercorn.config import Config as HypercornConfig
+
+    file = arguments.hypercorn_config or HYPERCORN_CONFIG
+    if file.is_file():
+        settings = HypercornConfig.from_toml(file)
+    elif arguments.hypercorn_config is not None:
+        raise ConfigError(f"--hypercorn-config: there is no file {file}")
+    else:
+        # An installation without the checkout: what matters most of that file.
+        settings = HypercornConfig()
+        settings.graceful_timeout = config.http.shutdown_timeout
+    if arguments.host is not None or arguments.port is not None:
+        host, _, port = settings.bind[0].rpartition(":")
+        host = arguments.host or host
+        if ":" in host and not host.startswith("["):
+            host = f"[{host}]"
+        settings.bind = [f"{host}:{port if arguments.port is None else arguments.port}"]
+    return settings
+
+
+async def _serve(app: Any, settings: Any, config: Config) -> int:
+    from hypercorn.asyncio import serve
+
+    stop = asyncio.Event()
+    closing: list[asyncio.Task[None]] = []
+
+    def on_signal() -> None:
+        if closing:
+            logger.info("second signal: ending at once")
+            stop.set()
+        else:
+            closing.append(asyncio.create_task(_drain(app, stop, config, settings)))
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await serve(app, settings, shutdown_trigger=stop.wait)
+    except OSError as error:
+        print(f"slipstream: cannot listen on {settings.bind[0]}: {error}", file=sys.stderr)
+        return EXIT_CANNOT_LISTEN
+    finally:
+        for task in closing:
+            task.cancel()
+        await asyncio.gather(*closing, return_exceptions=True)
+    return 0
+
+
+async def _drain(app: Any, stop: asyncio.Event, config: Config, settings: Any) -> None:
+    """Finish what runs while new requests are refused, then close the port."""
+    from src.http.process_exit import end_process
+
+    logger.info("finishing what runs, for at most %g s", config.http.shutdown_timeout)
+    await app.state.server.drain()
+    stop.set()
+    # Python 3.12 and later wait for open connections without the time-out that hypercorn sets.
+    await asyncio.sleep(settings.graceful_timeout + _PATIENCE)
+    end_process(0, "left connections that did not end")

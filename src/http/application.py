@@ -1,0 +1,80 @@
+"""The ASGI application: routes, and what is said where there is none."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from src.core.config import Config
+from src.http.body import ClientDisconnectedError, discard_body
+from src.http.call import Endpoint
+from src.http.chat import create_chat_completion
+from src.http.completions import create_completion
+from src.http.errors import MethodNotAllowedError, RouteNotFoundError, answer_to
+from src.http.health import health, live, ready, version
+from src.http.lifespan import lifespan
+from src.http.metrics import show_metrics
+from src.http.models import list_models, show_model
+from src.http.server import Server
+
+# Path, method, handler; docs/api.md describes each, and a test fails when it does not.
+ENDPOINTS: Final = (
+    ("/v1/completions", "POST", create_completion),
+    ("/v1/chat/completions", "POST", create_chat_completion),
+    ("/v1/models", "GET", list_models),
+    ("/v1/models/{model:path}", "GET", show_model),
+    ("/live", "GET", live),
+    ("/ready", "GET", ready),
+    ("/health", "GET", health),
+    ("/metrics", "GET", show_metrics),
+    ("/version", "GET", version),
+)
+
+
+def create_app(config: Config | None = None, *, owns_process: bool = True) -> Starlette:
+    """An application with an engine of its own, which its lifespan opens and closes.
+
+    Parameters
+    ----------
+    config
+        ``None`` reads the file and the environment when the lifespan begins.
+    owns_process
+        End the process when the model cannot be loaded or the engine dies. ``False`` is for a
+        program that embeds the application and watches over it itself.
+    """
+    app = Starlette(
+        routes=[
+            Route(path, Endpoint(handler), methods=[verb]) for path, verb, handler in ENDPOINTS
+        ],
+        exception_handlers={HTTPException: _no_route},
+        lifespan=lifespan,
+    )
+    # `/v1/models/` is not `/v1/models`: a redirect would be built from the Host header.
+    app.router.redirect_slashes = False
+    app.state.server = Server(config, owns_process=owns_process)
+    return app
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """There is nothing here, or not for this method."""
+    assert isinstance(error, HTTPException)
+    server: Server = request.app.state.server
+    # Hypercorn's reader hangs for ever on a body that an application leaves unread.
+    try:
+        await discard_body(request.receive)
+    except ClientDisconnectedError:
+        server.metrics.on_disconnect()
+    path, method = request.scope["path"][:200], request.scope["method"][:20]
+    if error.status_code == 405:
+        answer = answer_to(MethodNotAllowedError(f"{path} does not take {method}"))
+    else:
+        answer = answer_to(RouteNotFoundError(f"there is nothing at {path}"))
+    server.metrics.on_rejection(answer.reason)
+    return Response(
+        answer.body, answer.status, headers=error.headers, media_type="application/json"
+    )

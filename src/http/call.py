@@ -1,0 +1,139 @@
+"""One HTTP request and its answer, and the ASGI application around a handler of one.
+
+Every handler runs beside a task that waits for the client to go away: hypercorn tells it to nobody
+else. The handler is then cancelled, which aborts whatever it has in the engine.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeAlias
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from src.core.errors import RequestTooLargeError
+from src.http.body import ClientDisconnectedError, check_content_type, header, read_body
+from src.http.errors import ErrorAnswer, answer_to
+from src.http.server import Server
+
+Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
+
+JSON_TYPE: Final = b"application/json"
+STREAM_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+class Call:
+    """A request with its body, and the means to answer it once: whole, or as a stream."""
+
+    def __init__(self, server: Server, scope: Scope, send: Send) -> None:
+        self.server = server
+        self.scope = scope
+        self.body = b""
+        self.started = False
+        self.finished = False
+        self.disconnected = False
+        self._send = send
+        asked = header(scope, b"x-request-id")
+        self.id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
+
+    async def answer(
+        self, body: bytes, *, status: int = 200, kind: bytes = JSON_TYPE, headers: Headers = ()
+    ) -> None:
+        """Send a whole answer."""
+        await self._start(
+            status,
+            ((b"content-type", kind), (b"content-length", str(len(body)).encode()), *headers),
+        )
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def write(self, events: bytes) -> None:
+        """Send the next events of a stream; the first ones begin it."""
+        if not self.started:
+            await self._start(200, STREAM_HEADERS)
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        # After a disconnect `send` returns at once and for ever: without this, a producer that is
+        # never out of data would keep the loop to itself and never be cancelled.
+        await anyio.lowlevel.checkpoint()
+
+    async def end(self, events: bytes) -> None:
+        """Send the last events of a stream."""
+        if not self.started:
+            await self._start(200, STREAM_HEADERS)
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": events, "more_body": False})
+
+    async def fail(self, error: BaseException) -> None:
+        """Answer with an error: by its status, or inside a stream that has begun."""
+        answer = answer_to(error)
+        self.server.metrics.on_rejection(answer.reason)
+        if self.started:
+            await self.end(b"data: " + answer.body + b"\n\ndata: [DONE]\n\n")
+        else:
+            await self._answer_error(answer)
+
+    async def _answer_error(self, answer: ErrorAnswer) -> None:
+        await self.answer(answer.body, status=answer.status, headers=answer.headers)
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*headers, (b"x-request-id", self.id.encode())],
+            }
+        )
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[None]]
+
+
+class Endpoint:
+    """An ASGI application that answers with ``handler``, whatever happens in it."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, run the handler until it is done or the client has gone."""
+        server: Server = scope["app"].state.server
+        call = Call(server, scope, send)
+        try:
+            call.body = await read_body(scope, receive, server.config.http.max_body_bytes)
+        except ClientDisconnectedError:
+            server.metrics.on_disconnect()
+            return
+        except RequestTooLargeError as error:
+            await call.fail(error)
+            return
+        async with anyio.create_task_group() as tasks:
+
+            async def watch() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                call.disconnected = not call.finished
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watch)
+            await self._run(call)
+            tasks.cancel_scope.cancel()
+        if call.disconnected:
+            server.metrics.on_disconnect()
+
+    async def _run(self, call: Call) -> None:
+        try:
+            if call.body:
+                check_content_type(call.scope)
+            await self._handler(call)
+        # The last line of defence: one request's fault ends with this request, and is logged.
+        except Exception as error:
+            await call.fail(error)

@@ -1,0 +1,199 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from src.core.errors import InvalidRequestError, RequestError
+from src.core.outputs import Delta, GenerationResult, Usage
+from src.engine.client import AsyncEngine
+from src.engine.prompts import ChatOptions
+from src.http.body import decode
+from src.http.call import Call
+from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
+from src.http.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from src.http.protocol import (
+    ChatAnswer,
+    ChatBody,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatMessage,
+    ChatPiece,
+    ChatRequest,
+)
+from src.http.sampling import check_top_logprobs, refuse_unsupported, sampling_params, unsupported
+from src.http.server import served_name
+
+_DECODER: Final = msgspec.json.Decoder(ChatRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+async def create_chat_completion(call: Call) -> None:
+    """Answer a conversation ``n`` times."""
+    request = decode(call.body, _DECODER)
+    refuse_unsupported(request)
+    _check(request)
+    messages = [_message(index, message) for index, message in enumerate(request.messages)]
+    logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
+    engine = await call.server.ready_engine()
+    name = served_name(engine.model_info, request.model)
+    max_tokens = request.max_completion_tokens
+    params = sampling_params(
+        request,
+        engine.model_info.default_sampling,
+        max_tokens=request.max_tokens if max_tokens is None else max_tokens,
+        logprobs=logprobs,
+    )
+    job = Job(
+        prompts=[(messages, params)],
+        chat=_chat_options(request),
+        priority=request.priority or 0,
+        timeout=job_timeout(request, call.server.config.http.request_timeout),
+        cache_salt=request.cache_salt or "",
+    )
+    try:
+        await run(call, engine, request, job, ChatShape(request, name, engine))
+    except RequestError as error:
+        error.param = _spelt(error.param, request)
+        raise
+
+
+def _check(request: ChatRequest) -> None:
+    choice = request.tool_choice
+    if choice is not None and choice not in ("auto", "none"):
+        raise unsupported("tool_choice", " other than auto and none")
+    if request.echo:
+        raise unsupported("echo")
+    for index, message in enumerate(request.messages):
+        for field in ("function_call", "audio"):
+            if getattr(message, field) is not None:
+                raise unsupported(f"messages[{index}].{field}")
+        if isinstance(message.content, list):
+            for position, part in enumerate(message.content):
+                where = f"messages[{index}].content[{position}]"
+                if part.type not in ("text", "refusal"):
+                    raise InvalidRequestError(
+                        f"{where}.type: this model takes text only, got {part.type[:100]!r}",
+                        param=f"{where}.type",
+                        code="unsupported_parameter",
+                    )
+                if (part.text if part.type == "text" else part.refusal) is None:
+                    raise InvalidRequestError(
+                        f"{where}.{part.type} is required", param=f"{where}.{part.type}"
+                    )
+
+
+def _message(index: int, message: ChatMessage) -> dict[str, Any]:
+    """The message as a template sees it. ``developer`` is a newer name for ``system``."""
+    if message.content is None and message.role != "assistant":
+        where = f"messages[{index}].content"
+        raise InvalidRequestError(f"{where} is required", param=where)
+    built: dict[str, Any] = msgspec.to_builtins(message)
+    if isinstance(built.get("content"), list):
+        built["content"] = [
+            {key: value for key, value in part.items() if value is not None}
+            for part in built["content"]
+        ]
+    if message.role == "developer":
+        built["role"] = "system"
+    return built
+
+
+def _chat_options(request: ChatRequest) -> ChatOptions:
+    template_kwargs = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        template_kwargs.setdefault("reasoning_effort", request.reasoning_effort)
+    continues = bool(request.continue_final_message)
+    generates = request.add_generation_prompt
+    tools = None if request.tool_choice == "none" else request.tools
+    return ChatOptions(
+        tools=[msgspec.to_builtins(tool) for tool in tools] if tools else None,
+        add_generation_prompt=not continues if generates is None else generates,
+        continue_final_message=continues,
+        documents=request.documents,
+        template_kwargs=template_kwargs,
+    )
+
+
+def _spelt(param: str | None, request: ChatRequest) -> str | None:
+    """A field as this client spelt it."""
+    if param == "prompt":
+        return "messages"
+    if param == "max_tokens" and request.max_completion_tokens is not None:
+        return "max_completion_tokens"
+    return param
+
+
+class ChatShape:
+    """Spells one request's answers."""
+
+    def __init__(self, request: ChatRequest, model: str, engine: AsyncEngine) -> None:
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._names = TokenNames(engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
+        self._shows_prompt_logprobs = request.prompt_logprobs is not None
+        options = request.stream_options
+        self._counts_always = options is not None and options.continuous_usage_stats
+        self._with_null_usage = options is not None and options.include_usage
+        # All chunks of a stream begin alike; only what differs is encoded for each.
+        head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created}
+        self._head = b"data: " + _encode({**head, "model": model})[:-1] + b',"choices":['
+        self._begun: set[int] = set()
+
+    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
+        """One event for each delta that says anything, and one with the role before the first."""
+        return b"".join(self._event(delta) for delta in deltas)
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event of ``include_usage``."""
+        return self._head + b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n"
+
+    def body(self, results: Sequence[GenerationResult], usage: Usage) -> bytes:
+        """The whole answer."""
+        (result,) = results
+        choices = [
+            ChatChoice(
+                completion.index,
+                ChatAnswer(completion.text),
+                None
+                if completion.logprobs is None
+                else chat_logprobs(self._names, completion.logprobs),
+                finish_reason(completion.finish_reason) or "",
+                stop_reason(completion.finish_reason, completion.stop_reason),
+            )
+            for completion in result.completions
+        ]
+        answer = ChatBody(self._id, self._created, self._model, choices, usage_body(usage))
+        if self._shows_prompt_logprobs:
+            answer.prompt_logprobs = prompt_logprobs(self._names, result.prompt_logprobs or ())
+        return _encode(answer)
+
+    def _event(self, delta: Delta) -> bytes:
+        events = b""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            opening = ChatChunkChoice(delta.index, ChatPiece("assistant", ""))
+            events = self._chunk(opening, delta.usage)
+        if not delta.text and not delta.logprobs and delta.finish_reason is None:
+            return events
+        choice = ChatChunkChoice(
+            delta.index,
+            ChatPiece(content=delta.text or None),
+            chat_logprobs(self._names, delta.logprobs) if delta.logprobs else None,
+            finish_reason(delta.finish_reason),
+            stop_reason(delta.finish_reason, delta.stop_reason),
+        )
+        return events + self._chunk(choice, delta.usage)
+
+    def _chunk(self, choice: ChatChunkChoice, usage: Usage) -> bytes:
+        if self._counts_always:
+            end = b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n"
+        else:
+            end = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
+        return self._head + _encode(choice) + end

@@ -1,0 +1,215 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from src.core.errors import InvalidRequestError
+from src.core.outputs import Completion, Delta, GenerationResult, TokenLogprobs, Usage
+from src.core.sampling_params import SamplingParams
+from src.engine.client import AsyncEngine
+from src.http.body import decode
+from src.http.call import Call
+from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
+from src.http.logprobs import LegacyLogprobs, TokenNames, join, prompt_logprobs
+from src.http.protocol import (
+    CompletionBody,
+    CompletionChoice,
+    CompletionRequest,
+)
+from src.http.sampling import (
+    COMPLETION_MAX_TOKENS,
+    refuse_unsupported,
+    sampling_params,
+    unsupported,
+)
+from src.http.server import served_name
+
+_DECODER: Final = msgspec.json.Decoder(CompletionRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+async def create_completion(call: Call) -> None:
+    """Complete one prompt or several, each ``n`` times."""
+    request = decode(call.body, _DECODER)
+    refuse_unsupported(request)
+    _check(request)
+    prompts = _prompts(request.prompt, call.server.config.http.max_prompts_per_request)
+    engine = await call.server.ready_engine()
+    name = served_name(engine.model_info, request.model)
+    token_ids = [await engine.tokenize(prompt) for prompt in prompts]
+    job = Job(
+        prompts=[(ids, _params(engine, request, len(ids))) for ids in token_ids],
+        priority=request.priority or 0,
+        timeout=job_timeout(request, call.server.config.http.request_timeout),
+        cache_salt=request.cache_salt or "",
+    )
+    texts = [
+        prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
+        for prompt, ids in zip(prompts, token_ids, strict=True)
+    ]
+    shape = CompletionShape(request, name, engine, texts if request.echo else None, token_ids)
+    await run(call, engine, request, job, shape)
+
+
+def _check(request: CompletionRequest) -> None:
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise unsupported("best_of", " other than n")
+    if request.echo and request.stream and request.logprobs is not None and (request.n or 1) > 1:
+        raise unsupported("echo", " of a stream with logprobs and n > 1")
+
+
+def _prompts(given: str | list[int | str | list[int]], most: int) -> list[str | list[int]]:
+    """The prompts of a request: a text and a list of token ids are one, other lists are several.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is none, there are too many, or a list mixes kinds.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidRequestError("prompt must not be an empty list", param="prompt")
+    if all(isinstance(item, int) for item in given):
+        return [[item for item in given if isinstance(item, int)]]
+    kind = type(given[0])
+    prompts = [item for item in given if not isinstance(item, int) and isinstance(item, kind)]
+    if len(prompts) != len(given):
+        raise InvalidRequestError(
+            "prompt must be a string, a list of token ids, a list of strings or a list of lists of "
+            "token ids, got a mixed list",
+            param="prompt",
+        )
+    if len(prompts) > most:
+        raise InvalidRequestError(
+            f"prompt may have at most {most} entries, got {len(prompts)}", param="prompt"
+        )
+    return prompts
+
+
+def _params(engine: AsyncEngine, request: CompletionRequest, prompt_len: int) -> SamplingParams:
+    max_tokens = request.max_tokens
+    if max_tokens is None:
+        room = engine.model_info.max_model_len - prompt_len
+        max_tokens = max(1, min(COMPLETION_MAX_TOKENS, room), request.min_tokens or 0)
+    elif max_tokens == 0 and request.echo:
+        # The prompt is scored, and the one token that this makes is left out of the answer.
+        max_tokens = 1
+    return sampling_params(
+        request,
+        engine.model_info.default_sampling,
+        max_tokens=max_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.logprobs if request.echo else None,
+    )
+
+
+class CompletionShape:
+    """Spells one request's answers. ``prompt_texts`` are given when they are to be echoed."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        model: str,
+        engine: AsyncEngine,
+        prompt_texts: Sequence[str] | None,
+        prompt_token_ids: Sequence[list[int]],
+    ) -> None:
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._n = request.n or 1
+        self._prompt_texts = prompt_texts
+        self._prompt_token_ids = prompt_token_ids
+        self._only_prompt = request.max_tokens == 0
+        self._shows_prompt_logprobs = request.prompt_logprobs is not None
+        self._names = TokenNames(engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
+        options = request.stream_options
+        self._counts_always = options is not None and options.continuous_usage_stats
+        self._with_null_usage = options is not None and options.include_usage
+        head = {"id": self._id, "object": "text_completion", "created": self._created}
+        self._head = b"data: " + _encode({**head, "model": model})[:-1] + b',"choices":['
+        self._legacy: dict[int, LegacyLogprobs] = {}
+
+    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
+        """One event for each delta that says anything."""
+        return b"".join(self._event(prompt, delta) for delta in deltas)
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event of ``include_usage``."""
+        return self._head + b'],"usage":' + _encode(usage_body(self._counted(usage))) + b"}\n\n"
+
+    def body(self, results: Sequence[GenerationResult], usage: Usage) -> bytes:
+        """The whole answer."""
+        choices = [
+            self._choice(
+                prompt, completion, LegacyLogprobs(self._names), result.prompt_logprobs, first=True
+            )
+            for prompt, result in enumerate(results)
+            for completion in result.completions
+        ]
+        if self._shows_prompt_logprobs:
+            for choice in choices:
+                scored = results[choice.index // self._n].prompt_logprobs
+                choice.prompt_logprobs = prompt_logprobs(self._names, scored or ())
+        return _encode(
+            CompletionBody(
+                self._id, self._created, self._model, choices, usage_body(self._counted(usage))
+            )
+        )
+
+    def _event(self, prompt: int, delta: Delta) -> bytes:
+        index = prompt * self._n + delta.index
+        first = index not in self._legacy
+        legacy = self._legacy.setdefault(index, LegacyLogprobs(self._names))
+        choice = self._choice(prompt, delta, legacy, delta.prompt_logprobs, first=first)
+        silent = not choice.text and choice.logprobs is None and choice.finish_reason is None
+        if silent and not first:
+            return b""
+        return self._head + _encode(choice) + b"]" + self._usage_field(delta.usage) + b"}\n\n"
+
+    def _choice(
+        self,
+        prompt: int,
+        piece: Delta | Completion,
+        legacy: LegacyLogprobs,
+        scored: Sequence[TokenLogprobs | None] | None,
+        *,
+        first: bool,
+    ) -> CompletionChoice:
+        """A piece of one choice; the ``first`` one brings the prompt, where that is echoed."""
+        text, logprobs = "", None
+        if first and self._prompt_texts is not None:
+            text = self._prompt_texts[prompt]
+            if scored is not None and piece.logprobs is not None:
+                logprobs = legacy.entries(self._prompt_token_ids[prompt], scored)
+            else:
+                legacy.skip(len(text))
+        if not self._only_prompt:
+            text += piece.text
+            if piece.logprobs:
+                entries = legacy.entries(piece.token_ids, piece.logprobs)
+                logprobs = entries if logprobs is None else join(logprobs, entries)
+        return CompletionChoice(
+            prompt * self._n + piece.index,
+            text,
+            logprobs,
+            finish_reason(piece.finish_reason),
+            stop_reason(piece.finish_reason, piece.stop_reason),
+        )
+
+    def _counted(self, usage: Usage) -> Usage:
+        if self._only_prompt:
+            return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
+        return usage
+
+    def _usage_field(self, usage: Usage) -> bytes:
+        if self._counts_always:
+            return b',"usage":' + _encode(usage_body(self._counted(usage)))
+        return b',"usage":null' if self._with_null_usage else b""

@@ -1,0 +1,183 @@
+"""What completions and chats have in common: submit, then answer whole or as a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from src.core.errors import DeadlineExceededError, RequestAbortedError
+from src.core.outputs import Delta, FinishReason, GenerationResult, Usage
+from src.core.sampling_params import SamplingParams
+from src.engine.client import AsyncEngine
+from src.engine.prompts import ChatOptions, Prompt
+from src.engine.submission import ResultCollector, Submission
+from src.http.call import Call
+from src.http.errors import GenerationFailedError
+from src.http.protocol import GenerationRequest, PromptTokensDetails, UsageBody
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One HTTP request as the engine sees it; each prompt comes with its parameters."""
+
+    prompts: Sequence[tuple[Prompt, SamplingParams]]
+    chat: ChatOptions | None = None
+    priority: int = 0
+    timeout: float | None = None
+    cache_salt: str = ""
+
+
+class Shape(Protocol):
+    """How an endpoint spells what the engine says. ``prompt`` is the index of a prompt."""
+
+    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
+        """Server-sent events for the next deltas of a prompt; empty when there is nothing new."""
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event after the last one, with the usage of the whole request."""
+
+    def body(self, results: Sequence[GenerationResult], usage: Usage) -> bytes:
+        """The whole answer."""
+
+
+def job_timeout(request: GenerationRequest, configured: float | None) -> float | None:
+    """Seconds until the deadline: the client's, but never later than the configured one."""
+    given = [seconds for seconds in (request.timeout, configured) if seconds is not None]
+    return min(given, default=None)
+
+
+async def run(
+    call: Call, engine: AsyncEngine, request: GenerationRequest, job: Job, shape: Shape
+) -> None:
+    """Submit all prompts of a job and answer the call.
+
+    Raises
+    ------
+    SlipstreamError
+        Whatever the engine refuses a prompt for; all others are then aborted.
+    """
+    async with _submitted(engine, job) as submissions:
+        if request.stream:
+            options = request.stream_options
+            with_usage = options is not None and options.include_usage
+            await _stream(call, submissions, shape, with_usage=with_usage)
+        else:
+            results = [await _collect(submission) for submission in submissions]
+            await call.answer(shape.body(results, _total(submissions)))
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    """Usage as OpenAI spells it."""
+    return UsageBody(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.prompt_tokens + usage.completion_tokens,
+        PromptTokensDetails(usage.cached_tokens),
+    )
+
+
+def finish_reason(delta_reason: FinishReason | None) -> str | None:
+    """A finish reason as OpenAI spells it; a deadline cuts the output short as a limit does."""
+    if delta_reason is None:
+        return None
+    if delta_reason is FinishReason.DEADLINE:
+        return FinishReason.LENGTH.value
+    value: str = delta_reason.value
+    return value
+
+
+def stop_reason(reason: FinishReason | None, stopped_by: str | int | None) -> str | int | None:
+    """What ended it, in vLLM's field; ``deadline`` tells that from a limit of tokens."""
+    return FinishReason.DEADLINE.value if reason is FinishReason.DEADLINE else stopped_by
+
+
+@asynccontextmanager
+async def _submitted(engine: AsyncEngine, job: Job) -> AsyncIterator[list[Submission]]:
+    """All prompts of the job, or none; leaving the block aborts what is unfinished."""
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                engine.submit(
+                    prompt,
+                    params,
+                    priority=job.priority,
+                    timeout=job.timeout,
+                    cache_salt=job.cache_salt,
+                    chat=job.chat,
+                )
+            )
+            for prompt, params in job.prompts
+        ]
+
+
+async def _collect(submission: Submission) -> GenerationResult:
+    collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
+    while deltas := await submission.take():
+        for delta in deltas:
+            collector.add(delta)
+    result = collector.result(submission.usage)
+    for completion in result.completions:
+        _check_end(completion.finish_reason, has_output=bool(completion.token_ids))
+    return result
+
+
+async def _stream(
+    call: Call, submissions: Sequence[Submission], shape: Shape, *, with_usage: bool
+) -> None:
+    if len(submissions) == 1:
+        await _forward(call, 0, submissions[0], shape)
+    else:
+        await _forward_all(call, submissions, shape)
+    last = shape.usage_event(_total(submissions)) if with_usage else b""
+    await call.end(last + DONE)
+
+
+async def _forward(call: Call, prompt: int, submission: Submission, shape: Shape) -> None:
+    """Write a prompt's deltas: one write for all that has come since the last one."""
+    while deltas := await submission.take():
+        for delta in deltas:
+            _check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
+        if events := shape.events(prompt, deltas):
+            await call.write(events)
+
+
+async def _forward_all(call: Call, submissions: Sequence[Submission], shape: Shape) -> None:
+    failures: list[Exception] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def forward(prompt: int, submission: Submission) -> None:
+            try:
+                await _forward(call, prompt, submission, shape)
+            # Kept for the caller as it is: a task group would wrap it into a group.
+            except Exception as error:
+                failures.append(error)
+                tasks.cancel_scope.cancel()
+
+        for prompt, submission in enumerate(submissions):
+            tasks.start_soon(forward, prompt, submission)
+    if failures:
+        raise failures[0]
+
+
+def _check_end(reason: FinishReason | None, *, has_output: bool) -> None:
+    """Raise for an end that is not an answer."""
+    if reason is FinishReason.ABORT:
+        raise RequestAbortedError("the request was aborted by the server")
+    if reason is FinishReason.ERROR:
+        raise GenerationFailedError("the engine failed while it served this request")
+    if reason is FinishReason.DEADLINE and not has_output:
+        raise DeadlineExceededError("the request's deadline passed before its first token")
+
+
+def _total(submissions: Sequence[Submission]) -> Usage:
+    usages = [submission.usage for submission in submissions]
+    return Usage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+    )

@@ -1,0 +1,107 @@
+"""From the first ASGI message to the last: begin to load, watch over the engine, drain, close.
+
+The lifespan only *begins* to load, so the port opens at once and ``/live`` answers while torch is
+imported. When loading fails, or the engine later, the process ends: a server without a model is of
+no use, and whatever supervises it must see that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from starlette.applications import Starlette
+
+from src.core.config import Config
+from src.core.errors import ConfigError, SlipstreamError
+from src.core.settings import load_config
+from src.engine.client import AsyncEngine
+from src.http.process_exit import EXIT_ENGINE_DEAD, EXIT_LOAD_FAILED, end_process
+from src.http.server import Server
+from src.observability.logs import setup_logging
+
+logger = logging.getLogger(__name__)
+
+# Seconds for the answers to those who waited, before a failed process ends.
+LAST_WORDS: Final = 0.5
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Open the engine of ``app.state.server``, close it at the end."""
+    server: Server = app.state.server
+    config = _configuration(server)
+    setup_logging(config.observability.log_level, config.observability.log_format)
+    engine = AsyncEngine(config)
+    server.attach(engine)
+    engine.start()
+    tasks = [asyncio.create_task(_log_stats(engine), name="slipstream-stats")]
+    if server.owns_process:
+        tasks.append(asyncio.create_task(_end_with(engine), name="slipstream-guard"))
+    try:
+        yield
+    finally:
+        loading = not engine.status.healthy and engine.status.error is None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await engine.drain(config.http.shutdown_timeout)
+        await engine.close()
+        if loading and server.owns_process:
+            # The loading thread cannot be cancelled, and an orderly exit would wait for it.
+            logger.info("stopped while loading")
+            end_process(0)
+
+
+def _configuration(server: Server) -> Config:
+    if server.given_config is not None:
+        return server.given_config
+    try:
+        return load_config()
+    except ConfigError as error:
+        if server.owns_process:
+            end_process(EXIT_LOAD_FAILED, f"cannot start: {error}")
+        raise
+
+
+async def _end_with(engine: AsyncEngine) -> None:
+    """End the process when the engine has failed."""
+    try:
+        await engine.wait_ready()
+    except SlipstreamError:
+        code, what = EXIT_LOAD_FAILED, "the model could not be loaded"
+    else:
+        code, what = EXIT_ENGINE_DEAD, "the engine died"
+    error = await engine.wait_dead()
+    # Everybody who waited has been woken with an error; let the answers go out.
+    await asyncio.sleep(LAST_WORDS)
+    end_process(code, f"{what}: {type(error).__name__}: {error}")
+
+
+async def _log_stats(engine: AsyncEngine) -> None:
+    """Every now and then one line about what the engine does, unless it does nothing."""
+    interval = engine.config.observability.stats_interval
+    if interval == 0:
+        return
+    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+    before, then = [0.0, 0.0], time.monotonic()
+    while True:
+        await asyncio.sleep(interval)
+        now, counts = time.monotonic(), [engine.metrics.value(name) for name in names]
+        rates = [(count - old) / (now - then) for count, old in zip(counts, before, strict=True)]
+        before, then = counts, now
+        if not engine.status.healthy:
+            continue
+        stats = engine.stats
+        if any(rates) or stats.num_running or stats.num_waiting:
+            logger.info(
+                "running %d, waiting %d, KV %.1f %%, prompt %.1f tok/s, generation %.1f tok/s",
+                stats.num_running,
+                stats.num_waiting,
+                100 * stats.kv_usage,
+                *rates,
+            )

@@ -1,0 +1,120 @@
+"""Log-probabilities in the three shapes that clients know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from src.core.outputs import TokenLogprobs
+from src.http.protocol import (
+    ChatLogprob,
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprobs,
+    TopLogprob,
+)
+from src.text.tokenizer import Tokenizer
+
+# JSON has no infinity; a token that cannot be chosen gets this, as in vLLM.
+MIN_LOGPROB = -9999.0
+
+
+class TokenNames:
+    """How tokens are spelt in an answer: as their text, or as ``token_id:<id>``."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def __call__(self, token_id: int) -> str:
+        """The name of one token."""
+        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
+
+    def utf8(self, token_id: int) -> list[int]:
+        """The bytes of one token, possibly a part of a character."""
+        return list(self._tokenizer.token_bytes(token_id))
+
+
+class LegacyLogprobs:
+    """Builds the parallel lists of ``/v1/completions`` piece by piece for one choice.
+
+    It counts where each token begins in the text, in characters.
+    """
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names
+        self._offset = 0
+
+    def skip(self, num_chars: int) -> None:
+        """The text begins with characters that have no entries."""
+        self._offset += num_chars
+
+    def entries(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> CompletionLogprobs:
+        """The entries of the next tokens; ``None`` for the very first of a prompt."""
+        shape = CompletionLogprobs([], [], [], [])
+        for token_id, entry in zip(token_ids, logprobs, strict=True):
+            name = self._names(token_id)
+            shape.tokens.append(name)
+            shape.text_offset.append(self._offset)
+            self._offset += len(name)
+            if entry is None:
+                shape.token_logprobs.append(None)
+                shape.top_logprobs.append(None)
+                continue
+            shape.token_logprobs.append(_finite(entry.logprob))
+            top = {self._names(other): _finite(value) for other, value in entry.top}
+            # The chosen token is always there, so that its rank can be told.
+            top.setdefault(name, _finite(entry.logprob))
+            shape.top_logprobs.append(top)
+        return shape
+
+
+def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    """Both, one after the other."""
+    return CompletionLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs:
+    """The shape of ``/v1/chat/completions``."""
+    return ChatLogprobs(
+        [
+            ChatLogprob(
+                names(entry.token_id),
+                _finite(entry.logprob),
+                names.utf8(entry.token_id),
+                [
+                    TopLogprob(names(other), _finite(value), names.utf8(other))
+                    for other, value in entry.top
+                ],
+            )
+            for entry in logprobs
+        ]
+    )
+
+
+def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
+    """The shape that vLLM gives to a prompt's log-probabilities; the first token has none."""
+    return [None if entry is None else _by_token_id(names, entry) for entry in logprobs]
+
+
+def _by_token_id(names: TokenNames, entry: TokenLogprobs) -> dict[str, dict[str, object]]:
+    ranked = {token_id: (rank, value) for rank, (token_id, value) in enumerate(entry.top, start=1)}
+    ranked.setdefault(entry.token_id, (entry.rank, entry.logprob))
+    return {
+        str(token_id): {
+            "logprob": _finite(value),
+            "rank": rank,
+            "decoded_token": names(token_id),
+        }
+        for token_id, (rank, value) in ranked.items()
+    }
+
+
+def _finite(value: float) -> float:
+    return max(value, MIN_LOGPROB)

@@ -1,0 +1,59 @@
+"""Ending the process with an exit code that its supervisor sees, and one readable reason.
+
+Under uvicorn and ``python -m src serve`` the exit code is the number below, under granian it is 1.
+Hypercorn runs an application in a child process and forgets the child's exit code: a parent that
+has lost its only child exits with 0, which tells every supervisor that all is well. So the parent
+is ended by a signal that it does not handle, and a shell sees 128 + that signal: 138 and 140.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+from typing import Final, NoReturn
+
+EXIT_LOAD_FAILED: Final = 3
+EXIT_ENGINE_DEAD: Final = 4
+
+_PARENT_SIGNALS: Final = {
+    EXIT_LOAD_FAILED: signal.SIGUSR1,
+    EXIT_ENGINE_DEAD: signal.SIGUSR2,
+}
+
+
+def end_process(code: int, reason: str = "") -> NoReturn:
+    """End the process now: threads may be stuck in a load or in a dead device, so nobody waits."""
+    if reason:
+        print(f"slipstream: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    if code in _PARENT_SIGNALS:
+        _end_hypercorn_parent(_PARENT_SIGNALS[code])
+    os._exit(code)
+
+
+def _end_hypercorn_parent(parent_signal: signal.Signals) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None or "hypercorn.run" not in sys.modules:
+        return
+    if parent.pid != os.getppid():
+        return
+    _release_semaphores()
+    os.kill(parent.pid, parent_signal)
+
+
+def _release_semaphores() -> None:
+    """Release what the parent shares with us: ended by a signal, it cannot do so itself.
+
+    Otherwise the resource tracker ends the log with a warning about leaked semaphores.
+    """
+    from multiprocessing import synchronize
+
+    for lock in gc.get_objects():
+        if isinstance(lock, synchronize.SemLock):
+            with contextlib.suppress(OSError):
+                synchronize.SemLock._cleanup(lock._semlock.name)  # type: ignore[attr-defined]

@@ -1,0 +1,110 @@
+"""From a request's fields to sampling parameters. The engine checks their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from src.core.errors import InvalidRequestError
+from src.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from src.http.protocol import NEUTRAL, GenerationRequest
+
+# OpenAI's and vLLM's default where a completion does not say.
+COMPLETION_MAX_TOKENS: Final = 16
+
+# Fields of a request that are those of SamplingParams, by the same names.
+_SAME: Final = (
+    "n",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "seed",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+_LISTS: Final = ("allowed_token_ids", "bad_words", "stop_token_ids")
+
+
+def sampling_params(
+    request: GenerationRequest,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """What the request asks for, on top of the checkpoint's ``defaults``.
+
+    ``prompt_logprobs`` stands in where the request does not ask for them itself.
+    """
+    given: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
+    for name in _LISTS:
+        value = getattr(request, name)
+        given[name] = None if value is None else tuple(value)
+    if request.stop is not None:
+        given["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    if request.prompt_logprobs is None:
+        given["prompt_logprobs"] = prompt_logprobs
+    return SamplingParams(
+        **{**defaults, **{name: value for name, value in given.items() if value is not None}}
+    )
+
+
+def refuse_unsupported(request: GenerationRequest) -> None:
+    """Refuse what would change the answer and cannot be done.
+
+    Raises
+    ------
+    InvalidRequestError
+        Naming the field.
+    """
+    for name, neutral in NEUTRAL.items():
+        value = getattr(request, name)
+        if value is not None and value not in neutral:
+            raise unsupported(name)
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError(
+            "stream_options may only be given with stream = true", param="stream_options"
+        )
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs"
+        )
+
+
+def unsupported(name: str, what: str = "") -> InvalidRequestError:
+    """The refusal of a field by name; ``what`` says which use of it, where some are supported."""
+    return InvalidRequestError(
+        f"{name}{what} is not supported by this server", param=name, code="unsupported_parameter"
+    )
+
+
+def check_top_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """SamplingParams.logprobs from the two fields of a chat.
+
+    Raises
+    ------
+    InvalidRequestError
+        ``top_logprobs`` without ``logprobs``, or out of range.
+    """
+    if top_logprobs is not None:
+        if not 0 <= top_logprobs <= MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {top_logprobs}",
+                param="top_logprobs",
+            )
+        if top_logprobs and not logprobs:
+            raise InvalidRequestError(
+                "top_logprobs may only be given with logprobs = true", param="top_logprobs"
+            )
+    return (top_logprobs or 0) if logprobs else None

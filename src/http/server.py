@@ -1,0 +1,75 @@
+"""What the endpoints share: the configuration and the engine of one application."""
+
+from __future__ import annotations
+
+from src.core.config import Config
+from src.core.errors import ModelNotFoundError, NotReadyError
+from src.engine.client import AsyncEngine
+from src.engine.status import EngineStatus, ModelInfo
+from src.observability.metrics import EngineMetrics
+
+
+class Server:
+    """One application's state. The lifespan gives it an engine."""
+
+    def __init__(self, config: Config | None = None, *, owns_process: bool = False) -> None:
+        self.given_config = config
+        self.config = config or Config()
+        self.owns_process = owns_process
+        self._engine: AsyncEngine | None = None
+        # Only until there is an engine with metrics of its own.
+        self._metrics = EngineMetrics("")
+
+    def attach(self, engine: AsyncEngine) -> None:
+        """Serve with this engine from now on."""
+        self._engine = engine
+        self.config = engine.config
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """The engine's metrics."""
+        return self._metrics if self._engine is None else self._engine.metrics
+
+    @property
+    def status(self) -> EngineStatus:
+        """The engine's status, and that of an engine to come before there is one."""
+        return EngineStatus() if self._engine is None else self._engine.status
+
+    async def ready_engine(self) -> AsyncEngine:
+        """The engine, after waiting for its model for as long as is configured.
+
+        Raises
+        ------
+        NotReadyError, ShuttingDownError
+            Not now.
+        ModelLoadError, ConfigError, EngineDeadError
+            Never again in this process.
+        """
+        if self._engine is None:
+            raise NotReadyError("the server is starting", retry_after=1.0)
+        await self._engine.wait_ready(self.config.http.ready_wait)
+        return self._engine
+
+    async def drain(self) -> None:
+        """Refuse new requests and finish what runs, for as long as is configured."""
+        if self._engine is not None:
+            await self._engine.drain(self.config.http.shutdown_timeout)
+
+
+def served_name(info: ModelInfo, asked: str | None) -> str:
+    """The name under which an answer is given; ``None`` asks for the only model there is.
+
+    Raises
+    ------
+    ModelNotFoundError
+        No model of this name is served here.
+    """
+    if asked is None:
+        return info.name
+    if asked not in info.served_names:
+        raise ModelNotFoundError(
+            f"the model `{asked[:200]}` does not exist; served here: "
+            + ", ".join(f"`{name}`" for name in info.served_names),
+            param="model",
+        )
+    return asked
