@@ -47,12 +47,12 @@ class BlockPool:
         self._keep = bytearray(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._num_free = num_blocks
+        self._num_held = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now: free and cached ones."""
-        return self._num_free
+        return len(self._free) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
@@ -62,7 +62,12 @@ class BlockPool:
     @property
     def num_held(self) -> int:
         """Blocks in the table of at least one request."""
-        return self.num_blocks - self._num_free
+        return self._num_held
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether free + cached + held == total."""
+        return len(self._free) + len(self._cached) + self._num_held == self.num_blocks
 
     def is_held(self, block: int) -> bool:
         """Whether any request holds the block."""
@@ -76,9 +81,9 @@ class BlockPool:
         InvariantError
             If there are fewer; the caller has to look at ``num_free`` first.
         """
-        if count > self._num_free:
-            raise InvariantError(f"{count} blocks asked for, {self._num_free} are free")
-        self._num_free -= count
+        if count > self.num_free:
+            raise InvariantError(f"{count} blocks asked for, {self.num_free} are free")
+        self._num_held += count
         blocks = []
         for _ in range(count):
             if self._free:
@@ -99,7 +104,7 @@ class BlockPool:
                 if block not in self._cached:
                     raise InvariantError(f"block {block} is free: its content cannot be shared")
                 del self._cached[block]
-                self._num_free -= 1
+                self._num_held += 1
             self._references[block] += 1
 
     def release(self, table: Sequence[int]) -> None:
@@ -114,7 +119,7 @@ class BlockPool:
                 raise InvariantError(f"block {block} is released but nobody holds it")
             self._references[block] = left
             if left == 0:
-                self._num_free += 1
+                self._num_held -= 1
                 if self._keep[block]:
                     self._cached[block] = None
                 else:
@@ -149,20 +154,26 @@ class BlockPool:
         InvariantError
             Saying which count is off.
         """
-        expected = Counter(block for table in tables for block in table)
-        for block, references in enumerate(self._references):
-            if references != expected[block]:
-                raise InvariantError(
-                    f"block {block} has {references} references, {expected[block]} tables hold it"
-                )
-        held = len(expected)
-        places = [*self._free, *self._cached]
-        if len(set(places)) != len(places) or any(self._references[b] for b in places):
-            raise InvariantError("a block is in two places at once")
-        if len(places) + held != self.num_blocks or self._num_free != len(places):
+        expected = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                expected[block] += 1
+        if expected != self._references:
+            block = next(b for b in range(self.num_blocks) if expected[b] != self._references[b])
             raise InvariantError(
-                f"free {len(self._free)} + cached {len(self._cached)} + held {held} "
-                f"!= total {self.num_blocks} (counted free: {self._num_free})"
+                f"block {block} has {self._references[block]} references, "
+                f"{expected[block]} tables hold it"
             )
-        if any(not self._keep[block] for block in self._cached):
+        unheld = expected.count(0)
+        if len(self._cached.keys() | set(self._free)) != unheld or self.num_free != unheld:
+            raise InvariantError(
+                f"{unheld} blocks are not held, but {len(self._free)} are free and "
+                f"{len(self._cached)} cached"
+            )
+        if not self.is_whole:
+            raise InvariantError(
+                f"free {len(self._free)} + cached {len(self._cached)} + held {self._num_held} "
+                f"!= total {self.num_blocks}"
+            )
+        if not all(self._keep[block] for block in self._cached):
             raise InvariantError("a cached block is not marked for keeping")

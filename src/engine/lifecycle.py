@@ -17,8 +17,8 @@ import enum
 
 import msgspec
 
-from src.core.outputs import TokenLogprobs
-from src.core.plan import RowStep
+from src.core.outputs import FinishReason, RequestEvent, TokenLogprobs
+from src.core.plan import RowResult, RowStep
 from src.core.request import Request
 from src.engine.prefix import HashChain
 
@@ -114,6 +114,11 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         return self.limit - 1
 
     @property
+    def is_exhausted(self) -> bool:
+        """Whether all its tokens are launched: it ends when the steps in flight are committed."""
+        return self.target >= self.limit
+
+    @property
     def may_read_cache(self) -> bool:
         """Whether cached KV may stand for computing: not while prompt logits are still owed."""
         return self.prompt_logprobs is None
@@ -129,13 +134,21 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         return RowStep(self.row, self.generation, start, num_tokens, samples)
 
     def take_row(self, row: int, generation: int, block_ids: list[int], capacity: int) -> None:
-        """Start running on a row; the first KV position to compute is set by the caller."""
+        """Start running on a row with a block table of ``capacity`` positions."""
         self.phase = Phase.RUNNING
         self.row = row
         self.generation = generation
         self.block_ids = block_ids
         self.capacity = capacity
+
+    def start_from(self, num_cached: int, *, registered: int, epoch: int) -> None:
+        """Begin computing behind ``num_cached`` positions whose KV is there already."""
+        self.launched = self.committed = num_cached
         self.target = len(self.token_ids)
+        self.registered = registered
+        self.cache_epoch = epoch
+        if self.cached_tokens is None:
+            self.cached_tokens = num_cached
 
     def leave_row(self) -> None:
         """Forget the row and the blocks; the tokens and their digests stay."""
@@ -150,3 +163,26 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         """
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.extend(entries[len(self.prompt_logprobs) - start :])
+
+    def event(
+        self, row: RowResult | None = None, finish_reason: FinishReason | None = None
+    ) -> RequestEvent:
+        """What to tell about it: a row's tokens, an end, or both. The first one tells more."""
+        token_ids = [] if row is None else row.token_ids
+        ended_by_token = row is not None and finish_reason is FinishReason.STOP
+        prompt_logprobs = None
+        cached_tokens = 0
+        if not self.announced:
+            self.announced = True
+            cached_tokens = self.cached_tokens or 0
+            if row is not None:
+                prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
+        return RequestEvent(
+            key=self.request.key,
+            token_ids=token_ids,
+            logprobs=None if row is None else row.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+            stop_token_id=token_ids[0] if ended_by_token else None,
+            cached_tokens=cached_tokens,
+        )

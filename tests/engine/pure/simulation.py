@@ -88,8 +88,11 @@ class Simulation:
             and state.target < state.limit
         }
         shortages, preemptions = scheduler.stats.shortages, scheduler.stats.preemptions
+        running = [state for state in states if state.phase is Phase.RUNNING]
         plan = scheduler.schedule()
         scheduler.check()
+        if running:
+            assert running[0].phase is Phase.RUNNING, "the first in line was preempted"
         if plan is None:
             assert self.runner.in_flight or not scheduler.has_work, "nothing planned: deadlock"
             return None
@@ -101,7 +104,7 @@ class Simulation:
             waiting.remove(install.request_key)
         if (shortages, preemptions) == (scheduler.stats.shortages, scheduler.stats.preemptions):
             planned = {step.row for step in plan.rows}
-            assert decodes <= planned or len(decodes) > self.limits.max_num_batched_tokens
+            assert decodes <= planned, "a decode row was left out"
         self.runner.launch(plan)
         self.plans.append(plan)
         return plan

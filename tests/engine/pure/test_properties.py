@@ -82,6 +82,23 @@ OPERATIONS = st.tuples(
 ).map(lambda parts: [*parts[0], *parts[1]])
 
 
+def submit(simulation: Simulation, request: Request) -> bool:
+    """Add a request; a refusal must leave no trace."""
+    before = simulation.scheduler.num_waiting
+    empty_queue_refused = False
+    try:
+        simulation.add(request)
+    except QueueFullError:
+        empty_queue_refused = before == 0
+    except RequestError:
+        pass
+    else:
+        return True
+    assert not empty_queue_refused
+    assert simulation.scheduler.num_waiting == before
+    return False
+
+
 def run(simulation: Simulation, operations: list[object], *, failures: bool = True) -> None:
     next_key = 0
     now = 0.0
@@ -90,14 +107,7 @@ def run(simulation: Simulation, operations: list[object], *, failures: bool = Tr
             case Request():
                 request = msgspec.structs.replace(operation, key=next_key)
                 next_key += 1
-                before = len(simulation.scheduler._requests)
-                try:
-                    simulation.add(request)
-                except RequestError as error:
-                    assert len(simulation.scheduler._requests) == before
-                    if isinstance(error, QueueFullError):
-                        assert error.retry_after > 0
-                        assert simulation.scheduler.num_waiting > 0
+                submit(simulation, request)
             case "launch":
                 simulation.launch()
             case "commit":
@@ -140,10 +150,7 @@ def outcome(
     """Add the requests with so many steps between them, and run to the end."""
     simulation = Simulation(limits, depth)
     for key, (request, steps) in enumerate(requests):
-        try:
-            simulation.add(msgspec.structs.replace(request, key=key, deadline=None))
-        except RequestError:
-            continue
+        submit(simulation, msgspec.structs.replace(request, key=key, deadline=None))
         for _ in range(steps):
             simulation.step()
     simulation.drain()

@@ -1,0 +1,152 @@
+"""Requests that hold a row and blocks: taking them, growing, and giving them back at the fence.
+
+A step that was launched may still read and write its rows and their blocks. So a request that ends
+or is preempted is only *marked* here (``leave``); its row and blocks come back when the last
+launched step that names it is committed (``release``).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from operator import attrgetter
+
+from src.core.plan import BlockAppend, RowInstall
+from src.engine.admission import SchedulerLimits
+from src.engine.blocks import InvariantError, blocks_for
+from src.engine.lifecycle import Phase, RequestState
+from src.engine.prefix import PrefixCache
+from src.engine.rows import RowTable
+
+_by_rank = attrgetter("rank")
+
+
+class Residents:
+    """Who holds which row and which blocks.
+
+    Attributes
+    ----------
+    running
+        Phase RUNNING, sorted by rank.
+    leaving
+        Ended or being preempted, behind their fence.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.cache = PrefixCache(
+            limits.num_blocks, limits.block_size, enabled=limits.enable_prefix_caching
+        )
+        self.pool = self.cache.pool
+        self.rows = RowTable(limits.max_num_seqs)
+        self.running: list[RequestState] = []
+        self.leaving: list[RequestState] = []
+
+    # Coming in.
+
+    def cached_prefix(self, state: RequestState) -> list[int]:
+        """The cached blocks that a waiting request could start from."""
+        if not self.cache.enabled or not state.may_read_cache:
+            return []
+        return self.cache.match(state.chain, state.token_ids)
+
+    def lookahead(self, state: RequestState) -> int:
+        """Blocks that a running request will take in its next few tokens."""
+        soon = min(state.target + self.limits.lookahead_tokens, state.max_kv_tokens)
+        return max(0, blocks_for(soon, self.limits.block_size) - len(state.block_ids))
+
+    def fits(self, state: RequestState, hits: list[int], reserve: int) -> bool:
+        """Whether a request's known tokens and the next few fit, with ``reserve`` blocks left.
+
+        With nobody resident this is true of all that passed the door.
+        """
+        soon = min(len(state.token_ids) + self.limits.lookahead_tokens, state.max_kv_tokens)
+        # A hit that nobody holds is counted as free, but will not be.
+        taken = sum(1 for block in hits if not self.pool.is_held(block))
+        needed = blocks_for(soon, self.limits.block_size) - len(hits) + taken
+        return needed + reserve <= self.pool.num_free
+
+    def install(self, state: RequestState, hits: list[int]) -> RowInstall:
+        """Give a request a row and blocks for all its known tokens, starting from its hits."""
+        block_size = self.limits.block_size
+        tokens = state.token_ids
+        # Hits first: what is held is not evicted for the rest.
+        self.pool.share(hits)
+        table = hits + self.pool.allocate(blocks_for(len(tokens), block_size) - len(hits))
+        row, generation = self.rows.take()
+        state.take_row(row, generation, table, capacity=len(table) * block_size)
+        state.start_from(len(hits) * block_size, registered=len(hits), epoch=self.cache.epoch)
+        insort(self.running, state, key=_by_rank)
+        return RowInstall(row, generation, state.key, list(tokens), state.prompt_len, list(table))
+
+    def append_block(self, state: RequestState) -> BlockAppend:
+        """Give a running request its next block; there must be one."""
+        blocks = self.pool.allocate(1)
+        append = BlockAppend(state.row, len(state.block_ids), blocks)
+        state.block_ids.extend(blocks)
+        state.capacity += self.limits.block_size
+        return append
+
+    def register(self, state: RequestState) -> None:
+        """Offer the blocks that are now full of committed tokens to the prefix cache."""
+        full = state.committed // self.limits.block_size
+        if self.cache.enabled and state.cache_epoch == self.cache.epoch:
+            for index in range(state.registered, full):
+                digest = state.chain.digest(index, state.token_ids)
+                self.cache.register(digest, state.block_ids[index])
+        state.registered = full
+
+    # Making room.
+
+    def blocks_are_coming(self) -> bool:
+        """Whether committing the steps in flight will free a block for certain."""
+        ending = [state for state in self.running if state.is_exhausted]
+        return self.pool.frees_some([state.block_ids for state in (*self.leaving, *ending)])
+
+    def victim(self, needy: RequestState) -> RequestState | None:
+        """Whom to preempt for ``needy``: somebody behind it, or nobody.
+
+        The least important class first, in it the least to recompute, then the latest; among those
+        that hold a block of their own, if there are such.
+        """
+        behind = [
+            state for state in self.running if state.rank > needy.rank and not state.is_exhausted
+        ]
+        owners = [state for state in behind if self.pool.frees_some([state.block_ids])]
+        return min(
+            owners or behind,
+            key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),
+            default=None,
+        )
+
+    # Going out.
+
+    def leave(self, state: RequestState, phase: Phase) -> None:
+        """Mark a running request as ended or being preempted; nothing is given back yet."""
+        state.phase = phase
+        self.running.remove(state)
+        self.leaving.append(state)
+
+    def release(self, state: RequestState) -> None:
+        """Take row and blocks back: no launched step names the request any more."""
+        self.leaving.remove(state)
+        self.pool.release(state.block_ids)
+        self.rows.release(state.row, state.generation)
+        state.leave_row()
+
+    # Proofs.
+
+    def check(self) -> None:
+        """Prove that every block and row is where it should be; O(blocks).
+
+        Raises
+        ------
+        InvariantError
+            With what is not.
+        """
+        holders = [*self.running, *self.leaving]
+        self.pool.check([state.block_ids for state in holders])
+        if len(holders) + self.rows.num_free != self.rows.num_rows:
+            raise InvariantError(
+                f"{len(holders)} rows are held and {self.rows.num_free} free "
+                f"of {self.rows.num_rows}"
+            )

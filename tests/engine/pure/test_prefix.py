@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from src.engine.blocks import InvariantError
+from src.engine.prefix import HashChain, PrefixCache
+
+TOKENS = [5, 6, 7, 8, 9, 10]
+
+
+def fill(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
+    """Compute a sequence's full blocks and let go of them."""
+    chain = HashChain(2, salt)
+    table = cache.pool.allocate(len(tokens) // 2)
+    for index, block in enumerate(table):
+        cache.register(chain.digest(index, tokens), block)
+    cache.pool.release(table)
+    return table
+
+
+def test_a_digest_names_all_tokens_up_to_its_block_and_the_salt() -> None:
+    def digest(tokens: list[int], salt: str = "") -> bytes:
+        return HashChain(2, salt).digest(1, tokens)
+
+    assert digest(TOKENS) == digest(TOKENS[:4])
+    assert digest(TOKENS) != digest([4, 6, 7, 8])
+    assert digest(TOKENS) != digest([7, 8, 5, 6])
+    assert digest(TOKENS) != digest(TOKENS, "other")
+    assert digest([2**40, 1, 1, 1]) != digest([1, 1, 1, 1])
+    # The salt is length-safe: it cannot be continued by tokens.
+    assert len({digest(TOKENS, salt) for salt in ("", "a", "aa", "\0")}) == 4
+
+
+def test_a_digest_of_a_block_that_is_not_full_is_refused() -> None:
+    with pytest.raises(InvariantError, match="not full"):
+        HashChain(4, "").digest(0, [1, 2, 3])
+
+
+def test_the_longest_known_prefix_is_found_but_never_all_of_it() -> None:
+    cache = PrefixCache(8, 2)
+    table = fill(cache, TOKENS)
+    assert cache.match(HashChain(2, ""), TOKENS) == table[:2]
+    assert cache.match(HashChain(2, ""), [*TOKENS, 1]) == table
+    assert cache.match(HashChain(2, ""), [*TOKENS[:5], 1, 1]) == table[:2]
+    assert cache.match(HashChain(2, ""), [1, *TOKENS]) == []
+    assert cache.match(HashChain(2, "salt"), [*TOKENS, 1]) == []
+    assert cache.match(HashChain(2, ""), TOKENS[:1]) == []
+
+
+def test_a_gap_ends_the_match() -> None:
+    cache = PrefixCache(3, 2)
+    table = fill(cache, TOKENS)
+    cache.pool.share(table[::2])
+    cache.pool.allocate(1)  # evicts the middle
+    assert cache.match(HashChain(2, ""), [*TOKENS, 1]) == table[:1]
+
+
+def test_the_same_content_twice_keeps_the_first_block() -> None:
+    cache = PrefixCache(4, 2)
+    chain = HashChain(2, "")
+    first, second = cache.pool.allocate(2)
+    assert cache.register(chain.digest(0, TOKENS), first)
+    assert not cache.register(chain.digest(0, TOKENS), second)
+    cache.pool.release([first, second])
+    assert len(cache) == cache.pool.num_cached == 1
+    assert cache.match(HashChain(2, ""), TOKENS) == [first]
+
+
+def test_eviction_forgets_the_content() -> None:
+    cache = PrefixCache(3, 2)
+    table = fill(cache, TOKENS)
+    cache.pool.release(cache.pool.allocate(1))
+    assert cache.match(HashChain(2, ""), [*TOKENS, 1]) == table[:2]
+    cache.pool.release(cache.pool.allocate(3))
+    assert len(cache) == 0
+    assert fill(cache, TOKENS)
+
+
+def test_reset_forgets_everything() -> None:
+    cache = PrefixCache(4, 2)
+    fill(cache, TOKENS)
+    cache.reset()
+    assert len(cache) == cache.pool.num_cached == 0
+    assert cache.match(HashChain(2, ""), TOKENS) == []
+    cache.pool.check([])
+    table = fill(cache, TOKENS)
+    assert cache.match(HashChain(2, ""), TOKENS) == table[:2]
