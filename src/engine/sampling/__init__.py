@@ -1,0 +1,19 @@
+"""From raw logits to one token per row: every sampling parameter, on the device, without a wait.
+
+`state` holds what each row asks for, `selection` gathers it for one batch, `logits` and
+`truncation` change the logits of the rows that ask, `sampler` puts it in order and draws, and
+`logprobs` reports. docs/sampling.md has the semantics.
+"""
+
+from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs
+from src.engine.sampling.sampler import SampleBatch, SampleOutput, Sampler
+from src.engine.sampling.state import SamplingState
+
+__all__ = [
+    "LogprobTensors",
+    "SampleBatch",
+    "SampleOutput",
+    "Sampler",
+    "SamplingState",
+    "gather_logprobs",
+]

@@ -1,0 +1,161 @@
+"""What requests may do to logits before truncation and sampling, each in place.
+
+Tokens are addressed flat, as ``entry * V + token``, in the contiguous logits [S, V] of a batch, so
+that one indexing serves all rows that ask and no other row is touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# What a banned token's logit becomes: it can never win against a token that is not banned, but it
+# does against those outside of allowed_token_ids (-inf), which therefore always hold.
+BANNED = -1e30
+
+# Penalties work on at most this many elements of temporaries at a time.
+_MAX_PENALTY_ELEMENTS = 1 << 26
+
+
+def keep_only(logits: Tensor, entries: Tensor, targets: Tensor) -> None:
+    """Set ``entries`` [n] int64 of the batch to -inf but for the flat ``targets`` [m] int64."""
+    flat = logits.view(-1)
+    kept = flat[targets]
+    logits[entries] = -torch.inf
+    flat[targets] = kept
+
+
+def ban(logits: Tensor, targets: Tensor) -> None:
+    """Ban the flat ``targets`` [m] int64, which may repeat."""
+    flat = logits.view(-1)
+    flat[targets] = flat[targets].clamp(max=BANNED)
+
+
+def add_bias(logits: Tensor, targets: Tensor, values: Tensor) -> None:
+    """Add ``values`` [m] float32 to the flat ``targets`` [m] int64, which must be distinct."""
+    flat = logits.view(-1)
+    flat[targets] = flat[targets] + values
+
+
+@dataclass(frozen=True)
+class BadSequences:
+    """Bad words of two tokens or more, of all rows that have some; W sequences.
+
+    Attributes
+    ----------
+    prefixes
+        [W, P] int32: the tokens before the last, right-aligned, -1 on the left.
+    targets
+        [W] int64: the last token, flat.
+    rows
+        [W] int64: the row it belongs to.
+    entries
+        [W] int64: that row's entry in the batch.
+    prompt_lens
+        [W] int64.
+    """
+
+    prefixes: Tensor
+    targets: Tensor
+    rows: Tensor
+    entries: Tensor
+    prompt_lens: Tensor
+
+
+def ban_completions(logits: Tensor, bad: BadSequences, positions: Tensor, tokens: Tensor) -> None:
+    """Ban the last token of every bad sequence whose other tokens end the row's output.
+
+    Parameters
+    ----------
+    positions
+        [S] int64: position of the token to be sampled.
+    tokens
+        [max_num_rows, max_model_len] int32: (row, position) -> token id.
+    """
+    length = bad.prefixes.shape[1]
+    offsets = torch.arange(-length, 0, device=logits.device)  # [P]
+    columns = positions[bad.entries][:, None] + offsets  # [W, P]
+    found = tokens[bad.rows[:, None], columns.clamp(min=0)]
+    equal = (found == bad.prefixes) & (columns >= bad.prompt_lens[:, None])
+    complete = (equal | (bad.prefixes < 0)).all(1)  # [W]
+    ceilings = torch.where(complete, BANNED, torch.inf)  # [W] float32
+    # A minimum, since several sequences may share their last token.
+    logits.view(-1).scatter_reduce_(0, bad.targets, ceilings, "amin")
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Rows with a penalty, n of them.
+
+    Attributes
+    ----------
+    entries, rows, prompt_lens
+        [n] int64: entry in the batch, row, prompt length.
+    presence, frequency, repetition
+        [n, 1] float32.
+    counts_output
+        Whether any row has a presence or frequency penalty.
+    """
+
+    entries: Tensor
+    rows: Tensor
+    prompt_lens: Tensor
+    presence: Tensor
+    frequency: Tensor
+    repetition: Tensor
+    counts_output: bool
+
+
+def penalize(
+    logits: Tensor, penalties: Penalties, positions: Tensor, tokens: Tensor, max_position: int
+) -> None:
+    """Apply repetition, frequency and presence penalties.
+
+    Nothing is remembered between steps: the row's tokens are counted where they lie, so a reused
+    row, a resumed request or a step launched ahead cannot meet stale counts.
+
+    Repetition (N. Keskar et al., "CTRL", 2019, section 4.1, in its sign-aware form) concerns tokens
+    in prompt or output, presence and frequency those in the output.
+
+    Parameters
+    ----------
+    positions
+        [S] int64: position of the token to be sampled.
+    tokens
+        [max_num_rows, max_model_len] int32: (row, position) -> token id, valid below ``positions``.
+    max_position
+        The largest of the asking rows' positions, at least 1.
+    """
+    elements = max_position + (logits.shape[1] if penalties.counts_output else 0)
+    step = max(1, _MAX_PENALTY_ELEMENTS // elements)
+    for start in range(0, len(penalties.entries), step):
+        _penalize(
+            logits, penalties, slice(start, start + step), positions, tokens[:, :max_position]
+        )
+
+
+def _penalize(
+    logits: Tensor, penalties: Penalties, part: slice, positions: Tensor, tokens: Tensor
+) -> None:
+    entries = penalties.entries[part]
+    index = torch.arange(tokens.shape[1], device=logits.device)  # [L]
+    known = index < positions[entries][:, None]  # [n, L]
+    ids = tokens.index_select(0, penalties.rows[part]).long()
+    # Places beyond the row's tokens repeat its first one. A token's new logit depends on the token
+    # alone, so repeated writes agree.
+    ids = torch.where(known, ids, ids[:, :1])  # [n, L] int64
+    targets = entries[:, None] * logits.shape[1] + ids
+    flat = logits.view(-1)
+    values = flat[targets]  # [n, L]
+    repetition = penalties.repetition[part]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    if penalties.counts_output:
+        is_output = known & (index >= penalties.prompt_lens[part][:, None])
+        counts = torch.zeros(len(ids), logits.shape[1], device=logits.device)  # [n, V] float32
+        counts.scatter_add_(1, ids, is_output.float())
+        count = counts.gather(1, ids)  # [n, L]
+        values -= penalties.frequency[part] * count
+        values -= penalties.presence[part] * (count > 0)
+    flat[targets] = values

@@ -1,0 +1,158 @@
+"""From raw logits to one token per row, without asking the device anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from src.core.outputs import TokenLogprobs
+from src.engine.sampling.logits import add_bias, ban, ban_completions, keep_only, penalize
+from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs
+from src.engine.sampling.selection import Selection
+from src.engine.sampling.state import SamplingState
+from src.engine.transfer import upload
+from src.ops import gumbel_argmax
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """The rows that sample in one step.
+
+    Attributes
+    ----------
+    rows
+        [S] row of each entry, each row at most once.
+    positions
+        [S] position in its sequence of the token to be sampled; ``prompt_len`` for the first one.
+    positions_s
+        [S] int64, the same on the device, if the caller has it there already.
+    """
+
+    rows: Sequence[int]
+    positions: Sequence[int]
+    positions_s: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SampleOutput:
+    """Tokens of one step, on the device until :meth:`to_host`.
+
+    Attributes
+    ----------
+    token_ids
+        [S] int64, in the batch's order.
+    logprobs
+        Of the entries ``scored``, if there are any.
+    scored, top_counts
+        Entries that asked for log-probabilities, and for how many of the likeliest tokens.
+    """
+
+    token_ids: Tensor
+    logprobs: LogprobTensors | None
+    scored: Sequence[int]
+    top_counts: Sequence[int]
+
+    def to_host(self) -> SampleOutput:
+        """Start the copy to (pinned) host memory; on CUDA it is complete after a later event."""
+        return replace(
+            self,
+            token_ids=self.token_ids.to("cpu", non_blocking=True),
+            logprobs=self.logprobs.to_host() if self.logprobs else None,
+        )
+
+    def logprob_lists(self) -> list[TokenLogprobs | None]:
+        """One entry per sampled token, ``None`` where not asked for; after the copy-out."""
+        lists: list[TokenLogprobs | None] = [None] * len(self.token_ids)
+        if self.logprobs is not None:
+            scores = self.logprobs.to_lists(self.top_counts)
+            for entry, score in zip(self.scored, scores, strict=True):
+                lists[entry] = score
+        return lists
+
+
+class Sampler:
+    """Applies every sampling parameter, in a fixed order, and draws.
+
+    The order: raw log-probabilities; allowed_token_ids; bad_words; min_tokens; logit_bias;
+    repetition, frequency and presence penalties; temperature; min_p; top_k; top_p; Gumbel-max. See
+    docs/sampling.md.
+
+    Nothing is carried from one call to the next but what the state's rows hold, so a row's token is
+    a function of its logits, its tokens, its parameters and its position.
+    """
+
+    def __init__(self, state: SamplingState) -> None:
+        self.state = state
+        self._selection: Selection | None = None
+        self._key: tuple[int, list[int]] | None = None
+
+    def sample(self, logits: Tensor, batch: SampleBatch, tokens: Tensor) -> SampleOutput:
+        """Choose one token per entry of the batch. Does not synchronize with the device.
+
+        A NaN logit never wins; a row of nothing but NaN and -inf gives token 0.
+
+        Parameters
+        ----------
+        logits
+            [S, V] float32, contiguous; overwritten if a row asks for more than a temperature.
+        tokens
+            [max_num_rows, max_model_len] int32: (row, position) -> token id, valid below the
+            position to be sampled.
+        """
+        selection = self._select(batch.rows)
+        positions_s = batch.positions_s
+        if positions_s is None:
+            positions_s = upload(batch.positions, torch.int64, self.state.device)
+        end_ban = selection.end_ban(batch.positions) if selection.end_bans else None
+
+        raw = None
+        if selection.scored:
+            entries = selection.scored_entries
+            if entries is not None:
+                raw = logits[entries]
+            elif selection.changes_logits or end_ban:
+                raw = logits.clone()
+            else:
+                raw = logits
+        if selection.allowed:
+            keep_only(logits, selection.allowed.entries, selection.allowed.targets)
+        if selection.banned:
+            ban(logits, selection.banned.targets)
+        if selection.bad_sequences:
+            ban_completions(logits, selection.bad_sequences, positions_s, tokens)
+        if end_ban:
+            ban(logits, end_ban.targets)
+        if selection.bias and selection.bias_values is not None:
+            add_bias(logits, selection.bias.targets, selection.bias_values)
+        if selection.penalties:
+            longest = max(batch.positions[entry] for entry in selection.penalized)
+            penalize(logits, selection.penalties, positions_s, tokens, longest)
+        _truncate(logits, selection)
+
+        token_ids = gumbel_argmax(logits, selection.seeds, positions_s, selection.temperatures)
+        logprobs = None
+        if raw is not None:
+            entries = selection.scored_entries
+            chosen = token_ids if entries is None else token_ids[entries]
+            logprobs = gather_logprobs(raw, chosen, max(selection.top_counts))
+        return SampleOutput(token_ids, logprobs, selection.scored, selection.top_counts)
+
+    def _select(self, rows: Sequence[int]) -> Selection:
+        key = (self.state.version, list(rows))
+        if self._selection is None or self._key != key:
+            self._selection = Selection(self.state, rows)
+            self._key = key
+        return self._selection
+
+
+def _truncate(logits: Tensor, selection: Selection) -> None:
+    for part in selection.truncated:
+        if part.entries is None:
+            part.apply(logits, part.rows)
+        else:
+            asking = logits[part.entries]
+            part.apply(asking, part.rows)
+            logits[part.entries] = asking

@@ -1,0 +1,211 @@
+"""Who asks for what in one batch: gathered once, kept while the same rows sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from src.engine.sampling.logits import BadSequences, Penalties
+from src.engine.sampling.state import (
+    FREQUENCY,
+    MIN_P_OFFSET,
+    PRESENCE,
+    REPETITION,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    RowParams,
+    SamplingState,
+)
+from src.engine.sampling.truncation import (
+    Truncation,
+    is_short,
+    truncate_long,
+    truncate_min_p,
+    truncate_short,
+)
+from src.engine.transfer import upload
+
+
+@dataclass(frozen=True)
+class EntryIds:
+    """Token ids of some entries: ``entries`` [n] and flat ``targets`` [m], int64 on the device."""
+
+    entries: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class TruncatedRows:
+    """Entries of one path of truncation; ``entries`` [n] int64 is ``None`` for the whole batch."""
+
+    entries: Tensor | None
+    rows: Truncation
+    apply: Callable[[Tensor, Truncation], None]
+
+
+class Selection:
+    """The resolved wishes of the rows of a batch, in the batch's order.
+
+    Attributes
+    ----------
+    seeds, temperatures
+        [S] int64 and float32, on the device.
+    allowed, banned, bias, bias_values, bad_sequences, penalties, truncated
+        What some entries ask for; ``None`` or empty if none does.
+    penalized
+        Entries with penalties, on the host.
+    end_bans
+        (entry, first position at which end tokens may be chosen, their ids on the device).
+    scored, top_counts
+        Entries that want log-probabilities, on the host, and how many of the likeliest tokens;
+        ``scored_entries`` [n] int64 is the same on the device, ``None`` for the whole batch.
+    changes_logits
+        Whether anything but the end bans may change the logits.
+    """
+
+    def __init__(self, state: SamplingState, rows: Sequence[int]) -> None:
+        self._state = state
+        params = state.params(rows)
+        rows_s = self._upload(rows)
+        floats, ints = state.gather(rows_s)
+        self.seeds = ints[:, SEED].contiguous()
+        self.temperatures = floats[:, TEMPERATURE].float()
+
+        self.allowed = self._entry_ids(
+            [(entry, row.allowed_ids) for entry, row in enumerate(params)]
+        )
+        self.banned = self._entry_ids([(entry, row.banned_ids) for entry, row in enumerate(params)])
+        self.bias = self._entry_ids([(entry, row.bias_ids) for entry, row in enumerate(params)])
+        self.bias_values = (
+            torch.cat([row.bias_values for row in params if row.bias_values is not None])
+            if self.bias
+            else None
+        )
+        self.bad_sequences = self._bad_sequences(params, rows)
+        self.end_bans = [
+            (entry, row.first_end_position, row.end_ids)
+            for entry, row in enumerate(params)
+            if row.end_ids is not None
+        ]
+        self._end_ban_key: tuple[int, ...] = ()
+        self._end_ban: EntryIds | None = None
+        self.penalized = [entry for entry, row in enumerate(params) if row.penalizes]
+        self.penalties = self._penalties(params, rows_s, floats)
+        self.truncated = self._truncated(params, floats, ints)
+        self.changes_logits = any(
+            part is not None
+            for part in (self.allowed, self.banned, self.bias, self.bad_sequences, self.penalties)
+        ) or bool(self.truncated)
+
+        self.scored = [entry for entry, row in enumerate(params) if row.logprobs is not None]
+        self.top_counts = [params[entry].logprobs or 0 for entry in self.scored]
+        self.scored_entries = self._some(self.scored, len(params))
+
+    def end_ban(self, positions: Sequence[int]) -> EntryIds | None:
+        """End tokens that may not be chosen at these positions (host, one per entry)."""
+        active = tuple(
+            entry for entry, first_position, _ in self.end_bans if positions[entry] < first_position
+        )
+        if active != self._end_ban_key:
+            self._end_ban_key = active
+            self._end_ban = self._entry_ids(
+                [(entry, ids) for entry, _, ids in self.end_bans if entry in active]
+            )
+        return self._end_ban
+
+    def _upload(self, values: Sequence[int]) -> Tensor:
+        return upload(values, torch.int64, self._state.device)
+
+    def _some(self, entries: list[int], total: int) -> Tensor | None:
+        return None if len(entries) in (0, total) else self._upload(entries)
+
+    def _entry_ids(self, asked: list[tuple[int, Tensor | None]]) -> EntryIds | None:
+        given = [(entry, ids) for entry, ids in asked if ids is not None]
+        if not given:
+            return None
+        width = self._state.vocab_size
+        targets = torch.cat([ids + entry * width for entry, ids in given])
+        return EntryIds(self._upload([entry for entry, _ in given]), targets)
+
+    def _bad_sequences(self, params: list[RowParams], rows: Sequence[int]) -> BadSequences | None:
+        width = self._state.vocab_size
+        found = [
+            (entry, sequence) for entry, row in enumerate(params) for sequence in row.bad_sequences
+        ]
+        if not found:
+            return None
+        length = max(len(sequence) for _, sequence in found) - 1
+        prefixes = [[-1] * (length + 1 - len(s)) + list(s[:-1]) for _, s in found]
+        # [4, W] int64: what BadSequences names
+        packed = self._upload(
+            [entry * width + sequence[-1] for entry, sequence in found]
+            + [rows[entry] for entry, _ in found]
+            + [entry for entry, _ in found]
+            + [params[entry].prompt_len for entry, _ in found]
+        ).view(4, -1)
+        flat = [token for prefix in prefixes for token in prefix]
+        return BadSequences(
+            upload(flat, torch.int32, self._state.device).view(len(found), length), *packed
+        )
+
+    def _penalties(
+        self, params: list[RowParams], rows_s: Tensor, floats: Tensor
+    ) -> Penalties | None:
+        if not self.penalized:
+            return None
+        packed = self._upload(
+            self.penalized + [params[entry].prompt_len for entry in self.penalized]
+        ).view(2, -1)
+        entries, prompt_lens = packed
+        numbers = floats[entries].float()
+        return Penalties(
+            entries=entries,
+            rows=rows_s[entries],
+            prompt_lens=prompt_lens,
+            presence=numbers[:, PRESENCE, None],
+            frequency=numbers[:, FREQUENCY, None],
+            repetition=numbers[:, REPETITION, None],
+            counts_output=any(params[entry].counts_output for entry in self.penalized),
+        )
+
+    def _truncated(
+        self, params: list[RowParams], floats: Tensor, ints: Tensor
+    ) -> list[TruncatedRows]:
+        paths: dict[Callable[[Tensor, Truncation], None], list[int]] = {}
+        for entry, row in enumerate(params):
+            if is_short(row.top_k):
+                paths.setdefault(truncate_short, []).append(entry)
+            elif row.top_k or row.top_p < 1.0:
+                paths.setdefault(truncate_long, []).append(entry)
+            elif row.min_p_offset > -torch.inf:
+                paths.setdefault(truncate_min_p, []).append(entry)
+        truncated = []
+        for path, entries in paths.items():
+            asking = [params[entry] for entry in entries]
+            some = self._some(entries, len(params))
+            numbers, integers = (floats, ints) if some is None else (floats[some], ints[some])
+            truncated.append(
+                TruncatedRows(
+                    some,
+                    Truncation(
+                        temperatures=numbers[:, TEMPERATURE, None].float(),
+                        min_p_offsets=numbers[:, MIN_P_OFFSET, None].float()
+                        if any(row.min_p_offset > -torch.inf for row in asking)
+                        else None,
+                        top_k=integers[:, TOP_K, None]
+                        if any(row.top_k for row in asking)
+                        else None,
+                        max_top_k=max(row.top_k for row in asking),
+                        top_p=numbers[:, TOP_P, None]
+                        if any(row.top_p < 1.0 for row in asking)
+                        else None,
+                    ),
+                    path,
+                )
+            )
+        return truncated

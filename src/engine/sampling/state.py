@@ -1,0 +1,200 @@
+"""What every row asks of the sampler: flags and lengths on the host, numbers on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from src.core.request import Request
+from src.core.sampling_params import SamplingParams
+from src.engine.transfer import upload
+
+# Columns of the device tables.
+TEMPERATURE, TOP_P, MIN_P_OFFSET, PRESENCE, FREQUENCY, REPETITION = range(6)
+SEED, TOP_K = range(2)
+
+
+@dataclass(frozen=True)
+class RowParams:
+    """One request's parameters, resolved so that the sampler only has to look.
+
+    Attributes
+    ----------
+    temperature
+        0 for greedy.
+    top_k
+        0 when off: not asked for, no smaller than the vocabulary, or greedy.
+    top_p
+        1 when off or greedy.
+    min_p_offset
+        temperature * log(min_p), how far under the maximum a logit may lie; -inf when off.
+    first_end_position
+        End tokens are banned at positions below this one.
+    end_ids, allowed_ids, banned_ids, bias_ids, bias_values
+        On the device, [*] int64 and [*] float32 (values), or ``None``. ``banned_ids`` are bad words
+        of one token.
+    bad_sequences
+        Bad words of two tokens or more.
+    logprobs
+        Likeliest tokens to report beside the chosen one; ``None`` is no report at all.
+    """
+
+    prompt_len: int
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p_offset: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    first_end_position: int
+    end_ids: Tensor | None
+    allowed_ids: Tensor | None
+    banned_ids: Tensor | None
+    bias_ids: Tensor | None
+    bias_values: Tensor | None
+    bad_sequences: tuple[tuple[int, ...], ...]
+    logprobs: int | None
+
+    @property
+    def counts_output(self) -> bool:
+        """Whether it matters how often a token is in the output."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether any penalty is on."""
+        return self.counts_output or self.repetition_penalty != 1.0
+
+
+class SamplingState:
+    """Per-row sampling parameters, one slot per row.
+
+    Everything that sampling must decide on the host is kept on the host, so that it never asks the
+    device. Device writes are staged and go out with the next gather, on the stream of that step.
+
+    Parameters
+    ----------
+    max_num_rows
+        Rows, ``max_num_seqs``.
+    vocab_size
+        Width of the logits.
+    """
+
+    def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self.device = device
+        self.vocab_size = vocab_size
+        self._params: list[RowParams | None] = [None] * max_num_rows
+        self._staged: dict[int, RowParams] = {}
+        self._version = 0
+        # [max_num_rows, 6] float64: row -> the columns named above
+        self._floats = torch.full((max_num_rows, 6), math.nan, dtype=torch.float64, device=device)
+        # [max_num_rows, 2] int64: row -> the columns named above
+        self._ints = torch.zeros((max_num_rows, 2), dtype=torch.int64, device=device)
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a row changes hands."""
+        return self._version
+
+    def install(self, row: int, request: Request, prompt_len: int) -> None:
+        """Give ``row`` to ``request``; nothing of its former owner remains.
+
+        ``prompt_len`` is in tokens, also when the request resumes with output of its own.
+        """
+        params = self._resolve(request, prompt_len)
+        self._params[row] = params
+        self._staged[row] = params
+        self._version += 1
+
+    def params(self, rows: Sequence[int]) -> list[RowParams]:
+        """Parameters of each row.
+
+        Raises
+        ------
+        LookupError
+            A row was never installed.
+        """
+        found = []
+        for row in rows:
+            params = self._params[row]
+            if params is None:
+                raise LookupError(f"row {row} samples, but no request was installed in it")
+            found.append(params)
+        return found
+
+    def gather(self, rows_s: Tensor) -> tuple[Tensor, Tensor]:
+        """Device numbers of the rows ``rows_s`` [S] int64: [S, 6] float64 and [S, 2] int64."""
+        self._flush()
+        return self._floats[rows_s], self._ints[rows_s]
+
+    def _flush(self) -> None:
+        if not self._staged:
+            return
+        rows = upload(list(self._staged), torch.int64, self.device)
+        floats, ints = [], []
+        for params in self._staged.values():
+            floats.append(
+                (
+                    params.temperature,
+                    params.top_p,
+                    params.min_p_offset,
+                    params.presence_penalty,
+                    params.frequency_penalty,
+                    params.repetition_penalty,
+                )
+            )
+            ints.append((params.seed, params.top_k))
+        self._floats[rows] = upload(np.array(floats), torch.float64, self.device)
+        self._ints[rows] = upload(np.array(ints, dtype=np.int64), torch.int64, self.device)
+        self._staged = {}
+
+    def _resolve(self, request: Request, prompt_len: int) -> RowParams:
+        params = request.params
+        samples = not params.is_greedy
+        bias = params.logit_bias or {}
+        # An empty word would ban nothing; the same word twice, nothing more.
+        words = [word for word in dict.fromkeys(request.bad_words_token_ids) if word]
+        return RowParams(
+            prompt_len=prompt_len,
+            seed=request.seed,
+            temperature=params.temperature if samples else 0.0,
+            top_k=params.top_k if samples and 0 < params.top_k < self.vocab_size else 0,
+            top_p=params.top_p if samples else 1.0,
+            min_p_offset=_min_p_offset(params),
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            first_end_position=prompt_len + params.min_tokens,
+            # Sorted: a set's order must not decide the order of anything.
+            end_ids=self._ids(sorted(request.end_token_ids)) if params.min_tokens else None,
+            allowed_ids=self._ids(params.allowed_token_ids or ()),
+            banned_ids=self._ids(word[0] for word in words if len(word) == 1),
+            bias_ids=self._ids(bias),
+            bias_values=self._values(bias.values()),
+            bad_sequences=tuple(
+                word for word in words if len(word) > 1 and 0 <= word[-1] < self.vocab_size
+            ),
+            logprobs=params.logprobs,
+        )
+
+    def _ids(self, ids: Iterable[int]) -> Tensor | None:
+        # A model may name end tokens that its own head does not produce.
+        inside = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
+        return upload(inside, torch.int64, self.device) if inside else None
+
+    def _values(self, values: Iterable[float]) -> Tensor | None:
+        array = np.fromiter(values, np.float32)
+        return upload(array, torch.float32, self.device) if len(array) else None
+
+
+def _min_p_offset(params: SamplingParams) -> float:
+    if params.is_greedy or params.min_p == 0.0:
+        return -math.inf
+    return params.temperature * math.log(params.min_p)

@@ -1,0 +1,172 @@
+"""Min-p, top-k and top-p without sorting the vocabulary.
+
+All three keep a token if and only if its logit is at least a threshold of its row, so tokens with
+equal logits are kept or dropped together and the result does not depend on any order:
+
+- min-p keeps v where p(v) >= min_p * max p;
+- top-k keeps v where fewer than k tokens are strictly likelier;
+- top-p keeps v where strictly likelier tokens have less than top_p of the mass that min-p and
+  top-k left.
+
+Without ties at the threshold these are the sets that sorting gives. Sums of mass are sums of
+integers (weights relative to the maximum, in units of 2**-34), hence exact in any order: the kept
+set of a row does not depend on its batch. Each row takes a path that depends on its own parameters
+alone, for the same reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Up to this k the k largest values of a row are selected by torch.topk, sorted; over it, or without
+# top-k, thresholds are found by radix selection.
+MAX_SHORT_K = 1024
+
+# Weights are at most 1. 2**18 tokens of 2**34 units add up to 2**52, which float64 holds exactly.
+_UNITS_PER_WEIGHT = 2.0**34
+
+# (shift, bits) of the digits of a 32-bit key, from the most significant.
+_DIGITS = ((21, 11), (10, 11), (0, 10))
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Rows of one path, ``n`` of them.
+
+    Attributes
+    ----------
+    temperatures
+        [n, 1] float32, over 0.
+    min_p_offsets
+        [n, 1] float32: temperature * log(min_p), -inf where off; ``None`` if off everywhere.
+    top_k
+        [n, 1] int64, 0 where off; ``None`` if off everywhere.
+    max_top_k
+        The largest k, on the host.
+    top_p
+        [n, 1] float64, 1 where off; ``None`` if off everywhere.
+    """
+
+    temperatures: Tensor
+    min_p_offsets: Tensor | None
+    top_k: Tensor | None
+    max_top_k: int
+    top_p: Tensor | None
+
+
+def is_short(top_k: int) -> bool:
+    """Whether a row with this k takes the path of :func:`truncate_short`."""
+    return 0 < top_k <= MAX_SHORT_K
+
+
+def truncate_min_p(logits: Tensor, rows: Truncation) -> None:
+    """Min-p alone. ``logits`` [n, V] float32 gets -inf, in place, where a token is dropped."""
+    floor = _floor(logits.amax(1, keepdim=True), rows)
+    logits.masked_fill_(logits < floor, -torch.inf)
+
+
+def truncate_short(logits: Tensor, rows: Truncation) -> None:
+    """Top-k with k up to ``MAX_SHORT_K`` in every row, with min-p and top-p, in place."""
+    assert rows.top_k is not None
+    largest = logits.topk(rows.max_top_k).values  # [n, K] float32, descending
+    kth = largest.gather(1, rows.top_k - 1)  # [n, 1]
+    floor = torch.maximum(_floor(largest[:, :1], rows), kth)
+    threshold = floor
+    if rows.top_p is not None:
+        index = torch.arange(rows.max_top_k, device=logits.device)  # [K]
+        kept = (index < rows.top_k) & (largest >= floor)  # [n, K]
+        # float64: the weight of a token is then the same whatever the tensor's shape.
+        exponents = (largest - largest[:, :1]).double() / rows.temperatures.double()
+        masses = _to_units(exponents.exp(), kept)  # [n, K] int64
+        # Tokens tied with the k-th that are beyond the K selected ones count as well.
+        tied = (logits >= kth).sum(1, keepdim=True) - rows.top_k
+        kth_mass = masses.gather(1, rows.top_k - 1)
+        target = rows.top_p * (masses.sum(1, keepdim=True) + tied * kth_mass).double()
+        before = masses.cumsum(1) - masses
+        # Of equal logits only the first must pass: the mass before it is the strictly larger mass.
+        last = ((before < target) & (masses > 0)).sum(1, keepdim=True) - 1
+        lowest = largest.gather(1, last.clamp_(min=0))
+        threshold = torch.where(rows.top_p < 1.0, lowest, floor)
+    logits.masked_fill_(logits < threshold, -torch.inf)
+
+
+def truncate_long(logits: Tensor, rows: Truncation) -> None:
+    """Any mixture of min-p, top-k and top-p, by radix selection, in place."""
+    maxima = logits.amax(1, keepdim=True)
+    floor = _floor(maxima, rows)
+    if rows.top_k is not None:
+        keys = _sortable(logits)
+        kth = _from_sortable(_lowest_kept(keys, torch.ones_like(keys), rows.top_k.double()))
+        floor = torch.where(rows.top_k > 0, torch.maximum(floor, kth), floor)
+    dropped = logits < floor
+    if rows.top_p is not None:
+        weights = ((logits - maxima) / rows.temperatures).exp_()  # [n, V] float32
+        kept = (weights <= 1.0).logical_and_(~dropped)  # False for NaN too
+        weights.masked_fill_(~kept, 0.0)
+        masses = _to_units(weights.double(), kept)
+        target = rows.top_p * masses.sum(1, keepdim=True).double()
+        # Bits of a non-negative float order like the float itself.
+        lowest = _lowest_kept(weights.view(torch.int32).long(), masses, target)
+        lowest_weight = lowest.to(torch.int32).view(torch.float32)
+        dropped |= (weights < lowest_weight) & (rows.top_p < 1.0)
+    logits.masked_fill_(dropped, -torch.inf)
+
+
+def _floor(maxima: Tensor, rows: Truncation) -> Tensor:
+    """[n, 1] float32: the smallest logit that min-p keeps; NaN, which drops nothing, for NaN."""
+    if rows.min_p_offsets is None:
+        return torch.full_like(maxima, -torch.inf)
+    return maxima + rows.min_p_offsets
+
+
+def _to_units(weights: Tensor, kept: Tensor) -> Tensor:
+    """int64 masses of float64 weights in [0, 1]; 0 where not kept."""
+    return torch.where(kept, weights * _UNITS_PER_WEIGHT, 0.0).long()
+
+
+def _lowest_kept(keys: Tensor, masses: Tensor, target: Tensor) -> Tensor:
+    """The smallest key with mass for which all larger keys together have less mass than ``target``.
+
+    A radix selection by mass: three histograms, from the most significant digit of the keys down,
+    each within the bucket that the one before has chosen.
+
+    Parameters
+    ----------
+    keys
+        [n, V] int64 in [0, 2**32).
+    masses
+        [n, V] int64, at least 0.
+    target
+        [n, 1] float64. If nothing has mass, the result is 0.
+
+    Returns
+    -------
+    [n, 1] int64
+    """
+    above = torch.zeros_like(target, dtype=torch.int64)  # mass of keys over the chosen bucket
+    prefix = torch.zeros_like(above)  # digits chosen so far
+    for shift, bits in _DIGITS:
+        digits = keys >> shift  # [n, V], the chosen digits and this one
+        in_bucket = torch.where(digits >> bits == prefix, masses, 0) if shift < 21 else masses
+        histogram = torch.zeros(len(keys), 1 << bits, dtype=torch.int64, device=keys.device)
+        histogram.scatter_add_(1, digits & ((1 << bits) - 1), in_bucket)
+        up_to = histogram.cumsum(1)
+        larger = above + up_to[:, -1:] - up_to  # mass of keys over each bucket
+        digit = ((histogram > 0) & (larger < target)).byte().argmax(1, keepdim=True)
+        above = larger.gather(1, digit)
+        prefix = (prefix << bits) | digit
+    return prefix
+
+
+def _sortable(values: Tensor) -> Tensor:
+    """float32 to int64 keys in [0, 2**32) of the same order."""
+    bits = values.view(torch.int32).long()
+    return torch.where(bits < 0, -1 - bits, bits + 2**31)
+
+
+def _from_sortable(keys: Tensor) -> Tensor:
+    bits = torch.where(keys < 2**31, -1 - keys, keys - 2**31)
+    return bits.to(torch.int32).view(torch.float32)
