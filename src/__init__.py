@@ -1,1 +1,45 @@
-"""Slipstream: an async-first LLM inference engine and OpenAI-compatible server."""
+"""Slipstream: an async-first LLM inference engine and OpenAI-compatible server.
+
+::
+
+    from src import AsyncEngine, SamplingParams
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from src.core.config import Config
+    from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
+    from src.core.sampling_params import SamplingParams
+    from src.engine.client import AsyncEngine
+    from src.engine.llm import LLM
+    from src.engine.prompts import ChatOptions
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "ChatOptions",
+    "Completion",
+    "Config",
+    "Delta",
+    "FinishReason",
+    "GenerationResult",
+    "SamplingParams",
+    "Usage",
+]
+
+_HOMES = {
+    "LLM": "src.engine.llm",
+    "AsyncEngine": "src.engine.client",
+    "ChatOptions": "src.engine.prompts",
+    "Config": "src.core.config",
+    "SamplingParams": "src.core.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Resolved on first use: importing one part of the package must not import all of it.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "src.core.outputs")), name)

@@ -66,7 +66,6 @@ class CompileSection(Section, frozen=True, kw_only=True):
     """torch.compile and its artifacts."""
 
     enforce_eager: bool = False
-    cache_dir: str | None = None  # None: $SLIPSTREAM_CACHE_DIR or the user's cache directory
 
 
 class HttpSection(Section, frozen=True, kw_only=True):

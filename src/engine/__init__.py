@@ -1,0 +1,1 @@
+"""The engine: a pure scheduler, a device half, and the loop between them."""

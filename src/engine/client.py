@@ -1,0 +1,414 @@
+"""`AsyncEngine`: what an asyncio program and the HTTP server know of the engine.
+
+Importing this module is cheap; torch and the model come in when the engine starts, in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from src.core.config import Config
+from src.core.errors import (
+    EngineDeadError,
+    NotReadyError,
+    RequestAbortedError,
+    ShuttingDownError,
+    SlipstreamError,
+)
+from src.core.outputs import Delta, FinishReason, GenerationResult
+from src.core.sampling_params import SamplingParams
+from src.core.settings import load_config
+from src.engine.prompts import ChatOptions, Prompt, with_defaults
+from src.engine.status import STARTUP_PHASES, EngineStats, EngineStatus, ModelInfo
+from src.engine.submission import ResultCollector, Submission
+from src.observability.metrics import EngineMetrics
+from src.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from src.engine.loop import EngineLoop
+    from src.engine.startup import EngineParts
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncEngine:
+    """One model, served from the running event loop.
+
+    ::
+
+        async with AsyncEngine.open("configs/demo.toml") as engine:
+            result = await engine.generate("Once upon a time", SamplingParams(max_tokens=32))
+            async for delta in engine.stream([{"role": "user", "content": "Hello!"}]):
+                print(delta.text, end="")
+
+    Building one starts nothing. :meth:`start` begins to load in the background, :meth:`wait_ready`
+    waits for it; :meth:`open` does both and closes at the end. All methods belong to the event loop
+    that called :meth:`start`.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or load_config()
+        self._status = EngineStatus()
+        self._parts: EngineParts | None = None
+        self._loop: EngineLoop | None = None
+        self._main_task: asyncio.Task[None] | None = None
+        self._startup_done = asyncio.Event()
+        self._dead: asyncio.Future[BaseException] | None = None
+        self._submissions: dict[str, list[Submission]] = {}
+        self.metrics = EngineMetrics(_served_name(self.config))
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, config: Config | str | Path | None = None) -> AsyncIterator[AsyncEngine]:
+        """Start an engine, wait until it is ready, close it at the end.
+
+        ``config`` is a TOML file or a whole configuration; without one ``SLIPSTREAM_CONFIG`` and
+        the ``SLIPSTREAM_...`` variables say what is served; the default is the bundled demo model.
+
+        Raises
+        ------
+        ConfigError, ModelLoadError
+            With one readable reason.
+        """
+        engine = cls(config if isinstance(config, Config) else load_config(config))
+        engine.start()
+        try:
+            await engine.wait_ready()
+            yield engine
+        finally:
+            await engine.close()
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to load, in the background of the running event loop."""
+        if self._main_task is None:
+            self._dead = asyncio.get_running_loop().create_future()
+            self._set_status("importing", STARTUP_PHASES["importing"], "importing torch")
+            self._main_task = asyncio.create_task(self._main(), name="slipstream-engine")
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until requests are admitted.
+
+        Raises
+        ------
+        NotReadyError
+            It takes longer than ``timeout`` seconds.
+        ConfigError, ModelLoadError
+            Loading failed.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self._startup_done.wait()
+        except TimeoutError:
+            raise self._not_ready() from None
+        self._check_admits()
+
+    @property
+    def status(self) -> EngineStatus:
+        """Phase, progress and, after a failure, the reason."""
+        return self._status
+
+    async def wait_dead(self) -> BaseException:
+        """Wait until the engine has failed, while loading or later; returns why."""
+        if self._dead is None:
+            raise RuntimeError("the engine was not started")
+        return await asyncio.shield(self._dead)
+
+    async def drain(self, timeout: float) -> None:
+        """Admit nothing more and finish what runs; what is left after ``timeout`` s is aborted."""
+        if self._status.phase not in ("ready", "draining") or self._loop is None:
+            return
+        self._set_status("draining", 1.0, "finishing what runs")
+        try:
+            async with asyncio.timeout(timeout):
+                await self._loop.wait_idle()
+        except TimeoutError:
+            self._loop.abort_all()
+            await self._loop.wait_idle()
+
+    async def close(self) -> None:
+        """Abort what runs and release threads and memory."""
+        task, self._main_task = self._main_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        parts, self._parts, self._loop = self._parts, None, None
+        if parts is not None:
+            await asyncio.to_thread(parts.runner.close)
+        if self._status.phase != "failed":
+            self._set_status("closed", 1.0, "closed")
+        self._startup_done.set()
+
+    async def _main(self) -> None:
+        try:
+            await self._load()
+            self._startup_done.set()
+            assert self._loop is not None
+            await self._loop.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._status = replace(
+                self._status, phase="failed", detail=f"{type(error).__name__}: {error}", error=error
+            )
+            assert self._dead is not None
+            self._dead.set_result(error)
+            self._startup_done.set()
+            if not isinstance(error, SlipstreamError):
+                logger.exception("the engine failed")
+
+    async def _load(self) -> None:
+        event_loop = asyncio.get_running_loop()
+
+        def report(phase: str, progress: float, detail: str) -> None:
+            event_loop.call_soon_threadsafe(self._set_status, phase, progress, detail)
+
+        def load() -> tuple[EngineParts, type[EngineLoop]]:
+            # Here and not at the top: these bring torch in, which takes seconds.
+            from src.engine.loop import EngineLoop
+            from src.engine.startup import build_engine
+
+            return build_engine(self.config, report), EngineLoop
+
+        loading = asyncio.ensure_future(asyncio.to_thread(load))
+        try:
+            parts, loop_class = await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: what it built is released when it is done.
+            loading.add_done_callback(_release_unused)
+            raise
+        self._parts = parts
+        self._loop = loop_class(
+            parts.scheduler,
+            parts.runner,
+            self.metrics,
+            pipeline_depth=self.config.scheduler.pipeline_depth,
+        )
+        self._set_status("ready", 1.0, "ready")
+
+    def _set_status(self, phase: str, progress: float, detail: str) -> None:
+        # A report of the loading thread may arrive after the failure or the close that it preceded.
+        if self._status.phase not in ("failed", "closed"):
+            self._status = EngineStatus(phase, progress, detail)
+
+    def _not_ready(self) -> NotReadyError:
+        status = self._status
+        return NotReadyError(
+            f"the model is still loading: {status.detail} ({100 * status.progress:.0f} %)",
+            retry_after=5.0,
+        )
+
+    def _check_admits(self) -> tuple[EngineParts, EngineLoop]:
+        status = self._status
+        if status.phase == "failed":
+            assert status.error is not None
+            if isinstance(status.error, SlipstreamError):
+                raise status.error
+            raise EngineDeadError(status.detail) from status.error
+        if status.phase in ("draining", "closed"):
+            raise ShuttingDownError("the server is shutting down", retry_after=5.0)
+        if self._parts is None or self._loop is None:
+            raise self._not_ready()
+        return self._parts, self._loop
+
+    # The model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; raises :class:`NotReadyError` before the engine is ready."""
+        return self._loaded.tokenizer
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """The model as clients see it; raises :class:`NotReadyError` before it is ready."""
+        return self._loaded.info
+
+    @property
+    def _loaded(self) -> EngineParts:
+        if self._parts is None:
+            raise self._not_ready()
+        return self._parts
+
+    @property
+    def stats(self) -> EngineStats:
+        """Figures of this moment; raises :class:`NotReadyError` before the engine is ready."""
+        scheduler = self._loaded.scheduler
+        timeline = self._loop.timeline if self._loop is not None else None
+        last = timeline.last if timeline is not None else None
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=scheduler.kv_usage,
+            num_steps=0 if last is None else last.step_id + 1,
+            bubble=0.0 if timeline is None else timeline.bubble,
+            preemptions=scheduler.stats.preemptions,
+            prefix_cache_queries=scheduler.stats.prefix_cache_queries,
+            prefix_cache_hits=scheduler.stats.prefix_cache_hits,
+            pool_is_whole=scheduler.pool_is_whole(),
+        )
+
+    # Requests
+
+    async def tokenize(self, prompt: Prompt, *, chat: ChatOptions | None = None) -> list[int]:
+        """Token ids of a prompt as :meth:`generate` would use them."""
+        parts, _ = self._check_admits()
+        return await parts.builder.tokenize(prompt, chat)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str = "",
+        chat: ChatOptions | None = None,
+    ) -> GenerationResult:
+        """All of the output of one prompt: a text, token ids, or chat messages.
+
+        Cancelling the awaiting task aborts the request; its memory is free within one step.
+
+        Parameters
+        ----------
+        params
+            Without them the checkpoint's own defaults.
+        request_id
+            The caller's name for it, for :meth:`abort`; made up when not given.
+        priority
+            Smaller goes first, under ``scheduler.policy = "priority"``.
+        timeout
+            Seconds after which it ends with what it has.
+        cache_salt
+            Prefix-cache entries are shared only between requests of the same salt.
+        chat
+            How messages become a prompt.
+
+        Raises
+        ------
+        InvalidRequestError, PromptTooLongError
+            The request cannot be served as it is.
+        QueueFullError, NotReadyError, ShuttingDownError
+            Not now; ``retry_after`` says when.
+        RequestAbortedError
+            :meth:`abort` was called for it.
+        EngineDeadError
+            The engine failed.
+        """
+        async with self.submit(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            timeout=timeout,
+            cache_salt=cache_salt,
+            chat=chat,
+        ) as submission:
+            collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
+            async for delta in submission:
+                collector.add(delta)
+        result = collector.result(submission.usage)
+        if any(c.finish_reason is FinishReason.ABORT for c in result.completions):
+            raise RequestAbortedError(f"request {result.request_id} was aborted")
+        return result
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str = "",
+        chat: ChatOptions | None = None,
+    ) -> AsyncGenerator[Delta]:
+        """The output of one prompt as it comes; arguments and errors are :meth:`generate`'s.
+
+        One delta per completion and step; deltas coalesce while the reader is slow. Closing the
+        generator aborts the request. Where a reader may be cancelled at a place that leaves the
+        generator suspended, use :meth:`submit`, which aborts whatever happens.
+        """
+        async with self.submit(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            timeout=timeout,
+            cache_salt=cache_salt,
+            chat=chat,
+        ) as submission:
+            async for delta in submission:
+                yield delta
+
+    @contextlib.asynccontextmanager
+    async def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str = "",
+        chat: ChatOptions | None = None,
+    ) -> AsyncIterator[Submission]:
+        """Queue a request and hand over its stream; leaving the block aborts what is unfinished.
+
+        Arguments and errors are :meth:`generate`'s.
+        """
+        parts, _ = self._check_admits()
+        prompt_token_ids = await parts.builder.tokenize(prompt, chat)
+        # It may have begun to shut down while the prompt was tokenized.
+        parts, loop = self._check_admits()
+        submission = Submission(
+            loop,
+            parts.tokenizer,
+            request_id or uuid.uuid4().hex,
+            parts.builder.requests(
+                prompt_token_ids,
+                with_defaults(params, parts.info.default_sampling),
+                priority=priority,
+                timeout=timeout,
+                cache_salt=cache_salt,
+            ),
+        )
+        self._submissions.setdefault(submission.request_id, []).append(submission)
+        try:
+            submission.start()
+            yield submission
+        finally:
+            submission.abort()
+            self._unregister(submission)
+
+    def abort(self, request_id: str) -> bool:
+        """End the request of this name; its reader sees the end. ``False`` when there is none."""
+        submissions = self._submissions.get(request_id, [])
+        for submission in submissions:
+            submission.abort()
+        return bool(submissions)
+
+    def _unregister(self, submission: Submission) -> None:
+        submissions = self._submissions[submission.request_id]
+        submissions.remove(submission)
+        if not submissions:
+            del self._submissions[submission.request_id]
+
+
+def _served_name(config: Config) -> str:
+    names = config.model.served_model_name
+    return names[0] if names else Path(config.model.path).name
+
+
+def _release_unused(loading: asyncio.Future[tuple[EngineParts, type[EngineLoop]]]) -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        parts, _ = loading.result()
+        parts.runner.close()

@@ -1,0 +1,132 @@
+"""Turns a plan of integers into the device inputs of one step.
+
+Suffixes: ``_t`` one entry per token of the step, ``_b`` per row of the plan, ``_s`` per row that
+samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from src.core.plan import StepPlan
+from src.engine.row_state import RowState
+from src.engine.sampling import SampleBatch
+from src.engine.transfer import upload
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Device inputs of one step.
+
+    Attributes
+    ----------
+    input_ids_t, positions_t
+        [T] int64.
+    slot_mapping_t
+        [T] int64: where each token's key and value go, block * block_size + offset.
+    query_start_loc
+        [B + 1] int32: first token of each row.
+    seq_lens_b
+        [B] int32: context length of each row, this step's tokens included.
+    block_tables_b
+        [B, max blocks of these rows] int32.
+    sample_index_s
+        [S] int64: token index whose hidden state is sampled from.
+    samplers
+        The rows that sample.
+    sampled_rows_s, sampled_positions_s
+        [S] int64: their rows, and the positions of the tokens to be sampled.
+    max_query_len, max_seq_len
+        Host bounds of the above, so that no kernel launch waits for a length.
+    """
+
+    input_ids_t: Tensor
+    positions_t: Tensor
+    slot_mapping_t: Tensor
+    query_start_loc: Tensor
+    seq_lens_b: Tensor
+    block_tables_b: Tensor
+    sample_index_s: Tensor
+    samplers: SampleBatch
+    sampled_rows_s: Tensor
+    sampled_positions_s: Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+def build_inputs(plan: StepPlan, state: RowState) -> StepInputs:
+    """Gather the inputs of ``plan`` from the rows, with one host-to-device copy."""
+    rows_b = np.fromiter((step.row for step in plan.rows), np.int64, len(plan.rows))
+    starts_b = np.fromiter((step.start for step in plan.rows), np.int64, len(plan.rows))
+    counts_b = np.fromiter((step.num_tokens for step in plan.rows), np.int64, len(plan.rows))
+    samples_b = np.fromiter((step.samples for step in plan.rows), np.bool_, len(plan.rows))
+    ends_b = np.cumsum(counts_b)
+    seq_lens_b = starts_b + counts_b
+    num_tokens, num_rows = int(ends_b[-1]), len(rows_b)
+
+    rows_t = np.repeat(rows_b, counts_b)
+    positions_t = np.arange(num_tokens) + np.repeat(starts_b - (ends_b - counts_b), counts_b)
+    sample_index_s = ends_b[samples_b] - 1
+    sampled_rows_s, sampled_positions_s = rows_b[samples_b], seq_lens_b[samples_b]
+    num_samples = len(sample_index_s)
+
+    packed = upload(
+        np.concatenate(
+            (rows_t, positions_t, rows_b, sample_index_s, sampled_rows_s, sampled_positions_s)
+        ),
+        torch.int64,
+        state.device,
+    )
+    (
+        device_rows_t,
+        device_positions_t,
+        device_rows_b,
+        device_sample_index_s,
+        device_sampled_rows_s,
+        device_sampled_positions_s,
+    ) = packed.split((num_tokens, num_tokens, num_rows, num_samples, num_samples, num_samples))
+    lengths = upload(np.concatenate(((0,), ends_b, seq_lens_b)), torch.int32, state.device)
+
+    max_seq_len = int(seq_lens_b.max())
+    blocks_t = state.block_tables[device_rows_t, device_positions_t // state.block_size]
+    return StepInputs(
+        input_ids_t=state.tokens[device_rows_t, device_positions_t].to(torch.int64),
+        positions_t=device_positions_t,
+        slot_mapping_t=blocks_t * state.block_size + device_positions_t % state.block_size,
+        query_start_loc=lengths[: num_rows + 1],
+        seq_lens_b=lengths[num_rows + 1 :],
+        block_tables_b=state.block_tables[device_rows_b, : -(-max_seq_len // state.block_size)],
+        sample_index_s=device_sample_index_s,
+        samplers=SampleBatch(
+            sampled_rows_s.tolist(), sampled_positions_s.tolist(), device_sampled_positions_s
+        ),
+        sampled_rows_s=device_sampled_rows_s,
+        sampled_positions_s=device_sampled_positions_s,
+        max_query_len=int(counts_b.max()),
+        max_seq_len=max_seq_len,
+    )
+
+
+def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
+    """Inputs of a step of padding: no row, and no token that is written anywhere."""
+    device = state.device
+    zeros_t = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    return StepInputs(
+        input_ids_t=zeros_t,
+        positions_t=zeros_t.clone(),
+        slot_mapping_t=zeros_t - 1,
+        query_start_loc=torch.zeros(1, dtype=torch.int32, device=device),
+        seq_lens_b=none.to(torch.int32),
+        block_tables_b=state.block_tables[:0],
+        sample_index_s=none,
+        samplers=SampleBatch([], [], none),
+        sampled_rows_s=none,
+        sampled_positions_s=none,
+        max_query_len=0,
+        max_seq_len=0,
+    )

@@ -1,0 +1,250 @@
+"""The loop: plan step N+1 and launch it while step N runs, then commit step N.
+
+This is the only module that knows both halves of the engine. Everything here runs on one event loop
+and nothing here waits for the device: a step's result sets ``_wake`` when it has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+
+from src.core.errors import EngineDeadError, SlipstreamError
+from src.core.outputs import FinishReason, RequestEvent
+from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.request import Request
+from src.engine.in_flight import InFlight
+from src.engine.runner import DeviceLostError, Runner
+from src.engine.scheduler import Scheduler
+from src.engine.streams import Choice
+from src.engine.timeline import StepRecord, Timeline
+from src.observability.metrics import EngineMetrics
+
+logger = logging.getLogger(__name__)
+
+# A device that fails this many steps in a row is not sound, whatever it says.
+_MAX_CONSECUTIVE_FAILURES = 3
+
+
+class EngineLoop:
+    """Drives the scheduler and the runner until it is cancelled.
+
+    Parameters
+    ----------
+    pipeline_depth
+        Steps on the device's queue at once, 1 or 2. Depth 1 is the oracle of depth 2: both give
+        every request the same tokens.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        metrics: EngineMetrics,
+        *,
+        pipeline_depth: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.timeline = Timeline()
+        self._runner = runner
+        self._metrics = metrics
+        self._depth = pipeline_depth
+        self._choices: dict[int, Choice] = {}
+        self._in_flight: deque[tuple[InFlight, float]] = deque()
+        # Requests not yet seen by the runner, until a plan installs them.
+        self._unannounced: dict[int, Request] = {}
+        self._unpublished: list[tuple[Choice, RequestEvent]] = []
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failures = 0
+        self._was_idle = True
+        self._seen_preemptions = self._seen_queries = self._seen_hits = 0
+
+    def submit(self, choice: Choice) -> None:
+        """Queue one completion.
+
+        Raises
+        ------
+        QueueFullError, InvalidRequestError
+            Whatever the scheduler refuses it for.
+        """
+        request = choice.request
+        self.scheduler.add(request)
+        self._choices[request.key] = choice
+        self._unannounced[request.key] = request
+        if request.deadline is not None:
+            delay = max(0.0, request.deadline - time.monotonic())
+            loop = asyncio.get_running_loop()
+            self._timers[request.key] = loop.call_later(delay, self._wake.set)
+        self._idle.clear()
+        self._wake.set()
+
+    def abort(self, key: int, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request now; its memory comes free when no launched step names it any more."""
+        event = self.scheduler.finish(key, reason)
+        if event is not None:
+            self._deliver(event)
+        self._wake.set()
+
+    def abort_all(self) -> None:
+        """End every request."""
+        for key in list(self._choices):
+            self.abort(key)
+
+    async def wait_idle(self) -> None:
+        """Wait until no request and no step is left."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Run until cancelled; on a fault that is not one step's every stream ends in an error."""
+        try:
+            while True:
+                self._wake.clear()
+                self._turn()
+                if not self._can_proceed:
+                    await self._wake.wait()
+                # A checkpoint even when there is more to do: readers and HTTP get their turn.
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._fail_all(EngineDeadError("the engine was closed"))
+            raise
+        except BaseException as error:
+            logger.exception("the engine loop stopped")
+            self._fail_all(EngineDeadError(f"the engine stopped: {error}"))
+            raise
+
+    @property
+    def _can_proceed(self) -> bool:
+        return bool(self._in_flight) and self._in_flight[0][0].done
+
+    def _turn(self) -> None:
+        """Commit what has arrived, launch what can be launched, then tell the readers."""
+        while self._in_flight and self._in_flight[0][0].done:
+            self._commit(*self._in_flight.popleft())
+        for event in self.scheduler.expire(time.monotonic()):
+            self._deliver(event)
+        while len(self._in_flight) < self._depth and self._launch():
+            pass
+        self._publish()
+        if not self.scheduler.has_work and not self._in_flight:
+            self._settle()
+
+    def _launch(self) -> bool:
+        planned = time.perf_counter()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        admitted = [
+            request
+            for install in plan.installs
+            if (request := self._unannounced.pop(install.request_key, None)) is not None
+        ]
+        in_flight = self._runner.launch(plan, admitted)
+        in_flight.future.add_done_callback(lambda _: self._wake.set())
+        self._in_flight.append((in_flight, planned))
+        return True
+
+    def _commit(self, in_flight: InFlight, planned: float) -> None:
+        error = in_flight.future.exception()
+        if error is None:
+            self._failures = 0
+            result = in_flight.future.result()
+        else:
+            result = self._contain(in_flight.plan, error)
+        for event in self.scheduler.commit(result):
+            choice = self._choices[event.key]
+            if choice.watches_text:
+                self._deliver(event)
+            else:
+                self._unpublished.append((choice, event))
+        self._record(in_flight, planned)
+
+    def _contain(self, plan: StepPlan, error: BaseException) -> StepResult:
+        """Fail only the requests of a failed step, when the device is still sound."""
+        self._failures += 1
+        if isinstance(error, DeviceLostError) or self._failures >= _MAX_CONSECUTIVE_FAILURES:
+            raise error
+        logger.error("step %d failed", plan.step_id, exc_info=error)
+        keys = self.scheduler.keys_of(plan)
+        for key in keys:
+            self.scheduler.finish(key, FinishReason.ERROR)
+            self._forget(key).fail(EngineDeadError(f"a step of this request failed: {error}"))
+        return StepResult(plan.step_id, [RowResult(r.row, r.generation, []) for r in plan.rows])
+
+    def _publish(self) -> None:
+        unpublished, self._unpublished = self._unpublished, []
+        for choice, event in unpublished:
+            # It may have been aborted since its step was committed.
+            if not choice.finished:
+                self._deliver(event)
+
+    def _deliver(self, event: RequestEvent) -> None:
+        choice = self._choices[event.key]
+        reason = choice.take(event)
+        self._measure(choice, event)
+        if reason is not None:
+            self._forget(event.key)
+            if event.finish_reason is None:
+                # A stop string: the scheduler cannot see text.
+                self.scheduler.finish(event.key, reason)
+            self._metrics.on_finished(
+                reason,
+                e2e_seconds=time.monotonic() - choice.request.arrival,
+                prompt_tokens=len(choice.request.prompt_token_ids),
+                output_tokens=choice.num_tokens,
+            )
+
+    def _forget(self, key: int) -> Choice:
+        self._unannounced.pop(key, None)
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        return self._choices.pop(key)
+
+    def _settle(self) -> None:
+        """With nothing left to do the pool proves that it is whole."""
+        if not self._was_idle:
+            self.scheduler.check_idle()
+            self._was_idle = True
+        self._idle.set()
+
+    def _fail_all(self, error: SlipstreamError) -> None:
+        for key in list(self._choices):
+            self._forget(key).fail(error)
+        self._idle.set()
+
+    def _record(self, in_flight: InFlight, planned: float) -> None:
+        times, last = in_flight.times, self.timeline.last
+        idle = 0.0
+        if last is not None and not self._was_idle:
+            idle = max(0.0, times.device_start - last.device_end)
+        self._was_idle = False
+        self.timeline.add(
+            StepRecord(
+                step_id=in_flight.plan.step_id,
+                planned=planned,
+                launched=times.launched,
+                device_start=times.device_start,
+                device_end=times.device_end,
+                committed=time.perf_counter(),
+                idle_before=idle,
+                num_rows=len(in_flight.plan.rows),
+                num_tokens=in_flight.plan.num_tokens,
+            )
+        )
+
+    def _measure(self, choice: Choice, event: RequestEvent) -> None:
+        if not event.token_ids:
+            return
+        now = time.monotonic()
+        if choice.first_token_time is None:
+            choice.first_token_time = now
+            self._metrics.on_first_token(now - choice.request.arrival)
+            self._metrics.on_prompt_tokens(len(choice.request.prompt_token_ids))
+        previous = choice.last_token_time
+        self._metrics.on_tokens(len(event.token_ids), None if previous is None else now - previous)
+        choice.last_token_time = now

@@ -1,0 +1,75 @@
+"""Log-probabilities of prompt tokens, for requests that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from src.core.outputs import TokenLogprobs
+from src.core.plan import StepPlan
+from src.core.request import Request
+from src.engine.sampling import LogprobTensors, gather_logprobs
+
+# Positions scored at once: bounds the [positions, vocab_size] logits that exist at a time.
+_SLICE = 128
+
+
+class PromptScores:
+    """The scores of one step: index of the row in the plan -> its slices, in order."""
+
+    def __init__(self, slices: dict[int, list[LogprobTensors]]) -> None:
+        self.slices = slices
+
+    def to_host(self) -> PromptScores:
+        """Begin the copy to host memory, without waiting for it."""
+        return PromptScores(
+            {index: [part.to_host() for part in parts] for index, parts in self.slices.items()}
+        )
+
+    def of_row(self, index: int) -> list[TokenLogprobs] | None:
+        """What the row at ``index`` of the plan asked for; ``None`` if it did not ask."""
+        parts = self.slices.get(index)
+        if parts is None:
+            return None
+        return [entry for part in parts for entry in part.to_lists()]
+
+
+def score_prompts(
+    plan: StepPlan,
+    requests: Sequence[Request | None],
+    hidden: Tensor,
+    tokens: Tensor,
+    logits: Callable[[Tensor], Tensor],
+) -> PromptScores | None:
+    """Score the prompt tokens that follow each position of this step.
+
+    Parameters
+    ----------
+    requests
+        By row.
+    hidden
+        [T, hidden_size], the step's tokens in the plan's order.
+    tokens
+        [max_num_seqs, max_model_len] int32, the token buffer.
+    logits
+        Hidden states [P, hidden_size] to float32 [P, vocab_size].
+    """
+    slices: dict[int, list[LogprobTensors]] = {}
+    first_token = 0
+    for index, step in enumerate(plan.rows):
+        request = requests[step.row]
+        if request is not None and request.params.prompt_logprobs is not None:
+            # The last prompt position predicts the first output token: that is no prompt score.
+            count = min(step.num_tokens, len(request.prompt_token_ids) - 1 - step.start)
+            slices[index] = []
+            for begin in range(0, count, _SLICE):
+                end = min(begin + _SLICE, count)
+                targets = tokens[step.row, step.start + begin + 1 : step.start + end + 1]
+                scores = logits(hidden[first_token + begin : first_token + end])
+                slices[index].append(
+                    gather_logprobs(scores, targets.to(torch.int64), request.params.prompt_logprobs)
+                )
+        first_token += step.num_tokens
+    return PromptScores(slices) if slices else None

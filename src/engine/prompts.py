@@ -1,0 +1,214 @@
+"""From what a caller hands over to requests of token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from src.core.errors import InvalidRequestError, PromptTooLongError
+from src.core.request import Request
+from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams
+from src.engine.status import ModelInfo
+from src.text import Tokenizer
+
+ChatMessage = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[ChatMessage]
+
+_RENDER_ARGUMENTS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
+
+# Characters up to which tokenizing costs the event loop less than a thread would.
+_INLINE_CHARS = 2048
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How chat messages become a prompt; the fields of ``ChatTemplate.render``."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    documents: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RequestBuilder:
+    """Validates, tokenizes and resolves; the only place that does."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, info: ModelInfo, model_end_token_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._model_end_token_ids = frozenset(model_end_token_ids)
+        self._keys = itertools.count()
+
+    async def tokenize(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
+        """Token ids of a text, of token ids (checked), or of chat messages.
+
+        Raises
+        ------
+        InvalidRequestError
+            It is empty, malformed, or holds ids that the model does not have.
+        PromptTooLongError
+            It is longer than the context before it was even tokenized.
+        """
+        if isinstance(prompt, str):
+            ids = await self._encode(prompt, add_special_tokens=True)
+        elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
+            text = await self._render(prompt, chat or ChatOptions())
+            ids = await self._encode(text, add_special_tokens=False)
+        else:
+            ids = self._checked(prompt)
+        if not ids:
+            raise InvalidRequestError("prompt must have at least one token", param="prompt")
+        return ids
+
+    def requests(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int,
+        timeout: float | None,
+        cache_salt: str,
+    ) -> list[Request]:
+        """One request per completion, with everything resolved.
+
+        Raises
+        ------
+        InvalidRequestError
+            A parameter is out of range.
+        PromptTooLongError
+            Prompt and output do not fit the context.
+        """
+        params.validate(vocab_size=self._info.vocab_size)
+        _check_priority(priority)
+        max_tokens = self._max_tokens(len(prompt_token_ids), params)
+        end_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            end_token_ids |= self._model_end_token_ids
+        seed = params.seed
+        if seed is None:
+            seed = secrets.randbits(63)
+        now = time.monotonic()
+        bad_words = self._bad_words(params)
+        return [
+            Request(
+                key=next(self._keys),
+                prompt_token_ids=prompt_token_ids,
+                params=params,
+                max_tokens=max_tokens,
+                seed=_wrapped(seed + index),
+                end_token_ids=end_token_ids,
+                bad_words_token_ids=bad_words,
+                priority=priority,
+                arrival=now,
+                deadline=None if timeout is None else now + timeout,
+                cache_salt=cache_salt,
+            )
+            for index in range(params.n)
+        ]
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= _INLINE_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
+
+    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+        # No token spells more characters than the longest, so a text over this bound cannot fit and
+        # is not tokenized at all.
+        if len(text) > self._info.max_model_len * self._tokenizer.max_token_chars:
+            raise PromptTooLongError(
+                f"prompt of {len(text)} characters is longer than the model's context of "
+                f"{self._info.max_model_len} tokens",
+                param="prompt",
+            )
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    async def _render(self, prompt: Sequence[Any], chat: ChatOptions) -> str:
+        if clash := [name for name in chat.template_kwargs if name in _RENDER_ARGUMENTS]:
+            raise InvalidRequestError(
+                f"chat_template_kwargs: {clash[0]!r} has a field of its own",
+                param="chat_template_kwargs",
+            )
+        # A template is the checkpoint's program: it runs in a thread, since it may be slow.
+        return await asyncio.to_thread(
+            self._tokenizer.chat_template.render,
+            prompt,
+            tools=chat.tools,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            documents=chat.documents,
+            **chat.template_kwargs,
+        )
+
+    def _checked(self, prompt: Sequence[Any]) -> list[int]:
+        most = self._info.vocab_size - 1
+        for token_id in prompt:
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
+                raise InvalidRequestError(
+                    f"prompt must be text, token ids or messages, got {type(token_id).__name__}",
+                    param="prompt",
+                )
+            if not 0 <= token_id <= most:
+                raise InvalidRequestError(
+                    f"prompt token ids must be from 0 to {most}, got {token_id}", param="prompt"
+                )
+        return list(prompt)
+
+    def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
+        context = self._info.max_model_len
+        room = context - prompt_len
+        if room < 1:
+            raise PromptTooLongError(
+                f"the model's context is {context} tokens, the prompt has {prompt_len} and leaves "
+                "no room for output",
+                param="prompt",
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise PromptTooLongError(
+                f"the model's context is {context} tokens: the prompt's {prompt_len} and "
+                f"max_tokens of {params.max_tokens} are {prompt_len + params.max_tokens}",
+                param="max_tokens",
+            )
+        if params.min_tokens > room:
+            raise InvalidRequestError(
+                f"min_tokens must be at most {room}, what the context leaves, got "
+                f"{params.min_tokens}",
+                param="min_tokens",
+            )
+        return room if params.max_tokens is None else params.max_tokens
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        # A word is spelt by other tokens at the start of a text than after a space.
+        spellings: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                if ids:
+                    spellings[ids] = None
+        return tuple(spellings)
+
+
+def with_defaults(params: SamplingParams | None, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The caller's parameters, or the checkpoint's own when the caller gave none."""
+    return msgspec.structs.replace(SamplingParams(), **defaults) if params is None else params
+
+
+def _check_priority(priority: int) -> None:
+    if not INT64_MIN <= priority <= INT64_MAX:
+        raise InvalidRequestError(
+            f"priority must be from {INT64_MIN} to {INT64_MAX}, got {priority}", param="priority"
+        )
+
+
+def _wrapped(seed: int) -> int:
+    """Into int64."""
+    return (seed - INT64_MIN) % (1 << 64) + INT64_MIN

@@ -1,0 +1,63 @@
+"""What lives on the device for as long as a request holds its row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from src.core.plan import BlockAppend, RowInstall
+from src.engine.transfer import upload
+
+# No token and no block has this number: consuming what was never produced fails loudly.
+POISON = -1
+
+
+class RowState:
+    """Token buffer and block table of every row.
+
+    A step's inputs are gathered from here and its sampled tokens are scattered back, so the next
+    step can be launched before the host has seen a token.
+
+    Attributes
+    ----------
+    tokens
+        [max_num_seqs, max_model_len] int32: (row, position) -> token id.
+    block_tables
+        [max_num_seqs, max_blocks] int32: (row, position // block_size) -> block.
+    """
+
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
+    ) -> None:
+        self.device = device
+        self.block_size = block_size
+        max_blocks = -(-max_model_len // block_size)
+        self.tokens = torch.full(
+            (max_num_seqs, max_model_len), POISON, dtype=torch.int32, device=device
+        )
+        self.block_tables = torch.full(
+            (max_num_seqs, max_blocks), POISON, dtype=torch.int32, device=device
+        )
+
+    def install(self, install: RowInstall) -> None:
+        """Give the row to a request: its known tokens and the blocks it has so far."""
+        self.tokens[install.row].fill_(POISON)
+        self.tokens[install.row, : len(install.token_ids)] = upload(
+            install.token_ids, torch.int32, self.device
+        )
+        self.block_tables[install.row].fill_(POISON)
+        self._write_blocks(install.row, 0, install.block_ids)
+
+    def append_blocks(self, append: BlockAppend) -> None:
+        """Continue the row's block table."""
+        self._write_blocks(append.row, append.index, append.block_ids)
+
+    def _write_blocks(self, row: int, index: int, block_ids: list[int]) -> None:
+        if block_ids:
+            self.block_tables[row, index : index + len(block_ids)] = upload(
+                block_ids, torch.int32, self.device
+            )
+
+    def scatter_tokens(self, rows_s: Tensor, positions_s: Tensor, token_ids_s: Tensor) -> None:
+        """Write sampled tokens back into their rows: [S] int64 each."""
+        self.tokens[rows_s, positions_s] = token_ids_s.to(torch.int32)

@@ -1,0 +1,290 @@
+"""Runs planned steps on the device, in order, one behind the other.
+
+Steps are executed by one *device thread*. On the CPU backend the thread computes; on CUDA it only
+enqueues, and a *waiter thread* blocks on the step's copy-out event with the interpreter lock
+released. Either way the event loop never waits for the device, and step N+1 is queued behind step N
+before anybody has seen step N's tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from src.core.errors import SlipstreamError
+from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.request import Request
+from src.engine.in_flight import InFlight, StepTimes
+from src.engine.inputs import StepInputs, build_inputs, padding_inputs
+from src.engine.kv_cache import KVCache
+from src.engine.prompt_scores import PromptScores, score_prompts
+from src.engine.row_state import RowState
+from src.engine.sampling import SampleOutput, Sampler
+from src.models.decoder import Decoder
+from src.models.regions import Regions
+from src.ops import paged_attention
+
+# More than one, so that nothing is taken for a constant; few, since it costs time at every start.
+_WARM_UP_TOKENS = 8
+
+
+class DeviceLostError(SlipstreamError):
+    """The device is in a state from which only a restart helps."""
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step leaves on the device until the copy-out has run."""
+
+    samples: SampleOutput | None
+    prompt_scores: PromptScores | None
+
+    def to_host(self) -> StepOutput:
+        """Begin the copy to host memory, without waiting for it."""
+        return StepOutput(
+            None if self.samples is None else self.samples.to_host(),
+            None if self.prompt_scores is None else self.prompt_scores.to_host(),
+        )
+
+
+class Runner:
+    """The only owner of the device: streams, threads, rows and KV memory.
+
+    Parameters
+    ----------
+    regions
+        The model's regions, compiled or not.
+    num_threads
+        Intra-op threads of the device thread.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        regions: Regions,
+        kv_cache: KVCache,
+        rows: RowState,
+        sampler: Sampler,
+        *,
+        num_threads: int,
+    ) -> None:
+        self._decoder = decoder
+        self._regions = regions
+        self._kv_cache = kv_cache
+        self._rows = rows
+        self._sampler = sampler
+        self._device = decoder.spec.device
+        # Requests by row, as the newest launched install left them; device thread only.
+        self._requests: list[Request | None] = [None] * len(rows.tokens)
+        self._known: dict[int, Request] = {}
+        self._on_cuda = self._device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
+        self._device_thread = ThreadPoolExecutor(
+            1, "slipstream-device", torch.set_num_threads, (num_threads,)
+        )
+        self._waiter_thread = ThreadPoolExecutor(1, "slipstream-waiter")
+
+    def launch(self, plan: StepPlan, admitted: Sequence[Request]) -> InFlight:
+        """Queue a step behind those launched before; returns at once.
+
+        ``admitted`` are the requests that ``plan`` installs for the first time.
+        """
+        loop = asyncio.get_running_loop()
+        in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.perf_counter()))
+        self._device_thread.submit(self._run, in_flight, tuple(admitted), loop)
+        return in_flight
+
+    def forget(self, request_key: int) -> None:
+        """Drop what is known of a request that will not be installed again."""
+        self._device_thread.submit(self._known.pop, request_key, None)
+
+    def warm_up(self) -> None:
+        """Run the model once on padding, so that everything compiled is compiled. Blocks."""
+        self._device_thread.submit(self._warm_up).result()
+
+    def close(self) -> None:
+        """Let the launched steps end and stop the threads. Blocks."""
+        self._device_thread.shutdown(wait=True)
+        self._waiter_thread.shutdown(wait=True)
+
+    def _run(
+        self,
+        in_flight: InFlight,
+        admitted: tuple[Request, ...],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                self._execute(in_flight, admitted, loop)
+        except Exception as error:
+            self._fail(in_flight, error, loop)
+
+    def _execute(
+        self,
+        in_flight: InFlight,
+        admitted: tuple[Request, ...],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        plan, times = in_flight.plan, in_flight.times
+        times.device_start = time.perf_counter()
+        started = _recorded_event() if self._on_cuda else None
+        for request in admitted:
+            self._known[request.key] = request
+        self._apply(plan)
+        output = self._compute(plan)
+        if started is None:
+            result = self._read(plan, output)
+            times.device_end = time.perf_counter()
+            _post(loop, in_flight.future, result)
+            return
+        host_output = output.to_host()
+        finished = _recorded_event()
+        in_flight.holds += [output, host_output]
+        self._waiter_thread.submit(self._await, in_flight, host_output, started, finished, loop)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for install in plan.installs:
+            request = self._known[install.request_key]
+            self._requests[install.row] = request
+            self._rows.install(install)
+            self._sampler.state.install(install.row, request, install.prompt_len)
+        for append in plan.block_appends:
+            self._rows.append_blocks(append)
+
+    def _compute(self, plan: StepPlan) -> StepOutput:
+        inputs = build_inputs(plan, self._rows)
+        hidden = self._forward(inputs)
+        samples = self._sample(inputs, hidden) if inputs.samplers.rows else None
+        return StepOutput(samples, self._score_prompts(plan, hidden))
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        """Hidden states [T, hidden_size]."""
+        spec = self._decoder.spec
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            out = torch.empty_like(query)  # [T, num_heads, head_dim]
+            paged_attention(
+                query,
+                key,
+                value,
+                self._kv_cache.keys[layer],
+                self._kv_cache.values[layer],
+                inputs.block_tables_b,
+                inputs.query_start_loc,
+                inputs.seq_lens_b,
+                inputs.slot_mapping_t,
+                out,
+                spec.attention_scale,
+                spec.sliding_windows[layer] or 0,
+                inputs.max_query_len,
+                inputs.max_seq_len,
+            )
+            return out.flatten(1)
+
+        return self._decoder.forward(self._regions, inputs.input_ids_t, inputs.positions_t, attend)
+
+    def _sample(self, inputs: StepInputs, hidden: Tensor) -> SampleOutput:
+        logits = self._decoder.logits(self._regions, hidden[inputs.sample_index_s])
+        samples = self._sampler.sample(logits, inputs.samplers, self._rows.tokens)
+        self._rows.scatter_tokens(
+            inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
+        )
+        return samples
+
+    def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> PromptScores | None:
+        return score_prompts(
+            plan,
+            self._requests,
+            hidden,
+            self._rows.tokens,
+            lambda positions: self._decoder.logits(self._regions, positions),
+        )
+
+    def _read(self, plan: StepPlan, output: StepOutput) -> StepResult:
+        """Turn host tensors into a result, rows in the plan's order."""
+        samples, scores = output.samples, output.prompt_scores
+        token_ids = iter(samples.token_ids.tolist() if samples else ())
+        logprobs = iter(samples.logprob_lists() if samples else ())
+        rows = []
+        for index, step in enumerate(plan.rows):
+            prompt_logprobs = scores.of_row(index) if scores else None
+            if step.samples:
+                scored = next(logprobs)
+                rows.append(
+                    RowResult(
+                        step.row,
+                        step.generation,
+                        [next(token_ids)],
+                        None if scored is None else [scored],
+                        prompt_logprobs,
+                    )
+                )
+            else:
+                rows.append(RowResult(step.row, step.generation, [], None, prompt_logprobs))
+        return StepResult(plan.step_id, rows)
+
+    def _await(
+        self,
+        in_flight: InFlight,
+        host_output: StepOutput,
+        started: torch.cuda.Event,
+        finished: torch.cuda.Event,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """On the waiter thread: block on the copy-out, then hand the result to the event loop."""
+        try:
+            finished.synchronize()
+            times = in_flight.times
+            times.device_end = time.perf_counter()
+            times.device_start = times.device_end - started.elapsed_time(finished) / 1000
+            _post(loop, in_flight.future, self._read(in_flight.plan, host_output))
+        except Exception as error:
+            self._fail(in_flight, error, loop)
+
+    def _fail(self, in_flight: InFlight, error: Exception, loop: asyncio.AbstractEventLoop) -> None:
+        in_flight.times.device_end = time.perf_counter()
+        if self._on_cuda:
+            # After a CUDA fault every later call fails too.
+            lost = DeviceLostError(f"the CUDA device failed: {error}")
+            lost.__cause__ = error
+            error = lost
+        _post(loop, in_flight.future, error)
+
+    def _warm_up(self) -> None:
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows))
+            self._decoder.logits(self._regions, hidden)
+        if self._on_cuda:
+            torch.cuda.synchronize(self._device)
+
+
+def _recorded_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True, blocking=True)
+    event.record()
+    return event
+
+
+def _post(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[StepResult],
+    outcome: StepResult | Exception,
+) -> None:
+    """Resolve a step's future from another thread; the loop may be gone by then."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_resolve, future, outcome)
+
+
+def _resolve(future: asyncio.Future[StepResult], outcome: StepResult | Exception) -> None:
+    if future.cancelled():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,0 +1,210 @@
+"""From a configuration to a running engine's parts. Blocks, so it runs in a worker thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from src.compile import compile_functions, use_artifact_cache
+from src.core.config import Config
+from src.core.errors import ConfigError
+from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
+from src.engine.prompts import RequestBuilder
+from src.engine.row_state import RowState
+from src.engine.runner import Runner
+from src.engine.sampling import Sampler, SamplingState
+from src.engine.scheduler import Scheduler, SchedulerLimits
+from src.engine.status import STARTUP_PHASES, ModelInfo
+from src.models import Decoder, load_model, resolve_model
+from src.models.regions import TOKEN_ARGUMENTS, Regions
+from src.ops.cpu.build import cache_root, ensure_built, kernel_status
+from src.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# (phase, progress of the whole start from 0 to 1, one readable line), from any thread
+Report = Callable[[str, float, str], None]
+
+_DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Everything that the event loop drives."""
+
+    tokenizer: Tokenizer
+    info: ModelInfo
+    builder: RequestBuilder
+    scheduler: Scheduler
+    runner: Runner
+    kv_plan: KVCachePlan
+
+
+def build_engine(config: Config, report: Report, *, poison: bool = False) -> EngineParts:
+    """Load the checkpoint, size KV memory, compile.
+
+    ``poison`` fills KV memory with NaN, so that tests see any read of what was never written.
+
+    Raises
+    ------
+    ModelLoadError, ConfigError
+        With one readable reason.
+    """
+    started = time.perf_counter()
+    device = resolve_device(config.device.type)
+    use_artifact_cache(cache_root())
+    if device.type == "cpu":
+        # The reference serves until the compiled kernels are there.
+        ensure_built(wait=False)
+    path = resolve_model(
+        config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
+    )
+    report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
+    tokenizer = Tokenizer.from_directory(path)
+    decoder = load_model(
+        path,
+        dtype=config.model.dtype,
+        device=device,
+        load_format=config.model.load_format,
+        seed=config.model.seed,
+        progress=_weights_progress(report),
+        max_model_len=config.model.max_model_len,
+    )
+    if tokenizer.has_chat_template:
+        tokenizer.chat_template.prepare()
+    report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
+    layers = decoder.kv_cache_spec()
+    kv_plan, max_model_len = plan_kv_cache(
+        layers,
+        config.cache,
+        device=device,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=decoder.spec.max_positions,
+        max_model_len_is_fixed=config.model.max_model_len is not None,
+    )
+    runner = Runner(
+        decoder,
+        _regions(decoder, config),
+        allocate_kv_cache(layers, kv_plan, device, poison=poison),
+        RowState(
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=kv_plan.block_size,
+            device=device,
+        ),
+        Sampler(SamplingState(config.scheduler.max_num_seqs, decoder.spec.vocab_size, device)),
+        num_threads=config.device.num_threads or available_cpus(),
+    )
+    report("compile", STARTUP_PHASES["compile"], "compiling and warming up")
+    runner.warm_up()
+    info = _model_info(config, decoder, max_model_len)
+    logger.info(
+        "%s ready in %.1f s: %s, %s, attention %s, context %d tokens",
+        info.name,
+        time.perf_counter() - started,
+        device,
+        info.dtype,
+        kernel_status() if device.type == "cpu" else "triton",
+        max_model_len,
+    )
+    return EngineParts(
+        tokenizer=tokenizer,
+        info=info,
+        builder=RequestBuilder(tokenizer, info, _end_token_ids(decoder, tokenizer)),
+        scheduler=Scheduler(_limits(config, kv_plan, max_model_len)),
+        runner=runner,
+        kv_plan=kv_plan,
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of ``auto``, ``cpu`` or ``cuda``.
+
+    Raises
+    ------
+    ConfigError
+        CUDA was asked for and is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device.type = cuda, but torch sees no CUDA device")
+    return torch.device(name)
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _regions(decoder: Decoder, config: Config) -> Regions:
+    if config.compile.enforce_eager:
+        return decoder.regions
+    return Regions(*compile_functions(decoder.regions, TOKEN_ARGUMENTS))
+
+
+def _weights_progress(report: Report) -> Callable[[int, int], None]:
+    start, end = STARTUP_PHASES["weights"], STARTUP_PHASES["kv_cache"]
+
+    def progress(done: int, total: int) -> None:
+        fraction = done / total if total else 1.0
+        report("weights", start + (end - start) * fraction, f"weights {100 * fraction:.0f} %")
+
+    return progress
+
+
+def _limits(config: Config, kv_plan: KVCachePlan, max_model_len: int) -> SchedulerLimits:
+    section = config.scheduler
+    return SchedulerLimits(
+        max_num_seqs=section.max_num_seqs,
+        max_num_batched_tokens=section.max_num_batched_tokens,
+        block_size=kv_plan.block_size,
+        num_blocks=kv_plan.num_blocks,
+        max_model_len=max_model_len,
+        policy=section.policy,
+        max_waiting_requests=section.max_waiting_requests,
+        max_waiting_tokens=section.max_waiting_tokens,
+        max_bypasses=section.max_bypasses,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+
+
+def _model_info(config: Config, decoder: Decoder, max_model_len: int) -> ModelInfo:
+    names = config.model.served_model_name or (_name_of(config.model.path),)
+    return ModelInfo(
+        name=names[0],
+        served_names=names,
+        max_model_len=max_model_len,
+        vocab_size=decoder.spec.vocab_size,
+        dtype=str(decoder.spec.dtype).removeprefix("torch."),
+        created=int(time.time()),
+        default_sampling=_default_sampling(decoder),
+    )
+
+
+def _name_of(path: str) -> str:
+    """A hub id is its own name; a directory is called by its last part."""
+    directory = Path(path).expanduser()
+    return directory.resolve().name if directory.is_dir() else path
+
+
+def _default_sampling(decoder: Decoder) -> dict[str, Any]:
+    generation = decoder.config.generation
+    if generation.do_sample is False:
+        return {"temperature": 0.0}
+    values = {name: getattr(generation, name) for name in _DEFAULT_SAMPLING}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer) -> tuple[int, ...]:
+    ids = decoder.config.generation.eos_token_ids
+    if ids:
+        return ids
+    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

@@ -1,0 +1,84 @@
+"""What an engine says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+# Phases of a start in order, with the fraction of the whole at which each begins.
+STARTUP_PHASES: Final = {
+    "created": 0.0,
+    "importing": 0.0,
+    "weights": 0.1,
+    "kv_cache": 0.45,
+    "compile": 0.5,
+    "ready": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """Where the engine is in its life.
+
+    Attributes
+    ----------
+    phase
+        One of ``STARTUP_PHASES``, or ``failed``, ``draining``, ``closed``.
+    progress
+        Of the whole start, 0 to 1.
+    detail
+        One readable line.
+    error
+        Why it failed.
+    """
+
+    phase: str = "created"
+    progress: float = 0.0
+    detail: str = ""
+    error: BaseException | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are admitted."""
+        return self.phase == "ready"
+
+    @property
+    def healthy(self) -> bool:
+        """Whether what was admitted makes progress."""
+        return self.phase in ("ready", "draining")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model as its clients see it.
+
+    ``default_sampling`` holds the checkpoint's own sampling parameters, by the names of
+    :class:`~src.core.sampling_params.SamplingParams`.
+    """
+
+    name: str
+    served_names: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    created: int
+    default_sampling: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Figures of this moment.
+
+    ``kv_usage`` is the fraction of blocks held by requests; ``bubble`` the fraction of the time
+    with work in which the device waited for the host.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    num_steps: int
+    bubble: float
+    preemptions: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    pool_is_whole: bool

@@ -1,0 +1,165 @@
+"""From committed tokens to what a reader sees: a stream per request, a choice per completion."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from src.core.errors import SlipstreamError
+from src.core.outputs import Delta, FinishReason, RequestEvent, TokenLogprobs, Usage
+from src.core.request import Request
+from src.text.output import OutputText
+
+
+class RequestStream:
+    """The deltas of one request that its reader has not taken yet.
+
+    Deltas of one choice coalesce while the reader is slow, so what waits is bounded by the output
+    itself and a reader that never reads costs nobody else anything.
+    """
+
+    def __init__(self, request_id: str, num_prompt_tokens: int, num_choices: int) -> None:
+        self.request_id = request_id
+        self._num_prompt_tokens = num_prompt_tokens
+        self._unfinished = num_choices
+        self._completion_tokens = 0
+        self._cached_tokens = 0
+        self._pending: dict[int, Delta] = {}
+        self._error: SlipstreamError | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def finished(self) -> bool:
+        """Whether no choice will produce anything more."""
+        return self._unfinished == 0 or self._error is not None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far, over all choices."""
+        return Usage(self._num_prompt_tokens, self._completion_tokens, self._cached_tokens)
+
+    def count(self, num_tokens: int, cached_tokens: int) -> None:
+        """Account for newly committed tokens."""
+        self._completion_tokens += num_tokens
+        self._cached_tokens = max(self._cached_tokens, cached_tokens)
+
+    def put(self, delta: Delta) -> None:
+        """Hand over the next delta of a choice."""
+        waiting = self._pending.get(delta.index)
+        self._pending[delta.index] = delta if waiting is None else _joined(waiting, delta)
+        if delta.finish_reason is not None:
+            self._unfinished -= 1
+        self._changed.set()
+
+    def fail(self, error: SlipstreamError) -> None:
+        """End the stream with an error; what was not taken yet is still delivered first."""
+        if not self.finished:
+            self._error = error
+            self._changed.set()
+
+    async def take(self) -> list[Delta]:
+        """Wait for news and return one delta per choice that has any; empty at the end.
+
+        Raises
+        ------
+        SlipstreamError
+            The one handed to :meth:`fail`.
+        """
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if self._unfinished == 0:
+                return []
+            self._changed.clear()
+            await self._changed.wait()
+        deltas, self._pending = list(self._pending.values()), {}
+        return deltas
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    logprobs = first.logprobs
+    if second.logprobs is not None:
+        logprobs = [*(first.logprobs or ()), *second.logprobs]
+    return Delta(
+        request_id=first.request_id,
+        index=first.index,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=logprobs,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        usage=second.usage,
+    )
+
+
+class Choice:
+    """One completion on its way: takes the scheduler's events, puts deltas into its stream."""
+
+    def __init__(
+        self, request: Request, index: int, text: OutputText, stream: RequestStream
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.finished = False
+        self.num_tokens = 0
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
+        self._text = text
+        self._stream = stream
+
+    @property
+    def watches_text(self) -> bool:
+        """Whether its text may end it, so that it must be read before the next step is planned."""
+        return bool(self.request.params.stop)
+
+    def take(self, event: RequestEvent) -> FinishReason | None:
+        """Turn an event into a delta; returns why the choice ended, if it did.
+
+        That may be a stop string that only the text shows: the caller then ends the request in the
+        scheduler. Tokens after the one that completed the stop string are dropped.
+        """
+        token_ids, finish_reason = event.token_ids, event.finish_reason
+        stop_reason: str | int | None = None
+        shown: Sequence[int] = token_ids
+        if event.stop_token_id is not None:
+            if event.stop_token_id in self.request.params.stop_token_ids:
+                stop_reason = event.stop_token_id
+            if not self.request.params.include_stop_str_in_output:
+                shown = token_ids[:-1]
+        delta = self._text.push(shown)
+        text = delta.text
+        if delta.stop is None and finish_reason is not None:
+            text += self._text.finish()
+        if self._text.stop is not None:
+            finish_reason, stop_reason = FinishReason.STOP, self._text.stop
+            if delta.stop is not None:
+                token_ids = token_ids[: delta.num_tokens]
+        self.num_tokens += len(token_ids)
+        self.finished = finish_reason is not None
+        self._stream.count(len(token_ids), event.cached_tokens)
+        self._stream.put(
+            Delta(
+                request_id=self._stream.request_id,
+                index=self.index,
+                text=text,
+                token_ids=token_ids,
+                logprobs=None if event.logprobs is None else event.logprobs[: len(token_ids)],
+                finish_reason=finish_reason,
+                stop_reason=stop_reason,
+                prompt_logprobs=self._prompt_logprobs(event.prompt_logprobs),
+                usage=self._stream.usage,
+            )
+        )
+        return finish_reason
+
+    def _prompt_logprobs(
+        self, entries: list[TokenLogprobs] | None
+    ) -> list[TokenLogprobs | None] | None:
+        # The first prompt token follows nothing, so it has no probability.
+        return None if entries is None or self.index else [None, *entries]
+
+    def fail(self, error: SlipstreamError) -> None:
+        """End the whole request with an error."""
+        self.finished = True
+        self._stream.fail(error)

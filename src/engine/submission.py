@@ -1,0 +1,139 @@
+"""One request from the moment it is queued: its choices, its stream, its abort."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from src.core.errors import SlipstreamError
+from src.core.outputs import (
+    Completion,
+    Delta,
+    GenerationResult,
+    TokenLogprobs,
+    Usage,
+)
+from src.core.request import Request
+from src.engine.streams import Choice, RequestStream
+from src.text.output import OutputText
+from src.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from src.engine.loop import EngineLoop
+
+
+class Submission:
+    """An asynchronous iterator of a request's deltas, with a synchronous :meth:`abort`.
+
+    ``requests`` are the completions of one prompt, in order of their index.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        tokenizer: Tokenizer,
+        request_id: str,
+        requests: list[Request],
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = requests[0].prompt_token_ids
+        self._loop = loop
+        self._stream = RequestStream(request_id, len(self.prompt_token_ids), len(requests))
+        self._choices = [
+            Choice(request, index, _text_of(request, tokenizer), self._stream)
+            for index, request in enumerate(requests)
+        ]
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far, over all completions."""
+        return self._stream.usage
+
+    def start(self) -> None:
+        """Queue all completions, or none of them.
+
+        Raises
+        ------
+        QueueFullError, InvalidRequestError
+            Whatever the scheduler refuses one of them for.
+        """
+        for choice in self._choices:
+            try:
+                self._loop.submit(choice)
+            except SlipstreamError:
+                self.abort()
+                raise
+
+    def abort(self) -> None:
+        """End what is unfinished. Does nothing after the end."""
+        for choice in self._choices:
+            if not choice.finished:
+                self._loop.abort(choice.request.key)
+
+    async def take(self) -> list[Delta]:
+        """Wait for news and return one delta per completion that has any; empty at the end."""
+        return await self._stream.take()
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while deltas := await self.take():
+            for delta in deltas:
+                yield delta
+
+
+class ResultCollector:
+    """Joins the deltas of a request into its result."""
+
+    def __init__(self, request_id: str, prompt_token_ids: list[int]) -> None:
+        self._request_id = request_id
+        self._prompt_token_ids = prompt_token_ids
+        self._deltas: dict[int, list[Delta]] = {}
+
+    def add(self, delta: Delta) -> None:
+        """Take the next delta of any completion."""
+        self._deltas.setdefault(delta.index, []).append(delta)
+
+    def result(self, usage: Usage) -> GenerationResult:
+        """The whole; every completion must have ended."""
+        prompt_logprobs = next(
+            (d.prompt_logprobs for d in self._deltas[0] if d.prompt_logprobs is not None), None
+        )
+        return GenerationResult(
+            request_id=self._request_id,
+            prompt_token_ids=self._prompt_token_ids,
+            completions=[_completion(self._deltas[index]) for index in sorted(self._deltas)],
+            usage=usage,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+def _completion(deltas: list[Delta]) -> Completion:
+    last = deltas[-1]
+    if last.finish_reason is None:
+        raise RuntimeError("a completion was collected before its end")
+    logprobs: list[TokenLogprobs] | None = None
+    if any(delta.logprobs is not None for delta in deltas):
+        logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
+    return Completion(
+        index=last.index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        logprobs=logprobs,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )
+
+
+def _text_of(request: Request, tokenizer: Tokenizer) -> OutputText:
+    params = request.params
+    return OutputText(
+        tokenizer,
+        request.prompt_token_ids,
+        stop=params.stop,
+        include_stop=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        min_tokens=params.min_tokens,
+    )
+
+
+__all__ = ["ResultCollector", "Submission"]

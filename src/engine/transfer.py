@@ -1,0 +1,21 @@
+"""Small host-to-device copies that never wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def upload(values: Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copy ``values`` to ``device`` without waiting for it.
+
+    On CUDA the source is a fresh pinned temporary: torch's pinned allocator keeps it until the copy
+    has run, so nobody has to know how deep the pipeline is.
+    """
+    if device.type == "cpu":
+        return torch.as_tensor(values, dtype=dtype)
+    staged = torch.as_tensor(values, dtype=dtype).pin_memory()
+    return staged.to(device, non_blocking=True)
