@@ -160,7 +160,7 @@ class ChatShape:
         choices = [
             ChatChoice(
                 completion.index,
-                ChatAnswer(completion.text),
+                ChatAnswer(content=completion.text),
                 None
                 if completion.logprobs is None
                 else chat_logprobs(self._names, completion.logprobs),
@@ -169,7 +169,13 @@ class ChatShape:
             )
             for completion in result.completions
         ]
-        answer = ChatBody(self._id, self._created, self._model, choices, usage_body(usage))
+        answer = ChatBody(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage_body(usage),
+        )
         if self._shows_prompt_logprobs:
             answer.prompt_logprobs = prompt_logprobs(self._names, result.prompt_logprobs or ())
         return _encode(answer)

@@ -160,7 +160,11 @@ class CompletionShape:
                 choice.prompt_logprobs = prompt_logprobs(self._names, scored or ())
         return _encode(
             CompletionBody(
-                self._id, self._created, self._model, choices, usage_body(self._counted(usage))
+                id=self._id,
+                created=self._created,
+                model=self._model,
+                choices=choices,
+                usage=usage_body(self._counted(usage)),
             )
         )
 

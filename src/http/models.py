@@ -17,7 +17,7 @@ _encode: Final = msgspec.json.Encoder().encode
 async def list_models(call: Call) -> None:
     """Every name under which the model is served."""
     info = (await call.server.ready_engine()).model_info
-    await call.answer(_encode(ModelList([_card(info, name) for name in info.served_names])))
+    await call.answer(_encode(ModelList(data=[_card(info, name) for name in info.served_names])))
 
 
 async def show_model(call: Call) -> None:

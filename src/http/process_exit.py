@@ -54,6 +54,7 @@ def _release_semaphores() -> None:
     from multiprocessing import synchronize
 
     for lock in gc.get_objects():
-        if isinstance(lock, synchronize.SemLock):
+        # Not `isinstance`: it would wake lazy modules, which are among all these objects.
+        if issubclass(type(lock), synchronize.SemLock):
             with contextlib.suppress(OSError):
                 synchronize.SemLock._cleanup(lock._semlock.name)  # type: ignore[attr-defined]

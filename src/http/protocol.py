@@ -252,11 +252,11 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatAnswer(msgspec.Struct):
+class ChatAnswer(msgspec.Struct, kw_only=True):
     """The assistant's message."""
 
-    content: str
     role: str = "assistant"
+    content: str
     refusal: None = None
 
 
@@ -287,46 +287,46 @@ class ChatChunkChoice(msgspec.Struct):
     stop_reason: str | int | None = None
 
 
-class CompletionBody(msgspec.Struct):
+class CompletionBody(msgspec.Struct, kw_only=True):
     """The answer of ``/v1/completions``."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     usage: UsageBody
-    object: str = "text_completion"
 
 
-class ChatBody(msgspec.Struct):
+class ChatBody(msgspec.Struct, kw_only=True):
     """The answer of ``/v1/chat/completions``."""
 
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
-    object: str = "chat.completion"
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
-class ModelCard(msgspec.Struct):
+class ModelCard(msgspec.Struct, kw_only=True):
     """One served name."""
 
     id: str
+    object: str = "model"
     created: int
     root: str
     max_model_len: int
-    object: str = "model"
     owned_by: str = "slipstream"
     parent: None = None
 
 
-class ModelList(msgspec.Struct):
+class ModelList(msgspec.Struct, kw_only=True):
     """The answer of ``/v1/models``."""
 
-    data: list[ModelCard]
     object: str = "list"
+    data: list[ModelCard]
 
 
 class ErrorDetail(msgspec.Struct):

@@ -1,0 +1,157 @@
+from pathlib import Path
+
+import pytest
+
+from src.core.config import Config
+from src.core.errors import ConfigError
+from src.core.settings import CHECKOUT, known_settings, load_config, locate_model
+
+
+def write(directory: Path, text: str) -> Path:
+    file = directory / "settings.toml"
+    file.write_text(text)
+    return file
+
+
+def test_without_anything_the_bundled_model_is_served_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_config(environ={}).model.path == str(CHECKOUT / "configs" / "demo")
+
+
+def test_environment_wins_over_the_file_and_overrides_over_both(tmp_path: Path) -> None:
+    file = write(tmp_path, "[scheduler]\nmax_num_seqs = 1\nmax_bypasses = 1\npipeline_depth = 1")
+    environ = {
+        "SLIPSTREAM_CONFIG": str(file),
+        "SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS": "2",
+        "SLIPSTREAM_SCHEDULER__MAX_BYPASSES": "2",
+    }
+    section = load_config(environ=environ, overrides=[("scheduler.max_bypasses", "3")]).scheduler
+    assert (section.pipeline_depth, section.max_num_seqs, section.max_bypasses) == (1, 2, 3)
+
+
+def test_an_explicit_file_wins_over_the_environments(tmp_path: Path) -> None:
+    file = write(tmp_path, "[model]\nseed = 5")
+    assert load_config(file, environ={"SLIPSTREAM_CONFIG": "/nowhere"}).model.seed == 5
+
+
+def test_every_setting_can_be_given_by_its_variable() -> None:
+    examples = {
+        "model.path": "some/model",
+        "model.revision": "abc",
+        "model.served_model_name": "a, b",
+        "model.dtype": "float16",
+        "model.load_format": "dummy",
+        "device.type": "cpu",
+        "cache.memory_fraction": "0.5",
+        "cache.enable_prefix_caching": "false",
+        "scheduler.policy": "priority",
+        "scheduler.pipeline_depth": "1",
+        "compile.enforce_eager": "true",
+        "http.ready_wait": "1.5",
+        "http.request_timeout": "2.5",
+        "http.shutdown_timeout": "2.5",
+        "observability.log_level": "debug",
+        "observability.log_format": "json",
+        "observability.stats_interval": "0",
+    }
+    for name, setting in known_settings().items():
+        text = examples.get(name, "17")
+        config = load_config(environ={setting.variable: text})
+        value = getattr(getattr(config, setting.section), setting.key)
+        assert value != setting.default, name
+        assert type(value) is not str or value == text, name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("a,b", ("a", "b")), ('["x", "y"]', ("x", "y")), ("one", ("one",))]
+)
+def test_lists_are_separated_by_commas_or_json(text: str, expected: tuple[str, ...]) -> None:
+    config = load_config(environ={"SLIPSTREAM_MODEL__SERVED_MODEL_NAME": text})
+    assert config.model.served_model_name == expected
+
+
+@pytest.mark.parametrize("text", ["", "none", "None", "null"])
+def test_a_setting_with_a_default_of_none_can_be_unset(text: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "[model]\nmax_model_len = 64")
+    environ = {"SLIPSTREAM_CONFIG": str(file), "SLIPSTREAM_MODEL__MAX_MODEL_LEN": text}
+    assert load_config(environ=environ).model.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "parts"),
+    [
+        ({"SLIPSTREAM_SCHEDULER__MAX_NUM_SEQ": "1"}, ["SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS?"]),
+        ({"SLIPSTREAM_MODL": "x"}, ["SLIPSTREAM_MODL", "SLIPSTREAM_MODEL?"]),
+        ({"SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS": "0"}, ["MAX_NUM_SEQS='0'", ">= 1"]),
+        ({"SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS": "many"}, ["'many'", "expected `int`"]),
+        ({"SLIPSTREAM_CACHE__MEMORY_FRACTION": "1.5"}, ["'1.5'", "<= 1"]),
+        ({"SLIPSTREAM_MODEL__DTYPE": "int8"}, ["'int8'", "auto, float32, bfloat16, float16"]),
+        ({"SLIPSTREAM_COMPILE__ENFORCE_EAGER": "perhaps"}, ["'perhaps'", "`bool`"]),
+        ({"SLIPSTREAM_MODEL__SERVED_MODEL_NAME": "[1"}, ["not a JSON list"]),
+        ({"SLIPSTREAM_MODEL": "a", "SLIPSTREAM_MODEL__PATH": "b"}, ["disagree"]),
+        ({"SLIPSTREAM_CONFIG": "/no/such.toml"}, ["/no/such.toml", "No such file"]),
+    ],
+)
+def test_errors_of_the_environment_name_variable_value_and_expectation(
+    environ: dict[str, str], parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ=environ)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[schedulr]\nx = 1", ["unknown section [schedulr]", "did you mean scheduler?"]),
+        ("[scheduler]\nmax_seqs = 1", ["scheduler.max_seqs", "did you mean scheduler."]),
+        ("scheduler = 1", ["must be a table"]),
+        ("[scheduler]\nmax_num_seqs = '4'", ["scheduler.max_num_seqs='4'", "expected `int`"]),
+        ("[scheduler", ["not valid TOML"]),
+    ],
+)
+def test_errors_of_the_file_name_it_and_the_key(
+    text: str, parts: list[str], tmp_path: Path
+) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, environ={})
+    assert str(file) in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_an_unknown_override_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean cache\.num_blocks\?"):
+        load_config(environ={}, overrides=[("cache.num_block", "1")])
+
+
+def test_variables_of_others_are_no_settings() -> None:
+    environ = {"SLIPSTREAM_CACHE_DIR": "/some/where", "HOME": "/root", "SLIPSTREAMER": "x"}
+    assert load_config(environ=environ).scheduler == Config().scheduler
+
+
+def test_a_relative_model_is_found_here_then_beside_the_file_then_in_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, beside = tmp_path / "here", tmp_path / "beside"
+    for directory in (here / "both", beside / "both", beside / "only"):
+        directory.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert locate_model("both", beside) == str(here / "both")
+    assert locate_model("only", beside) == str(beside / "only")
+    assert locate_model("configs/demo", beside) == str(CHECKOUT / "configs" / "demo")
+    assert locate_model("some-org/some-model", beside) == "some-org/some-model"
+
+
+def test_a_model_beside_the_file_is_not_looked_for_when_the_environment_names_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "weights").mkdir()
+    file = write(tmp_path, "[model]\npath = 'weights'")
+    assert load_config(file, environ={}).model.path == str(tmp_path / "weights")
+    environ = {"SLIPSTREAM_CONFIG": str(file), "SLIPSTREAM_MODEL": "weights"}
+    assert load_config(environ=environ).model.path == "weights"

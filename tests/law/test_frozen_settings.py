@@ -1,0 +1,40 @@
+"""The list of settings is a promise to users: change it here on purpose, and in the changelog."""
+
+from src.core.settings import known_settings
+
+FROZEN = [
+    "cache.block_size",
+    "cache.enable_prefix_caching",
+    "cache.memory_bytes",
+    "cache.memory_fraction",
+    "cache.num_blocks",
+    "compile.enforce_eager",
+    "device.num_threads",
+    "device.type",
+    "http.max_body_bytes",
+    "http.max_prompts_per_request",
+    "http.ready_wait",
+    "http.request_timeout",
+    "http.shutdown_timeout",
+    "model.dtype",
+    "model.load_format",
+    "model.max_model_len",
+    "model.path",
+    "model.revision",
+    "model.seed",
+    "model.served_model_name",
+    "observability.log_format",
+    "observability.log_level",
+    "observability.stats_interval",
+    "scheduler.max_bypasses",
+    "scheduler.max_num_batched_tokens",
+    "scheduler.max_num_seqs",
+    "scheduler.max_waiting_requests",
+    "scheduler.max_waiting_tokens",
+    "scheduler.pipeline_depth",
+    "scheduler.policy",
+]
+
+
+def test_the_settings_are_exactly_these() -> None:
+    assert sorted(known_settings()) == FROZEN
