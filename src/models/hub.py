@@ -85,7 +85,9 @@ def _download(model: str, revision: str | None, weights: bool, cache_dir: Path |
             f"there is no directory {model}; as a hub id{at} it is not (completely) in the local "
             "cache, and the hub cannot be reached (offline, or HF_HUB_OFFLINE is set)"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except HfHubHTTPError.__bases__ as error:
+        # OSError, and the base of its HTTP library's errors (httpx, or from 2.0 on httpx2): a proxy
+        # that refuses, a connection that breaks in the middle of a file.
         raise ModelLoadError(f"{model}{at} could not be fetched from the hub: {error}") from error
     if weights and not any(directory.glob("*.safetensors")):
         raise ModelLoadError(

@@ -194,6 +194,20 @@ class TestDownload:
         with pytest.raises(ModelLoadError, match=reason):
             resolve_model(model, revision, cache_dir=tmp_path)
 
+    def test_a_proxy_that_refuses_is_a_clear_error(
+        self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import huggingface_hub
+
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://hub.invalid")
+        monkeypatch.setenv("HTTPS_PROXY", hub.url)
+        huggingface_hub.close_session()  # its client reads the environment once
+        try:
+            with pytest.raises(ModelLoadError, match="could not be fetched from the hub"):
+                resolve_model("team/tiny", cache_dir=tmp_path)
+        finally:
+            huggingface_hub.close_session()
+
 
 class TestOffline:
     def test_a_cached_model_serves(

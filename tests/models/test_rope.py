@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from src.models.rope import parse_rope, rope_table
+from tests.support.checkpoints import ROPES
+
+TRAINED, LENGTH = 256, 300
+
+
+def reference_table(parameters: dict[str, Any], head_dim: int, length: int) -> torch.Tensor:
+    """Cosines, then sines, as transformers computes them in one pass over `length` tokens."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=TRAINED,
+        rope_parameters=dict(parameters),
+    )
+    rotary = LlamaRotaryEmbedding(config)
+    cos, sin = rotary(torch.zeros(1), torch.arange(length)[None])
+    return torch.cat((cos[0, :, : head_dim // 2], sin[0, :, : head_dim // 2]), dim=-1)
+
+
+@pytest.mark.parametrize("head_dim", [8, 24, 64, 128, 256])
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("length", [1, TRAINED, LENGTH])
+def test_the_table_is_the_references(name: str, head_dim: int, length: int) -> None:
+    rope = parse_rope({"rope_parameters": ROPES[name]}, TRAINED)
+    got = rope_table(rope, head_dim, TRAINED, length)
+    assert got.dtype == torch.float32
+    assert got.shape == (length, head_dim)
+    want = reference_table(ROPES[name], head_dim, length)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in ROPES if n != "dynamic"])
+def test_only_dynamic_depends_on_the_length_of_the_table(name: str) -> None:
+    rope = parse_rope({"rope_parameters": ROPES[name]}, TRAINED)
+    longer = rope_table(rope, 16, TRAINED, LENGTH)
+    assert torch.equal(longer[:TRAINED], rope_table(rope, 16, TRAINED, TRAINED))
+
+
+def test_a_position_is_a_rotation_by_position_times_frequency() -> None:
+    """Straight from the definition, without transformers."""
+    table = rope_table(parse_rope({"rope_theta": 100.0}, TRAINED), 8, TRAINED, 12)
+    angle = 11 * 100.0 ** -(2 * 3 / 8)
+    want = torch.tensor([math.cos(angle), math.sin(angle)])
+    torch.testing.assert_close(table[11, [3, 7]], want)
