@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA devices. Imported at the first CUDA call; needs the triton package."""

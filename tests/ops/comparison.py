@@ -1,0 +1,33 @@
+"""How a paged attention kernel is held against the reference."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from src.ops import PAGED_ATTENTION
+
+# Both accumulate in float32; what differs is the order of sums and the rounding of the result.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+MUTATED = (3, 4, 9)  # key_cache, value_cache, out
+
+
+def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments with copies of those that a call changes."""
+    return tuple(x.clone() if i in MUTATED else x for i, x in enumerate(args))
+
+
+def attention_matches(kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    expected, got = copied(args), copied(args)
+    PAGED_ATTENTION.reference(*expected)
+    kernel(*got)
+    for cache in (3, 4):
+        # Bitwise, poison included: what must not be written has not been.
+        assert torch.equal(_bits(expected[cache]), _bits(got[cache]))
+    tolerance = TOLERANCE[got[9].dtype]
+    torch.testing.assert_close(got[9], expected[9], rtol=tolerance, atol=tolerance)
+    assert not got[9].isnan().any()
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.int32 if x.element_size() == 4 else torch.int16)
