@@ -65,7 +65,9 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
 class CompileSection(Section, frozen=True, kw_only=True):
     """torch.compile and its artifacts."""
 
-    enforce_eager: bool = False
+    enforce_eager: bool = False  # True: never compile
+    # Whether the first requests wait for the compiler or are served eagerly until it is done.
+    startup: Literal["background", "wait"] = "background"
 
 
 class HttpSection(Section, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ class RowStep(msgspec.Struct, frozen=True):
     """The next tokens of one row: positions ``start`` to ``start + num_tokens - 1``.
 
     ``samples`` says that the last of them is the row's last known token, so the step samples the
-    token at position ``start + num_tokens``. Otherwise the step is a prefill chunk with more to come.
+    token at position ``start + num_tokens``. Otherwise it is a prefill chunk with more to come.
     """
 
     row: int

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass
 
 from src.core.errors import EngineDeadError, SlipstreamError
 from src.core.outputs import FinishReason, RequestEvent
@@ -26,6 +27,15 @@ logger = logging.getLogger(__name__)
 
 # A device that fails this many steps in a row is not sound, whatever it says.
 _MAX_CONSECUTIVE_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The scheduler's counters as the metrics already have them."""
+
+    preemptions: int = 0
+    queries: int = 0
+    hits: int = 0
 
 
 class EngineLoop:
@@ -55,6 +65,11 @@ class EngineLoop:
         self._in_flight: deque[tuple[InFlight, float]] = deque()
         # Requests not yet seen by the runner, until a plan installs them.
         self._unannounced: dict[int, Request] = {}
+        # Keys that ended since the last launch, for the runner to forget.
+        self._ended: list[int] = []
+        # Row -> (generation, request key) of its newest owner; the fence keeps that true while a
+        # launched step names the row.
+        self._owners: dict[int, tuple[int, int]] = {}
         self._unpublished: list[tuple[Choice, RequestEvent]] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
@@ -62,7 +77,7 @@ class EngineLoop:
         self._idle.set()
         self._failures = 0
         self._was_idle = True
-        self._seen_preemptions = self._seen_queries = self._seen_hits = 0
+        self._reported = Reported()
 
     def submit(self, choice: Choice) -> None:
         """Queue one completion.
@@ -130,6 +145,7 @@ class EngineLoop:
         while len(self._in_flight) < self._depth and self._launch():
             pass
         self._publish()
+        self._report()
         if not self.scheduler.has_work and not self._in_flight:
             self._settle()
 
@@ -143,7 +159,10 @@ class EngineLoop:
             for install in plan.installs
             if (request := self._unannounced.pop(install.request_key, None)) is not None
         ]
-        in_flight = self._runner.launch(plan, admitted)
+        for install in plan.installs:
+            self._owners[install.row] = (install.generation, install.request_key)
+        ended, self._ended = self._ended, []
+        in_flight = self._runner.launch(plan, admitted, ended)
         in_flight.future.add_done_callback(lambda _: self._wake.set())
         self._in_flight.append((in_flight, planned))
         return True
@@ -169,10 +188,11 @@ class EngineLoop:
         if isinstance(error, DeviceLostError) or self._failures >= _MAX_CONSECUTIVE_FAILURES:
             raise error
         logger.error("step %d failed", plan.step_id, exc_info=error)
-        keys = self.scheduler.keys_of(plan)
-        for key in keys:
-            self.scheduler.finish(key, FinishReason.ERROR)
-            self._forget(key).fail(EngineDeadError(f"a step of this request failed: {error}"))
+        for step in plan.rows:
+            generation, key = self._owners[step.row]
+            if generation == step.generation and key in self._choices:
+                self.scheduler.finish(key, FinishReason.ERROR)
+                self._forget(key).fail(EngineDeadError(f"a step of this request failed: {error}"))
         return StepResult(plan.step_id, [RowResult(r.row, r.generation, []) for r in plan.rows])
 
     def _publish(self) -> None:
@@ -199,11 +219,23 @@ class EngineLoop:
             )
 
     def _forget(self, key: int) -> Choice:
-        self._unannounced.pop(key, None)
+        if self._unannounced.pop(key, None) is None:
+            self._ended.append(key)
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
         return self._choices.pop(key)
+
+    def _report(self) -> None:
+        """Bring the gauges and counters up to date, once per turn."""
+        scheduler, stats, seen = self.scheduler, self.scheduler.stats, self._reported
+        self._metrics.set_gauges(scheduler.num_running, scheduler.num_waiting, scheduler.kv_usage)
+        if stats.preemptions > seen.preemptions:
+            self._metrics.on_preemption(stats.preemptions - seen.preemptions)
+        queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+        if queries > seen.queries:
+            self._metrics.on_prefix_cache(queries - seen.queries, hits - seen.hits)
+        self._reported = Reported(stats.preemptions, queries, hits)
 
     def _settle(self) -> None:
         """With nothing left to do the pool proves that it is whole."""
@@ -223,19 +255,19 @@ class EngineLoop:
         if last is not None and not self._was_idle:
             idle = max(0.0, times.device_start - last.device_end)
         self._was_idle = False
-        self.timeline.add(
-            StepRecord(
-                step_id=in_flight.plan.step_id,
-                planned=planned,
-                launched=times.launched,
-                device_start=times.device_start,
-                device_end=times.device_end,
-                committed=time.perf_counter(),
-                idle_before=idle,
-                num_rows=len(in_flight.plan.rows),
-                num_tokens=in_flight.plan.num_tokens,
-            )
+        record = StepRecord(
+            step_id=in_flight.plan.step_id,
+            planned=planned,
+            launched=times.launched,
+            device_start=times.device_start,
+            device_end=times.device_end,
+            committed=time.perf_counter(),
+            idle_before=idle,
+            num_rows=len(in_flight.plan.rows),
+            num_tokens=in_flight.plan.num_tokens,
         )
+        self.timeline.add(record)
+        self._metrics.on_step(record.num_tokens, record.device_end - record.device_start, idle)
 
     def _measure(self, choice: Choice, event: RequestEvent) -> None:
         if not event.token_ids:

@@ -81,33 +81,44 @@ class Runner:
         self._rows = rows
         self._sampler = sampler
         self._device = decoder.spec.device
-        # Requests by row, as the newest launched install left them; device thread only.
+        # Of the device thread alone: row -> its newest owner, and unfinished requests by key.
         self._requests: list[Request | None] = [None] * len(rows.tokens)
         self._known: dict[int, Request] = {}
         self._on_cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
+        self._num_threads = num_threads
         self._device_thread = ThreadPoolExecutor(
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
         )
         self._waiter_thread = ThreadPoolExecutor(1, "slipstream-waiter")
 
-    def launch(self, plan: StepPlan, admitted: Sequence[Request]) -> InFlight:
+    def launch(
+        self, plan: StepPlan, admitted: Sequence[Request], ended: Sequence[int] = ()
+    ) -> InFlight:
         """Queue a step behind those launched before; returns at once.
 
-        ``admitted`` are the requests that ``plan`` installs for the first time.
+        ``admitted`` are the requests that ``plan`` installs for the first time, ``ended`` the keys
+        of those that no later plan installs again.
         """
         loop = asyncio.get_running_loop()
         in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.perf_counter()))
-        self._device_thread.submit(self._run, in_flight, tuple(admitted), loop)
+        self._device_thread.submit(self._run, in_flight, admitted, ended, loop)
         return in_flight
 
-    def forget(self, request_key: int) -> None:
-        """Drop what is known of a request that will not be installed again."""
-        self._device_thread.submit(self._known.pop, request_key, None)
+    def compile(self, regions: Regions) -> None:
+        """Compile ``regions`` by running them once on padding, then use them from the next step on.
 
-    def warm_up(self) -> None:
-        """Run the model once on padding, so that everything compiled is compiled. Blocks."""
-        self._device_thread.submit(self._warm_up).result()
+        Blocks; meant for a thread of its own while steps go on with the regions of before. The
+        padding writes neither KV memory nor rows, so it disturbs no step.
+        """
+        # Compiled code is guarded by the number of threads, which belongs to the calling thread.
+        torch.set_num_threads(self._num_threads)
+        with torch.inference_mode():
+            hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows), regions)
+            self._decoder.logits(regions, hidden)
+        if self._on_cuda:
+            torch.cuda.synchronize(self._device)
+        self._regions = regions
 
     def close(self) -> None:
         """Let the launched steps end and stop the threads. Blocks."""
@@ -117,19 +128,21 @@ class Runner:
     def _run(
         self,
         in_flight: InFlight,
-        admitted: tuple[Request, ...],
+        admitted: Sequence[Request],
+        ended: Sequence[int],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         try:
             with torch.inference_mode(), torch.cuda.stream(self._stream):
-                self._execute(in_flight, admitted, loop)
+                self._execute(in_flight, admitted, ended, loop)
         except Exception as error:
             self._fail(in_flight, error, loop)
 
     def _execute(
         self,
         in_flight: InFlight,
-        admitted: tuple[Request, ...],
+        admitted: Sequence[Request],
+        ended: Sequence[int],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         plan, times = in_flight.plan, in_flight.times
@@ -137,6 +150,8 @@ class Runner:
         started = _recorded_event() if self._on_cuda else None
         for request in admitted:
             self._known[request.key] = request
+        for key in ended:
+            self._known.pop(key, None)
         self._apply(plan)
         output = self._compute(plan)
         if started is None:
@@ -160,11 +175,13 @@ class Runner:
 
     def _compute(self, plan: StepPlan) -> StepOutput:
         inputs = build_inputs(plan, self._rows)
-        hidden = self._forward(inputs)
+        # One look: the compiler may swap them between two steps.
+        regions = self._regions
+        hidden = self._forward(inputs, regions)
         samples = self._sample(inputs, hidden) if inputs.samplers.rows else None
         return StepOutput(samples, self._score_prompts(plan, hidden))
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
+    def _forward(self, inputs: StepInputs, regions: Regions) -> Tensor:
         """Hidden states [T, hidden_size]."""
         spec = self._decoder.spec
 
@@ -188,7 +205,7 @@ class Runner:
             )
             return out.flatten(1)
 
-        return self._decoder.forward(self._regions, inputs.input_ids_t, inputs.positions_t, attend)
+        return self._decoder.forward(regions, inputs.input_ids_t, inputs.positions_t, attend)
 
     def _sample(self, inputs: StepInputs, hidden: Tensor) -> SampleOutput:
         logits = self._decoder.logits(self._regions, hidden[inputs.sample_index_s])
@@ -256,13 +273,6 @@ class Runner:
             lost.__cause__ = error
             error = lost
         _post(loop, in_flight.future, error)
-
-    def _warm_up(self) -> None:
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows))
-            self._decoder.logits(self._regions, hidden)
-        if self._on_cuda:
-            torch.cuda.synchronize(self._device)
 
 
 def _recorded_event() -> torch.cuda.Event:

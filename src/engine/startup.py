@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def build_engine(config: Config, report: Report, *, poison: bool = False) -> Eng
     )
     runner = Runner(
         decoder,
-        _regions(decoder, config),
+        decoder.regions,
         allocate_kv_cache(layers, kv_plan, device, poison=poison),
         RowState(
             max_num_seqs=config.scheduler.max_num_seqs,
@@ -102,8 +103,9 @@ def build_engine(config: Config, report: Report, *, poison: bool = False) -> Eng
         Sampler(SamplingState(config.scheduler.max_num_seqs, decoder.spec.vocab_size, device)),
         num_threads=config.device.num_threads or available_cpus(),
     )
-    report("compile", STARTUP_PHASES["compile"], "compiling and warming up")
-    runner.warm_up()
+    if not config.compile.enforce_eager:
+        report("compile", STARTUP_PHASES["compile"], "compiling")
+        _compile(runner, decoder, wait=config.compile.startup == "wait")
     info = _model_info(config, decoder, max_model_len)
     logger.info(
         "%s ready in %.1f s: %s, %s, attention %s, context %d tokens",
@@ -144,10 +146,23 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _regions(decoder: Decoder, config: Config) -> Regions:
-    if config.compile.enforce_eager:
-        return decoder.regions
-    return Regions(*compile_functions(decoder.regions, TOKEN_ARGUMENTS))
+def _compile(runner: Runner, decoder: Decoder, *, wait: bool) -> None:
+    """Compile the regions now, or in a thread that swaps them in between two steps."""
+    regions = Regions(*compile_functions(decoder.regions, TOKEN_ARGUMENTS))
+    if wait:
+        runner.compile(regions)
+        return
+
+    def compile_and_swap() -> None:
+        started = time.perf_counter()
+        try:
+            runner.compile(regions)
+        except Exception:
+            logger.exception("compilation failed: the model goes on uncompiled")
+        else:
+            logger.info("compiled in %.1f s, in the background", time.perf_counter() - started)
+
+    threading.Thread(target=compile_and_swap, name="slipstream-compile", daemon=True).start()
 
 
 def _weights_progress(report: Report) -> Callable[[int, int], None]:
