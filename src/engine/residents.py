@@ -105,15 +105,13 @@ class Residents:
     def victim(self, needy: RequestState) -> RequestState | None:
         """Whom to preempt for ``needy``: somebody behind it, or nobody.
 
-        The least important class first, in it the least to recompute, then the latest; among those
-        that hold a block of their own, if there are such.
+        The least important class first, in it the least to recompute, then the latest. A running
+        row's last block is its own: others can share it when it is full and committed, but before
+        anybody is admitted then, the row has taken its next.
         """
-        behind = [
-            state for state in self.running if state.rank > needy.rank and not state.is_exhausted
-        ]
-        owners = [state for state in behind if self.pool.frees_some([state.block_ids])]
+        behind = [state for state in self.running if state.rank > needy.rank]
         return min(
-            owners or behind,
+            behind,
             key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),
             default=None,
         )
@@ -144,6 +142,8 @@ class Residents:
             With what is not.
         """
         holders = [*self.running, *self.leaving]
+        if self.running != sorted(self.running, key=_by_rank):
+            raise InvariantError("the running requests are not in order of rank")
         self.pool.check([state.block_ids for state in holders])
         if len(holders) + self.rows.num_free != self.rows.num_rows:
             raise InvariantError(

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
-
 from src.core.outputs import FinishReason, RequestEvent
-from src.core.plan import BlockAppend, RowInstall, RowResult, RowStep, StepPlan, StepResult
+from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
 from src.engine import stop
 from src.engine.admission import (
@@ -31,65 +29,12 @@ from src.engine.admission import (
     check_request,
 )
 from src.engine.blocks import InvariantError
+from src.engine.draft import PlanDraft, SchedulerStats
 from src.engine.lifecycle import Phase, RequestState
 from src.engine.prefix import HashChain
 from src.engine.residents import Residents
 
 __all__ = ["InvariantError", "Scheduler", "SchedulerLimits", "SchedulerStats"]
-
-
-class SchedulerStats(msgspec.Struct):
-    """Counters since the start; they only grow.
-
-    Attributes
-    ----------
-    steps, scheduled_tokens
-        Plans handed out and the tokens in them.
-    admissions, preemptions
-        Rows given to requests (a resumed request counts again), and taken from them.
-    recomputed_tokens
-        Positions whose KV was given up by preemption.
-    prefix_cache_queries, prefix_cache_hits
-        Tokens looked up and found in the prefix cache, at admissions that may read it.
-    bypasses
-        Admissions that overtook a first-in-line request that did not fit.
-    shortages
-        Row-steps put off because no block was free.
-    discarded_tokens
-        Tokens sampled for requests that had ended meanwhile: what the pipeline's depth costs.
-    """
-
-    steps: int = 0
-    scheduled_tokens: int = 0
-    admissions: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    bypasses: int = 0
-    shortages: int = 0
-    discarded_tokens: int = 0
-
-
-class _Draft:
-    """A plan being written."""
-
-    __slots__ = ("appends", "budget", "installs", "rows", "short", "states", "step_id")
-
-    def __init__(self, step_id: int, budget: int) -> None:
-        self.step_id = step_id
-        self.budget = budget
-        self.installs: list[RowInstall] = []
-        self.appends: list[BlockAppend] = []
-        self.rows: list[RowStep] = []
-        self.states: list[RequestState] = []
-        # Whether a running row had to wait for memory, or took it from another.
-        self.short = False
-
-    def add(self, state: RequestState, num_tokens: int) -> None:
-        self.rows.append(state.launch(self.step_id, num_tokens))
-        self.states.append(state)
-        self.budget -= num_tokens
 
 
 class Scheduler:
@@ -236,7 +181,7 @@ class Scheduler:
 
         With no step in flight it is ``None`` only if there is no request.
         """
-        draft = _Draft(self._last_launched + 1, self.limits.max_num_batched_tokens)
+        draft = PlanDraft(self._last_launched + 1, self.limits.max_num_batched_tokens)
         prefills: list[RequestState] = []
         # A copy: a victim leaves the list, always from behind the row that needs its memory.
         for state in self._residents.running[:]:
@@ -255,14 +200,14 @@ class Scheduler:
             self._admit(draft)
         if not draft.rows:
             return None
-        plan = StepPlan(draft.step_id, draft.installs, draft.appends, draft.rows)
+        plan = draft.plan()
         self._in_flight.append((plan, draft.states))
         self._last_launched = draft.step_id
         self.stats.steps += 1
         self.stats.scheduled_tokens += self.limits.max_num_batched_tokens - draft.budget
         return plan
 
-    def _grow(self, state: RequestState, draft: _Draft) -> bool:
+    def _grow(self, state: RequestState, draft: PlanDraft) -> bool:
         """Give a running row its next block; false if it has to wait for one."""
         residents = self._residents
         while residents.pool.num_free == 0:
@@ -278,7 +223,7 @@ class Scheduler:
         draft.appends.append(residents.append_block(state))
         return True
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: PlanDraft) -> None:
         """Give rows to waiting requests, first in line first."""
         residents = self._residents
         if draft.budget == 0 or residents.rows.num_free == 0 or len(self._waiting) == 0:
@@ -304,7 +249,7 @@ class Scheduler:
             if first is not None and first.bypasses >= self.limits.max_bypasses:
                 return
 
-    def _install(self, state: RequestState, hits: list[int], draft: _Draft) -> None:
+    def _install(self, state: RequestState, hits: list[int], draft: PlanDraft) -> None:
         draft.installs.append(self._residents.install(state, hits))
         pending = state.target - state.launched
         self.stats.admissions += 1

@@ -105,6 +105,8 @@ class Simulation:
         if (shortages, preemptions) == (scheduler.stats.shortages, scheduler.stats.preemptions):
             planned = {step.row for step in plan.rows}
             assert decodes <= planned, "a decode row was left out"
+        else:
+            assert not plan.installs, "somebody was admitted while a running row is short"
         self.runner.launch(plan)
         self.plans.append(plan)
         return plan
@@ -185,6 +187,8 @@ class Simulation:
                 positions = range(1, len(request.prompt_token_ids))
                 assert event.prompt_logprobs == [prompt_logprob(request, p) for p in positions]
                 assert event.cached_tokens == 0
+            else:
+                assert event.prompt_logprobs is None
         if event.finish_reason is None:
             assert event.token_ids
             assert event.stop_token_id is None

@@ -33,7 +33,7 @@ TEXTS = ([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 1, 1, 2, 2, 3, 3, 4,
 
 
 @st.composite
-def limits_of(draw: st.DrawFn, **changes: object) -> SchedulerLimits:
+def limits_of(draw: st.DrawFn, /, **changes: object) -> SchedulerLimits:
     values: dict[str, object] = {
         "max_num_seqs": draw(st.sampled_from([1, 2, 3, 3, 4, 4])),
         "max_num_batched_tokens": draw(st.integers(1, 8)),

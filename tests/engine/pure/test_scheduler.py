@@ -139,6 +139,27 @@ def test_lookahead_keeps_a_newcomer_out_that_would_be_preempted_at_once() -> Non
         assert simulation.scheduler.stats.preemptions == preemptions
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_lookahead_leaves_running_rows_what_they_will_take(together: bool) -> None:
+    simulation = Simulation(make_limits(num_blocks=4))
+    simulation.add(make_request(0, 2, 6, ends=False))  # 1 block now, 4 in the end
+    if not together:
+        turn(simulation)
+    simulation.add(make_request(1, 1, 1))
+    simulation.drain()
+    assert list(simulation.finished) == [0, 1]
+
+
+def test_running_rows_are_planned_by_rank_whenever_they_came() -> None:
+    simulation = Simulation(make_limits(policy="priority"))
+    simulation.add(make_request(0, 2, 5, ends=False, priority=1))
+    turn(simulation)
+    simulation.add(make_request(1, 2, 5, ends=False, priority=0))
+    turn(simulation)
+    assert list(shape(turn(simulation))) == [1, 0]
+    simulation.drain()
+
+
 # Preemption.
 
 
@@ -172,7 +193,7 @@ def test_the_first_in_line_is_never_preempted_and_the_last_gives_way() -> None:
 
 
 def test_the_least_important_class_gives_way_first() -> None:
-    simulation = pressed(policy="priority")
+    simulation = pressed(policy="priority", num_blocks=6)
     while not simulation.scheduler.stats.preemptions:
         turn(simulation)
     assert [row_of(simulation, key) >= 0 for key in range(3)] == [False, True, True]
@@ -203,8 +224,11 @@ def test_the_last_in_line_waits_rather_than_push_out_somebody_ahead() -> None:
     assert simulation.scheduler.stats.preemptions == 0
 
 
-def test_behind_the_fence_blocks_are_awaited_and_no_second_victim_is_taken() -> None:
-    simulation = pressed(depth=2)
+@pytest.mark.parametrize("num_blocks", [6, 7])
+def test_behind_the_fence_blocks_are_awaited_and_no_second_victim_is_taken(
+    num_blocks: int,
+) -> None:
+    simulation = pressed(depth=2, num_blocks=num_blocks)
     simulation.launch()
     while not simulation.scheduler.stats.preemptions:
         simulation.launch()
@@ -224,6 +248,19 @@ def test_behind_the_fence_blocks_are_awaited_and_no_second_victim_is_taken() -> 
     assert len(simulation.outputs[2]) == known + 1
     assert scheduler.stats.preemptions == 1
     simulation.drain()
+
+
+def test_nobody_is_preempted_while_a_row_is_about_to_end() -> None:
+    simulation = Simulation(
+        make_limits(num_blocks=6, lookahead_tokens=0, max_num_batched_tokens=64), depth=2
+    )
+    for key, max_tokens in enumerate([3, 3, 2]):
+        simulation.add(make_request(key, 3, max_tokens, ends=False))
+    while simulation.launch() is not None:
+        pass
+    simulation.drain()
+    assert simulation.scheduler.stats.preemptions == 0
+    assert simulation.scheduler.stats.shortages > 0
 
 
 def test_a_victim_that_ends_behind_its_fence_does_not_come_back() -> None:
@@ -392,6 +429,17 @@ def test_a_reset_forgets_what_running_requests_computed_too() -> None:
     assert shape(turn(simulation)) == {0: (0, 7)}
 
 
+def test_a_block_begun_before_a_reset_is_not_cached_after_it() -> None:
+    simulation = Simulation(make_limits(max_num_batched_tokens=1))
+    simulation.add(make_request(0, SHARED, 1))
+    turn(simulation)
+    simulation.scheduler.reset_prefix_cache()
+    simulation.drain()
+    simulation.add(make_request(1, SHARED, 1))
+    assert shape(turn(simulation)) == {0: (0, 1)}
+    simulation.drain()
+
+
 def test_a_resumed_request_finds_its_own_blocks_again() -> None:
     simulation = pressed(num_blocks=9, block_size=2)
     while not simulation.scheduler.stats.preemptions:
@@ -482,9 +530,12 @@ def test_a_failed_device_ends_everything_and_leaves_a_clean_scheduler() -> None:
     simulation.commit()
     simulation.launch()
     simulation.launch()
+    simulation.finish(1)  # behind its fence when the device fails
     lost = simulation.runner.next_result()
     simulation.fail_all()
-    assert set(simulation.finished.values()) == {FinishReason.ERROR}
+    reasons = [simulation.finished[key] for key in range(4)]
+    error = FinishReason.ERROR
+    assert reasons == [error, FinishReason.ABORT, error, error]
     assert simulation.scheduler.commit(lost) == []  # arrives after all; nobody wants it
     simulation.add(make_request(4, SHARED, 2))
     assert shape(simulation.launch()) == {0: (0, 7)}
