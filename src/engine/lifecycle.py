@@ -40,6 +40,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
 
     Attributes
     ----------
+    key, prompt_len
+        The request's, at hand.
     rank
         Its place in every order: admission, planning, memory.
     chain
@@ -78,9 +80,11 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     """
 
     request: Request
+    key: int
     rank: Rank
     chain: HashChain
     token_ids: list[int]
+    prompt_len: int
     limit: int
     phase: Phase = Phase.WAITING
     row: int = -1
@@ -97,16 +101,6 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     cached_tokens: int | None = None
     announced: bool = False
     prompt_logprobs: list[TokenLogprobs] | None = None
-
-    @property
-    def key(self) -> int:
-        """The engine's name for the request."""
-        return self.request.key
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
 
     @property
     def max_kv_tokens(self) -> int:
@@ -168,6 +162,9 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         self, row: RowResult | None = None, finish_reason: FinishReason | None = None
     ) -> RequestEvent:
         """What to tell about it: a row's tokens, an end, or both. The first one tells more."""
+        if self.announced and finish_reason is None and row is not None:
+            # Nearly all events are this one.
+            return RequestEvent(key=self.key, token_ids=row.token_ids, logprobs=row.logprobs)
         token_ids = [] if row is None else row.token_ids
         ended_by_token = row is not None and finish_reason is FinishReason.STOP
         prompt_logprobs = None
@@ -178,7 +175,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
             if row is not None:
                 prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return RequestEvent(
-            key=self.request.key,
+            key=self.key,
             token_ids=token_ids,
             logprobs=None if row is None else row.logprobs,
             prompt_logprobs=prompt_logprobs,

@@ -122,9 +122,11 @@ class Scheduler:
         priority = request.priority if self.limits.policy == "priority" else 0
         state = RequestState(
             request=request,
+            key=request.key,
             rank=(priority, self._num_arrived),
             chain=HashChain(self.limits.block_size, request.cache_salt),
             token_ids=list(prompt),
+            prompt_len=len(prompt),
             limit=len(prompt) + request.max_tokens,
             prompt_logprobs=None if request.params.prompt_logprobs is None else [],
         )

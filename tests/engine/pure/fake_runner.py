@@ -30,13 +30,17 @@ def require(condition: bool, message: str) -> None:
         raise DeviceFault(message)
 
 
+def next_name(name: int, token: int) -> int:
+    return (name * 6364136223846793005 + token * 2 + 1442695040888963407) % 2**64
+
+
 def prefix_names(tokens: list[int], salt: str) -> list[int]:
     """Per position, a name for the tokens up to it. The salt is part of it, so that a hit across
     salts is a wrong hit."""
     names = []
     name = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest())
     for token in tokens:
-        name = (name * 6364136223846793005 + token * 2 + 1442695040888963407) % 2**64
+        name = next_name(name, token)
         names.append(name)
     return names
 
@@ -71,6 +75,7 @@ class DeviceRow:
         self.request = request
         self.tokens = list(install.token_ids)
         self.table = list(install.block_ids)
+        self.names = prefix_names(self.tokens, request.cache_salt)
         self.next_start: int | None = None  # any multiple of the block size after an install
 
 
@@ -167,7 +172,7 @@ class FakeRunner:
     def _check_prefix(self, step: RowStep, row: DeviceRow, end: int) -> None:
         """Every position before ``end`` must hold this row's own prefix."""
         size = self.limits.block_size
-        names = prefix_names(row.tokens, row.request.cache_salt)
+        names = row.names
         for position in range(end):
             content = self.memory.get((row.table[position // size], position % size))
             require(
@@ -179,7 +184,7 @@ class FakeRunner:
         row = self.rows[step.row]
         request = row.request
         size = self.limits.block_size
-        names = prefix_names(row.tokens, request.cache_salt)
+        names = row.names
         end = step.start + step.num_tokens
         for position in range(step.start, end):
             self.memory[row.table[position // size], position % size] = names[position]
@@ -191,5 +196,6 @@ class FakeRunner:
         if step.samples:
             token_ids.append(sample(request, row.tokens))
             row.tokens.append(token_ids[0])
+            row.names.append(next_name(names[-1], token_ids[0]))
         row.next_start = end
         return RowResult(step.row, step.generation, token_ids, None, prompt_logprobs)

@@ -15,9 +15,11 @@ def make_state(rank: int, *, priority: int = 0, deadline: float | None = None) -
     request = make_request(rank, 2, deadline=deadline)
     return RequestState(
         request=request,
+        key=rank,
         rank=(priority, rank),
         chain=HashChain(2, ""),
         token_ids=[1, 2],
+        prompt_len=2,
         limit=4,
     )
 
