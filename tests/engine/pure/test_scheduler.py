@@ -263,6 +263,18 @@ def test_nobody_is_preempted_while_a_row_is_about_to_end() -> None:
     assert simulation.scheduler.stats.shortages > 0
 
 
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    limits = make_limits(num_blocks=4, lookahead_tokens=0)
+    simulation = Simulation(limits)
+    for key, prompt in enumerate([3, 3, 1]):
+        simulation.add(make_request(key, prompt, 5 if prompt == 3 else 1, ends=False))
+    while not simulation.scheduler.stats.preemptions:
+        plan = turn(simulation)
+    assert simulation.scheduler._residents.pool.num_free == 1  # enough for the third
+    assert plan.installs == []
+    simulation.drain()
+
+
 def test_a_victim_that_ends_behind_its_fence_does_not_come_back() -> None:
     simulation = pressed(depth=2)
     simulation.launch()
