@@ -75,13 +75,15 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors
     k
         Likeliest tokens to report beside it; at most V are.
     """
-    normalizer = logits.logsumexp(1, keepdim=True)  # [N, 1]
-    chosen = logits.gather(1, token_ids[:, None])  # [N, 1]
-    top = logits.topk(min(k, logits.shape[1]))
+    logprobs = logits.log_softmax(1)  # [N, V]
+    chosen = token_ids[:, None]
+    # Ranks come from the logits: rounding may make log-probabilities equal where logits differ.
+    likelier = logits > logits.gather(1, chosen)
+    top_ids = logits.topk(min(k, logits.shape[1])).indices
     return LogprobTensors(
         token_ids=token_ids,
-        chosen=(chosen - normalizer).squeeze(1),
-        ranks=(logits > chosen).sum(1) + 1,
-        top_ids=top.indices,
-        top_logprobs=top.values - normalizer,
+        chosen=logprobs.gather(1, chosen).squeeze(1),
+        ranks=likelier.sum(1) + 1,
+        top_ids=top_ids,
+        top_logprobs=logprobs.gather(1, top_ids),
     )

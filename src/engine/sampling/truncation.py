@@ -16,13 +16,16 @@ alone, for the same reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-# Up to this k the k largest values of a row are selected by torch.topk, sorted; over it, or without
-# top-k, thresholds are found by radix selection.
+# Up to this k the k largest values of a row are selected by torch.topk, sorted, and top-p looks at
+# those alone. Over it, or without top-k, thresholds are found in the whole row: by radix selection,
+# which asks the device nothing, or faster where looking at data costs nothing, on the CPU.
 MAX_SHORT_K = 1024
 
 # Weights are at most 1. 2**18 tokens of 2**34 units add up to 2**52, which float64 holds exactly.
@@ -56,6 +59,16 @@ class Truncation:
     max_top_k: int
     top_p: Tensor | None
 
+    def part(self, rows: slice) -> Truncation:
+        """The same for some of the rows."""
+        return Truncation(
+            self.temperatures[rows],
+            None if self.min_p_offsets is None else self.min_p_offsets[rows],
+            None if self.top_k is None else self.top_k[rows],
+            self.max_top_k,
+            None if self.top_p is None else self.top_p[rows],
+        )
+
 
 def is_short(top_k: int) -> bool:
     """Whether a row with this k takes the path of :func:`truncate_short`."""
@@ -80,9 +93,9 @@ def truncate_short(logits: Tensor, rows: Truncation) -> None:
         kept = (index < rows.top_k) & (largest >= floor)  # [n, K]
         # float64: the weight of a token is then the same whatever the tensor's shape.
         exponents = (largest - largest[:, :1]).double() / rows.temperatures.double()
-        masses = _to_units(exponents.exp(), kept)  # [n, K] int64
-        # Tokens tied with the k-th that are beyond the K selected ones count as well.
-        tied = (logits >= kth).sum(1, keepdim=True) - rows.top_k
+        masses = _to_units(torch.where(kept, exponents.exp(), 0.0))  # [n, K] int64
+        # Tokens tied with the k-th that are not among the first k count as well.
+        tied = (logits >= kth).sum(1, keepdim=True, dtype=torch.int32) - rows.top_k
         kth_mass = masses.gather(1, rows.top_k - 1)
         target = rows.top_p * (masses.sum(1, keepdim=True) + tied * kth_mass).double()
         before = masses.cumsum(1) - masses
@@ -94,25 +107,76 @@ def truncate_short(logits: Tensor, rows: Truncation) -> None:
 
 
 def truncate_long(logits: Tensor, rows: Truncation) -> None:
-    """Any mixture of min-p, top-k and top-p, by radix selection, in place."""
+    """Any mixture of min-p, top-k and top-p, in place."""
+    if logits.device.type != "cpu":
+        _truncate_long(logits, rows, kth_by_radix, lowest_by_radix)
+        return
+    for index in range(len(logits)):  # a row at a time stays in the cache
+        row = slice(index, index + 1)
+        _truncate_long(logits[row], rows.part(row), kth_by_selection, lowest_by_pruning)
+
+
+def _truncate_long(
+    logits: Tensor,
+    rows: Truncation,
+    kth: Callable[[Tensor, Tensor], Tensor],
+    lowest: Callable[[Tensor, Tensor], Tensor],
+) -> None:
     maxima = logits.amax(1, keepdim=True)
     floor = _floor(maxima, rows)
     if rows.top_k is not None:
-        keys = _sortable(logits)
-        kth = _from_sortable(_lowest_kept(keys, torch.ones_like(keys), rows.top_k.double()))
-        floor = torch.where(rows.top_k > 0, torch.maximum(floor, kth), floor)
+        kth_logits = kth(logits, rows.top_k)
+        floor = torch.where(rows.top_k > 0, torch.maximum(floor, kth_logits), floor)
     dropped = logits < floor
     if rows.top_p is not None:
-        weights = ((logits - maxima) / rows.temperatures).exp_()  # [n, V] float32
-        kept = (weights <= 1.0).logical_and_(~dropped)  # False for NaN too
-        weights.masked_fill_(~kept, 0.0)
-        masses = _to_units(weights.double(), kept)
-        target = rows.top_p * masses.sum(1, keepdim=True).double()
-        # Bits of a non-negative float order like the float itself.
-        lowest = _lowest_kept(weights.view(torch.int32).long(), masses, target)
-        lowest_weight = lowest.to(torch.int32).view(torch.float32)
-        dropped |= (weights < lowest_weight) & (rows.top_p < 1.0)
+        weights = logits.sub(maxima).div_(rows.temperatures).exp_()  # [n, V] float32
+        weights.masked_fill_(dropped, 0.0).nan_to_num_(0.0)
+        dropped |= (weights < lowest(weights, rows.top_p)) & (rows.top_p < 1.0)
     logits.masked_fill_(dropped, -torch.inf)
+
+
+def kth_by_selection(logits: Tensor, top_k: Tensor) -> Tensor:
+    """Of one row [1, V], the k-th largest logit [1, 1]. Waits for ``top_k``: for the CPU."""
+    k = int(top_k)
+    if not k:
+        return logits.new_full((1, 1), -torch.inf)
+    return logits.kthvalue(logits.shape[1] - k + 1, keepdim=True).values
+
+
+def lowest_by_pruning(weights: Tensor, top_p: Tensor) -> Tensor:
+    """Of one row [1, V], the smallest weight that top-p keeps, [1, 1]. Waits: for the CPU.
+
+    Tokens with less than the V-th part of the mass that may be dropped cannot hold all of it
+    together, so every one of them is dropped. Only the others are sorted, typically few.
+    """
+    total = int(_to_units(weights).sum())
+    target = float(top_p) * float(total)
+    row = weights[0].numpy()  # its sort is many times faster than torch's
+    bound = (total - target) / _UNITS_PER_WEIGHT / len(row)
+    candidates = np.sort(row[row >= bound * (1 - 1e-6)])[::-1]  # safe against rounding to float32
+    masses = (candidates * np.float32(_UNITS_PER_WEIGHT)).astype(np.int64)
+    before = np.cumsum(masses) - masses
+    # Of equal weights only the first must pass: the mass before it is the strictly larger mass.
+    count = int(np.count_nonzero((before < target) & (masses > 0)))
+    return weights.new_full((1, 1), float(candidates[count - 1]) if count else 0.0)
+
+
+def kth_by_radix(logits: Tensor, top_k: Tensor) -> Tensor:
+    """The k-th largest logit of each row [n, V], by ``top_k`` [n, 1] int64; [n, 1]."""
+    keys = _sortable(logits)
+    return _from_sortable(_lowest_kept(keys, torch.ones_like(keys), top_k.double()))
+
+
+def lowest_by_radix(weights: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest weight of each row [n, V] that top-p keeps, by ``top_p`` [n, 1] float64; [n, 1].
+
+    ``weights`` are float32 in [0, 1].
+    """
+    masses = _to_units(weights)
+    target = top_p * masses.sum(1, keepdim=True).double()
+    # Bits of a non-negative float order like the float itself.
+    lowest = _lowest_kept(weights.view(torch.int32).long(), masses, target)
+    return lowest.to(torch.int32).view(torch.float32)
 
 
 def _floor(maxima: Tensor, rows: Truncation) -> Tensor:
@@ -122,9 +186,9 @@ def _floor(maxima: Tensor, rows: Truncation) -> Tensor:
     return maxima + rows.min_p_offsets
 
 
-def _to_units(weights: Tensor, kept: Tensor) -> Tensor:
-    """int64 masses of float64 weights in [0, 1]; 0 where not kept."""
-    return torch.where(kept, weights * _UNITS_PER_WEIGHT, 0.0).long()
+def _to_units(weights: Tensor) -> Tensor:
+    """int64 masses of weights in [0, 1]."""
+    return (weights * _UNITS_PER_WEIGHT).long()
 
 
 def _lowest_kept(keys: Tensor, masses: Tensor, target: Tensor) -> Tensor:
