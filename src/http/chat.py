@@ -59,8 +59,7 @@ async def create_chat_completion(call: Call) -> None:
     try:
         await run(call, engine, request, job, ChatShape(request, name, engine))
     except RequestError as error:
-        error.param = _spelt(error.param, request)
-        raise
+        raise _spelt(error, request) from None
 
 
 def _check(request: ChatRequest) -> None:
@@ -120,13 +119,14 @@ def _chat_options(request: ChatRequest) -> ChatOptions:
     )
 
 
-def _spelt(param: str | None, request: ChatRequest) -> str | None:
-    """A field as this client spelt it."""
-    if param == "prompt":
-        return "messages"
-    if param == "max_tokens" and request.max_completion_tokens is not None:
-        return "max_completion_tokens"
-    return param
+def _spelt(error: RequestError, request: ChatRequest) -> RequestError:
+    """The same error, with its field as this client spelt it."""
+    if error.param == "prompt":
+        error.param = "messages"
+    elif error.param == "max_tokens" and request.max_completion_tokens is not None:
+        error.param = "max_completion_tokens"
+        error.message = error.message.replace("max_tokens", error.param)
+    return error
 
 
 class ChatShape:

@@ -63,9 +63,10 @@ class LegacyLogprobs:
                 shape.top_logprobs.append(None)
                 continue
             shape.token_logprobs.append(_finite(entry.logprob))
-            top = {self._names(other): _finite(value) for other, value in entry.top}
-            # The chosen token is always there, so that its rank can be told.
-            top.setdefault(name, _finite(entry.logprob))
+            top: dict[str, float] = {}
+            # The chosen token is always there. Of several with one name the likeliest stays.
+            for other, value in (*entry.top, (token_id, entry.logprob)):
+                top.setdefault(self._names(other), _finite(value))
             shape.top_logprobs.append(top)
         return shape
 

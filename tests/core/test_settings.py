@@ -49,6 +49,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "scheduler.policy": "priority",
         "scheduler.pipeline_depth": "1",
         "compile.enforce_eager": "true",
+        "compile.startup": "wait",
         "http.ready_wait": "1.5",
         "http.request_timeout": "2.5",
         "http.shutdown_timeout": "2.5",

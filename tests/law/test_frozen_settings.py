@@ -9,6 +9,7 @@ FROZEN = [
     "cache.memory_fraction",
     "cache.num_blocks",
     "compile.enforce_eager",
+    "compile.startup",
     "device.num_threads",
     "device.type",
     "http.max_body_bytes",

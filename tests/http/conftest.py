@@ -1,0 +1,101 @@
+"""A real engine on a small random checkpoint, in process and behind real servers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from src.core.config import (
+    CacheSection,
+    CompileSection,
+    Config,
+    DeviceSection,
+    HttpSection,
+    ModelSection,
+    ObservabilitySection,
+    SchedulerSection,
+)
+from src.engine.client import AsyncEngine
+from src.http import create_app
+from tests.http.processes import ServerProcess
+from tests.support.checkpoints import make_checkpoint
+
+CONTEXT = 1024
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("http") / "tiny",
+        tokenizer=True,
+        num_hidden_layers=2,
+        max_position_embeddings=CONTEXT,
+    )
+
+
+@pytest.fixture(scope="session")
+def config(checkpoint: Path) -> Config:
+    return Config(
+        model=ModelSection(path=str(checkpoint), served_model_name=("tiny", "org/alias")),
+        device=DeviceSection(type="cpu", num_threads=1),
+        cache=CacheSection(block_size=16, num_blocks=1024),
+        scheduler=SchedulerSection(max_num_seqs=32, max_waiting_requests=64),
+        compile=CompileSection(enforce_eager=True),
+        http=HttpSection(max_body_bytes=100_000, max_prompts_per_request=8, shutdown_timeout=5.0),
+        observability=ObservabilitySection(stats_interval=0),
+    )
+
+
+@pytest.fixture(scope="session")
+async def app(config: Config, anyio_backend: str) -> AsyncIterator[Starlette]:
+    app = create_app(config, owns_process=False)
+    async with app.router.lifespan_context(app):
+        await app.state.server.ready_engine()
+        yield app
+
+
+@pytest.fixture(scope="session")
+async def engine(app: Starlette) -> AsyncEngine:
+    engine: AsyncEngine = await app.state.server.ready_engine()
+    return engine
+
+
+@pytest.fixture(scope="session")
+async def client(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://slipstream", timeout=60
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def environment(checkpoint: Path) -> dict[str, str]:
+    """What makes a server process serve the small checkpoint."""
+    return {
+        "SLIPSTREAM_MODEL": str(checkpoint),
+        "SLIPSTREAM_MODEL__SERVED_MODEL_NAME": "tiny",
+        "SLIPSTREAM_DEVICE__NUM_THREADS": "1",
+        "SLIPSTREAM_CACHE__NUM_BLOCKS": "1024",
+        "SLIPSTREAM_COMPILE__ENFORCE_EAGER": "true",
+        "SLIPSTREAM_HTTP__MAX_BODY_BYTES": "100000",
+        "SLIPSTREAM_HTTP__SHUTDOWN_TIMEOUT": "20",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def hypercorn(environment: dict[str, str]) -> Iterator[ServerProcess]:
+    """`hypercorn src.http:app`, as a user starts it."""
+    with ServerProcess.hypercorn(environment) as server:
+        server.wait_ready()
+        yield server

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import msgspec
+import pytest
+from starlette.applications import Starlette
+
+from src.core.config import Config
+from src.http import create_app
+from src.http.version import VERSION
+from tests.http.waiting import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+
+def client_of(app: Starlette) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://slipstream")
+
+
+async def test_a_ready_server_says_so(client: httpx.AsyncClient) -> None:
+    for path in ("/ready", "/health"):
+        answer = await client.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"phase": "ready", "progress": 1.0})
+    assert (await client.get("/live")).status_code == 200
+    assert (await client.get("/version")).json() == {"version": VERSION}
+
+
+async def test_the_models_are_the_served_names(client: httpx.AsyncClient) -> None:
+    models = (await client.get("/v1/models")).json()
+    assert models["object"] == "list"
+    assert [model["id"] for model in models["data"]] == ["tiny", "org/alias"]
+    for model in models["data"]:
+        assert model["max_model_len"] == 1024
+        assert (await client.get(f"/v1/models/{model['id']}")).json() == model
+    missing = await client.get("/v1/models/other")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_metrics_count_what_was_served(client: httpx.AsyncClient) -> None:
+    async def value(name: str) -> float:
+        text = (await client.get("/metrics")).text
+        line = next(line for line in text.splitlines() if line.startswith(name + "{"))
+        return float(line.rpartition(" ")[2])
+
+    names = (
+        "vllm:generation_tokens_total",
+        "vllm:prompt_tokens_total",
+        "vllm:time_to_first_token_seconds_count",
+        'vllm:request_success_total{finished_reason="length"',
+    )
+    before = [await value(name.partition("{")[0]) for name in names]
+    body = {"prompt": [31, 32, 33], "max_tokens": 5, "ignore_eos": True}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    after = [await value(name.partition("{")[0]) for name in names]
+    assert [b - a for a, b in zip(before, after, strict=True)][:3] == [5, 3, 1]
+    assert await value("vllm:num_requests_running") == 0
+
+
+async def test_head_of_metrics_has_no_body(client: httpx.AsyncClient) -> None:
+    got, head = await client.get("/metrics"), await client.head("/metrics")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
+    asking = {"accept": "application/openmetrics-text; version=1.0.0"}
+    assert (await client.get("/metrics", headers=asking)).text.endswith("# EOF\n")
+
+
+async def test_before_the_lifespan_nothing_is_ready_and_everything_answers(
+    config: Config,
+) -> None:
+    async with client_of(create_app(config, owns_process=False)) as client:
+        assert (await client.get("/live")).status_code == 200
+        assert (await client.get("/metrics")).status_code == 200
+        for path in ("/ready", "/health"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["progress"]) == (503, 0.0)
+        answer = await client.post("/v1/completions", json={"prompt": "hello"})
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_requests_wait_for_the_model_and_are_then_served(config: Config) -> None:
+    app = create_app(config, owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        assert (await client.get("/ready")).status_code == 503
+        answer = await client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2})
+        assert answer.status_code == 200
+        assert (await client.get("/ready")).status_code == 200
+
+
+async def test_requests_wait_no_longer_than_configured(config: Config) -> None:
+    http = msgspec.structs.replace(config.http, ready_wait=0.01)
+    app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "hello"})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "model_loading"
+        assert int(answer.headers["retry-after"]) >= 1
+        await app.state.server._engine.wait_ready()
+
+
+async def test_a_full_queue_is_429_with_retry_after(config: Config) -> None:
+    scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=1, max_waiting_requests=2)
+    app = create_app(msgspec.structs.replace(config, scheduler=scheduler), owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        engine = await app.state.server.ready_engine()
+        body = {"prompt": "hello", "max_tokens": 30, "ignore_eos": True}
+        running = [
+            asyncio.create_task(client.post("/v1/completions", json=body, timeout=60))
+            for _ in range(8)
+        ]
+        answers = await asyncio.gather(*running)
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert refused
+        assert len(refused) < len(answers)
+        for answer in refused:
+            assert answer.json()["error"]["code"] == "queue_full"
+            assert int(answer.headers["retry-after"]) >= 1
+        assert engine.stats.num_running == engine.stats.num_waiting == 0
+
+
+async def test_while_draining_streams_finish_and_new_requests_are_refused(config: Config) -> None:
+    app = create_app(config, owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        engine = await app.state.server.ready_engine()
+        body = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True, "stream": True}
+        running = asyncio.create_task(client.post("/v1/completions", json=body, timeout=60))
+        await until(lambda: engine.stats.num_running > 0)
+        draining = asyncio.create_task(app.state.server.drain())
+        await asyncio.sleep(0.02)
+        refused = await client.post("/v1/completions", json={"prompt": "hello"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        await draining
+        answer = await running
+        assert '"finish_reason":"length"' in answer.text
+        assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_dead_engine_fails_its_requests_and_says_so(config: Config) -> None:
+    app = create_app(config, owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        engine = await app.state.server.ready_engine()
+        body = {"prompt": "hello", "max_tokens": 900, "ignore_eos": True}
+        whole, streamed = (
+            asyncio.create_task(
+                client.post("/v1/completions", json={**body, "stream": stream}, timeout=60)
+            )
+            for stream in (False, True)
+        )
+        count = "vllm:time_to_first_token_seconds_count"
+        await until(lambda: engine.metrics.value(count) == 2)
+
+        def break_down() -> None:
+            raise MemoryError("of /some/secret/path")
+
+        # The loop itself is hit, as by a fault of ours, not one step or one request.
+        engine._loop.scheduler.schedule = break_down
+        assert isinstance(await engine.wait_dead(), MemoryError)
+        answer = await whole
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_dead")
+        text = (await streamed).text
+        assert 'data: {"error":{' in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert "secret" not in answer.text + text
+        for path in ("/ready", "/health"):
+            got = await client.get(path)
+            assert (got.status_code, got.json()["phase"]) == (503, "failed")
+        late = await client.post("/v1/completions", json={"prompt": "hello"})
+        assert (late.status_code, late.json()["error"]["code"]) == (500, "engine_dead")
