@@ -1,0 +1,1 @@
+"""What an engine tells its operators: metrics under known names, and logs."""

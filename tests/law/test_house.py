@@ -1,0 +1,128 @@
+"""House rules that a reader of a diff would otherwise have to check by eye."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from src.core.settings import CHECKOUT
+
+MAX_LINES = 500
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".h", ".cpp", ".ipynb", ".yml", ".yaml", ".cfg", ".txt"}
+
+
+def project_files() -> list[Path]:
+    """Files that git knows or would take in; every file where there is no git."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        roots = ("src", "tests", "docs", "benchmarks", "configs")
+        return sorted(path for root in roots for path in (CHECKOUT / root).rglob("*.*"))
+    paths = (CHECKOUT / name for name in listed.stdout.split("\0") if name)
+    return sorted(path for path in paths if path.is_file())
+
+
+FILES = [path for path in project_files() if path.suffix in TEXT_SUFFIXES]
+PYTHON = [path for path in FILES if path.suffix == ".py"]
+SOURCE = [path for path in FILES if path.is_relative_to(CHECKOUT / "src")]
+TESTS = [path for path in PYTHON if path.is_relative_to(CHECKOUT / "tests")]
+
+
+def ids(path: Path) -> str:
+    return path.relative_to(CHECKOUT).as_posix()
+
+
+def nodes_of(paths: list[Path]) -> Iterator[tuple[Path, ast.AST]]:
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            yield path, node
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    return list(enumerate(path.read_text(encoding="utf-8").splitlines(), start=1))
+
+
+def test_no_file_has_two_subjects() -> None:
+    long = {ids(path): len(lines_of(path)) for path in SOURCE}
+    assert not {name: count for name, count in long.items() if count > MAX_LINES}
+
+
+def test_every_package_and_module_says_what_it_is() -> None:
+    silent = [
+        ids(path)
+        for path in SOURCE
+        if path.suffix == ".py" and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {path.parent for path in SOURCE if path.suffix == ".py"}
+    assert not [ids(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_a_silenced_type_error_says_which() -> None:
+    bare = re.compile(r"#\s*type:\s*ignore(?!\[[a-z, -]+\])")
+    found = [
+        f"{ids(path)}:{number}"
+        for path in PYTHON
+        for number, line in lines_of(path)
+        if bare.search(line) and path != Path(__file__)
+    ]
+    assert not found
+
+
+def test_a_silenced_lint_rule_says_which() -> None:
+    bare = re.compile(r"#\s*noqa(?!: [A-Z]+[0-9]+)")
+    found = [
+        f"{ids(path)}:{number}"
+        for path in PYTHON
+        for number, line in lines_of(path)
+        if bare.search(line) and path != Path(__file__)
+    ]
+    assert not found
+
+
+def test_no_error_is_swallowed_whole() -> None:
+    for path, node in nodes_of(PYTHON):
+        if isinstance(node, ast.ExceptHandler):
+            where = f"{ids(path)}:{node.lineno}"
+            assert node.type is not None, f"{where}: bare except"
+            silent = all(isinstance(step, ast.Pass) for step in node.body)
+            broad = ast.unparse(node.type) in ("Exception", "BaseException")
+            assert not (silent and broad), f"{where}: every error is dropped without a word"
+
+
+def test_a_test_is_skipped_for_want_of_a_machine_only() -> None:
+    """A skip has a condition about the machine, in one of these words, or it hides a test."""
+    machine = ("cuda", "gpu", "platform", "machine", "version", "executable", "which")
+    for path, node in nodes_of(TESTS):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            hidden = ("pytest.skip", "pytest.xfail", "pytest.mark.skip", "pytest.mark.xfail")
+            assert name not in hidden, f"{ids(path)}:{node.lineno}: {name} hides a test"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.skipif":
+            condition = ast.unparse(node.args[0]).lower()
+            where = f"{ids(path)}:{node.lineno}"
+            assert any(word in condition for word in machine), f"{where}: skipped if {condition}"
+
+
+def test_the_project_speaks_of_itself_only() -> None:
+    """No path of a developer's machine, and no number that only a tracker can explain."""
+    places = [r"/work\b", r"/root/", r"/home/[a-z]", r"/Users/[a-z]", r"/tmp/[a-z]"]
+    machine = re.compile(r"(?<![\w./:-])(?:" + "|".join(places) + ")")
+    tracker = re.compile(
+        r"(?<![\w&/(\[\"'`#])#[0-9]+\b(?!;)|\b(?:issue|PR|pull request) #?[0-9]+\b"
+    )
+    found = []
+    for path in FILES:
+        if path == Path(__file__) or path.suffix in (".h", ".cpp"):
+            continue
+        for number, line in lines_of(path):
+            if machine.search(line) or tracker.search(line):
+                found.append(f"{ids(path)}:{number}: {line.strip()[:100]}")
+    assert not found, "\n".join(found)

@@ -1,0 +1,239 @@
+"""Imports go down the house, never up, and never across where the plan has a wall.
+
+Every import of every file counts: those inside functions and those for type checkers only too,
+because a dependency is one whether or not it costs anything at run time.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from src.core.settings import CHECKOUT
+
+SOURCE = CHECKOUT / "src"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+FLOORS = {
+    "core": 0,
+    "ops": 1,
+    "distributed": 1,
+    "text": 1,
+    "observability": 1,
+    "models": 2,
+    "compile": 2,
+    "engine": 3,
+    "http": 4,
+    "cli": 4,
+    "__main__": 4,
+}
+# Packages of one floor do not import one another, except these.
+SIDEWAYS = {
+    ("cli", "http"),  # `serve` runs the application
+    ("__main__", "cli"),
+}
+# The top of the package offers names of any floor, resolved when they are asked for.
+FRONT_DOOR = "src"
+
+PURE = {
+    "scheduler",
+    "blocks",
+    "prefix",
+    "rows",
+    "lifecycle",
+    "admission",
+    "stop",
+    "residents",
+    "draft",
+}
+DEVICE = {
+    "runner",
+    "inputs",
+    "row_state",
+    "kv_cache",
+    "sampling",
+    "in_flight",
+    "transfer",
+    "prompt_scores",
+}
+SHELL = {
+    "loop",
+    "startup",
+    "client",
+    "llm",
+    "prompts",
+    "streams",
+    "submission",
+    "status",
+    "timeline",
+}
+KNOWS_BOTH_HALVES = {
+    "loop",  # drives one with the other
+    "startup",  # builds both, and hands them to the loop
+}
+# Same calls, same plans: no device, no clock, no randomness, no order of an event loop.
+IMPURE = {"torch", "numpy", "time", "datetime", "random", "secrets", "uuid", "asyncio", "threading"}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(CHECKOUT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(name: str) -> bool:
+    path = CHECKOUT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    """(line, module) of every import in the file; of `from a import b` it is `a.b` if a module."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            assert node.module is not None
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                inner = node.module.startswith("src") and is_module(whole)
+                found.append((node.lineno, whole if inner else node.module))
+        elif is_dynamic_import(node):
+            found.append((node.lineno, str(node.args[0].value)))
+    return found
+
+
+def is_dynamic_import(node: ast.AST) -> bool:
+    """`importlib.import_module("...")` with a literal name."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else None
+    return name == "import_module" and isinstance(node.args[0], ast.Constant)
+
+
+IMPORTS = {path: imports_of(path) for path in FILES}
+
+
+def package_of(module: str) -> str | None:
+    """`engine` of `src.engine.loop`; None outside of the house and for its front door."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "src" and len(parts) > 1 else None
+
+
+def ids(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def imports_in(package: str | None) -> list[tuple[Path, int, str]]:
+    """(file, line, imported module) of a package of `src`."""
+    return [
+        (path, line, imported)
+        for path in FILES
+        if package_of(module_of(path)) == package
+        for line, imported in IMPORTS[path]
+    ]
+
+
+def engine_part(module: str) -> str | None:
+    """`scheduler` of `src.engine.scheduler`, `sampling` of `src.engine.sampling.state`."""
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["src", "engine"] and len(parts) > 2 else None
+
+
+def test_every_package_has_its_floor() -> None:
+    packages = {package_of(module_of(path)) for path in FILES} - {None}
+    assert packages == set(FLOORS)
+
+
+@pytest.mark.parametrize("here", [*FLOORS, None])
+def test_nobody_imports_upwards_or_across(here: str | None) -> None:
+    for path, line, imported in imports_in(here):
+        there = package_of(imported)
+        where = f"{ids(path)}:{line} imports {imported}"
+        if imported == FRONT_DOOR:
+            assert here is None or FLOORS[here] == 4, (
+                f"{where}: below F4 nobody uses the front door"
+            )
+        if here is None or there is None or here == there:
+            continue
+        assert FLOORS[there] <= FLOORS[here], f"{where}: upwards"
+        if FLOORS[there] == FLOORS[here]:
+            assert (here, there) in SIDEWAYS, f"{where}: across"
+
+
+def test_core_needs_the_standard_library_and_msgspec_only() -> None:
+    allowed = sys.stdlib_module_names | {"msgspec", "src"}
+    for path, line, imported in imports_in("core"):
+        assert imported.split(".")[0] in allowed, f"{ids(path)}:{line} imports {imported}"
+
+
+@pytest.mark.parametrize("package", ["core", "text", "observability", "http", "cli"])
+def test_no_torch_in(package: str) -> None:
+    for path, line, imported in imports_in(package):
+        assert imported.split(".")[0] != "torch", f"{ids(path)}:{line} imports {imported}"
+
+
+def test_http_and_cli_know_of_the_engine_its_client_only() -> None:
+    allowed = {"client", "llm", "prompts", "status", "submission"}
+    for package in ("http", "cli"):
+        for path, line, imported in imports_in(package):
+            part = engine_part(imported)
+            assert part is None or part in allowed, f"{ids(path)}:{line} imports {imported}"
+
+
+def test_every_module_of_the_engine_belongs_to_a_part() -> None:
+    parts = {engine_part(module_of(path)) for path in FILES} - {None}
+    assert parts == PURE | DEVICE | SHELL
+
+
+def test_the_halves_of_the_engine_meet_in_the_loop_only() -> None:
+    for path, line, imported in imports_in("engine"):
+        here, there = engine_part(module_of(path)), engine_part(imported)
+        where = f"{ids(path)}:{line} imports {imported}"
+        if here in PURE and there is not None:
+            assert there in PURE, f"{where}: the pure half knows itself only"
+        if here in DEVICE and there is not None:
+            assert there in DEVICE, f"{where}: the device half knows itself only"
+    for part in SHELL - KNOWS_BOTH_HALVES:
+        known = {
+            engine_part(imported)
+            for path, _, imported in imports_in("engine")
+            if engine_part(module_of(path)) == part
+        }
+        assert not (known & PURE and known & DEVICE), f"{part}.py knows both halves"
+
+
+def test_the_pure_half_has_no_device_no_clock_and_no_chance() -> None:
+    for path, line, imported in imports_in("engine"):
+        if engine_part(module_of(path)) in PURE:
+            assert imported.split(".")[0] not in IMPURE, f"{ids(path)}:{line} imports {imported}"
+
+
+def test_nobody_imports_without_the_package_name() -> None:
+    # With src/ on sys.path, `src/http` would shadow the standard library's `http`.
+    assert "pythonpath" not in (CHECKOUT / "pyproject.toml").read_text()
+    names = {path.name for path in SOURCE.iterdir() if path.is_dir()} - sys.stdlib_module_names
+    for path in FILES:
+        for line, imported in IMPORTS[path]:
+            assert imported.split(".")[0] not in names, f"{ids(path)}:{line} imports {imported}"
+
+
+def test_no_import_hides_from_these_laws(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "import torch.nn as nn\n"
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from src.engine import loop\n"
+        "def late():\n    from src.engine.runner import Runner\n"
+        "    importlib.import_module('src.http')\n"
+    )
+    assert [name for _, name in sorted(imports_of(file))] == [
+        "torch.nn",
+        "typing",
+        "src.engine.loop",
+        "src.engine.runner",
+        "src.http",
+    ]

@@ -1,0 +1,51 @@
+"""A server's port opens before torch is imported, and a client never needs it at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from src.core.settings import CHECKOUT
+
+HEAVY = ("torch", "transformers", "huggingface_hub", "tokenizers", "triton", "numpy")
+# Seconds of CPU, which a busy machine does not stretch as it stretches the clock.
+MOST_SECONDS = 1.5
+
+PROGRAM = """
+import json, resource, sys
+before = resource.getrusage(resource.RUSAGE_SELF)
+import {module}
+after = resource.getrusage(resource.RUSAGE_SELF)
+seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+print(json.dumps([seconds, sorted(set(sys.modules) & set({heavy!r}))]))
+"""
+
+
+def imported(module: str) -> tuple[float, list[str]]:
+    """CPU seconds of an import in a fresh process, and which heavy modules it brought in."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(module=module, heavy=HEAVY)],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    seconds, heavy = json.loads(done.stdout)
+    return seconds, heavy
+
+
+@pytest.mark.parametrize("module", ["src", "src.core.settings", "src.engine.client", "src.http"])
+def test_import_is_light(module: str) -> None:
+    seconds, heavy = imported(module)
+    assert "torch" not in heavy
+    assert "transformers" not in heavy
+    assert seconds < MOST_SECONDS
+
+
+def test_the_probe_sees_a_heavy_import() -> None:
+    _, heavy = imported("numpy")
+    assert heavy == ["numpy"]
