@@ -10,14 +10,14 @@ import torch
 
 CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
-# Scaled so that a model of a few dozen positions exercises every band of frequencies.
+# Scaled so that the 8 frequencies of head_dim 16 fall into every band: kept, blended, divided.
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     "llama3": {
         "rope_type": "llama3",
-        "rope_theta": 500000.0,
+        "rope_theta": 100.0,
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
