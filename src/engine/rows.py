@@ -1,8 +1,7 @@
-"""Rows: the fixed slots of device-resident request state, and the fence that guards their reuse.
+"""Rows: the fixed slots of device-resident request state.
 
-A step that was launched may still read and write its rows and their blocks. So a row is handed out
-again only when the last launched step that names it has been committed: stop, abort and preemption
-mark, the fence releases. The generation says which hand-out of a row a plan or a result speaks of.
+A row is handed out again only behind its fence (``residents.py``). The generation says which hand-out
+of a row a plan or a result speaks of.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from src.engine.blocks import InvariantError
 
 
 class RowTable:
-    """Which rows are taken, how often each was handed out, and the last step that names it."""
+    """Which rows are taken, and how often each was handed out."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows

@@ -228,7 +228,8 @@ class Scheduler:
     def _admit(self, draft: PlanDraft) -> None:
         """Give rows to waiting requests, first in line first."""
         residents = self._residents
-        if draft.budget == 0 or residents.rows.num_free == 0 or len(self._waiting) == 0:
+        # Whoever is admitted needs a row and, since a hit never covers everything, a block.
+        if not (len(self._waiting) and residents.rows.num_free and residents.pool.num_free):
             return
         reserve = sum(map(residents.lookahead, residents.running))
         first: RequestState | None = None
