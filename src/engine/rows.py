@@ -1,7 +1,7 @@
 """Rows: the fixed slots of device-resident request state.
 
-A row is handed out again only behind its fence (``residents.py``). The generation says which hand-out
-of a row a plan or a result speaks of.
+A row is handed out again only behind its fence (``residents.py``). The generation says which
+hand-out of a row a plan or a result speaks of.
 """
 
 from __future__ import annotations
