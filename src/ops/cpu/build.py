@@ -154,11 +154,7 @@ class KernelCache:
 
     def load(self) -> tuple[str, KernelLibrary] | None:
         """The fastest level that passed, from the cache alone; None if there is nothing usable."""
-        directories = (
-            [self.base / _digest(repr(self.compiler).encode())]
-            if self.compiler
-            else sorted(self.base.glob("*/"))
-        )
+        directories = [self.directory()] if self.compiler else sorted(self.base.glob("*/"))
         for directory in directories:
             try:
                 return self._load_from(directory)
@@ -174,9 +170,7 @@ class KernelCache:
         Raises
             BuildError: No compiler, or it fails on the portable level.
         """
-        if self.compiler is None:
-            raise BuildError("no C++ compiler (install g++ or set CXX)")
-        directory = self.base / _digest(repr(self.compiler).encode())
+        directory = self.directory()
         with _locked(directory):
             if (loaded := self.load()) is not None:
                 return loaded
@@ -185,6 +179,16 @@ class KernelCache:
         if (loaded := self.load()) is None:
             raise BuildError("the libraries just built cannot be loaded")
         return loaded
+
+    def directory(self) -> Path:
+        """Where this compiler's build is or would be.
+
+        Raises
+            BuildError: There is no compiler.
+        """
+        if self.compiler is None:
+            raise BuildError("no C++ compiler (install g++ or set CXX)")
+        return self.base / _digest(repr(self.compiler).encode())
 
     @staticmethod
     def _load_from(directory: Path) -> tuple[str, KernelLibrary]:

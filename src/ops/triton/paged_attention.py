@@ -1,3 +1,5 @@
+# Kernel parameters have no Python types: what they are is decided at compile time.
+# mypy: disable-error-code="no-untyped-def,attr-defined"
 """Paged attention for CUDA devices: cache write, varlen prefill, split-KV decode with a merge.
 
 Rows with one query token take the decode kernel, whose splits have a fixed size, the others the
@@ -329,7 +331,7 @@ def run(
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, partial_out,
         partial_lse, query.stride(0), block_tables.stride(0), kv_width, heads, splits, scale_log2,
         SPLIT=KV_SPLIT, M=max(16, triton.next_power_of_2(group)), **shared, num_warps=4,
-        num_stages=3,
+        num_stages=3 if query.element_size() == 2 else 2,
     )  # fmt: skip
     _merge_kernel[(rows, heads)](
         partial_out, partial_lse, query_start_loc, seq_lens, out, heads, splits,

@@ -1,0 +1,226 @@
+"""Building and caching of the CPU kernels."""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from src.ops import OPS
+from src.ops.cpu import build
+from src.ops.cpu.build import BuildError, KernelCache
+from src.ops.cpu.library import KernelLibrary, UnusableLibraryError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def private(
+    tmp_path: Path, kernel_cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> KernelCache:
+    """A cache of this test's own whose compiler copies the libraries that are already built."""
+    built = kernel_cache.directory()
+    compiler = tmp_path / "copying-compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        f'echo called >> "{tmp_path}/calls"\n'
+        'case "$*" in\n'
+        "  *--version*) echo copying 1.0; exit ;;\n"
+        f'  *-mavx512f*) from="{built}/avx512.so" ;;\n'
+        f'  *-mavx2*) from="{built}/avx2.so" ;;\n'
+        f'  *) from="{built}/portable.so" ;;\n'
+        "esac\n"
+        'for last; do :; done\nsleep 0.2\ncp "$from" "$last"\n'
+    )
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path / "cache"))
+    return KernelCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def fresh_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as it starts: the references serve, nothing has been tried."""
+    before = [op.active("cpu") for op in OPS]
+    monkeypatch.setattr(build, "_state", build._State())
+    for op in OPS:
+        op.uninstall_cpu()
+    yield
+    for op, kernel in zip(OPS, before, strict=True):
+        op.install_cpu(kernel)
+
+
+def test_built_once_then_loaded(private: KernelCache) -> None:
+    assert private.load() is None
+    level, _ = private.build()
+    assert level == private.levels[-1].name
+    modified = (private.directory() / "manifest.json").stat().st_mtime_ns
+    assert private.build()[0] == level
+    loaded = private.load()
+    assert loaded is not None
+    assert loaded[0] == level
+    assert (private.directory() / "manifest.json").stat().st_mtime_ns == modified
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete", "garbage manifest", "empty manifest"])
+def test_damaged_cache_is_rebuilt(private: KernelCache, damage: str) -> None:
+    level, _ = private.build()
+    library = private.directory() / f"{level}.so"
+    manifest = private.directory() / "manifest.json"
+    if damage == "truncate":
+        # Replaced, not shortened in place: this process has the old file mapped.
+        half = library.read_bytes()[:1000]
+        library.unlink()
+        library.write_bytes(half)
+    elif damage == "delete":
+        library.unlink()
+    else:
+        manifest.write_text("{" if damage == "garbage manifest" else "{}")
+    assert private.load() is None
+    assert private.build()[0] == level
+
+
+def test_concurrent_builders_share_one_build(private: KernelCache, tmp_path: Path) -> None:
+    results: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(KernelCache(tmp_path / "cache").build()[0]))
+        for _ in range(4)
+    ]
+    (tmp_path / "calls").write_text("")
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [private.levels[-1].name] * 4
+    # One --version for each of the four, one compilation for each level.
+    calls = len((tmp_path / "calls").read_text().splitlines())
+    assert calls == 4 + len(private.levels)
+
+
+def test_a_level_that_crashes_or_differs_is_not_used(
+    private: KernelCache, level_files: dict[str, Path], tmp_path: Path
+) -> None:
+    portable = level_files["portable"]
+    assert build.check(portable, portable, 0) == "passed"
+    source = tmp_path / "broken.c"
+    for body, verdict in (
+        ("__builtin_trap(); return 0;", "exit code"),
+        ("return 0;", "results differ"),
+    ):
+        source.write_text(
+            f"int slipstream_paged_attention(void* a) {{ {body} }}\n"
+            "int slipstream_gumbel_argmax(void* a) { return 0; }\n"
+        )
+        broken = tmp_path / f"{verdict.replace(' ', '-')}.so"
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-shared", "-fPIC", source, "-o", broken], check=True)
+        assert verdict in build.check(portable, broken, 0)
+    assert "does not claim" in build.check(portable, portable, 2) or "avx512" in level_files
+    with pytest.raises(UnusableLibraryError):
+        KernelLibrary(broken)
+
+
+def test_without_a_compiler_one_warning_and_the_references_serve(
+    fresh_state: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path / "cache"))
+    with caplog.at_level(logging.WARNING):
+        assert build.ensure_built(wait=True) == "reference"
+        assert build.ensure_built(wait=True) == "reference"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no C++ compiler" in caplog.text
+    assert build.kernel_status() == "reference"
+    with pytest.raises(BuildError):
+        KernelCache(tmp_path).build()
+
+
+def test_without_a_compiler_an_earlier_build_is_used(
+    private: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level, _ = private.build()
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    loaded = KernelCache(tmp_path / "cache").load()
+    assert loaded is not None
+    assert loaded[0] == level
+
+
+def test_failing_compiler_leaves_the_references(
+    fresh_state: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path / "cache"))
+    assert build.ensure_built(wait=True) == "reference"
+    assert "slower torch references serve" in caplog.text
+
+
+def test_background_build_takes_over(private: KernelCache, fresh_state: None) -> None:
+    assert build.ensure_built(wait=False) == "reference"
+    status = build.ensure_built(wait=True)
+    assert status == build.kernel_status() == f"cpp-{private.levels[-1].name}"
+    assert {op.active("cpu").name for op in OPS} == {status}
+
+
+def test_unwritable_cache_builds_for_this_process_alone(
+    private: KernelCache, fresh_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert build.ensure_built(wait=True).startswith("cpp-")
+
+
+def test_cache_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", "/some/where")
+    assert build.cache_root() == Path("/some/where")
+    monkeypatch.delenv("SLIPSTREAM_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert build.cache_root() == Path("/xdg/slipstream")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert build.cache_root() == Path.home() / ".cache" / "slipstream"
+
+
+def test_command_line(kernel_cache: KernelCache) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "src.ops.cpu.build"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "CPU kernels: cpp-" in answer.stdout
+
+
+def test_no_second_openmp_pool(kernel_cache: KernelCache) -> None:
+    """Calling the kernels on several threads starts no threads beyond torch's own."""
+    program = (
+        "import threading, os, torch\n"
+        "from src.ops import PAGED_ATTENTION\n"
+        "from src.ops.cpu.build import ensure_built\n"
+        "torch.set_num_threads(2)\n"
+        "a = torch.randn(400, 400); a @ a; (a + 1).exp()\n"
+        "assert ensure_built(wait=True) != 'reference'\n"
+        "torch.randn(2000, 2000).exp()\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "for _ in range(3):\n"
+        "    PAGED_ATTENTION.overload(*PAGED_ATTENTION.build('cpu', rows=((300, 300),)))\n"
+        "assert len(os.listdir('/proc/self/task')) == before\n"
+        "maps = open('/proc/self/maps').read().splitlines()\n"
+        "assert len({line.split()[-1] for line in maps if 'gomp' in line}) == 1\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr

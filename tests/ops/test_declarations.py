@@ -1,0 +1,130 @@
+"""What every op must satisfy, driven by its declaration alone."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from src.ops import GUMBEL_ARGMAX, OPS, PAGED_ATTENTION, Kernel, Op
+from src.ops.cpu.library import KernelLibrary
+from tests.ops.comparison import attention_matches, copied
+
+# Each of them exercises another dtype, head size, window, or none of the rows.
+OPCHECKED = {
+    "paged_attention": [
+        {"padding": 2},
+        {"dtype": torch.bfloat16, "head_dim": 8, "sliding_window": 7},
+    ],
+    "gumbel_argmax": [{"rows": 3, "vocab_size": 65}],
+}
+ALL_CASES = [
+    pytest.param(op, case, id=f"{op.name}-{index}")
+    for op in OPS
+    for index, case in enumerate(op.cases)
+]
+
+
+def test_every_op_has_cases_and_is_registered() -> None:
+    for op in OPS:
+        assert op.cases
+        assert op.overload._schema.name == f"slipstream::{op.name}"
+    assert PAGED_ATTENTION.mutated == ("key_cache", "value_cache", "out")
+    assert GUMBEL_ARGMAX.mutated == ()
+
+
+@pytest.mark.parametrize(("op", "case"), ALL_CASES)
+def test_compiled_kernel_equals_reference(
+    op: Op, case: dict[str, Any], libraries: dict[str, KernelLibrary]
+) -> None:
+    args = op.build("cpu", **case)
+    for library in libraries.values():
+        _matches(op, getattr(library, op.name), args)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "case"), ALL_CASES)
+def test_cuda_kernel_equals_reference(op: Op, case: dict[str, Any]) -> None:
+    _matches(op, op.overload, op.build("cuda", **case))
+    assert op.active("cuda").name == "triton"
+
+
+def _matches(op: Op, kernel: Any, args: tuple[Any, ...]) -> None:
+    if op is PAGED_ATTENTION:
+        attention_matches(kernel, args)
+    else:
+        assert torch.equal(kernel(*args), op.reference(*args))
+
+
+@pytest.mark.parametrize("kernel", ["reference", "compiled"])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_opcheck(op: Op, kernel: str, library: KernelLibrary) -> None:
+    if kernel == "compiled":
+        op.install_cpu(Kernel("compiled", getattr(library, op.name)))
+    try:
+        for case in OPCHECKED[op.name]:
+            torch.library.opcheck(op.overload, op.build("cpu", **case))
+    finally:
+        op.uninstall_cpu()
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_cost_is_positive_and_grows(op: Op) -> None:
+    small, large = {
+        "paged_attention": ({"rows": ((1, 10),)}, {"rows": ((1, 100),)}),
+        "gumbel_argmax": ({"rows": 1, "vocab_size": 10}, {"rows": 1, "vocab_size": 100}),
+    }[op.name]
+    less, more = (op.cost(*op.build("cpu", **case)) for case in (small, large))
+    assert 0 < less.bytes < more.bytes
+    assert 0 < less.flops < more.flops
+
+
+def test_attention_cost_counts_what_is_visible() -> None:
+    args = PAGED_ATTENTION.build(
+        "cpu", rows=((3, 5),), num_heads=2, num_kv_heads=1, head_dim=8, sliding_window=4
+    )
+    # Positions 2, 3, 4 see 3, 4, 4 keys; two heads; two multiply-adds of 8 elements for each pair.
+    assert PAGED_ATTENTION.cost(*args).flops == (3 + 4 + 4) * 2 * 8 * 4
+
+
+def test_switching_the_kernel_takes_effect_at_the_next_call() -> None:
+    calls = []
+    args = GUMBEL_ARGMAX.build("cpu", rows=1, vocab_size=4)
+
+    def counted(*args: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return GUMBEL_ARGMAX.reference(*args)
+
+    before = GUMBEL_ARGMAX.active("cpu")
+    GUMBEL_ARGMAX.install_cpu(Kernel("counted", counted))
+    try:
+        GUMBEL_ARGMAX.overload(*args)
+        assert GUMBEL_ARGMAX.active("cpu").name == "counted"
+    finally:
+        GUMBEL_ARGMAX.install_cpu(before)
+    GUMBEL_ARGMAX.overload(*args)
+    assert calls == [1]
+
+
+def test_attention_inside_a_compiled_graph_equals_eager_and_clones_no_cache() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    def layer(query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        out = torch.empty_like(query)
+        torch.ops.slipstream.paged_attention(query * 2, *rest[:8], out, *rest[8:])
+        return out + 1
+
+    args = PAGED_ATTENTION.build("cpu", padding=2, block_size=7)
+    arguments = (*args[:9], *args[10:])
+    eager_args, compiled_args = copied(args), copied(args)
+    expected = layer(*eager_args[:9], *eager_args[10:])
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    got, code = run_and_get_code(compiled, *compiled_args[:9], *compiled_args[10:])
+    torch.testing.assert_close(got, expected)
+    for cache in (3, 4):
+        assert torch.equal(
+            eager_args[cache].view(torch.int32), compiled_args[cache].view(torch.int32)
+        )
+    blocks = arguments[3].shape[0]
+    allocations = [line for line in "\n".join(code).splitlines() if "empty_strided" in line]
+    assert not [line for line in allocations if f"(({blocks}, 7," in line], "a cache was cloned"
