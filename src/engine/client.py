@@ -253,6 +253,7 @@ class AsyncEngine:
             prefix_cache_queries=scheduler.stats.prefix_cache_queries,
             prefix_cache_hits=scheduler.stats.prefix_cache_hits,
             pool_is_whole=scheduler.pool_is_whole(),
+            compiled=self._loaded.runner.compiled,
         )
 
     # Requests

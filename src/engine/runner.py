@@ -87,6 +87,7 @@ class Runner:
         self._on_cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
         self._num_threads = num_threads
+        self.compiled = False
         self._device_thread = ThreadPoolExecutor(
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
         )
@@ -119,6 +120,7 @@ class Runner:
         if self._on_cuda:
             torch.cuda.synchronize(self._device)
         self._regions = regions
+        self.compiled = True
 
     def close(self) -> None:
         """Let the launched steps end and stop the threads. Blocks."""

@@ -70,7 +70,7 @@ class EngineStats:
     """Figures of this moment.
 
     ``kv_usage`` is the fraction of blocks held by requests; ``bubble`` the fraction of the time
-    with work in which the device waited for the host.
+    with work in which the device waited for the host; ``compiled`` says that compiled code serves.
     """
 
     num_running: int
@@ -82,3 +82,4 @@ class EngineStats:
     prefix_cache_queries: int
     prefix_cache_hits: int
     pool_is_whole: bool
+    compiled: bool

@@ -1,0 +1,23 @@
+"""A small real checkpoint, and transformers' own model of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.checkpoints import load_reference, make_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), tokenizer=True)
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Path) -> Iterator[Any]:
+    with torch.inference_mode():
+        yield load_reference(checkpoint)

@@ -1,0 +1,167 @@
+"""Whatever path a request takes, it gets what transformers gives on the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src import AsyncEngine, FinishReason, SamplingParams
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+
+pytestmark = pytest.mark.anyio
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+PATHS = {
+    "plain": {},
+    "depth 1": {"scheduler__pipeline_depth": 1},
+    "chunked": {"scheduler__max_num_batched_tokens": 8},
+    "chunked, depth 1": {"scheduler__max_num_batched_tokens": 8, "scheduler__pipeline_depth": 1},
+    "preempted": {"cache__num_blocks": 18, "model__max_model_len": 64},
+    "preempted, chunked": {
+        "cache__num_blocks": 18,
+        "model__max_model_len": 64,
+        "scheduler__max_num_batched_tokens": 8,
+    },
+    "uncached": {"cache__enable_prefix_caching": False},
+    "large blocks": {"cache__block_size": 64},
+    "block of one": {"cache__block_size": 1},
+    "one row": {"scheduler__max_num_seqs": 1},
+    "by priority": {"scheduler__policy": "priority"},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_greedy_tokens_are_those_of_transformers(
+    path: str, checkpoint: Path, reference: Any
+) -> None:
+    prompts = random_prompts(12, longest=40)
+    async with AsyncEngine.open(small_config(checkpoint, **PATHS[path])) as engine:
+        results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+        if path.startswith("preempted"):
+            assert engine.stats.preemptions > 0
+        assert_idle(engine)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == greedy(reference, prompt, 24), prompt
+        ended = result.token_ids[-1] == 2
+        assert result.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+
+
+async def test_cached_prefixes_change_no_token(checkpoint: Path, reference: Any) -> None:
+    shared = random_prompts(1, longest=1, seed=5)[0] * 3 + list(range(20, 60))
+    prompts = [shared + [100 + i] for i in range(6)]
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        first = [await engine.generate(prompt, GREEDY) for prompt in prompts]
+        again = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+        salted = await engine.generate(prompts[0], GREEDY, cache_salt="other tenant")
+        assert_idle(engine)
+    assert first[0].usage.cached_tokens == 0
+    assert all(result.usage.cached_tokens == 40 for result in first[1:])
+    assert all(result.usage.cached_tokens >= 40 for result in again)
+    assert salted.usage.cached_tokens == 0
+    for prompt, one, other in zip(prompts, first, again, strict=True):
+        assert one.token_ids == other.token_ids == greedy(reference, prompt, 24)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+async def test_every_architecture_through_the_whole_engine(
+    architecture: str, tmp_path: Path
+) -> None:
+    window = {"sliding_window": 8} if architecture == "mistral" else {}
+    directory = make_checkpoint(tmp_path, architecture, tokenizer=True, **window)
+    model = load_reference(directory)
+    prompts = random_prompts(5, longest=30, seed=2)
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+    with torch.inference_mode():
+        for prompt, result in zip(prompts, results, strict=True):
+            assert result.token_ids == greedy(model, prompt, 24)
+
+
+async def test_logprobs_are_those_of_transformers(checkpoint: Path, reference: Any) -> None:
+    prompt = random_prompts(1, longest=40, seed=3)[0]
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=4, prompt_logprobs=3)
+    async with AsyncEngine.open(
+        small_config(checkpoint, scheduler__max_num_batched_tokens=8)
+    ) as engine:
+        result = await engine.generate(prompt, params)
+        # Reading the cache would skip logits that it asks for.
+        again = await engine.generate(prompt, params)
+    assert again == result.__replace__(request_id=again.request_id)
+    ids = prompt + result.token_ids
+    wanted = torch.log_softmax(reference(torch.tensor([ids])).logits[0].float(), dim=-1)
+    assert result.prompt_logprobs is not None
+    assert result.prompt_logprobs[0] is None
+    assert len(result.prompt_logprobs) == len(prompt)
+    scored = [*result.prompt_logprobs[1:], *(result.completions[0].logprobs or [])]
+    assert len(scored) == len(ids) - 1
+    for position, entry in enumerate(scored):
+        assert entry is not None
+        row = wanted[position]
+        assert entry.token_id == ids[position + 1]
+        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
+        assert entry.rank == int((row > row[entry.token_id]).sum()) + 1
+        count = 3 if position < len(prompt) - 1 else 4
+        assert [value for _, value in entry.top] == pytest.approx(
+            row.topk(count).values.tolist(), abs=1e-4
+        )
+
+
+async def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, tokenizer=True, dtype=torch.bfloat16)
+    model = load_reference(directory)
+    prompts = random_prompts(4, longest=30, seed=4)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        assert engine.model_info.dtype == "bfloat16"
+        results = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
+    with torch.inference_mode():
+        for prompt, result in zip(prompts, results, strict=True):
+            if len(prompt) == 1:
+                continue
+            rows = torch.log_softmax(model(torch.tensor([prompt])).logits[0].float(), dim=-1)
+            wanted = [float(rows[i, prompt[i + 1]]) for i in range(len(prompt) - 1)]
+            scored = [entry.logprob for entry in (result.prompt_logprobs or [])[1:] if entry]
+            # bfloat16 keeps 8 bits: three layers of rounding move a log-probability by under 0.25.
+            assert scored == pytest.approx(wanted, abs=0.25)
+
+
+async def test_compiled_regions_give_the_same_tokens_and_never_recompile(
+    checkpoint: Path, reference: Any
+) -> None:
+    from torch._dynamo.utils import counters
+
+    prompts = random_prompts(12, longest=40)
+    config = small_config(checkpoint, compile__enforce_eager=False, compile__startup="wait")
+    counters.clear()
+    async with AsyncEngine.open(config) as engine:
+        graphs = counters["stats"]["unique_graphs"]
+        assert graphs == 4  # first, middle, last, head
+        for count in (1, 2, 12):
+            results = await asyncio.gather(
+                *(engine.generate(prompt, GREEDY) for prompt in prompts[:count])
+            )
+            for prompt, result in zip(prompts, results, strict=False):
+                assert result.token_ids == greedy(reference, prompt, 24)
+        assert counters["stats"]["unique_graphs"] == graphs
+    assert not counters["graph_break"]
+
+
+async def test_the_compiler_swaps_its_code_in_while_requests_run(
+    checkpoint: Path, reference: Any
+) -> None:
+    prompts = random_prompts(4, longest=40)
+    config = small_config(checkpoint, compile__enforce_eager=False, compile__startup="background")
+    async with AsyncEngine.open(config) as engine:
+        while not engine.stats.compiled:
+            results = await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
+            for prompt, result in zip(prompts, results, strict=True):
+                assert result.token_ids == greedy(reference, prompt, 24)
+        results = await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == greedy(reference, prompt, 24)

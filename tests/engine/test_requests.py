@@ -1,0 +1,326 @@
+"""Life of a request: streams, ends, refusals, aborts, and that nobody else is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src import AsyncEngine, ChatOptions, FinishReason, SamplingParams
+from src.core.errors import (
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestAbortedError,
+    ShuttingDownError,
+)
+from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+
+@pytest.fixture
+async def engine(checkpoint: Path) -> AsyncIterator[AsyncEngine]:
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        yield engine
+        await until_idle(engine)
+        assert_idle(engine)
+
+
+async def until_running(engine: AsyncEngine, count: int = 1) -> None:
+    while engine.stats.num_running < count:
+        await asyncio.sleep(0)
+
+
+async def until_idle(engine: AsyncEngine) -> None:
+    while engine.stats.num_running or engine.stats.kv_usage:
+        await asyncio.sleep(0.001)
+
+
+async def test_streamed_pieces_join_to_the_whole(engine: AsyncEngine) -> None:
+    params = SamplingParams(temperature=1.2, seed=7, max_tokens=60, n=3, logprobs=1)
+    whole = await engine.generate("Once upon a time", params)
+    texts, ids, ends = [""] * 3, [[], [], []], [None] * 3
+    async for delta in engine.stream("Once upon a time", params):
+        texts[delta.index] += delta.text
+        ids[delta.index] += delta.token_ids
+        assert delta.logprobs is not None
+        assert len(delta.logprobs) == len(delta.token_ids)
+        ends[delta.index] = delta.finish_reason
+    assert texts == [completion.text for completion in whole.completions]
+    assert ids == [completion.token_ids for completion in whole.completions]
+    assert ends == [completion.finish_reason for completion in whole.completions]
+    assert len({tuple(tokens) for tokens in ids}) == 3
+    assert whole.usage.completion_tokens == sum(map(len, ids))
+
+
+async def test_a_prompt_is_text_or_ids_or_messages(engine: AsyncEngine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    messages = [{"role": "user", "content": "Hello"}]
+    text = engine.tokenizer.chat_template.render(messages)
+    ids = engine.tokenizer.encode(text, add_special_tokens=False)
+    of_messages = await engine.generate(messages, params)
+    of_ids = await engine.generate(ids, params)
+    assert of_messages.prompt_token_ids == ids
+    assert of_messages.token_ids == of_ids.token_ids
+    of_text = await engine.generate("Hello", params)
+    assert of_text.prompt_token_ids == engine.tokenizer.encode("Hello")
+
+
+async def test_seeded_requests_repeat_alone_in_a_batch_and_after_preemption(
+    checkpoint: Path,
+) -> None:
+    prompts = random_prompts(10, longest=30, seed=9)
+    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=30) for i in range(10)]
+
+    async def run(*, alone: bool, **changes: Any) -> list[list[int]]:
+        async with AsyncEngine.open(small_config(checkpoint, **changes)) as engine:
+            if alone:
+                results = [await engine.generate(p, q) for p, q in zip(prompts, params)]
+            else:
+                results = await asyncio.gather(
+                    *(engine.generate(p, q) for p, q in zip(prompts, params))
+                )
+            if "cache__num_blocks" in changes:
+                assert engine.stats.preemptions > 0
+            assert_idle(engine)
+            return [result.token_ids for result in results]
+
+    alone = await run(alone=True, scheduler__pipeline_depth=1)
+    assert await run(alone=False) == alone
+    assert await run(alone=False, scheduler__pipeline_depth=1) == alone
+    assert await run(alone=False, scheduler__max_num_batched_tokens=7) == alone
+    tight = {"cache__num_blocks": 18, "model__max_model_len": 64}
+    assert await run(alone=False, **tight) == alone
+    assert await run(alone=False, **tight, scheduler__pipeline_depth=1) == alone
+
+
+async def test_stop_strings_end_the_text_and_hide_themselves(
+    engine: AsyncEngine, reference: Any
+) -> None:
+    prompt = random_prompts(1, longest=20, seed=11)[0]
+    plain = await engine.generate(prompt, SamplingParams(temperature=0, max_tokens=40))
+    stop = plain.text[8:11]
+    at = plain.text.index(stop)
+    for include in (False, True):
+        params = SamplingParams(
+            temperature=0, max_tokens=40, stop=(stop,), include_stop_str_in_output=include
+        )
+        seen = ""
+        async for delta in engine.stream(prompt, params):
+            seen += delta.text
+            assert include or stop not in seen
+            last = delta
+        assert seen == plain.text[: at + len(stop) * include]
+        assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, stop)
+        result = await engine.generate(prompt, params)
+        assert result.text == seen
+        assert result.token_ids == plain.token_ids[: len(result.token_ids)]
+        assert result.usage.completion_tokens == len(result.token_ids)
+
+
+async def test_stop_tokens_min_tokens_and_ignore_eos(engine: AsyncEngine) -> None:
+    prompt = random_prompts(1, longest=20, seed=12)[0]
+    plain = await engine.generate(
+        prompt, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    )
+    token = plain.token_ids[5]
+    first = plain.token_ids.index(token)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop_token_ids=(token,))
+    stopped = await engine.generate(prompt, params)
+    assert stopped.token_ids == plain.token_ids[: first + 1]
+    completion = stopped.completions[0]
+    assert (completion.finish_reason, completion.stop_reason) == (FinishReason.STOP, token)
+    late = await engine.generate(
+        prompt,
+        SamplingParams(
+            temperature=0, max_tokens=30, ignore_eos=True, stop_token_ids=(token,), min_tokens=20
+        ),
+    )
+    assert len(late.token_ids) >= 20
+    assert token not in late.token_ids[:20]
+    assert len(plain.token_ids) == 30
+    assert plain.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "param"),
+    [
+        ([], SamplingParams(), InvalidRequestError, "prompt"),
+        ("", SamplingParams(), InvalidRequestError, "prompt"),
+        ([5, 320], SamplingParams(), InvalidRequestError, "prompt"),
+        ([5, -1], SamplingParams(), InvalidRequestError, "prompt"),
+        ([5, 1.5], SamplingParams(), InvalidRequestError, "prompt"),
+        ([5] * 256, SamplingParams(), PromptTooLongError, "prompt"),
+        ("x" * 3_000_000, SamplingParams(), PromptTooLongError, "prompt"),
+        ([5] * 200, SamplingParams(max_tokens=57), PromptTooLongError, "max_tokens"),
+        ([5], SamplingParams(temperature=float("nan")), InvalidRequestError, "temperature"),
+        ([5], SamplingParams(top_p=0), InvalidRequestError, "top_p"),
+        ([5], SamplingParams(n=0), InvalidRequestError, "n"),
+        ([5], SamplingParams(n=10**6), InvalidRequestError, "n"),
+        ([5], SamplingParams(stop_token_ids=(320,)), InvalidRequestError, "stop_token_ids"),
+        ([5], SamplingParams(logit_bias={320: 1.0}), InvalidRequestError, "logit_bias"),
+        ([5], SamplingParams(stop=("",)), InvalidRequestError, "stop"),
+        ([{"role": "user"}, 5], SamplingParams(), InvalidRequestError, None),
+        ("\ud800", SamplingParams(), InvalidRequestError, None),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_and_disturbs_nobody(
+    engine: AsyncEngine, prompt: Any, params: SamplingParams, error: type[Exception], param: str
+) -> None:
+    good = asyncio.create_task(
+        engine.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    )
+    with pytest.raises(error) as caught:
+        await engine.generate(prompt, params)
+    if param is not None:
+        assert caught.value.param == param
+    assert len((await good).token_ids) == 8
+
+
+async def test_template_kwargs_may_not_shadow_fields(engine: AsyncEngine) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await engine.generate(
+            [{"role": "user", "content": "x"}], chat=ChatOptions(template_kwargs={"tools": []})
+        )
+    assert caught.value.param == "chat_template_kwargs"
+
+
+async def test_cancelling_the_awaiting_task_frees_memory_within_a_step(
+    engine: AsyncEngine,
+) -> None:
+    task = asyncio.create_task(engine.generate([5, 6, 7], LONG))
+    await until_running(engine)
+    steps = engine.stats.num_steps
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert engine.stats.num_running <= 1
+    await until_idle(engine)
+    # What was launched when the cancellation came, and nothing after it.
+    assert engine.stats.num_steps <= steps + 3
+
+
+async def test_abort_by_name_ends_the_reader(engine: AsyncEngine) -> None:
+    task = asyncio.create_task(engine.generate([5, 6, 7], LONG, request_id="mine"))
+    await until_running(engine)
+    assert engine.abort("mine")
+    with pytest.raises(RequestAbortedError, match="mine"):
+        await task
+    assert not engine.abort("mine")
+    await until_idle(engine)
+
+
+async def test_closing_a_stream_aborts(engine: AsyncEngine) -> None:
+    async with contextlib.aclosing(engine.stream([5, 6, 7], LONG)) as stream:
+        async for _ in stream:
+            break
+    await until_idle(engine)
+
+
+async def test_a_reader_that_never_reads_gets_everything_at_once(engine: AsyncEngine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    async with engine.submit([5, 6, 7], params) as submission:
+        while engine.stats.num_running or not engine.stats.num_steps:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        deltas = [delta async for delta in submission]
+    assert len(deltas) == 1
+    assert len(deltas[0].token_ids) == 50
+
+
+async def test_a_deadline_ends_a_request_with_what_it_has(checkpoint: Path) -> None:
+    async with AsyncEngine.open(small_config(checkpoint, scheduler__max_num_seqs=1)) as engine:
+        running = asyncio.create_task(engine.generate([5, 6, 7], LONG))
+        await until_running(engine)
+        waiting = await engine.generate([5, 6], LONG, timeout=0.001)
+        assert waiting.finish_reason is FinishReason.DEADLINE
+        assert waiting.token_ids == []
+        await running
+        assert_idle(engine)
+
+
+async def test_the_queue_is_bounded(checkpoint: Path) -> None:
+    config = small_config(checkpoint, scheduler__max_num_seqs=1, scheduler__max_waiting_requests=2)
+    async with AsyncEngine.open(config) as engine:
+        tasks = [asyncio.create_task(engine.generate([5, 6, 7], LONG))]
+        await until_running(engine)
+        tasks += [asyncio.create_task(engine.generate([5, 6, 7], LONG)) for _ in range(2)]
+        while engine.stats.num_waiting < 2:
+            await asyncio.sleep(0)
+        with pytest.raises(QueueFullError) as caught:
+            await engine.generate([5, 6, 7], LONG)
+        assert caught.value.retry_after > 0
+        # All or none of the completions of one request are queued.
+        with pytest.raises(QueueFullError):
+            await engine.generate([5, 6, 7], SamplingParams(n=2))
+        assert engine.stats.num_waiting == 2
+        results = await asyncio.gather(*tasks)
+        assert len({tuple(result.token_ids) for result in results}) == 1
+        assert_idle(engine)
+
+
+async def test_a_thousand_requests_at_once_are_batched(
+    checkpoint: Path, reference: Any
+) -> None:
+    async with AsyncEngine.open(small_config(checkpoint, scheduler__max_num_seqs=64)) as engine:
+        params = SamplingParams(temperature=0, max_tokens=5)
+        prompts = [[5 + i % 10, 7, 9] for i in range(1000)]
+        results = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
+        assert engine.stats.num_steps < 200
+        assert_idle(engine)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == greedy(reference, prompt, 5)
+
+
+async def test_draining_finishes_what_runs_and_refuses_the_rest(checkpoint: Path) -> None:
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        task = asyncio.create_task(engine.generate([5, 6, 7], LONG))
+        await until_running(engine)
+        drain = asyncio.create_task(engine.drain(60))
+        await asyncio.sleep(0)
+        with pytest.raises(ShuttingDownError):
+            await engine.generate([5], LONG)
+        await drain
+        assert len((await task).token_ids) == 200
+
+
+async def test_draining_aborts_what_takes_too_long(checkpoint: Path) -> None:
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        task = asyncio.create_task(engine.generate([5, 6, 7], LONG))
+        await until_running(engine)
+        await engine.drain(0.001)
+        with pytest.raises(RequestAbortedError):
+            await task
+        assert_idle(engine)
+
+
+async def test_random_traffic_leaves_nothing_behind(checkpoint: Path) -> None:
+    """Many requests, some cancelled at random moments, in a pool that is too small for all."""
+    import random
+
+    source = random.Random(1)
+    config = small_config(checkpoint, cache__num_blocks=40, model__max_model_len=96)
+    before = asyncio.all_tasks()
+    async with AsyncEngine.open(config) as engine:
+
+        async def one(index: int) -> None:
+            params = SamplingParams(
+                temperature=source.choice((0.0, 0.9)), seed=index, max_tokens=source.randint(1, 40)
+            )
+            prompt = [source.randrange(3, 320) for _ in range(source.randint(1, 50))]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(source.choice((None, 0.01, 0.1, 0.3))):
+                    result = await engine.generate(prompt, params)
+                    assert len(result.token_ids) <= 40
+
+        await asyncio.gather(*(one(index) for index in range(120)))
+        await until_idle(engine)
+        assert_idle(engine)
+    assert asyncio.all_tasks() == before
