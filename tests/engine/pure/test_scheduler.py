@@ -490,6 +490,16 @@ def test_prompt_logprobs_survive_preemption_in_the_middle_of_the_prompt() -> Non
     assert simulation.first_events[1].prompt_logprobs is not None
 
 
+def test_incomplete_prompt_logprobs_are_not_delivered() -> None:
+    simulation = Simulation(make_limits(max_num_batched_tokens=3))
+    simulation.add(make_request(0, SHARED, 2, prompt_logprobs=1))
+    turn(simulation)
+    event = simulation.finish(0)
+    assert event is not None
+    assert event.prompt_logprobs is None
+    simulation.drain()
+
+
 # Ending from outside.
 
 
