@@ -28,6 +28,7 @@ from src.core.settings import load_config
 from src.engine.prompts import ChatOptions, Prompt, with_defaults
 from src.engine.status import STARTUP_PHASES, EngineStats, EngineStatus, ModelInfo
 from src.engine.submission import ResultCollector, Submission
+from src.engine.timeline import Timeline
 from src.observability.metrics import EngineMetrics
 from src.text.tokenizer import Tokenizer
 
@@ -236,6 +237,13 @@ class AsyncEngine:
         if self._parts is None:
             raise self._not_ready()
         return self._parts
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last steps; raises :class:`NotReadyError` before the engine is ready."""
+        if self._loop is None:
+            raise self._not_ready()
+        return self._loop.timeline
 
     @property
     def stats(self) -> EngineStats:

@@ -266,9 +266,7 @@ async def test_the_queue_is_bounded(checkpoint: Path) -> None:
         assert_idle(engine)
 
 
-async def test_a_thousand_requests_at_once_are_batched(
-    checkpoint: Path, reference: Any
-) -> None:
+async def test_a_thousand_requests_at_once_are_batched(checkpoint: Path, reference: Any) -> None:
     async with AsyncEngine.open(small_config(checkpoint, scheduler__max_num_seqs=64)) as engine:
         params = SamplingParams(temperature=0, max_tokens=5)
         prompts = [[5 + i % 10, 7, 9] for i in range(1000)]

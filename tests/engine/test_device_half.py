@@ -1,0 +1,117 @@
+"""What lies between a plan of integers and the kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from src.core.config import CacheSection
+from src.core.errors import ConfigError
+from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
+from src.engine.inputs import build_inputs, padding_inputs
+from src.engine.kv_cache import allocate_kv_cache, free_memory, plan_kv_cache
+from src.engine.row_state import POISON, RowState
+from src.models.decoder import LayerKVSpec
+
+CPU = torch.device("cpu")
+LAYERS = [LayerKVSpec(2, 8, torch.float32, None)] * 3
+BYTES_PER_TOKEN = 3 * 2 * 2 * 8 * 4
+
+
+def rows() -> RowState:
+    return RowState(max_num_seqs=4, max_model_len=20, block_size=4, device=CPU)
+
+
+class TestInputs:
+    def test_a_mixed_step_is_gathered_from_the_rows(self) -> None:
+        state = rows()
+        state.install(RowInstall(2, 1, 10, [50, 51, 52, 53, 54], 5, [7, 3]))
+        state.install(RowInstall(0, 1, 11, [60, 61], 2, [5]))
+        # Row 0 has sampled a token that no host has seen yet.
+        state.scatter_tokens(torch.tensor([0]), torch.tensor([2]), torch.tensor([99]))
+        plan = StepPlan(1, [], [], [RowStep(2, 1, 1, 3, False), RowStep(0, 1, 2, 1, True)])
+        inputs = build_inputs(plan, state)
+        assert inputs.input_ids_t.tolist() == [51, 52, 53, 99]
+        assert inputs.positions_t.tolist() == [1, 2, 3, 2]
+        assert inputs.slot_mapping_t.tolist() == [29, 30, 31, 22]
+        assert inputs.query_start_loc.tolist() == [0, 3, 4]
+        assert inputs.seq_lens_b.tolist() == [4, 3]
+        assert inputs.block_tables_b.tolist() == [[7], [5]]
+        assert inputs.sample_index_s.tolist() == [3]
+        assert (inputs.samplers.rows, inputs.samplers.positions) == ([0], [3])
+        assert (inputs.max_query_len, inputs.max_seq_len) == (3, 4)
+
+    def test_padding_names_no_row_and_writes_nowhere(self) -> None:
+        inputs = padding_inputs(8, rows())
+        assert inputs.slot_mapping_t.tolist() == [-1] * 8
+        assert inputs.query_start_loc.tolist() == [0]
+        assert inputs.samplers.rows == []
+
+
+class TestRowState:
+    def test_a_new_owner_sees_nothing_of_the_former_one(self) -> None:
+        state = rows()
+        state.install(RowInstall(1, 1, 10, list(range(100, 110)), 10, [1, 2, 3]))
+        state.append_blocks(BlockAppend(1, 3, [4, 5]))
+        assert state.block_tables[1].tolist() == [1, 2, 3, 4, 5]
+        state.install(RowInstall(1, 2, 11, [7], 1, [9]))
+        assert state.tokens[1].tolist() == [7] + [POISON] * 19
+        assert state.block_tables[1].tolist() == [9] + [POISON] * 4
+
+    def test_what_was_never_produced_fails_loudly(self) -> None:
+        state = rows()
+        state.install(RowInstall(1, 1, 10, [7], 1, [9]))
+        plan = StepPlan(1, [], [], [RowStep(1, 1, 1, 1, True)])
+        ids = build_inputs(plan, state).input_ids_t
+        with pytest.raises((IndexError, RuntimeError)):
+            torch.nn.functional.embedding(ids, torch.zeros(4, 2))
+
+
+class TestKVCache:
+    def plan(self, *, fixed: bool = False, length: int = 100, **section: int) -> tuple[int, int]:
+        plan, max_model_len = plan_kv_cache(
+            LAYERS,
+            CacheSection(block_size=4, **section),
+            device=CPU,
+            max_num_seqs=2,
+            max_model_len=length,
+            max_model_len_is_fixed=fixed,
+        )
+        assert plan.bytes_per_block == 4 * BYTES_PER_TOKEN
+        assert plan.total_bytes == plan.num_blocks * plan.bytes_per_block
+        return plan.num_blocks, max_model_len
+
+    def test_never_more_than_all_rows_can_use(self) -> None:
+        assert self.plan(memory_bytes=1 << 40) == (50, 100)
+
+    def test_a_budget_in_bytes(self) -> None:
+        assert self.plan(memory_bytes=30 * 4 * BYTES_PER_TOKEN + 1) == (30, 100)
+
+    def test_a_context_that_does_not_fit_is_lowered_unless_it_was_asked_for(self) -> None:
+        assert self.plan(num_blocks=10) == (10, 40)
+        with pytest.raises(ConfigError, match="max_model_len = 100 does not fit .* 40 tokens"):
+            self.plan(num_blocks=10, fixed=True)
+
+    def test_a_budget_below_one_block_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="do not hold one block"):
+            self.plan(memory_bytes=10)
+
+    def test_poison_shows_what_was_never_written(self) -> None:
+        plan, _ = plan_kv_cache(
+            LAYERS,
+            CacheSection(num_blocks=3, block_size=4),
+            device=CPU,
+            max_num_seqs=1,
+            max_model_len=12,
+            max_model_len_is_fixed=True,
+        )
+        cache = allocate_kv_cache(LAYERS, plan, CPU, poison=True)
+        assert len(cache.keys) == len(cache.values) == 3
+        assert cache.keys[0].shape == (3, 4, 2, 8)
+        assert all(bool(tensor.isnan().all()) for tensor in cache.keys + cache.values)
+
+    def test_free_memory_is_no_more_than_the_machine_has(self) -> None:
+        total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+        assert 0 < free_memory(CPU) < total

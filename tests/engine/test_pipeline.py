@@ -1,0 +1,191 @@
+"""The pipeline: the host works while the device does, and a fault stays where it belongs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src import AsyncEngine, SamplingParams
+from src.core.errors import EngineDeadError, ModelLoadError
+from src.core.plan import StepPlan
+from src.engine.runner import Runner
+from src.engine.scheduler import Scheduler
+from src.engine.timeline import StepRecord
+from tests.support.engines import assert_idle, small_config
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+
+async def run_and_record(engine: AsyncEngine, max_tokens: int = 40) -> list[StepRecord]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    results = await asyncio.gather(*(engine.generate([5 + i, 6, 7], params) for i in range(4)))
+    assert all(len(result.token_ids) == max_tokens for result in results)
+    assert_idle(engine)
+    return list(engine.timeline)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """The device does not end a step before the next one is launched: at depth 1 it waits in vain.
+
+    No clock decides this but the time-out of a wait that nobody ends.
+    """
+    launched = threading.Semaphore(0)
+    waited_in_vain: list[int] = []
+    launch, forward = Runner.launch, Runner._forward
+    step = 0
+
+    def counting_launch(self: Runner, *arguments: Any) -> Any:
+        in_flight = launch(self, *arguments)
+        launched.release()
+        return in_flight
+
+    def patient_forward(self: Runner, *arguments: Any) -> Any:
+        nonlocal step
+        step += 1
+        if step == 1:
+            launched.acquire()
+        if not launched.acquire(timeout=20 if depth == 2 and step < 6 else 0.2):
+            waited_in_vain.append(step)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Runner, "launch", counting_launch)
+    monkeypatch.setattr(Runner, "_forward", patient_forward)
+    config = small_config(checkpoint, scheduler__pipeline_depth=depth)
+    async with AsyncEngine.open(config) as engine:
+        records = await run_and_record(engine, max_tokens=6)
+    if depth == 2:
+        assert waited_in_vain == [len(records)]  # nothing follows the last step
+        assert all(b.launched < a.device_end for a, b in pairwise(records))
+    else:
+        assert 1 in waited_in_vain
+        assert all(b.planned >= a.device_end for a, b in pairwise(records))
+
+
+async def test_the_records_say_how_much_the_device_idled(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a slow host and a slower device, depth 1 idles for the host's time; depth 2 hides it."""
+    host, device, tokens = 0.03, 0.06, 12
+    forward, schedule = Runner._forward, Scheduler.schedule
+
+    def slow_forward(self: Runner, *arguments: Any) -> Any:
+        time.sleep(device)
+        return forward(self, *arguments)
+
+    def slow_schedule(self: Scheduler) -> StepPlan | None:
+        if self.has_work:
+            time.sleep(host)
+        return schedule(self)
+
+    monkeypatch.setattr(Runner, "_forward", slow_forward)
+    monkeypatch.setattr(Scheduler, "schedule", slow_schedule)
+    idle = {}
+    for depth in (1, 2):
+        config = small_config(checkpoint, scheduler__pipeline_depth=depth)
+        async with AsyncEngine.open(config) as engine:
+            records = await run_and_record(engine, tokens)
+            idle[depth] = sum(record.idle_before for record in records)
+            busy = sum(record.device_end - record.device_start for record in records)
+            assert busy >= device * tokens
+            assert engine.timeline.bubble == pytest.approx(idle[depth] / (idle[depth] + busy))
+    assert idle[1] >= host * (tokens - 1)
+    assert idle[2] < 0.5 * idle[1]
+
+
+async def test_steps_run_on_the_device_one_after_the_other(checkpoint: Path) -> None:
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        records = await run_and_record(engine)
+    assert [record.step_id for record in records] == list(range(1, len(records) + 1))
+    assert all(a.device_end <= b.device_start for a, b in pairwise(records))
+    assert all(r.planned <= r.launched <= r.device_start <= r.device_end for r in records)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool]) -> None:
+    """Make the device fail in the steps whose count, from 1, ``fails`` says so of."""
+    forward = Runner._forward
+    steps = 0
+
+    def failing_forward(self: Runner, *arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if fails(steps):
+            raise RuntimeError(f"injected into step {steps}")
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Runner, "_forward", failing_forward)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_failed_step_fails_its_requests_and_nobody_else(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    failing(monkeypatch, lambda step: step == 5)
+    config = small_config(checkpoint, scheduler__pipeline_depth=depth, scheduler__max_num_seqs=2)
+    async with AsyncEngine.open(config) as engine:
+        # Two rows: the other two requests wait, and are no part of the failed step.
+        results = await asyncio.gather(
+            *(engine.generate([5 + i, 6, 7], LONG) for i in range(4)), return_exceptions=True
+        )
+        assert [isinstance(result, EngineDeadError) for result in results] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+        assert "injected into step 5" in str(results[0])
+        assert engine.status.ready
+        after = await engine.generate([5, 6, 7], LONG)
+        assert len(after.token_ids) == 40
+        assert_idle(engine)
+
+
+async def test_a_device_that_keeps_failing_ends_the_engine(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda step: step >= 3)
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        while engine.status.ready:
+            with pytest.raises((EngineDeadError, RuntimeError)):
+                await engine.generate([5, 6, 7], LONG)
+            await asyncio.sleep(0)
+        error = await asyncio.wait_for(engine.wait_dead(), 5)
+        assert "injected" in str(error)
+        assert engine.status.phase == "failed"
+        with pytest.raises(EngineDeadError):
+            await engine.generate([5, 6, 7], LONG)
+
+
+async def test_a_checkpoint_that_cannot_be_loaded_is_one_readable_reason(tmp_path: Path) -> None:
+    engine = AsyncEngine(small_config(tmp_path))
+    engine.start()
+    with pytest.raises(ModelLoadError, match=r"expected tokenizer\.json"):
+        await engine.wait_ready()
+    assert engine.status.phase == "failed"
+    assert isinstance(await engine.wait_dead(), ModelLoadError)
+    await engine.close()
+
+
+async def test_closing_while_loading_leaves_no_thread(checkpoint: Path) -> None:
+    before = set(threading.enumerate())
+    engine = AsyncEngine(small_config(checkpoint))
+    engine.start()
+    await asyncio.sleep(0.01)
+    await engine.close()
+    assert engine.status.phase == "closed"
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        if thread.name.startswith("slipstream"):
+            await asyncio.to_thread(thread.join, 30)
+            assert not thread.is_alive()
