@@ -91,7 +91,7 @@ class TestKVCache:
 
     def test_a_context_that_does_not_fit_is_lowered_unless_it_was_asked_for(self) -> None:
         assert self.plan(num_blocks=10) == (10, 40)
-        with pytest.raises(ConfigError, match="max_model_len = 100 does not fit .* 40 tokens"):
+        with pytest.raises(ConfigError, match=r"max_model_len = 100 does not fit .* 40 tokens"):
             self.plan(num_blocks=10, fixed=True)
 
     def test_a_budget_below_one_block_is_refused(self) -> None:

@@ -54,7 +54,7 @@ async def test_greedy_tokens_are_those_of_transformers(
 
 async def test_cached_prefixes_change_no_token(checkpoint: Path, reference: Any) -> None:
     shared = random_prompts(1, longest=1, seed=5)[0] * 3 + list(range(20, 60))
-    prompts = [shared + [100 + i] for i in range(6)]
+    prompts = [[*shared, 100 + i] for i in range(6)]
     async with AsyncEngine.open(small_config(checkpoint)) as engine:
         first = [await engine.generate(prompt, GREEDY) for prompt in prompts]
         again = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
