@@ -73,8 +73,15 @@ def _hypercorn_settings(arguments: argparse.Namespace, config: Config) -> Any:
 
 
 async def _serve(app: Any, settings: Any, config: Config) -> int:
-    from hypercorn.asyncio import serve
+    from hypercorn.asyncio.run import worker_serve
+    from hypercorn.utils import wrap_app
 
+    # Before anything is loaded for nothing.
+    try:
+        sockets = settings.create_sockets()
+    except OSError as error:
+        print(f"slipstream: cannot listen on {settings.bind[0]}: {error}", file=sys.stderr)
+        return EXIT_CANNOT_LISTEN
     stop = asyncio.Event()
     closing: list[asyncio.Task[None]] = []
 
@@ -89,10 +96,12 @@ async def _serve(app: Any, settings: Any, config: Config) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     try:
-        await serve(app, settings, shutdown_trigger=stop.wait)
-    except OSError as error:
-        print(f"slipstream: cannot listen on {settings.bind[0]}: {error}", file=sys.stderr)
-        return EXIT_CANNOT_LISTEN
+        await worker_serve(
+            wrap_app(app, settings.wsgi_max_body_size, "asgi"),
+            settings,
+            sockets=sockets,
+            shutdown_trigger=stop.wait,
+        )
     finally:
         for task in closing:
             task.cancel()

@@ -38,7 +38,7 @@ def end_process(code: int, reason: str = "") -> NoReturn:
 
 def _end_hypercorn_parent(parent_signal: signal.Signals) -> None:
     parent = multiprocessing.parent_process()
-    if parent is None or parent.pid is None or "hypercorn.run" not in sys.modules:
+    if parent is None or parent.pid is None or "hypercorn" not in sys.modules:
         return
     if parent.pid != os.getppid():
         return
