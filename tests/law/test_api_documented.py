@@ -1,0 +1,45 @@
+"""Every endpoint, refused field, error code and metric stands in docs/api.md."""
+
+import re
+
+import pytest
+
+from src.core.settings import CHECKOUT
+from src.http.application import ENDPOINTS
+from src.http.errors import _FAULTS, _KINDS
+from src.http.protocol import NEUTRAL, ChatRequest, CompletionRequest
+from src.observability.metrics import EngineMetrics
+
+PAGE = (CHECKOUT / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize(("path", "method"), [entry[:2] for entry in ENDPOINTS])
+def test_every_endpoint_has_a_row(path: str, method: str) -> None:
+    assert f"| `{path.replace(':path', '')}` | {method}" in PAGE
+
+
+def test_every_field_of_a_request_is_described() -> None:
+    fields = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__}
+    assert not [field for field in fields if f"`{field}`" not in PAGE]
+
+
+def test_every_refused_field_is_listed() -> None:
+    refused = PAGE.partition("## What is refused")[2].partition("## Errors")[0]
+    assert not [field for field in NEUTRAL if f"`{field}`" not in refused]
+
+
+def test_every_error_code_is_listed() -> None:
+    codes = {code for _, _, _, code in _KINDS if code} | {code for _, code, _ in _FAULTS}
+    # `unavailable` stands for kinds that are to come.
+    assert not [code for code in codes - {"unavailable"} if f"`{code}`" not in PAGE]
+
+
+def test_every_metric_has_a_row() -> None:
+    text = EngineMetrics("demo").render()[0].decode()
+    names = {
+        name
+        for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+        if name.startswith(("vllm:", "slipstream_")) and not name.endswith("_created")
+    }
+    assert len(names) > 15
+    assert not [name for name in names if f"`{name}`" not in PAGE]
