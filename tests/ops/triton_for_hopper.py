@@ -49,17 +49,14 @@ def compile_for_hopper(kernel, dtype, warps, stages, **constants) -> int:
 
 def main() -> None:
     shared_limit = 227 * 1024
-    for head_dim, padded, keys, tile, window, stages, dtype in (
-        (128, 128, 64, 128, 0, 3, "bf16"),
-        (256, 256, 32, 64, 1024, 2, "fp32"),
-    ):
-        common = {"HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": 4, "D": padded, "N": keys}
-        common["WINDOW"] = window
-        warps = 8 if tile == 128 else 4
+    for head_dim, window, size, dtype in ((128, 0, 2, "bf16"), (256, 1024, 4, "fp32")):
+        common = {"HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": 4, "WINDOW": window}
+        common |= {"D": head_dim, "N": 64 if head_dim <= 128 else 32}
+        tile, warps, stages = paged_attention.prefill_shape(head_dim, size, 4096)
         prefill = compile_for_hopper(
-            paged_attention._prefill_kernel, dtype, warps, 2, M=tile, **common
+            paged_attention._prefill_kernel, dtype, warps, stages, M=tile, **common
         )
-        split = paged_attention.KV_SPLIT
+        split, stages = paged_attention.KV_SPLIT, paged_attention.decode_stages(size)
         decode = compile_for_hopper(
             paged_attention._decode_kernel, dtype, 4, stages, M=16, SPLIT=split, **common
         )

@@ -87,7 +87,7 @@ def _attend(
             mask=in_range[None, :] & (d < HEAD_DIM)[:, None],
             other=0.0,
         )  # [D, N]
-        scores = tl.dot(q, k, input_precision="ieee") * scale_log2
+        scores = tl.dot(q, k, input_precision="tf32x3") * scale_log2
         visible = in_range[None, :] & (keys[None, :] <= positions[:, None])
         if WINDOW > 0:
             visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
@@ -103,7 +103,7 @@ def _attend(
             other=0.0,
         )  # [N, D]
         acc = acc * rescale[:, None]
-        acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        acc += tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
         total = total * rescale + tl.sum(weights, 1)
         highest = now
     return acc, highest, total
@@ -280,6 +280,24 @@ def _merge_kernel(
     tl.store(out + (token * heads + head) * HEAD_DIM + d, result, mask=d < HEAD_DIM)
 
 
+def prefill_shape(padded: int, element_size: int, packed: int) -> tuple[int, int, int]:
+    """Rows of a prefill tile, warps and pipeline stages that fit into Hopper's shared memory.
+
+    Parameters
+        padded: head_dim rounded up to a power of two.
+        element_size: Bytes of an element.
+        packed: Packed query rows of the whole batch; few do not fill large tiles.
+    """
+    if element_size == 4:
+        return 64, 4, 1
+    return (128, 8, 2) if padded <= 128 and packed > 1024 else (64, 4, 2)
+
+
+def decode_stages(element_size: int) -> int:
+    """Pipeline stages of the decode kernel."""
+    return 3 if element_size == 2 else 2
+
+
 def run(
     query: Tensor,
     key: Tensor,
@@ -331,16 +349,16 @@ def run(
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, partial_out,
         partial_lse, query.stride(0), block_tables.stride(0), kv_width, heads, splits, scale_log2,
         SPLIT=KV_SPLIT, M=max(16, triton.next_power_of_2(group)), **shared, num_warps=4,
-        num_stages=3 if query.element_size() == 2 else 2,
+        num_stages=decode_stages(query.element_size()),
     )  # fmt: skip
     _merge_kernel[(rows, heads)](
         partial_out, partial_lse, query_start_loc, seq_lens, out, heads, splits,
         HEAD_DIM=head_dim, WINDOW=sliding_window, SPLIT=KV_SPLIT, D=padded, num_warps=1,
     )  # fmt: skip
     if max_query_len > 1:
-        tile = 128 if padded <= 128 and tokens * group > 1024 else 64
+        tile, warps, stages = prefill_shape(padded, query.element_size(), tokens * group)
         _prefill_kernel[(tokens * group // tile + rows, kv_heads)](
             query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
             query.stride(0), block_tables.stride(0), kv_width, rows, heads, scale_log2,
-            M=tile, **shared, num_warps=8 if tile == 128 else 4, num_stages=2,
+            M=tile, **shared, num_warps=warps, num_stages=stages,
         )  # fmt: skip
