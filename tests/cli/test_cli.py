@@ -1,0 +1,156 @@
+"""The command line on a real small checkpoint, in process: torch is imported once."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from src.cli.main import main
+from src.core.sampling_params import SamplingParams
+from src.core.settings import load_config
+from src.engine.client import AsyncEngine
+from tests.support.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("cli") / "tiny",
+        tokenizer=True,
+        num_hidden_layers=2,
+        max_position_embeddings=2048,
+    )
+
+
+@pytest.fixture
+def settings(checkpoint: Path) -> list[str]:
+    return [
+        *("--model", str(checkpoint)),
+        *("--set", "compile.enforce_eager=true"),
+        *("--set", "cache.num_blocks=256"),
+        *("--set", "device.num_threads=1"),
+    ]
+
+
+async def expected(checkpoint: Path, prompt: object, params: SamplingParams) -> str:
+    names = {"compile.enforce_eager": "true", "cache.num_blocks": "256", "device.num_threads": "1"}
+    overrides = [("model.path", str(checkpoint)), *names.items()]
+    async with AsyncEngine.open(load_config(environ={}, overrides=overrides)) as engine:
+        return (await engine.generate(prompt, params)).text  # type: ignore[arg-type]
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, lines: Iterator[Callable[[], str]]) -> None:
+    """Somebody types these lines, and Ctrl-D at the end."""
+
+    def read(prompt: str) -> str:
+        assert prompt == "> "
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line()
+
+    monkeypatch.setattr(builtins, "input", read)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["serve", "--help"], ["generate", "-h"], ["chat", "-h"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("serve", "generate", "chat", "--port", "--max-tokens", "--system", "--set"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--set", "model.dtyp=float32"], "did you mean model.dtype?"),
+        (["generate", "x", "--config", "/no/such.toml"], "/no/such.toml: cannot be read"),
+        (["serve", "--hypercorn-config", "/no/such.toml"], "there is no file /no/such.toml"),
+        (["generate", "x", "--model", "/no/such/model"], "/no/such/model"),
+    ],
+)
+def test_a_mistake_is_one_line_and_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("slipstream: ")
+    assert error.count("\n") == 1
+
+
+def test_a_setting_without_a_value_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "x", "--set", "model.dtype"])
+    assert ended.value.code == 2
+    assert "expected SECTION.KEY=VALUE" in capsys.readouterr().err
+
+
+def test_generate_prints_what_the_engine_generates(
+    settings: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampling = ["--max-tokens", "12", "--temperature", "0"]
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    assert main(["generate", "Once upon", *settings, *sampling]) == 0
+    assert capsys.readouterr().out == asyncio.run(expected(checkpoint, "Once upon", params)) + "\n"
+    assert main(["generate", "Once upon", "--chat", *settings, *sampling]) == 0
+    message = [{"role": "user", "content": "Once upon"}]
+    assert capsys.readouterr().out == asyncio.run(expected(checkpoint, message, params)) + "\n"
+
+
+def test_a_bad_sampling_parameter_is_one_line(
+    settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "x", *settings, "--temperature", "7"]) == 2
+    assert "temperature must be from 0.0 to 2.0, got 7.0" in capsys.readouterr().err
+
+
+def test_chat_keeps_the_conversation_until_it_is_reset(
+    settings: list[str],
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ("hello", "again", "/help", "/reset", "", "hello")
+    typed(monkeypatch, iter([lambda line=line: line for line in lines]))  # type: ignore[misc]
+    sampling = ["--max-tokens", "8", "--temperature", "0", "--system", "Be brief."]
+    assert main(["chat", *settings, *sampling]) == 0
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    first = asyncio.run(expected(checkpoint, messages, params))
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "again"}]
+    second = asyncio.run(expected(checkpoint, messages, params))
+    out = capsys.readouterr().out
+    assert out.startswith(f"{first}\n{second}\n/reset ")
+    assert out.endswith(f"leave\n{first}\n\n")
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(
+    settings: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
+
+    def ask_for_too_much() -> str:
+        timer.start()
+        return "hello"
+
+    def be_interrupted() -> str:
+        timer.cancel()
+        raise KeyboardInterrupt
+
+    typed(monkeypatch, iter([ask_for_too_much, be_interrupted, lambda: "/help"]))
+    assert main(["chat", *settings, "--temperature", "0"]) == 0
+    out = capsys.readouterr().out
+    assert " [stopped]\n" in out
+    assert "Ctrl-D" in out
