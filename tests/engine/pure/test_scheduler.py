@@ -477,17 +477,26 @@ def test_prompt_logprobs_are_collected_over_chunks_and_do_not_read_the_cache() -
     assert simulation.first_events[1].prompt_logprobs is not None
 
 
-def test_prompt_logprobs_survive_preemption_in_the_middle_of_the_prompt() -> None:
+@pytest.mark.parametrize("prompt_logprobs", [0, None])
+def test_preemption_in_the_middle_of_the_prompt(prompt_logprobs: int | None) -> None:
     limits = make_limits(num_blocks=8, lookahead_tokens=0, max_num_batched_tokens=3)
     simulation = Simulation(limits)
     simulation.add(make_request(0, 3, 10, ends=False))
     turn(simulation)
-    simulation.add(make_request(1, 9, 2, ends=False, prompt_logprobs=0))
+    simulation.add(make_request(1, 9, 2, ends=False, prompt_logprobs=prompt_logprobs))
     while not simulation.scheduler.stats.preemptions:
         turn(simulation)
     assert simulation.outputs[1] == []
+    simulation.finish(0)
+    resumed = turn(simulation).rows[0]
     simulation.drain()
-    assert simulation.first_events[1].prompt_logprobs is not None
+    event = simulation.first_events[1]
+    if prompt_logprobs is None:
+        assert resumed.start > 0  # its own blocks are still cached
+        assert event.cached_tokens == 0  # but were not when it first came
+    else:
+        assert resumed.start == 0
+        assert event.prompt_logprobs is not None
 
 
 def test_incomplete_prompt_logprobs_are_not_delivered() -> None:
