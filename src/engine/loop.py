@@ -67,9 +67,6 @@ class EngineLoop:
         self._unannounced: dict[int, Request] = {}
         # Keys that ended since the last launch, for the runner to forget.
         self._ended: list[int] = []
-        # Row -> (generation, request key) of its newest owner; the fence keeps that true while a
-        # launched step names the row.
-        self._owners: dict[int, tuple[int, int]] = {}
         self._unpublished: list[tuple[Choice, RequestEvent]] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
@@ -159,8 +156,6 @@ class EngineLoop:
             for install in plan.installs
             if (request := self._unannounced.pop(install.request_key, None)) is not None
         ]
-        for install in plan.installs:
-            self._owners[install.row] = (install.generation, install.request_key)
         ended, self._ended = self._ended, []
         in_flight = self._runner.launch(plan, admitted, ended)
         in_flight.future.add_done_callback(lambda _: self._wake.set())
@@ -188,11 +183,9 @@ class EngineLoop:
         if isinstance(error, DeviceLostError) or self._failures >= _MAX_CONSECUTIVE_FAILURES:
             raise error
         logger.error("step %d failed", plan.step_id, exc_info=error)
-        for step in plan.rows:
-            generation, key = self._owners[step.row]
-            if generation == step.generation and key in self._choices:
-                self.scheduler.finish(key, FinishReason.ERROR)
-                self._forget(key).fail(EngineDeadError(f"a step of this request failed: {error}"))
+        for key in self.scheduler.keys_of(plan):
+            self.scheduler.finish(key, FinishReason.ERROR)
+            self._forget(key).fail(EngineDeadError(f"a step of this request failed: {error}"))
         return StepResult(plan.step_id, [RowResult(r.row, r.generation, []) for r in plan.rows])
 
     def _publish(self) -> None:

@@ -92,6 +92,9 @@ class Runner:
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
         )
         self._waiter_thread = ThreadPoolExecutor(1, "slipstream-waiter")
+        if self._on_cuda:
+            # Weights and KV memory were written on other streams than the steps'.
+            torch.cuda.synchronize(self._device)
 
     def launch(
         self, plan: StepPlan, admitted: Sequence[Request], ended: Sequence[int] = ()
