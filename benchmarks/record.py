@@ -1,0 +1,173 @@
+"""Figures with everything that is needed to understand them later: one JSON line per measurement.
+
+A figure is a median of several repeats with the least and the greatest of them; a line also has
+the commit, the machine, the versions, the command and the resolved configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from src.core.config import Config
+from src.core.settings import CHECKOUT
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("torch", "transformers", "triton", "hypercorn", "starlette", "msgspec")
+# The flags that decide which kernels run.
+_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """Median, least and greatest of several repeats."""
+
+    unit: str
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+    @classmethod
+    def of(cls, unit: str, values: Sequence[float]) -> Figure:
+        return cls(unit, statistics.median(values), min(values), max(values), len(values))
+
+    def __str__(self) -> str:
+        span = f"  ({self.low:.4g} to {self.high:.4g})" if self.repeats > 1 else ""
+        return f"{self.median:.4g} {self.unit}{span}"
+
+
+def figures_of(units: Mapping[str, str], repeats: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """One figure per name in ``units``, from one mapping of values per repeat."""
+    return {
+        name: Figure.of(unit, [values[name] for values in repeats]) for name, unit in units.items()
+    }
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The smallest value that at least ``fraction`` of all are not above (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * round(1000 * fraction) // 1000) - 1)]
+
+
+class Recorder:
+    """Prints a table and appends to ``benchmarks/results/<name>.jsonl``.
+
+    Parameters
+    ----------
+    name
+        Of the benchmark, and of its file of results.
+    save
+        ``False`` prints only.
+    """
+
+    def __init__(self, name: str, *, save: bool = True) -> None:
+        self._file = RESULTS / f"{name}.jsonl"
+        self._save = save
+        self._about = {
+            "benchmark": name,
+            "commit": commit(),
+            "command": f"python -m benchmarks.{name} {shlex.join(sys.argv[1:])}".strip(),
+            "machine": machine(),
+            "versions": versions(),
+        }
+
+    def add(
+        self,
+        measure: str,
+        figures: Mapping[str, Figure],
+        *,
+        config: Config | None = None,
+        **details: Any,
+    ) -> None:
+        """One measurement: ``details`` say what was measured, ``config`` on which engine."""
+        print(f"\n{measure}")
+        for name, figure in figures.items():
+            print(f"  {name:<34}{figure}")
+        line = {
+            **self._about,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "measure": measure,
+            "figures": msgspec.to_builtins(figures),
+            "config": None if config is None else portable(msgspec.to_builtins(config)),
+            **details,
+        }
+        if self._save:
+            self._file.parent.mkdir(exist_ok=True)
+            with self._file.open("a") as stream:
+                stream.write(json.dumps(line) + "\n")
+
+
+def portable(value: Any) -> Any:
+    """The same without the place of this checkout or of a home directory."""
+    if isinstance(value, Mapping):
+        return {key: portable(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return value.replace(f"{CHECKOUT}{os.sep}", "").replace(str(Path.home()), "~")
+    return value
+
+
+def commit() -> str:
+    """The commit, with a plus sign when the sources differ from it."""
+    try:
+        name = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--", "src", "configs/demo")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=CHECKOUT, capture_output=True, check=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory, and how busy others keep it: a load near the CPUs spoils the figures."""
+    info: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            info.setdefault(key.strip(), value.strip())
+    flags = set(info.get("flags", "").split())
+    return {
+        "cpu": info.get("model name", platform.processor() or platform.machine()),
+        "cpus": len(os.sched_getaffinity(0)),
+        "flags": [flag for flag in _FLAGS if flag in flags],
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that matter."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def add_common(parser: argparse.ArgumentParser, repeats: int) -> None:
+    """The options of every benchmark."""
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, metavar="N", help="of each measurement"
+    )
+    parser.add_argument("--no-save", action="store_true", help="print only")

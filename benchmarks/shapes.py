@@ -1,0 +1,68 @@
+"""Checkpoints without weights, in the shapes of well-known models, to be filled from a seed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from src.core.settings import CHECKOUT
+
+_DEMO = CHECKOUT / "configs" / "demo"
+
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    # Small enough for any machine: to try a benchmark out.
+    "tiny": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 4096,
+    },
+    # Llama 3.2 1B
+    "1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128_256,
+        "tie_word_embeddings": True,
+    },
+    # Llama 3.1 8B
+    "8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128_256,
+    },
+}
+
+
+def write_checkpoint(directory: Path, shape: str, dtype: str = "bfloat16") -> Path:
+    """`config.json` of a shape, with the demo model's tokenizer, which it has ids enough for."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **SHAPES[shape],
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(_DEMO / name, directory / name)
+    return directory

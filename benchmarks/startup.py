@@ -1,0 +1,104 @@
+"""How long a start takes, in a fresh process: to ready, to the first token, to compiled code.
+
+`python -m benchmarks.startup` is the process that is measured: it prints one JSON object. The clock
+is the system's monotonic one, which the measuring process shares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from src.core.config import Config
+from src.core.settings import CHECKOUT, PREFIX, known_settings, load_config
+
+STARTUP = {
+    "ready": "s",
+    "first_token": "s",
+    "kernels": "s",
+    "compiled": "s",
+}
+_SECONDS = 1200
+
+
+def environment_of(config: Config, **more: str) -> dict[str, str]:
+    """Variables that give another process this configuration, whatever is set here."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    for setting in known_settings().values():
+        value = getattr(getattr(config, setting.section), setting.key)
+        if value != setting.default:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            inherited[setting.variable] = text
+    return {**inherited, **more}
+
+
+def measure(config: Config, *, cold: bool, repeats: int) -> list[dict[str, float]]:
+    """Seconds from the start of the process, per repeat.
+
+    Cold: an artifact cache of its own, so everything is built. Warm: a cache that one start, which
+    is not counted, has filled.
+    """
+    results = []
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as shared:
+        if not cold:
+            _start(config, shared)
+        for _ in range(repeats):
+            if cold:
+                with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as fresh:
+                    results.append(_start(config, fresh))
+            else:
+                results.append(_start(config, shared))
+    return results
+
+
+def _start(config: Config, cache: str) -> dict[str, float]:
+    environment = environment_of(config, SLIPSTREAM_CACHE_DIR=cache)
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.startup"],
+        cwd=CHECKOUT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=_SECONDS,
+    )
+    seen = json.loads(done.stdout.splitlines()[-1])
+    return {name: seen[name] - begun for name in STARTUP}
+
+
+async def _probe() -> dict[str, float]:
+    from src import AsyncEngine, SamplingParams
+
+    seen: dict[str, float] = {}
+    async with AsyncEngine.open(load_config()) as engine:
+        seen["ready"] = time.monotonic()
+        async for _ in engine.stream("Once upon a time", SamplingParams(max_tokens=8)):
+            seen.setdefault("first_token", time.monotonic())
+        from src.ops.cpu.build import kernel_status
+
+        waiting = {"kernels", "compiled"}
+        if engine.config.device.type == "cuda" or engine.config.compile.enforce_eager:
+            # Nothing of the kind is built there: it is there when the engine is ready.
+            seen["kernels"] = seen["compiled"] = seen["ready"]
+            waiting.clear()
+        while waiting:
+            done = {
+                "kernels": kernel_status() != "reference",
+                "compiled": engine.stats.compiled,
+            }
+            for name in [name for name in waiting if done[name]]:
+                seen[name] = time.monotonic()
+                waiting.remove(name)
+            await asyncio.sleep(0.01)
+    return seen
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_probe())))

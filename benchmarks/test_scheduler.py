@@ -1,0 +1,87 @@
+"""What the host pays per step: planning and committing, without a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.request import Request
+from src.core.sampling_params import SamplingParams
+from src.engine.scheduler import Scheduler, SchedulerLimits
+
+
+def scheduler_of(rows: int, **changes: Any) -> Scheduler:
+    limits = {
+        "max_num_seqs": rows,
+        "max_num_batched_tokens": 2048,
+        "block_size": 16,
+        "num_blocks": rows * 512,
+        "max_model_len": 8192,
+        **changes,
+    }
+    return Scheduler(SchedulerLimits(**limits))
+
+
+def request(key: int, prompt_len: int, max_tokens: int) -> Request:
+    tokens = list(range(key * prompt_len, (key + 1) * prompt_len))
+    return Request(key=key, prompt_token_ids=tokens, params=SamplingParams(), max_tokens=max_tokens)
+
+
+def result_of(plan: StepPlan) -> StepResult:
+    rows = [RowResult(r.row, r.generation, [7] if r.samples else []) for r in plan.rows]
+    return StepResult(plan.step_id, rows)
+
+
+def step(scheduler: Scheduler) -> None:
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.commit(result_of(plan))
+
+
+@pytest.mark.parametrize("rows", [1, 32, 256])
+def test_decode_step(benchmark: Any, rows: int) -> None:
+    """Every row decodes one token: the step that nearly all steps are."""
+    scheduler = scheduler_of(rows)
+    for key in range(rows):
+        scheduler.add(request(key, prompt_len=16, max_tokens=8000))
+    while scheduler.num_waiting:
+        step(scheduler)
+    benchmark.pedantic(step, (scheduler,), rounds=500, warmup_rounds=5)
+    assert scheduler.num_running == rows
+
+
+@pytest.mark.parametrize("waiting", [0, 2000])
+def test_admission_behind_a_queue(benchmark: Any, waiting: int) -> None:
+    """One arrival, one prefill step and one end, however long the queue behind it."""
+    scheduler = scheduler_of(1, num_blocks=64)
+    for key in range(1, waiting + 1):
+        scheduler.add(request(key, prompt_len=64, max_tokens=1))
+    keys = iter(range(waiting + 1, 10**9))
+
+    def turn() -> None:
+        scheduler.add(request(next(keys), prompt_len=64, max_tokens=1))
+        step(scheduler)
+
+    benchmark.pedantic(turn, rounds=300, warmup_rounds=5)
+
+
+def test_prefix_hit(benchmark: Any) -> None:
+    """A prompt of 4096 tokens that is cached but for its last block."""
+    scheduler = scheduler_of(4, num_blocks=1024)
+    shared = list(range(4096))
+    keys = iter(range(10**9))
+
+    def turn() -> None:
+        key = next(keys)
+        prompt = [*shared, 5000 + key]
+        scheduler.add(
+            Request(key=key, prompt_token_ids=prompt, params=SamplingParams(), max_tokens=1)
+        )
+        while scheduler.has_work:
+            step(scheduler)
+
+    turn()
+    benchmark.pedantic(turn, rounds=100, warmup_rounds=2)
+    assert scheduler.stats.prefix_cache_hits > 100 * 4000
