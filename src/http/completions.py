@@ -170,8 +170,10 @@ class CompletionShape:
 
     def _event(self, prompt: int, delta: Delta) -> bytes:
         index = prompt * self._n + delta.index
-        first = index not in self._legacy
-        legacy = self._legacy.setdefault(index, LegacyLogprobs(self._names))
+        legacy = self._legacy.get(index)
+        first = legacy is None
+        if legacy is None:
+            legacy = self._legacy[index] = LegacyLogprobs(self._names)
         choice = self._choice(prompt, delta, legacy, delta.prompt_logprobs, first=first)
         silent = not choice.text and choice.logprobs is None and choice.finish_reason is None
         if silent and not first:

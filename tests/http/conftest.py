@@ -95,7 +95,11 @@ def environment(checkpoint: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def hypercorn(environment: dict[str, str]) -> Iterator[ServerProcess]:
-    """`hypercorn src.http:app`, as a user starts it."""
+    """`hypercorn src.http:app`, as a user starts it; its first answers are in `early`."""
     with ServerProcess.hypercorn(environment) as server:
+        server.wait_for("/live")
+        server.early = {path: server.get(path) for path in ("/ready", "/health")}
         server.wait_ready()
         yield server
+        server.terminate()
+        assert server.wait_exit(30) == 0

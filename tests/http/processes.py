@@ -32,6 +32,7 @@ class ServerProcess:
     def __init__(self, command: list[str], port: int, environment: dict[str, str]) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self.early: dict[str, httpx.Response] = {}
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
         self.started = time.monotonic()

@@ -111,21 +111,6 @@ def test_a_bad_setting_ends_the_process_before_the_port_opens(
         assert "model.dtype='int3': expected one of auto" in server.output
 
 
-def test_the_port_opens_at_once_and_tells_how_far_the_start_is(
-    environment: dict[str, str],
-) -> None:
-    with ServerProcess.hypercorn(environment) as server:
-        server.wait_for("/live")
-        answer = server.get("/ready")
-        if answer.status_code == 503:
-            assert set(answer.json()) == {"phase", "progress"}
-            assert 0 <= answer.json()["progress"] < 1
-        # It waits for the model and is then served.
-        assert complete(server).status_code == 200
-        server.terminate()
-        assert server.wait_exit(30) == 0
-
-
 def test_a_dead_engine_ends_the_process_with_a_code_of_its_own(
     environment: dict[str, str],
 ) -> None:

@@ -43,6 +43,14 @@ def wait_idle(server: ServerProcess) -> None:
         time.sleep(0.05)
 
 
+def test_the_port_opens_at_once_and_tells_how_far_the_start_is(hypercorn: ServerProcess) -> None:
+    for answer in hypercorn.early.values():
+        assert answer.status_code == 503
+        assert set(answer.json()) == {"phase", "progress"}
+        assert 0 <= answer.json()["progress"] < 1
+        assert "retry-after" in answer.headers
+
+
 def test_the_synchronous_client(sync_client: openai.OpenAI) -> None:
     with sync_client as client:
         assert [model.id for model in client.models.list()] == ["tiny"]

@@ -9,5 +9,5 @@ from collections.abc import Callable
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Wait until ``condition`` holds."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.005)
