@@ -20,7 +20,12 @@ from src.core.config import Config
 from src.core.errors import ConfigError, SlipstreamError
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
-from src.http.process_exit import EXIT_ENGINE_DEAD, EXIT_LOAD_FAILED, end_process
+from src.http.process_exit import (
+    EXIT_ENGINE_DEAD,
+    EXIT_LOAD_FAILED,
+    end_process,
+    is_compiling,
+)
 from src.http.server import Server
 from src.observability.logs import setup_logging
 
@@ -51,9 +56,10 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
         await engine.drain(config.http.shutdown_timeout)
         await engine.close()
-        if loading and server.owns_process:
-            # The loading thread cannot be cancelled, and an orderly exit would wait for it.
-            logger.info("stopped while loading")
+        if server.owns_process and (loading or is_compiling()):
+            # Such a thread cannot be cancelled: an orderly exit would wait for a load, and crash in
+            # the middle of a compilation.
+            logger.info("stopped while loading or compiling")
             end_process(0)
 
 

@@ -14,10 +14,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from typing import Final, NoReturn
 
 EXIT_LOAD_FAILED: Final = 3
 EXIT_ENGINE_DEAD: Final = 4
+
+# The engine's background compiler, by the name it gives its thread.
+COMPILE_THREAD: Final = "slipstream-compile"
 
 _PARENT_SIGNALS: Final = {
     EXIT_LOAD_FAILED: signal.SIGUSR1,
@@ -34,6 +38,11 @@ def end_process(code: int, reason: str = "") -> NoReturn:
     if code in _PARENT_SIGNALS:
         _end_hypercorn_parent(_PARENT_SIGNALS[code])
     os._exit(code)
+
+
+def is_compiling() -> bool:
+    """Whether the engine still compiles in the background."""
+    return any(thread.name == COMPILE_THREAD for thread in threading.enumerate())
 
 
 def _end_hypercorn_parent(parent_signal: signal.Signals) -> None:

@@ -191,3 +191,19 @@ def test_a_port_in_use_is_one_readable_line(environment: dict[str, str]) -> None
         with ServerProcess.serve(environment, "--port", port) as server:
             assert server.wait_exit(60) == 1
             assert f"slipstream: cannot listen on 127.0.0.1:{port}: " in server.output
+
+
+def test_sigterm_during_background_compilation_is_an_orderly_end(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    compiling = {
+        **environment,
+        "SLIPSTREAM_COMPILE__ENFORCE_EAGER": "false",
+        # Nothing compiled before may be found.
+        "SLIPSTREAM_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+    }
+    with ServerProcess.serve(compiling) as server:
+        server.wait_ready()
+        server.terminate()
+        assert server.wait_exit(30) == 0, server.output
