@@ -1,7 +1,7 @@
 """What an engine and its server count, under vLLM's names so that its dashboards work unmodified.
 
 Every :class:`EngineMetrics` has a registry of its own: two engines in one process do not collide.
-Names that begin with ``slipstream_`` are ours, where vLLM has none. ``docs/metrics.md`` lists them.
+Names that begin with ``slipstream_`` are ours, where vLLM has none. ``docs/api.md`` lists them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,52 @@
+"""Pages that are named exist, files that pages name exist, and the index knows every page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from src.core.settings import CHECKOUT
+
+DOCS = CHECKOUT / "docs"
+ROOT_PAGES = [CHECKOUT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [*sorted(DOCS.glob("*.md")), *ROOT_PAGES, CHECKOUT / "benchmarks" / "LOG.md"]
+CODE = sorted(path for root in ("src", "tests") for path in (CHECKOUT / root).rglob("*.py"))
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            local = "://" not in target and not target.startswith("mailto:")
+            if local and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert not broken
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    # In backticks and with a folder of ours; `my_...` is the reader's own.
+    named = re.compile(r"`((?:src|tests|configs|benchmarks|docs)/[\w./-]+)`")
+    lost = [
+        f"{page.name}: {name}"
+        for page in PAGES
+        for name in named.findall(page.read_text())
+        if "my_" not in name and not (CHECKOUT / name).exists()
+    ]
+    assert not lost
+
+
+def test_every_page_that_the_code_names_is_there() -> None:
+    lost = [
+        f"{path.relative_to(CHECKOUT)}: {name}"
+        for path in CODE
+        if path != Path(__file__)
+        for name in re.findall(r"\bdocs/[\w-]+\.md", path.read_text())
+        if not (CHECKOUT / name).is_file()
+    ]
+    assert not lost
+
+
+def test_the_index_knows_every_page() -> None:
+    index = (DOCS / "README.md").read_text()
+    unknown = {page.name for page in DOCS.glob("*.md")} - set(re.findall(r"\((.+?\.md)\)", index))
+    assert unknown == {"README.md"}
