@@ -39,6 +39,10 @@ class DeviceLostError(SlipstreamError):
     """The device is in a state from which only a restart helps."""
 
 
+class RunnerClosedError(SlipstreamError):
+    """The runner was closed while it was in use."""
+
+
 @dataclass(frozen=True)
 class StepOutput:
     """What one step leaves on the device until the copy-out has run."""
@@ -88,6 +92,7 @@ class Runner:
         self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
         self._num_threads = num_threads
         self.compiled = False
+        self._closed = False
         self._device_thread = ThreadPoolExecutor(
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
         )
@@ -126,9 +131,13 @@ class Runner:
         self.compiled = True
 
     def close(self) -> None:
-        """Let the launched steps end and stop the threads. Blocks."""
+        """Let the launched steps end and stop the threads. Blocks.
+
+        A compilation in another thread ends at the end of the region that it is in.
+        """
         self._device_thread.shutdown(wait=True)
         self._waiter_thread.shutdown(wait=True)
+        self._closed = True
 
     def _run(
         self,
@@ -191,6 +200,8 @@ class Runner:
         spec = self._decoder.spec
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            if self._closed:
+                raise RunnerClosedError("the runner was closed")
             out = torch.empty_like(query)  # [T, num_heads, head_dim]
             paged_attention(
                 query,

@@ -19,7 +19,7 @@ from src.core.errors import ConfigError
 from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from src.engine.prompts import RequestBuilder
 from src.engine.row_state import RowState
-from src.engine.runner import Runner
+from src.engine.runner import Runner, RunnerClosedError
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduler import Scheduler, SchedulerLimits
 from src.engine.status import STARTUP_PHASES, ModelInfo
@@ -157,12 +157,15 @@ def _compile(runner: Runner, decoder: Decoder, *, wait: bool) -> None:
         started = time.perf_counter()
         try:
             runner.compile(regions)
+        except RunnerClosedError:
+            logger.info("closed before the model was compiled")
         except Exception:
             logger.exception("compilation failed: the model goes on uncompiled")
         else:
             logger.info("compiled in %.1f s, in the background", time.perf_counter() - started)
 
-    threading.Thread(target=compile_and_swap, name="slipstream-compile", daemon=True).start()
+    # No daemon: a process that ends in the middle of generated code is aborted by the C++ runtime.
+    threading.Thread(target=compile_and_swap, name="slipstream-compile").start()
 
 
 def _weights_progress(report: Report) -> Callable[[int, int], None]:
