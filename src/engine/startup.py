@@ -165,7 +165,7 @@ def _compile(runner: Runner, decoder: Decoder, *, wait: bool) -> None:
             logger.info("compiled in %.1f s, in the background", time.perf_counter() - started)
 
     # No daemon: a process that ends in the middle of generated code is aborted by the C++ runtime.
-    threading.Thread(target=compile_and_swap, name="slipstream-compile").start()
+    threading.Thread(target=compile_and_swap, name="slipstream-compile", daemon=False).start()
 
 
 def _weights_progress(report: Report) -> Callable[[int, int], None]:
