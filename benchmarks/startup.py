@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 from src.core.config import Config
 from src.core.settings import CHECKOUT, PREFIX, known_settings, load_config
@@ -89,7 +90,7 @@ async def _probe() -> dict[str, float]:
         config = engine.config
         on_cuda = config.device.type != "cpu" and torch.cuda.is_available()
         # What is not built in this configuration is there when the engine is ready.
-        built = {
+        built: dict[str, Callable[[], bool]] = {
             "kernels": lambda: on_cuda or kernel_status() != "reference",
             "compiled": lambda: config.compile.enforce_eager or engine.stats.compiled,
         }
