@@ -92,7 +92,7 @@ class Runner:
         self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
         self._num_threads = num_threads
         self.compiled = False
-        self._closed = False
+        self.closed = False
         self._device_thread = ThreadPoolExecutor(
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
         )
@@ -137,7 +137,7 @@ class Runner:
         """
         self._device_thread.shutdown(wait=True)
         self._waiter_thread.shutdown(wait=True)
-        self._closed = True
+        self.closed = True
 
     def _run(
         self,
@@ -200,7 +200,7 @@ class Runner:
         spec = self._decoder.spec
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if self._closed:
+            if self.closed:
                 raise RunnerClosedError("the runner was closed")
             out = torch.empty_like(query)  # [T, num_heads, head_dim]
             paged_attention(

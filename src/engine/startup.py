@@ -19,7 +19,7 @@ from src.core.errors import ConfigError
 from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from src.engine.prompts import RequestBuilder
 from src.engine.row_state import RowState
-from src.engine.runner import Runner, RunnerClosedError
+from src.engine.runner import Runner
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduler import Scheduler, SchedulerLimits
 from src.engine.status import STARTUP_PHASES, ModelInfo
@@ -157,10 +157,10 @@ def _compile(runner: Runner, decoder: Decoder, *, wait: bool) -> None:
         started = time.perf_counter()
         try:
             runner.compile(regions)
-        except RunnerClosedError:
-            logger.info("closed before the model was compiled")
         except Exception:
-            logger.exception("compilation failed: the model goes on uncompiled")
+            # Whatever a compiler says that the end of the process has overtaken is of no interest.
+            if not runner.closed:
+                logger.exception("compilation failed: the model goes on uncompiled")
         else:
             logger.info("compiled in %.1f s, in the background", time.perf_counter() - started)
 
