@@ -21,7 +21,7 @@ WEIGHTS = {
     "tally": 7,
     "sort_numbers": 8,
     "sort_words": 6,
-    "lookup": 8,
+    "lookup_plain": 8,
     "json": 6,
     "echo": 6,
     "fact": 5,
@@ -29,8 +29,14 @@ WEIGHTS = {
     "recall": 2,
 }
 # Copying is learnt in one sudden step: early on, more of the tasks that reward it bring it forward.
-EARLY = {"echo": 30, "lookup": 10, "json": 10}
+EARLY = {"echo": 30, "lookup_plain": 10, "json": 10}
 EARLY_UNTIL = 300  # steps
+# The second round dwells on what is learnt last, keeps the rest alive, and quotes rows of tables.
+LATE = {
+    "add": 6, "subtract": 14, "compare": 12, "count": 8, "tally": 18, "sort_numbers": 14,
+    "sort_words": 5, "lookup": 20, "json": 4, "echo": 6, "fact": 3, "chat": 4, "recall": 2,
+}  # fmt: skip
+LATE_FROM = 100_000  # steps: the second round counts on from here
 STORIES, TOOLED = 0.06, 0.10  # shares of the documents
 ROW = 256
 LONG_FROM, LONG_EVERY = 200, 8  # one batch in so many holds rows of the full length
@@ -45,7 +51,7 @@ class Documents:
 
     def draw(self, step: int, *, long: bool) -> tuple[str, str]:
         """A document and the task it is counted under; `long` asks for many turns."""
-        rng, kind = self.rng, self.rng.random()
+        rng, kind = self.rng, self.rng.random() * (2 if step >= LATE_FROM else 1)
         if not long and kind < STORIES:
             if rng.random() < 0.4:
                 return f"{BOS}{demo_stories.draw(rng).text}{END}", "raw_story"
@@ -57,7 +63,7 @@ class Documents:
         else:
             chance = min(1.0, step / 200) * 0.4
             turns = rng.choice((2, 2, 3, 4, 5)) if rng.random() < chance else 1
-        weights = WEIGHTS | EARLY if step < EARLY_UNTIL else WEIGHTS
+        weights = WEIGHTS | EARLY if step < EARLY_UNTIL else LATE if step >= LATE_FROM else WEIGHTS
         tasks = rng.choices(list(weights), list(weights.values()), k=turns)
         if long and rng.random() < 0.5:
             tasks.insert(rng.randrange(len(tasks)), "story")

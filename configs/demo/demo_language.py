@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from demo_case import Case, ask, city_name, listed, nonce, person
@@ -60,7 +61,18 @@ COLUMNS: dict[str, tuple[Callable[[random.Random], str], tuple[str, ...], str]] 
 
 
 def lookup(rng: random.Random) -> Case:
-    """Find a cell of a table in the prompt: three to eight rows, one or two columns of values."""
+    """Quote the row of a table in the prompt that is asked for, then answer from it."""
+    case, row = _table(rng)
+    return replace(case, answer=f"{row}\n{case.answer}")
+
+
+def lookup_plain(rng: random.Random) -> Case:
+    """The answer alone: a hard step without the row, used as an exercise in training only."""
+    return _table(rng)[0]
+
+
+def _table(rng: random.Random) -> tuple[Case, str]:
+    """A question about a table of three to eight rows and one or two columns, and its row."""
     titles = rng.sample(sorted(COLUMNS), rng.choice((1, 1, 2)))
     names: list[str] = []
     while len(names) < rng.randint(3, 8):
@@ -70,16 +82,17 @@ def lookup(rng: random.Random) -> Case:
     _, questions, answer = COLUMNS[titles[column]]
     question, value = rng.choice(questions).format(n=who), rows[who][column]
     if rng.random() < 0.6 or len(titles) == 2:
+        row = " | ".join([who, *rows[who]])
         table = "\n".join(
             " | ".join(r) for r in [["name", *titles], *([n, *v] for n, v in rows.items())]
         )
     else:
+        row = f"{who}: {value}"
         table = f"{titles[0]}\n" + "\n".join(f"{n}: {v[0]}" for n, v in rows.items())
     lead = rng.choice(("Here is a table.\n", "Use this table.\n", "Look at the table:\n", ""))
     prompt = f"{lead}{table}\n{question}" if rng.random() < 0.7 else f"{question}\n{table}"
-    return ask(
-        "lookup", f"{question} {sorted(rows.items())}", prompt, answer.format(n=who, v=value)
-    )
+    key = f"{question} {sorted(rows.items())}"
+    return ask("lookup", key, prompt, answer.format(n=who, v=value)), row
 
 
 JSON_FIELDS: dict[str, Callable[[random.Random], Any]] = {

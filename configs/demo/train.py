@@ -31,10 +31,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn.functional as F
-from demo_data import EARLY_UNTIL, Documents, Packer
+from demo_data import EARLY_UNTIL, LATE_FROM, Documents, Packer
 from demo_model import Model, Muon, Shape, export
 from demo_tokenizer import BOS, END, MAX_LENGTH, PAD, save_tokenizer, train_tokenizer
 from demo_words import every_word
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 PROMPT_WEIGHT = 0.1  # of a prompt token in the loss; an answer token weighs one
@@ -50,8 +51,9 @@ class Plan:
     batch: int = 4096
     muon_lr: float = 0.02
     adam_lr: float = 0.004
-    warmup: int = 30
     seed: int = 7
+    warmup: int = 30
+    first: int = 0  # what the text counts the first step as: it changes as the training goes on
 
     def scale(self, step: int) -> float:
         """The share of the top learning rate."""
@@ -61,12 +63,8 @@ class Plan:
 class Trainer:
     """Model, optimisers and text, and the step that joins them."""
 
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, *, compiled: bool) -> None:
-        torch.manual_seed(plan.seed)
-        self.plan, self.tokenizer = plan, tokenizer
-        self.model = Model(Shape(vocab=tokenizer.get_vocab_size(), positions=MAX_LENGTH))
-        for layer in self.model.layers if compiled else ():
-            layer.compile(dynamic=False)  # by layer: compiled once, for all of them
+    def __init__(self, plan: Plan, tokenizer: Tokenizer, model: Model) -> None:
+        self.plan, self.tokenizer, self.model = plan, tokenizer, model
         matrices = [
             p for n, p in self.model.named_parameters() if p.dim() == 2 and "embed" not in n
         ]
@@ -95,7 +93,7 @@ class Trainer:
 
     def step(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """One batch, one update."""
-        batch = self.packer.batch(number)
+        batch = self.packer.batch(self.plan.first + number)
         loss, each, tasks = self.loss(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -187,12 +185,26 @@ def run(trainer: Trainer, log_every: int, checkpoints: Path | None) -> dict[str,
     }
 
 
+def first_model(tokenizer: Tokenizer, seed: int, folder: Path | None) -> Model:
+    """A model with random weights, or with those of a folder."""
+    torch.manual_seed(seed)
+    model = Model(Shape(vocab=tokenizer.get_vocab_size(), positions=MAX_LENGTH))
+    if folder:
+        state = load_file(folder / "model.safetensors")
+        model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
+    return model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the checkpoint")
     parser.add_argument("--checkpoints", type=Path, help="folder to save to every 100 steps")
-    parser.add_argument("--steps", type=int, default=1300)
-    parser.add_argument("--decay", type=int, default=400, help="steps of the final decay")
+    parser.add_argument("--resume", type=Path, help="folder of a first round")
+    parser.add_argument("--steps", type=int, default=1349, help="steps of the first round")
+    parser.add_argument("--decay", type=int, default=350, help="how many of them the decay takes")
+    parser.add_argument(
+        "--more", type=int, default=400, help="steps of the second round, all decay"
+    )
     parser.add_argument("--batch", type=int, default=4096, help="tokens per step")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)
@@ -205,12 +217,29 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokenizer = train_tokenizer(sample_texts(args.seed, 20_000))
-    plan = Plan(args.steps, args.decay, args.batch, args.muon_lr, args.adam_lr, seed=args.seed)
-    trainer = Trainer(plan, tokenizer, compiled=not args.eager)
-    took = run(trainer, args.log_every, args.checkpoints)
-    save(trainer, args.out)
-    (args.out / "training.json").write_text(json.dumps(took, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(took), flush=True)
+    model = first_model(tokenizer, args.seed, args.resume)
+    for layer in () if args.eager else model.layers:
+        layer.compile(dynamic=False)  # by layer: compiled once, for all of them
+    first = Plan(args.steps, args.decay, args.batch, args.muon_lr, args.adam_lr, args.seed)
+    second = replace(
+        first,
+        steps=args.more,
+        decay=args.more,
+        muon_lr=first.muon_lr * 0.7,
+        adam_lr=first.adam_lr * 0.7,
+        seed=first.seed + 1,
+        first=LATE_FROM,
+    )
+    rounds = json.loads((args.resume / "training.json").read_text()) if args.resume else []
+    for plan in (second,) if args.resume else (first, second):
+        if plan is second:  # as drawn after a resume, and so the same without one
+            torch.manual_seed(plan.seed)
+        trainer = Trainer(plan, tokenizer, model)
+        rounds.append(run(trainer, args.log_every, args.checkpoints))
+        save(trainer, args.out)
+        text = json.dumps(rounds, indent=2) + "\n"
+        (args.out / "training.json").write_text(text, encoding="utf-8")
+        print(json.dumps(rounds[-1]), flush=True)
 
 
 if __name__ == "__main__":
