@@ -34,8 +34,13 @@ EARLY_UNTIL = 300  # steps
 # The second round dwells on what is learnt last, keeps the rest alive, and quotes rows of tables.
 LATE = {
     "add": 6, "subtract": 14, "compare": 12, "count": 8, "tally": 18, "sort_numbers": 14,
-    "sort_words": 5, "lookup": 20, "json": 4, "echo": 6, "fact": 3, "chat": 4, "recall": 2,
+    "sort_words": 5, "lookup_marked": 20, "json": 4, "echo": 6, "fact": 3, "chat": 4, "recall": 2,
 }  # fmt: skip
+LAST = {
+    "add": 4, "subtract": 26, "compare": 4, "count": 7, "tally": 20, "sort_numbers": 8,
+    "sort_words": 3, "lookup": 30, "json": 4, "echo": 5, "fact": 3, "chat": 3, "recall": 2,
+}  # fmt: skip
+LAST_FROM = 200_000  # steps, for the third round
 LATE_FROM = 100_000  # steps: the second round counts on from here
 STORIES, TOOLED = 0.06, 0.10  # shares of the documents
 ROW = 256
@@ -63,7 +68,8 @@ class Documents:
         else:
             chance = min(1.0, step / 200) * 0.4
             turns = rng.choice((2, 2, 3, 4, 5)) if rng.random() < chance else 1
-        weights = WEIGHTS | EARLY if step < EARLY_UNTIL else LATE if step >= LATE_FROM else WEIGHTS
+        weights = WEIGHTS | EARLY if step < EARLY_UNTIL else WEIGHTS
+        weights = LAST if step >= LAST_FROM else LATE if step >= LATE_FROM else weights
         tasks = rng.choices(list(weights), list(weights.values()), k=turns)
         if long and rng.random() < 0.5:
             tasks.insert(rng.randrange(len(tasks)), "story")

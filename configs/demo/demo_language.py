@@ -61,13 +61,35 @@ COLUMNS: dict[str, tuple[Callable[[random.Random], str], tuple[str, ...], str]] 
 
 
 def lookup(rng: random.Random) -> Case:
-    """Quote the row of a table in the prompt that is asked for, then answer from it."""
+    """Find the row of a name in a table of the prompt, quote it, and answer from it.
+
+    The columns are set apart by spaces alone: with a mark between them, a model of this size finds
+    the mark of any row instead of the row that is asked for.
+    """
+    title = rng.choice(("city", "color", "fruit", "job"))
+    draw, questions, answer = COLUMNS[title]
+    names: list[str] = []
+    size = rng.randint(3, 8)
+    while len(names) < size:
+        names += [n for n in [person(rng)] if n not in names]
+    rows = {n: draw(rng) for n in names}
+    who = rng.choice(names)
+    question = rng.choice(questions).format(n=who)
+    lead = rng.choice(("Here is a table.\n", "Use this table.\n", "Look at the table:\n", ""))
+    table = f"name {title}\n" + "\n".join(f"{n} {v}" for n, v in rows.items())
+    prompt = f"{lead}{table}\n{question}" if rng.random() < 0.7 else f"{question}\n{table}"
+    said = f"{who} {rows[who]}\n{answer.format(n=who, v=rows[who])}"
+    return ask("lookup", f"{question} {sorted(rows.items())}", prompt, said)
+
+
+def lookup_marked(rng: random.Random) -> Case:
+    """The same with marks between the columns: an exercise in training only."""
     case, row = _table(rng)
     return replace(case, answer=f"{row}\n{case.answer}")
 
 
 def lookup_plain(rng: random.Random) -> Case:
-    """The answer alone: a hard step without the row, used as an exercise in training only."""
+    """The same without the row: an exercise in training only."""
     return _table(rng)[0]
 
 

@@ -17,7 +17,7 @@ if str(Path(__file__).resolve().parent) not in sys.path:
 
 import demo_stories
 from demo_case import Case, Message, ask, city_name, held_out, person
-from demo_language import chat, echo, fact, lookup, lookup_plain, make_json
+from demo_language import chat, echo, fact, lookup, lookup_marked, lookup_plain, make_json
 from demo_numbers import add, compare, count, sort_numbers, sort_words, subtract, tally
 from demo_tools import TOOLS, Tool, signature, tool_call_text
 from demo_words import COLORS, FRUITS
@@ -120,13 +120,14 @@ TASKS: dict[str, Callable[[random.Random], Case]] = {
     "tool_result": tool_result,
     "story": story,
     "lookup_plain": lookup_plain,
+    "lookup_marked": lookup_marked,
 }
 
 
 SINGLE = ("add", "subtract", "compare", "echo", "fact", "fact", "chat")
 
 
-EXACT = tuple(t for t in TASKS if t not in ("story", "lookup_plain"))
+EXACT = tuple(t for t in TASKS if t not in ("story", "lookup_plain", "lookup_marked"))
 
 
 def draw(rng: random.Random, task: str, *, judged: bool = False) -> Case:

@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn.functional as F
-from demo_data import EARLY_UNTIL, LATE_FROM, Documents, Packer
+from demo_data import EARLY_UNTIL, LAST_FROM, LATE_FROM, Documents, Packer
 from demo_model import Model, Muon, Shape, export
 from demo_tokenizer import BOS, END, MAX_LENGTH, PAD, save_tokenizer, train_tokenizer
 from demo_words import every_word
@@ -39,6 +39,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 PROMPT_WEIGHT = 0.1  # of a prompt token in the loss; an answer token weighs one
+LAST_SHARE = 0.6  # of the third round's weights in the final mean with the second's: less forgotten
 PROMPT_SHARE = 0.25  # of the prompt tokens that a loss is taken on, to save the output head's work
 
 
@@ -199,12 +200,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the checkpoint")
     parser.add_argument("--checkpoints", type=Path, help="folder to save to every 100 steps")
-    parser.add_argument("--resume", type=Path, help="folder of a first round")
+    parser.add_argument("--resume", type=Path, help="folder of a finished round")
     parser.add_argument("--steps", type=int, default=1349, help="steps of the first round")
     parser.add_argument("--decay", type=int, default=350, help="how many of them the decay takes")
     parser.add_argument(
         "--more", type=int, default=400, help="steps of the second round, all decay"
     )
+    parser.add_argument("--last", type=int, default=170, help="steps of the third round, all decay")
     parser.add_argument("--batch", type=int, default=4096, help="tokens per step")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)
@@ -231,11 +233,24 @@ def main() -> None:
         first=LATE_FROM,
     )
     rounds = json.loads((args.resume / "training.json").read_text()) if args.resume else []
-    for plan in (second,) if args.resume else (first, second):
-        if plan is second:  # as drawn after a resume, and so the same without one
+    third = replace(
+        second,
+        steps=args.last,
+        decay=args.last,
+        muon_lr=first.muon_lr * 0.6,
+        adam_lr=first.adam_lr * 0.6,
+        seed=first.seed + 2,
+        first=LAST_FROM,
+    )
+    for plan in (first, second, third)[len(rounds) :]:
+        if plan is not first:  # as drawn after a resume, and so the same without one
             torch.manual_seed(plan.seed)
         trainer = Trainer(plan, tokenizer, model)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
         rounds.append(run(trainer, args.log_every, args.checkpoints))
+        if plan is third:
+            after = model.state_dict()
+            model.load_state_dict({k: v.lerp(after[k], LAST_SHARE) for k, v in before.items()})
         save(trainer, args.out)
         text = json.dumps(rounds, indent=2) + "\n"
         (args.out / "training.json").write_text(text, encoding="utf-8")
