@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines that run tests are shared and slow at times: no example has a deadline of its own, the
 # test as a whole has one.
-settings.register_profile(
-    "slipstream", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+# Examples are derived from the test itself, so that a run repeats the last one;
+# HYPOTHESIS_PROFILE=search looks further, with fresh randomness.
+_COMMON = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, database=None
 )
-settings.load_profile("slipstream")
+settings.register_profile("slipstream", _COMMON, derandomize=True)
+settings.register_profile("search", _COMMON, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "slipstream"))
 
 
 @pytest.fixture

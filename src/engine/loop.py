@@ -185,7 +185,7 @@ class EngineLoop:
         logger.error("step %d failed", plan.step_id, exc_info=error)
         for key in self.scheduler.keys_of(plan):
             self.scheduler.finish(key, FinishReason.ERROR)
-            self._forget(key).fail(EngineDeadError(f"a step of this request failed: {error}"))
+            self._fail(key, EngineDeadError(f"a step of this request failed: {error}"))
         return StepResult(plan.step_id, [RowResult(r.row, r.generation, []) for r in plan.rows])
 
     def _publish(self) -> None:
@@ -204,12 +204,15 @@ class EngineLoop:
             if event.finish_reason is None:
                 # A stop string: the scheduler cannot see text.
                 self.scheduler.finish(event.key, reason)
-            self._metrics.on_finished(
-                reason,
-                e2e_seconds=time.monotonic() - choice.request.arrival,
-                prompt_tokens=len(choice.request.prompt_token_ids),
-                output_tokens=choice.num_tokens,
-            )
+            self._count_end(choice, reason)
+
+    def _count_end(self, choice: Choice, reason: FinishReason) -> None:
+        self._metrics.on_finished(
+            reason,
+            e2e_seconds=time.monotonic() - choice.request.arrival,
+            prompt_tokens=len(choice.request.prompt_token_ids),
+            output_tokens=choice.num_tokens,
+        )
 
     def _forget(self, key: int) -> Choice:
         if self._unannounced.pop(key, None) is None:
@@ -239,8 +242,13 @@ class EngineLoop:
 
     def _fail_all(self, error: SlipstreamError) -> None:
         for key in list(self._choices):
-            self._forget(key).fail(error)
+            self._fail(key, error)
         self._idle.set()
+
+    def _fail(self, key: int, error: SlipstreamError) -> None:
+        choice = self._forget(key)
+        choice.fail(error)
+        self._count_end(choice, FinishReason.ERROR)
 
     def _record(self, in_flight: InFlight, planned: float) -> None:
         times, last = in_flight.times, self.timeline.last

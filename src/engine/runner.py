@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from src.core.errors import SlipstreamError
+from src.core.errors import EngineDeadError, SlipstreamError
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.in_flight import InFlight, StepTimes
@@ -35,7 +35,7 @@ from src.ops import paged_attention
 _WARM_UP_TOKENS = 8
 
 
-class DeviceLostError(SlipstreamError):
+class DeviceLostError(EngineDeadError):
     """The device is in a state from which only a restart helps."""
 
 

@@ -114,9 +114,11 @@ def check(
             mass = np.where(base, weights, 0.0)
             sorted_x = np.sort(x[base])[::-1]
             sorted_mass = np.exp((sorted_x - x.max()) / temperature)
-            # Mass strictly above each token, from the sorted list.
+            # Mass strictly above each token, from the sorted list. Tokens whose weights float32
+            # cannot tell apart are tied.
             cumulative = np.concatenate(([0.0], np.cumsum(sorted_mass)))
-            above = cumulative[np.searchsorted(-sorted_x, -x, side="left")]
+            ranked, own = -sorted_mass.astype(np.float32), -weights.astype(np.float32)
+            above = cumulative[np.searchsorted(ranked, own, side="left")]
             bound = p * mass.sum()
             slack = room * mass.sum()
             keep &= above < (bound - slack if keep is surely else bound + slack)
