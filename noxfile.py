@@ -1,4 +1,4 @@
-"""What a person runs: `nox -s serve`, `nox -s tests`, `nox -s lint`, `nox -s types`, `nox -s bench`.
+"""What a person runs: `nox -s serve`, `-s tests`, `-s lint`, `-s types`, `-s bench`.
 
 Bare `nox` runs everything that a CPU can check. Every session installs what it needs into its own
 environment, with pip, so that a local build of torch is found the way pip finds it.
@@ -29,9 +29,7 @@ def serve(session: nox.Session) -> None:
     """Serve the bundled demo model, or what SLIPSTREAM_... says, on http://127.0.0.1:8000."""
     install(session)
     build_kernels(session)
-    session.run(
-        "hypercorn", "--config", "configs/hypercorn.toml", *session.posargs, "src.http:app"
-    )
+    session.run("hypercorn", "--config", "configs/hypercorn.toml", *session.posargs, "src.http:app")
 
 
 @nox.session

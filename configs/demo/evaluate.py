@@ -198,7 +198,7 @@ def write_readme(path: Path, found: dict[str, Any]) -> None:
     """Put the score between the marks of the README, where a reader looks for it."""
     rows = [f"| `{task}` | {100 * share:.1f} % |" for task, share in found["per_task"].items()]
     table = [
-        f"Exact match: {100 * found['exact_match']:.1f} % of {found['cases']} held-out cases; "
+        f"Exact match: {100 * found['exact_match']:.2f} % of {found['cases']} held-out cases; "
         f"{100 * found['stopped']:.1f} % of the answers stop by themselves.",
         "",
         "| Task | Exact match |",
