@@ -8,6 +8,7 @@ sizes 0, 1 and 2 get no graphs of their own and no later size recompiles.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ class CompiledFunction:
     """
 
     def __init__(self, function: Callable[..., Any], token_arguments: Sequence[int]) -> None:
-        self._compiled = torch.compile(function, fullgraph=True, dynamic=False)
+        self._compiled = torch.compile(_own_copy(function), fullgraph=True, dynamic=False)
         self._token_arguments = tuple(token_arguments)
         self._captured = False
 
@@ -37,6 +38,20 @@ class CompiledFunction:
             self._captured = True
             return result
         return self._compiled(*arguments)
+
+
+def _own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with a code object of its own.
+
+    Dynamo keeps what it compiled, and counts it, by code object: models that come and go in one
+    process must not use up each other's limit.
+    """
+    code = function.__code__.replace()
+    copied = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
 def compile_functions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Final
 
 import msgspec
@@ -22,6 +23,9 @@ MAX_BAD_WORD_CHARS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
+
+# Where msgspec says that it is: "Expected `int`, got `float` - at `$.top_k`".
+_FIELD = re.compile(r"`\$\.(?P<name>\w+)")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,6 +108,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         InvalidRequestError
             Naming the field, its value and the bound.
         """
+        self._validate_types()
         _check_range("n", self.n, 1, MAX_N)
         _check_range("temperature", self.temperature, 0.0, 2.0)
         _check_range("top_k", self.top_k, -1, INT64_MAX)
@@ -125,6 +130,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_range(name, count, 0, MAX_LOGPROBS)
         self._validate_strings()
         self._validate_token_ids(vocab_size)
+
+    def _validate_types(self) -> None:
+        # What a program writes is not checked when it is constructed, unlike what is decoded.
+        try:
+            msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        except msgspec.ValidationError as error:
+            found = _FIELD.search(str(error))
+            name = found["name"] if found else "sampling parameters"
+            problem = str(error).partition(" - at ")[0]
+            raise InvalidRequestError(f"{name}: {problem}", param=name) from None
+        except TypeError as error:
+            raise InvalidRequestError(f"sampling parameters: {error}") from None
 
     def _validate_strings(self) -> None:
         for name, words, most, most_chars in (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,7 +27,13 @@ from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
 from src.engine.prompts import ChatOptions, Prompt, with_defaults
-from src.engine.status import STARTUP_PHASES, EngineStats, EngineStatus, ModelInfo
+from src.engine.status import (
+    STARTUP_PHASES,
+    EngineStats,
+    EngineStatus,
+    ModelInfo,
+    served_names,
+)
 from src.engine.submission import ResultCollector, Submission
 from src.engine.timeline import Timeline
 from src.observability.metrics import EngineMetrics
@@ -37,6 +44,9 @@ if TYPE_CHECKING:
     from src.engine.startup import EngineParts
 
 logger = logging.getLogger(__name__)
+
+# Seconds that aborted requests have to leave the device.
+_ABORT_GRACE = 5.0
 
 
 class AsyncEngine:
@@ -62,8 +72,10 @@ class AsyncEngine:
         self._main_task: asyncio.Task[None] | None = None
         self._startup_done = asyncio.Event()
         self._dead: asyncio.Future[BaseException] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._draining = False
         self._submissions: dict[str, list[Submission]] = {}
-        self.metrics = EngineMetrics(_served_name(self.config))
+        self.metrics = EngineMetrics(served_names(self.config.model)[0])
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -89,7 +101,15 @@ class AsyncEngine:
     # Life
 
     def start(self) -> None:
-        """Begin to load, in the background of the running event loop."""
+        """Begin to load, in the background of the running event loop.
+
+        Raises
+        ------
+        RuntimeError
+            The engine was closed: it is opened once.
+        """
+        if self._status.phase == "closed":
+            raise RuntimeError("this engine was closed; open a new one")
         if self._main_task is None:
             self._dead = asyncio.get_running_loop().create_future()
             self._set_status("importing", STARTUP_PHASES["importing"], "importing torch")
@@ -118,25 +138,46 @@ class AsyncEngine:
         return self._status
 
     async def wait_dead(self) -> BaseException:
-        """Wait until the engine has failed, while loading or later; returns why."""
+        """Wait until the engine has failed, while loading or later, or is closed; returns why."""
         if self._dead is None:
             raise RuntimeError("the engine was not started")
         return await asyncio.shield(self._dead)
 
     async def drain(self, timeout: float) -> None:
-        """Admit nothing more and finish what runs; what is left after ``timeout`` s is aborted."""
-        if self._status.phase not in ("ready", "draining") or self._loop is None:
+        """Admit nothing more and finish what runs; what is left after ``timeout`` s is aborted.
+
+        An engine that is still loading admits nothing when it has loaded. A device that does not
+        come back is not waited for: this returns a few seconds after ``timeout`` at the latest.
+        """
+        self._draining = True
+        loop = self._loop
+        if self._status.phase != "ready" or loop is None:
             return
         self._set_status("draining", 1.0, "finishing what runs")
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self._loop.wait_idle()
+                await loop.wait_idle()
+                return
+        loop.abort_all()
+        try:
+            async with asyncio.timeout(_ABORT_GRACE):
+                await loop.wait_idle()
         except TimeoutError:
-            self._loop.abort_all()
-            await self._loop.wait_idle()
+            logger.error("the device did not finish its last step within %.0f s", _ABORT_GRACE)
 
     async def close(self) -> None:
         """Abort what runs and release threads and memory."""
+        # First of all: whoever is told that it ends and tries again must not be admitted.
+        self._set_status("closed", 1.0, "closed")
+        self._startup_done.set()
+        if self._dead is not None and not self._dead.done():
+            self._dead.set_result(ShuttingDownError("the engine was closed"))
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._release())
+        # A caller that is cancelled meanwhile does not leave half an engine behind.
+        await asyncio.shield(self._closing)
+
+    async def _release(self) -> None:
         task, self._main_task = self._main_task, None
         if task is not None:
             task.cancel()
@@ -144,9 +185,6 @@ class AsyncEngine:
         parts, self._parts, self._loop = self._parts, None, None
         if parts is not None:
             await asyncio.to_thread(parts.runner.close)
-        if self._status.phase != "failed":
-            self._set_status("closed", 1.0, "closed")
-        self._startup_done.set()
 
     async def _main(self) -> None:
         try:
@@ -161,7 +199,8 @@ class AsyncEngine:
                 self._status, phase="failed", detail=f"{type(error).__name__}: {error}", error=error
             )
             assert self._dead is not None
-            self._dead.set_result(error)
+            if not self._dead.done():
+                self._dead.set_result(error)
             self._startup_done.set()
             if not isinstance(error, SlipstreamError):
                 logger.exception("the engine failed")
@@ -197,8 +236,11 @@ class AsyncEngine:
 
     def _set_status(self, phase: str, progress: float, detail: str) -> None:
         # A report of the loading thread may arrive after the failure or the close that it preceded.
-        if self._status.phase not in ("failed", "closed"):
-            self._status = EngineStatus(phase, progress, detail)
+        if self._status.phase in ("failed", "closed"):
+            return
+        if phase == "ready" and self._draining:
+            phase, detail = "draining", "asked to end while loading"
+        self._status = EngineStatus(phase, progress, detail)
 
     def _not_ready(self) -> NotReadyError:
         status = self._status
@@ -212,7 +254,8 @@ class AsyncEngine:
         if status.phase == "failed":
             assert status.error is not None
             if isinstance(status.error, SlipstreamError):
-                raise status.error
+                # A copy: one that is raised over and over would keep every traceback alive.
+                raise copy.copy(status.error)
             raise EngineDeadError(status.detail) from status.error
         if status.phase in ("draining", "closed"):
             raise ShuttingDownError("the server is shutting down", retry_after=5.0)
@@ -255,7 +298,7 @@ class AsyncEngine:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             kv_usage=scheduler.kv_usage,
-            num_steps=0 if last is None else last.step_id + 1,
+            num_steps=0 if last is None else last.step_id,
             bubble=0.0 if timeline is None else timeline.bubble,
             preemptions=scheduler.stats.preemptions,
             prefix_cache_queries=scheduler.stats.prefix_cache_queries,
@@ -376,19 +419,20 @@ class AsyncEngine:
         """
         parts, _ = self._check_admits()
         prompt_token_ids = await parts.builder.tokenize(prompt, chat)
+        requests = await parts.builder.requests(
+            prompt_token_ids,
+            with_defaults(params, parts.info.default_sampling),
+            priority=priority,
+            timeout=timeout,
+            cache_salt=cache_salt,
+        )
         # It may have begun to shut down while the prompt was tokenized.
         parts, loop = self._check_admits()
         submission = Submission(
             loop,
             parts.tokenizer,
             request_id or uuid.uuid4().hex,
-            parts.builder.requests(
-                prompt_token_ids,
-                with_defaults(params, parts.info.default_sampling),
-                priority=priority,
-                timeout=timeout,
-                cache_salt=cache_salt,
-            ),
+            requests,
         )
         self._submissions.setdefault(submission.request_id, []).append(submission)
         try:
@@ -410,11 +454,6 @@ class AsyncEngine:
         submissions.remove(submission)
         if not submissions:
             del self._submissions[submission.request_id]
-
-
-def _served_name(config: Config) -> str:
-    names = config.model.served_model_name
-    return names[0] if names else Path(config.model.path).name
 
 
 def _release_unused(loading: asyncio.Future[tuple[EngineParts, type[EngineLoop]]]) -> None:

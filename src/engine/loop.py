@@ -7,12 +7,13 @@ and nothing here waits for the device: a step's result sets ``_wake`` when it ha
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections import deque
 from dataclasses import dataclass
 
-from src.core.errors import EngineDeadError, SlipstreamError
+from src.core.errors import EngineDeadError, ShuttingDownError, SlipstreamError
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
@@ -66,7 +67,7 @@ class EngineLoop:
         # Requests not yet seen by the runner, until a plan installs them.
         self._unannounced: dict[int, Request] = {}
         # Keys that ended since the last launch, for the runner to forget.
-        self._ended: list[int] = []
+        self._forgettable: list[int] = []
         self._unpublished: list[tuple[Choice, RequestEvent]] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
@@ -74,6 +75,8 @@ class EngineLoop:
         self._idle.set()
         self._failures = 0
         self._was_idle = True
+        # Why the loop will serve nobody any more.
+        self._ended: SlipstreamError | None = None
         self._reported = Reported()
 
     def submit(self, choice: Choice) -> None:
@@ -84,6 +87,8 @@ class EngineLoop:
         QueueFullError, InvalidRequestError
             Whatever the scheduler refuses it for.
         """
+        if self._ended is not None:
+            raise copy.copy(self._ended)
         request = choice.request
         self.scheduler.add(request)
         self._choices[request.key] = choice
@@ -99,6 +104,7 @@ class EngineLoop:
         """End a request now; its memory comes free when no launched step names it any more."""
         event = self.scheduler.finish(key, reason)
         if event is not None:
+            self._publish()
             self._deliver(event)
         self._wake.set()
 
@@ -122,7 +128,7 @@ class EngineLoop:
                 # A checkpoint even when there is more to do: readers and HTTP get their turn.
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            self._fail_all(EngineDeadError("the engine was closed"))
+            self._fail_all(ShuttingDownError("the engine was closed"))
             raise
         except BaseException as error:
             logger.exception("the engine loop stopped")
@@ -137,7 +143,11 @@ class EngineLoop:
         """Commit what has arrived, launch what can be launched, then tell the readers."""
         while self._in_flight and self._in_flight[0][0].done:
             self._commit(*self._in_flight.popleft())
-        for event in self.scheduler.expire(time.monotonic()):
+        expired = self.scheduler.expire(time.monotonic())
+        if expired:
+            # What they have comes before their end.
+            self._publish()
+        for event in expired:
             self._deliver(event)
         while len(self._in_flight) < self._depth and self._launch():
             pass
@@ -156,8 +166,11 @@ class EngineLoop:
             for install in plan.installs
             if (request := self._unannounced.pop(install.request_key, None)) is not None
         ]
-        ended, self._ended = self._ended, []
-        in_flight = self._runner.launch(plan, admitted, ended)
+        now = time.monotonic()
+        for request in admitted:
+            self._metrics.on_admitted(now - request.arrival)
+        forgettable, self._forgettable = self._forgettable, []
+        in_flight = self._runner.launch(plan, admitted, forgettable)
         in_flight.future.add_done_callback(lambda _: self._wake.set())
         self._in_flight.append((in_flight, planned))
         return True
@@ -185,7 +198,7 @@ class EngineLoop:
         logger.error("step %d failed", plan.step_id, exc_info=error)
         for key in self.scheduler.keys_of(plan):
             self.scheduler.finish(key, FinishReason.ERROR)
-            self._fail(key, EngineDeadError(f"a step of this request failed: {error}"))
+            self._fail(key, _failure("a step of this request failed", error))
         return StepResult(plan.step_id, [RowResult(r.row, r.generation, []) for r in plan.rows])
 
     def _publish(self) -> None:
@@ -197,7 +210,14 @@ class EngineLoop:
 
     def _deliver(self, event: RequestEvent) -> None:
         choice = self._choices[event.key]
-        reason = choice.take(event)
+        try:
+            reason = choice.take(event)
+        # Whatever goes wrong with the text of one request is that request's affair.
+        except Exception as error:
+            logger.exception("the text of a request failed")
+            self.scheduler.finish(event.key, FinishReason.ERROR)
+            self._fail(event.key, _failure("the text of this request failed", error))
+            return
         self._measure(choice, event)
         if reason is not None:
             self._forget(event.key)
@@ -216,7 +236,7 @@ class EngineLoop:
 
     def _forget(self, key: int) -> Choice:
         if self._unannounced.pop(key, None) is None:
-            self._ended.append(key)
+            self._forgettable.append(key)
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -241,8 +261,10 @@ class EngineLoop:
         self._idle.set()
 
     def _fail_all(self, error: SlipstreamError) -> None:
+        self._ended = error
         for key in list(self._choices):
-            self._fail(key, error)
+            self._fail(key, copy.copy(error))
+        self._metrics.set_gauges(0, 0, 0.0)
         self._idle.set()
 
     def _fail(self, key: int, error: SlipstreamError) -> None:
@@ -281,3 +303,9 @@ class EngineLoop:
         previous = choice.last_token_time
         self._metrics.on_tokens(len(event.token_ids), None if previous is None else now - previous)
         choice.last_token_time = now
+
+
+def _failure(message: str, cause: BaseException) -> EngineDeadError:
+    error = EngineDeadError(message)
+    error.__cause__ = cause
+    return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,8 @@ class RequestBuilder:
         """
         if isinstance(prompt, str):
             ids = await self._encode(prompt, add_special_tokens=True)
+        elif isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
+            raise _wrong_prompt(prompt)
         elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
             text = await self._render(prompt, chat or ChatOptions())
             ids = await self._encode(text, add_special_tokens=False)
@@ -70,7 +73,7 @@ class RequestBuilder:
             raise InvalidRequestError("prompt must have at least one token", param="prompt")
         return ids
 
-    def requests(
+    async def requests(
         self,
         prompt_token_ids: list[int],
         params: SamplingParams,
@@ -89,7 +92,7 @@ class RequestBuilder:
             Prompt and output do not fit the context.
         """
         params.validate(vocab_size=self._info.vocab_size)
-        _check_priority(priority)
+        _check_rest(priority, timeout, cache_salt)
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
         end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -97,13 +100,17 @@ class RequestBuilder:
         seed = params.seed
         if seed is None:
             seed = secrets.randbits(63)
+        bad_words: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words:
+            bad_words = await asyncio.to_thread(self._bad_words, params)
+        # All completions have the same prompt: the first one's scores serve them all.
+        unscored = msgspec.structs.replace(params, prompt_logprobs=None)
         now = time.monotonic()
-        bad_words = self._bad_words(params)
         return [
             Request(
                 key=next(self._keys),
                 prompt_token_ids=prompt_token_ids,
-                params=params,
+                params=unscored if index else params,
                 max_tokens=max_tokens,
                 seed=_wrapped(seed + index),
                 end_token_ids=end_token_ids,
@@ -150,13 +157,11 @@ class RequestBuilder:
         )
 
     def _checked(self, prompt: Sequence[Any]) -> list[int]:
+        self._room(len(prompt))
         most = self._info.vocab_size - 1
         for token_id in prompt:
             if not isinstance(token_id, int) or isinstance(token_id, bool):
-                raise InvalidRequestError(
-                    f"prompt must be text, token ids or messages, got {type(token_id).__name__}",
-                    param="prompt",
-                )
+                raise _wrong_prompt(token_id)
             if not 0 <= token_id <= most:
                 raise InvalidRequestError(
                     f"prompt token ids must be from 0 to {most}, got {token_id}", param="prompt"
@@ -164,14 +169,7 @@ class RequestBuilder:
         return list(prompt)
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
-        context = self._info.max_model_len
-        room = context - prompt_len
-        if room < 1:
-            raise PromptTooLongError(
-                f"the model's context is {context} tokens, the prompt has {prompt_len} and leaves "
-                "no room for output",
-                param="prompt",
-            )
+        context, room = self._info.max_model_len, self._room(prompt_len)
         if params.max_tokens is not None and params.max_tokens > room:
             raise PromptTooLongError(
                 f"the model's context is {context} tokens: the prompt's {prompt_len} and "
@@ -185,6 +183,17 @@ class RequestBuilder:
                 param="min_tokens",
             )
         return room if params.max_tokens is None else params.max_tokens
+
+    def _room(self, prompt_len: int) -> int:
+        """Tokens of output that the context leaves."""
+        room = self._info.max_model_len - prompt_len
+        if room < 1:
+            raise PromptTooLongError(
+                f"the model's context is {self._info.max_model_len} tokens, the prompt has "
+                f"{prompt_len} and leaves no room for output",
+                param="prompt",
+            )
+        return room
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         # A word is spelt by other tokens at the start of a text than after a space.
@@ -202,11 +211,23 @@ def with_defaults(params: SamplingParams | None, defaults: Mapping[str, Any]) ->
     return msgspec.structs.replace(SamplingParams(), **defaults) if params is None else params
 
 
-def _check_priority(priority: int) -> None:
+def _check_rest(priority: int, timeout: float | None, cache_salt: str) -> None:
     if not INT64_MIN <= priority <= INT64_MAX:
         raise InvalidRequestError(
             f"priority must be from {INT64_MIN} to {INT64_MAX}, got {priority}", param="priority"
         )
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise InvalidRequestError(
+            f"timeout must be a finite number of seconds over 0, got {timeout}", param="timeout"
+        )
+    if not cache_salt.isascii() and any("\ud800" <= char <= "\udfff" for char in cache_salt):
+        raise InvalidRequestError("cache_salt must be valid Unicode", param="cache_salt")
+
+
+def _wrong_prompt(given: object) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"prompt must be text, token ids or messages, got {type(given).__name__}", param="prompt"
+    )
 
 
 def _wrapped(seed: int) -> int:

@@ -58,6 +58,15 @@ class RowState:
                 block_ids, torch.int32, self.device
             )
 
+    def neutralize(self, rows: list[int]) -> None:
+        """After a failed step: make what it did not produce a token like any other.
+
+        A step that is queued behind it still names its rows. Their results are dropped, but they
+        must not make that step fail for the rows that joined it.
+        """
+        for row in rows:
+            self.tokens[row].clamp_(min=0)
+
     def scatter_tokens(self, rows_s: Tensor, positions_s: Tensor, token_ids_s: Tensor) -> None:
         """Write sampled tokens back into their rows: [S] int64 each."""
         self.tokens[rows_s, positions_s] = token_ids_s.to(torch.int32)

@@ -150,6 +150,8 @@ class Runner:
             with torch.inference_mode(), torch.cuda.stream(self._stream):
                 self._execute(in_flight, admitted, ended, loop)
         except Exception as error:
+            with torch.inference_mode():
+                self._rows.neutralize([step.row for step in in_flight.plan.rows])
             self._fail(in_flight, error, loop)
 
     def _execute(
@@ -192,8 +194,8 @@ class Runner:
         # One look: the compiler may swap them between two steps.
         regions = self._regions
         hidden = self._forward(inputs, regions)
-        samples = self._sample(inputs, hidden) if inputs.samplers.rows else None
-        return StepOutput(samples, self._score_prompts(plan, hidden))
+        samples = self._sample(inputs, hidden, regions) if inputs.samplers.rows else None
+        return StepOutput(samples, self._score_prompts(plan, hidden, regions))
 
     def _forward(self, inputs: StepInputs, regions: Regions) -> Tensor:
         """Hidden states [T, hidden_size]."""
@@ -223,21 +225,23 @@ class Runner:
 
         return self._decoder.forward(regions, inputs.input_ids_t, inputs.positions_t, attend)
 
-    def _sample(self, inputs: StepInputs, hidden: Tensor) -> SampleOutput:
-        logits = self._decoder.logits(self._regions, hidden[inputs.sample_index_s])
+    def _sample(self, inputs: StepInputs, hidden: Tensor, regions: Regions) -> SampleOutput:
+        logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
         samples = self._sampler.sample(logits, inputs.samplers, self._rows.tokens)
         self._rows.scatter_tokens(
             inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
         )
         return samples
 
-    def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> PromptScores | None:
+    def _score_prompts(
+        self, plan: StepPlan, hidden: Tensor, regions: Regions
+    ) -> PromptScores | None:
         return score_prompts(
             plan,
             self._requests,
             hidden,
             self._rows.tokens,
-            lambda positions: self._decoder.logits(self._regions, positions),
+            lambda positions: self._decoder.logits(regions, positions),
         )
 
     def _read(self, plan: StepPlan, output: StepOutput) -> StepResult:
@@ -283,12 +287,20 @@ class Runner:
 
     def _fail(self, in_flight: InFlight, error: Exception, loop: asyncio.AbstractEventLoop) -> None:
         in_flight.times.device_end = time.perf_counter()
-        if self._on_cuda:
-            # After a CUDA fault every later call fails too.
-            lost = DeviceLostError(f"the CUDA device failed: {error}")
+        if self._on_cuda and not _cuda_is_sound(self._device):
+            lost = DeviceLostError("the CUDA device failed")
             lost.__cause__ = error
             error = lost
         _post(loop, in_flight.future, error)
+
+
+def _cuda_is_sound(device: torch.device) -> bool:
+    """Whether the device still answers: after a fault in a kernel every later call fails too."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _recorded_event() -> torch.cuda.Event:

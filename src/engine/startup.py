@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from src.engine.row_state import RowState
 from src.engine.runner import Runner
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduler import Scheduler, SchedulerLimits
-from src.engine.status import STARTUP_PHASES, ModelInfo
+from src.engine.status import STARTUP_PHASES, ModelInfo, served_names
 from src.models import Decoder, load_model, resolve_model
 from src.models.regions import TOKEN_ARGUMENTS, Regions
 from src.ops.cpu.build import cache_root, ensure_built, kernel_status
@@ -48,10 +47,8 @@ class EngineParts:
     kv_plan: KVCachePlan
 
 
-def build_engine(config: Config, report: Report, *, poison: bool = False) -> EngineParts:
+def build_engine(config: Config, report: Report) -> EngineParts:
     """Load the checkpoint, size KV memory, compile.
-
-    ``poison`` fills KV memory with NaN, so that tests see any read of what was never written.
 
     Raises
     ------
@@ -93,7 +90,7 @@ def build_engine(config: Config, report: Report, *, poison: bool = False) -> Eng
     runner = Runner(
         decoder,
         decoder.regions,
-        allocate_kv_cache(layers, kv_plan, device, poison=poison),
+        allocate_kv_cache(layers, kv_plan, device),
         RowState(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=max_model_len,
@@ -195,7 +192,7 @@ def _limits(config: Config, kv_plan: KVCachePlan, max_model_len: int) -> Schedul
 
 
 def _model_info(config: Config, decoder: Decoder, max_model_len: int) -> ModelInfo:
-    names = config.model.served_model_name or (_name_of(config.model.path),)
+    names = served_names(config.model)
     return ModelInfo(
         name=names[0],
         served_names=names,
@@ -205,12 +202,6 @@ def _model_info(config: Config, decoder: Decoder, max_model_len: int) -> ModelIn
         created=int(time.time()),
         default_sampling=_default_sampling(decoder),
     )
-
-
-def _name_of(path: str) -> str:
-    """A hub id is its own name; a directory is called by its last part."""
-    directory = Path(path).expanduser()
-    return directory.resolve().name if directory.is_dir() else path
 
 
 def _default_sampling(decoder: Decoder) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+
+from src.core.config import ModelSection
 
 # Phases of a start in order, with the fraction of the whole at which each begins.
 STARTUP_PHASES: Final = {
@@ -46,6 +49,17 @@ class EngineStatus:
     def healthy(self) -> bool:
         """Whether what was admitted makes progress."""
         return self.phase in ("ready", "draining")
+
+
+def served_names(section: ModelSection) -> tuple[str, ...]:
+    """The names under which a model is served, the first one in answers and metrics.
+
+    Without any a hub id is its own name, and a directory is called by its last part.
+    """
+    if section.served_model_name:
+        return section.served_model_name
+    directory = Path(section.path).expanduser()
+    return (directory.resolve().name if directory.is_dir() else section.path,)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class RequestStream:
         self._unfinished = num_choices
         self._completion_tokens = 0
         self._cached_tokens = 0
-        self._pending: dict[int, Delta] = {}
+        self._pending: dict[int, list[Delta]] = {}
         self._error: SlipstreamError | None = None
         self._changed = asyncio.Event()
 
@@ -45,8 +45,7 @@ class RequestStream:
 
     def put(self, delta: Delta) -> None:
         """Hand over the next delta of a choice."""
-        waiting = self._pending.get(delta.index)
-        self._pending[delta.index] = delta if waiting is None else _joined(waiting, delta)
+        self._pending.setdefault(delta.index, []).append(delta)
         if delta.finish_reason is not None:
             self._unfinished -= 1
         self._changed.set()
@@ -72,24 +71,29 @@ class RequestStream:
                 return []
             self._changed.clear()
             await self._changed.wait()
-        deltas, self._pending = list(self._pending.values()), {}
-        return deltas
+        pending, self._pending = self._pending, {}
+        return [_joined(deltas) for deltas in pending.values()]
 
 
-def _joined(first: Delta, second: Delta) -> Delta:
-    logprobs = first.logprobs
-    if second.logprobs is not None:
-        logprobs = [*(first.logprobs or ()), *second.logprobs]
+def _joined(deltas: list[Delta]) -> Delta:
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    logprobs: list[TokenLogprobs] | None = None
+    if any(delta.logprobs is not None for delta in deltas):
+        logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
     return Delta(
-        request_id=first.request_id,
-        index=first.index,
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
+        request_id=last.request_id,
+        index=last.index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         logprobs=logprobs,
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
-        usage=second.usage,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        prompt_logprobs=next(
+            (delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None
+        ),
+        usage=last.usage,
     )
 
 

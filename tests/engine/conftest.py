@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,15 @@ from tests.support.checkpoints import load_reference, make_checkpoint
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), tokenizer=True)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV memory starts as NaN: a read of what was never written shows in every logit."""
+    from src.engine import startup
+    from src.engine.kv_cache import allocate_kv_cache
+
+    monkeypatch.setattr(startup, "allocate_kv_cache", partial(allocate_kv_cache, poison=True))
 
 
 @pytest.fixture(scope="session")

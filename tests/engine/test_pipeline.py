@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from src import AsyncEngine, SamplingParams
+from src import AsyncEngine, GenerationResult, SamplingParams
 from src.core.errors import EngineDeadError, ModelLoadError
 from src.core.plan import StepPlan
 from src.engine.runner import Runner
 from src.engine.scheduler import Scheduler
 from src.engine.timeline import StepRecord
+from src.text.output import OutputText
 from tests.support.engines import assert_idle, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -144,11 +146,64 @@ async def test_a_failed_step_fails_its_requests_and_nobody_else(
             False,
             False,
         ]
-        assert "injected into step 5" in str(results[0])
+        assert "injected into step 5" in str(results[0].__cause__)
         assert engine.status.ready
         after = await engine.generate([5, 6, 7], LONG)
         assert len(after.token_ids) == 40
         assert_idle(engine)
+
+
+async def test_a_failed_step_does_not_take_those_down_who_join_its_row_mates(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests arrive in every step: the failed one's rows are in the next, with others."""
+    forward = Runner._forward
+    steps = 0
+
+    def failing_forward(self: Runner, *arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        time.sleep(0.02)
+        if steps == 6:
+            raise RuntimeError("injected")
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Runner, "_forward", failing_forward)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    async with AsyncEngine.open(small_config(checkpoint, scheduler__max_num_seqs=16)) as engine:
+        tasks = []
+        for index in range(13):
+            tasks.append(asyncio.create_task(engine.generate([5 + index, 6, 7], params)))
+            await asyncio.sleep(0.02)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        failed = [result for result in results if isinstance(result, BaseException)]
+        assert 1 <= len(failed) <= 9
+        assert all(isinstance(result, EngineDeadError) for result in failed)
+        assert engine.status.ready
+        assert_idle(engine)
+
+
+async def test_a_fault_in_one_request_s_text_is_its_own(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = OutputText.push
+
+    def failing_push(self: OutputText, token_ids: Sequence[int]) -> Any:
+        if self.num_tokens == 3 and self.stop is None and self._min_tokens == 1:
+            raise ValueError("injected")
+        return push(self, token_ids)
+
+    monkeypatch.setattr(OutputText, "push", failing_push)
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        good, bad = await asyncio.gather(
+            engine.generate([5, 6, 7], LONG),
+            engine.generate([5, 6, 8], msgspec.structs.replace(LONG, min_tokens=1)),
+            return_exceptions=True,
+        )
+        assert isinstance(good, GenerationResult)
+        assert len(good.token_ids) == 40
+        assert isinstance(bad, EngineDeadError)
+        assert engine.status.ready
 
 
 async def test_a_device_that_keeps_failing_ends_the_engine(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import pytest
 
 from src import AsyncEngine, ChatOptions, FinishReason, SamplingParams
 from src.core.errors import (
+    EngineDeadError,
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
     RequestAbortedError,
     ShuttingDownError,
 )
+from src.engine.runner import Runner
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -184,6 +188,59 @@ async def test_what_cannot_be_served_is_refused_and_disturbs_nobody(
     assert len((await good).token_ids) == 8
 
 
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"top_k": 2.5}, "top_k"),
+        ({"logprobs": 2.5}, "logprobs"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"stop": "text"}, "stop"),
+        ({"bad_words": "text"}, "bad_words"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"presence_penalty": None}, "presence_penalty"),
+        ({"seed": 2**63}, "seed"),
+    ],
+)
+async def test_parameters_of_the_wrong_type_are_refused_by_name(
+    engine: AsyncEngine, changes: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await engine.generate([5, 6], SamplingParams(**changes))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"prompt": {"role": "user"}}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"timeout": 0.0}, "timeout"),
+        ({"priority": 2**70}, "priority"),
+        ({"cache_salt": "\ud800"}, "cache_salt"),
+    ],
+)
+async def test_arguments_out_of_range_are_refused_by_name(
+    engine: AsyncEngine, arguments: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await engine.generate(**{"prompt": [5, 6], **arguments})
+    assert caught.value.param == param
+
+
+async def test_only_the_first_completion_scores_the_prompt(engine: AsyncEngine) -> None:
+    prompt = list(range(10, 60))
+    params = SamplingParams(n=3, max_tokens=2, prompt_logprobs=1)
+    plain = await engine.generate(prompt, SamplingParams(max_tokens=1))
+    result = await engine.generate(prompt, params)
+    assert plain.usage.cached_tokens == 0
+    assert len(result.prompt_logprobs or []) == len(prompt)
+    # The other two read the cache; the one that scores the prompt cannot.
+    assert result.usage.cached_tokens >= 48
+
+
 async def test_template_kwargs_may_not_shadow_fields(engine: AsyncEngine) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await engine.generate(
@@ -242,6 +299,8 @@ async def test_a_deadline_ends_a_request_with_what_it_has(checkpoint: Path) -> N
         waiting = await engine.generate([5, 6], LONG, timeout=0.001)
         assert waiting.finish_reason is FinishReason.DEADLINE
         assert waiting.token_ids == []
+        late = await engine.generate([5, 6], LONG, timeout=0.2)
+        assert late.finish_reason in (FinishReason.DEADLINE, FinishReason.LENGTH)
         await running
         assert_idle(engine)
 
@@ -322,3 +381,65 @@ async def test_random_traffic_leaves_nothing_behind(checkpoint: Path) -> None:
         await until_idle(engine)
         assert_idle(engine)
     assert asyncio.all_tasks() == before
+
+
+async def test_after_close_nobody_is_admitted_and_nobody_hangs(checkpoint: Path) -> None:
+    engine = AsyncEngine(small_config(checkpoint))
+    engine.start()
+    await engine.wait_ready()
+
+    async def stubborn() -> None:
+        while True:
+            with contextlib.suppress(EngineDeadError, ShuttingDownError):
+                await engine.generate([5, 6, 7], LONG)
+                continue
+            if engine.status.phase == "closed":
+                return
+
+    clients = [asyncio.create_task(stubborn()) for _ in range(4)]
+    await until_running(engine)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait_for(asyncio.gather(*clients), 20)
+    with contextlib.suppress(asyncio.CancelledError):
+        await closing
+    with pytest.raises(ShuttingDownError):
+        await engine.generate([5], LONG)
+    assert isinstance(await engine.wait_dead(), ShuttingDownError)
+    await engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.start()
+
+
+async def test_draining_while_loading_admits_nobody_later(checkpoint: Path) -> None:
+    async with AsyncExitStack() as stack:
+        engine = AsyncEngine(small_config(checkpoint))
+        stack.push_async_callback(engine.close)
+        engine.start()
+        await engine.drain(1)
+        with pytest.raises(ShuttingDownError):
+            await engine.wait_ready()
+        assert engine.status.phase == "draining"
+
+
+async def test_draining_does_not_wait_for_a_device_that_hangs(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    forward = Runner._forward
+
+    def hanging(self: Runner, *arguments: Any) -> Any:
+        released.wait(30)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Runner, "_forward", hanging)
+    monkeypatch.setattr("src.engine.client._ABORT_GRACE", 0.2)
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        task = asyncio.create_task(engine.generate([5, 6, 7], LONG))
+        await until_running(engine)
+        async with asyncio.timeout(10):
+            await engine.drain(0.1)
+        with pytest.raises(RequestAbortedError):
+            await task
+        released.set()
