@@ -6,9 +6,10 @@ import asyncio
 import builtins
 import os
 import signal
-import threading
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 
@@ -136,17 +137,32 @@ def test_chat_keeps_the_conversation_until_it_is_reset(
     assert out.endswith(f"leave\n{first}\n\n")
 
 
+class InterruptedByItsFirstText:
+    """Standard output that a Ctrl-C follows as soon as there is something to read."""
+
+    def __init__(self, stdout: TextIO) -> None:
+        self._stdout = stdout
+        self._pending = True
+
+    def write(self, text: str) -> int:
+        written = self._stdout.write(text)
+        if self._pending and text.strip():
+            self._pending = False
+            os.kill(os.getpid(), signal.SIGINT)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_chat(
     settings: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
-
     def ask_for_too_much() -> str:
-        timer.start()
+        monkeypatch.setattr(sys, "stdout", InterruptedByItsFirstText(sys.stdout))
         return "hello"
 
     def be_interrupted() -> str:
-        timer.cancel()
         raise KeyboardInterrupt
 
     typed(monkeypatch, iter([ask_for_too_much, be_interrupted, lambda: "/help"]))

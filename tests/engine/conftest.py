@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -28,6 +26,5 @@ def poisoned_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def reference(checkpoint: Path) -> Iterator[Any]:
-    with torch.inference_mode():
-        yield load_reference(checkpoint)
+def reference(checkpoint: Path) -> Any:
+    return load_reference(checkpoint)

@@ -78,9 +78,8 @@ async def test_every_architecture_through_the_whole_engine(
     prompts = random_prompts(5, longest=30, seed=2)
     async with AsyncEngine.open(small_config(directory)) as engine:
         results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
-    with torch.inference_mode():
-        for prompt, result in zip(prompts, results, strict=True):
-            assert result.token_ids == greedy(model, prompt, 24)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == greedy(model, prompt, 24)
 
 
 async def test_logprobs_are_those_of_transformers(checkpoint: Path, reference: Any) -> None:
@@ -94,7 +93,8 @@ async def test_logprobs_are_those_of_transformers(checkpoint: Path, reference: A
         again = await engine.generate(prompt, params)
     assert again == result.__replace__(request_id=again.request_id)
     ids = prompt + result.token_ids
-    wanted = torch.log_softmax(reference(torch.tensor([ids])).logits[0].float(), dim=-1)
+    with torch.inference_mode():
+        wanted = torch.log_softmax(reference(torch.tensor([ids])).logits[0].float(), dim=-1)
     assert result.prompt_logprobs is not None
     assert result.prompt_logprobs[0] is None
     assert len(result.prompt_logprobs) == len(prompt)

@@ -43,7 +43,8 @@ def greedy(model: Any, prompt: list[int], max_tokens: int, end: int | None = 2) 
     known = _GREEDY.setdefault(model, {})
     key = (tuple(prompt), max_tokens, end)
     if key not in known:
-        known[key] = _greedy(model, prompt, max_tokens, end)
+        with torch.inference_mode():
+            known[key] = _greedy(model, prompt, max_tokens, end)
     return known[key]
 
 

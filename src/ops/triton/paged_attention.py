@@ -43,14 +43,18 @@ def _write_cache_kernel(
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slot_mapping + token)
-    written = (offsets < kv_width) & (slot >= 0)
+    # A scalar condition is put into the bound: the interpreter of newer Tritons takes no mask that
+    # was combined with one.
+    written = offsets < tl.where(slot >= 0, kv_width, 0)
     k = tl.load(key + token * key_stride + offsets, mask=written)
     v = tl.load(value + token * value_stride + offsets, mask=written)
     tl.store(key_cache + slot * kv_width + offsets, k, mask=written)
     tl.store(value_cache + slot * kv_width + offsets, v, mask=written)
     padding = token >= tl.load(query_start_loc + rows)
     zeros = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
-    tl.store(out + token * out_width + offsets, zeros, mask=(offsets < out_width) & padding)
+    tl.store(
+        out + token * out_width + offsets, zeros, mask=offsets < tl.where(padding, out_width, 0)
+    )
 
 
 @triton.jit
