@@ -36,7 +36,7 @@ class DeviceSection(Section, frozen=True, kw_only=True):
     """Where the model runs."""
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
-    num_threads: NonNegative = 0  # 0: as many as the process may use
+    num_threads: NonNegative = 0  # 0: by the size of the model
 
 
 class CacheSection(Section, frozen=True, kw_only=True):

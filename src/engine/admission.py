@@ -124,17 +124,30 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._front) + len(self._heap) - self._num_dead
 
-    def check_room(self, num_tokens: int) -> None:
-        """Refuse a newcomer of ``num_tokens`` if the queue is full.
+    def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
+        """Refuse newcomers, of ``num_tokens`` together, if the queue has no room for all of them.
 
         Raises
         ------
+        InvalidRequestError
+            If they did not even fit an empty queue, which takes any single request.
         QueueFullError
             Saying which bound was met.
         """
-        if len(self) >= self.max_requests:
+        if num_requests > self.max_requests:
+            raise InvalidRequestError(
+                f"n is {num_requests}, but at most {self.max_requests} requests may wait", param="n"
+            )
+        if num_requests > 1 and num_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"n is {num_requests}: {num_tokens} prompt tokens together, but at most "
+                f"{self.max_tokens} may wait",
+                param="n",
+            )
+        if len(self) + num_requests > self.max_requests:
+            asked = f", {num_requests} more are asked for" if num_requests > 1 else ""
             raise QueueFullError(
-                f"{len(self)} requests are waiting, at most {self.max_requests} may",
+                f"{len(self)} requests are waiting{asked}, at most {self.max_requests} may",
                 code="queue_full",
             )
         if len(self) > 0 and self.num_tokens + num_tokens > self.max_tokens:

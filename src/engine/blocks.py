@@ -48,6 +48,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._num_held = 0
+        self._num_shifts = 0
 
     @property
     def num_free(self) -> int:
@@ -63,6 +64,16 @@ class BlockPool:
     def num_held(self) -> int:
         """Blocks in the table of at least one request."""
         return self._num_held
+
+    @property
+    def num_shifts(self) -> int:
+        """How often a block went from cached to held by its content, or back."""
+        return self._num_shifts
+
+    def count_held(self, blocks: Sequence[int]) -> int:
+        """How many of ``blocks`` somebody holds; O(their number)."""
+        # Without a loop in Python: there may be thousands.
+        return len(blocks) - list(map(self._references.__getitem__, blocks)).count(0)
 
     @property
     def is_whole(self) -> bool:
@@ -105,6 +116,7 @@ class BlockPool:
                     raise InvariantError(f"block {block} is free: its content cannot be shared")
                 del self._cached[block]
                 self._num_held += 1
+                self._num_shifts += 1
             self._references[block] += 1
 
     def release(self, table: Sequence[int]) -> None:
@@ -122,6 +134,7 @@ class BlockPool:
                 self._num_held -= 1
                 if self._keep[block]:
                     self._cached[block] = None
+                    self._num_shifts += 1
                 else:
                     self._free.append(block)
 

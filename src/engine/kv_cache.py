@@ -18,6 +18,20 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 _DEFAULT_FRACTION = {"cpu": 0.25, "cuda": 0.9}
+# What the default leaves for activations, logits and sampling, unless that is over half of what is
+# free: on a large GPU a tenth is more than this, on a small one a tenth is too little.
+_CUDA_RESERVE = 2 * GIB
+# Per version of cgroups: limit, use, and what in memory.stat names the part of the use that is
+# page cache which the system gives back when asked.
+_CGROUPS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -77,9 +91,7 @@ def plan_kv_cache(
     bytes_per_block = block_size * sum(
         2 * layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize for layer in layers
     )
-    budget = section.memory_bytes or int(
-        (section.memory_fraction or _DEFAULT_FRACTION[device.type]) * free_memory(device)
-    )
+    budget = section.memory_bytes or _budget(section, device.type, free_memory(device))
     blocks_per_seq = -(-max_model_len // block_size)
     num_blocks = section.num_blocks or min(budget // bytes_per_block, max_num_seqs * blocks_per_seq)
     plan = KVCachePlan(block_size, num_blocks, bytes_per_block)
@@ -130,26 +142,55 @@ def allocate_kv_cache(
     return KVCache(plan, keys, values)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that may still be allocated on ``device``; host memory minds the cgroup's limit."""
+def _budget(section: CacheSection, device_type: str, free: int) -> int:
+    """Bytes of KV memory when nobody said how many."""
+    if section.memory_fraction is not None:
+        return int(section.memory_fraction * free)
+    share = int(_DEFAULT_FRACTION[device_type] * free)
+    return min(share, max(free - _CUDA_RESERVE, free // 2)) if device_type == "cuda" else share
+
+
+def free_memory(
+    device: torch.device,
+    *,
+    cgroup: Path = Path("/sys/fs/cgroup"),
+    meminfo: Path = Path("/proc/meminfo"),
+) -> int:
+    """Bytes that may still be allocated on ``device``, at least 0.
+
+    Host memory minds the limit of the cgroup (version 2 or 1), in which files that were read count
+    as used: those that are not in active use do not count here.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    available = next(
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemAvailable:")
-    )
-    limit, current = (
-        _cgroup_bytes(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current")
-    )
-    if limit is None or current is None:
-        return available
-    return min(available, limit - current)
+    # Lines like "MemAvailable:   24576 kB".
+    host = {
+        name: 1024 * int(value.split()[0])
+        for name, value in (line.split(":") for line in meminfo.read_text().splitlines())
+    }
+    available = host["MemAvailable"]
+    for limit_name, used_name, stat_name, reclaimable_name in _CGROUPS:
+        limit, used = _number(cgroup / limit_name), _number(cgroup / used_name)
+        # Version 1 says "no limit" with a number over what any machine has.
+        if limit is not None and used is not None and limit <= host["MemTotal"]:
+            reclaimable = _statistic(cgroup / stat_name, reclaimable_name)
+            available = min(available, limit - used + reclaimable)
+    return max(0, available)
 
 
-def _cgroup_bytes(path: Path) -> int | None:
+def _number(path: Path) -> int | None:
+    """The number in a cgroup's file; ``None`` where there is no such file, or no limit."""
     try:
         text = path.read_text().strip()
     except OSError:
         return None
     return None if text == "max" else int(text)
+
+
+def _statistic(path: Path, name: str) -> int:
+    """One line of a cgroup's statistics, 0 where there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)

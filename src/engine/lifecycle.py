@@ -20,7 +20,7 @@ import msgspec
 from src.core.outputs import FinishReason, RequestEvent, TokenLogprobs
 from src.core.plan import RowResult, RowStep
 from src.core.request import Request
-from src.engine.prefix import HashChain
+from src.engine.prefix import HashChain, Match
 
 # (priority class, arrival number): smaller goes first. Unique, kept for life.
 Rank = tuple[int, int]
@@ -46,6 +46,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         Its place in every order: admission, planning, memory.
     chain
         Digests of its full blocks.
+    match
+        Its prefix in the cache as of the last try to admit it, while it waits.
     token_ids
         The prompt and the committed output.
     limit
@@ -86,6 +88,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     token_ids: list[int]
     prompt_len: int
     limit: int
+    match: Match | None = None
     phase: Phase = Phase.WAITING
     row: int = -1
     generation: int = -1

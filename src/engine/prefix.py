@@ -12,9 +12,15 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
+from typing import Final
 
 from src.engine.blocks import BlockPool, InvariantError
+
+# Evictions that are remembered, for matches to be corrected by; who missed more starts anew.
+_MAX_REMEMBERED: Final = 4096
 
 
 class HashChain:
@@ -43,6 +49,43 @@ class HashChain:
         return digests[index]
 
 
+class Match:
+    """The longest known prefix of one sequence, kept from one look to the next.
+
+    Attributes
+    ----------
+    blocks
+        Its blocks, not shared.
+    """
+
+    __slots__ = ("_counted_at", "_num_held", "blocks", "evictions")
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        # The cache's count of evictions that ``blocks`` knows of.
+        self.evictions = 0
+        # When held blocks were counted last, on the pool's clock; -1 since ``blocks`` changed.
+        self._counted_at = -1
+        self._num_held = 0
+
+    def cut(self, length: int) -> None:
+        """Give up what lies behind the first ``length`` blocks."""
+        del self.blocks[length:]
+        self._counted_at = -1
+
+    def extend(self, block: int) -> None:
+        """Add the next block."""
+        self.blocks.append(block)
+        self._counted_at = -1
+
+    def num_held(self, pool: BlockPool) -> int:
+        """How many of the blocks somebody holds; counted only if that may have changed."""
+        if self._counted_at != pool.num_shifts:
+            self._num_held = pool.count_held(self.blocks)
+            self._counted_at = pool.num_shifts
+        return self._num_held
+
+
 class PrefixCache:
     """Full blocks by content, over the blocks of one pool.
 
@@ -64,6 +107,11 @@ class PrefixCache:
         self._block_size = block_size
         self._block_of: dict[bytes, int] = {}
         self._digest_of: list[bytes | None] = [None] * num_blocks
+        # Of named blocks: the place in the sequences that they belong to.
+        self._index_of = [0] * num_blocks
+        self._num_evictions = 0
+        # The last evictions, (place, block).
+        self._evicted: deque[tuple[int, int]] = deque(maxlen=_MAX_REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -74,18 +122,36 @@ class PrefixCache:
         At least the last token is always left to compute, since its logits are what the next
         token is sampled from: at most ``(len(token_ids) - 1) // block_size`` blocks.
         """
-        blocks: list[int] = []
-        if not self._block_of:
-            return blocks
-        for index in range((len(token_ids) - 1) // self._block_size):
-            block = self._block_of.get(chain.digest(index, token_ids))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        match = Match()
+        self.follow(match, chain, token_ids)
+        return match.blocks
 
-    def register(self, digest: bytes, block: int) -> bool:
+    def follow(self, match: Match, chain: HashChain, token_ids: Sequence[int]) -> None:
+        """Bring a match up to date, to what :meth:`match` would find.
+
+        The cost is what has changed since the last look, not the length of the prefix: evictions
+        may have cut the match, registrations may have made it longer.
+        """
+        missed = self._num_evictions - match.evictions
+        match.evictions = self._num_evictions
+        if missed and match.blocks:
+            if missed > len(self._evicted):
+                match.cut(0)
+            for index, block in islice(reversed(self._evicted), missed):
+                if index < len(match.blocks) and match.blocks[index] == block:
+                    match.cut(index)
+        if not self._block_of:
+            return
+        for index in range(len(match.blocks), (len(token_ids) - 1) // self._block_size):
+            found = self._block_of.get(chain.digest(index, token_ids))
+            if found is None:
+                break
+            match.extend(found)
+
+    def register(self, digest: bytes, block: int, index: int) -> bool:
         """Offer a held block, whose KV is computed and confirmed, under its content's name.
+
+        ``index`` is its place in its sequence.
 
         If another block has that name already, this one stays nameless and its content is given up
         with its last holder: tables are never rewritten under a running step.
@@ -94,6 +160,7 @@ class PrefixCache:
             return False
         self._block_of[digest] = block
         self._digest_of[block] = digest
+        self._index_of[block] = index
         self.pool.keep(block)
         return True
 
@@ -102,6 +169,9 @@ class PrefixCache:
         self.epoch += 1
         self._block_of.clear()
         self._digest_of = [None] * self.pool.num_blocks
+        # More than anybody can look up: every match starts anew.
+        self._evicted.clear()
+        self._num_evictions += 1
         self.pool.forget()
 
     def _forget(self, block: int) -> None:
@@ -110,3 +180,5 @@ class PrefixCache:
             raise InvariantError(f"cached block {block} has no digest")
         self._digest_of[block] = None
         del self._block_of[digest]
+        self._num_evictions += 1
+        self._evicted.append((self._index_of[block], block))

@@ -14,7 +14,7 @@ from src.core.plan import BlockAppend, RowInstall
 from src.engine.admission import SchedulerLimits
 from src.engine.blocks import InvariantError, blocks_for
 from src.engine.lifecycle import Phase, RequestState
-from src.engine.prefix import PrefixCache
+from src.engine.prefix import Match, PrefixCache
 from src.engine.rows import RowTable
 
 _by_rank = attrgetter("rank")
@@ -43,30 +43,39 @@ class Residents:
 
     # Coming in.
 
-    def cached_prefix(self, state: RequestState) -> list[int]:
+    def cached_prefix(self, state: RequestState) -> Match:
         """The cached blocks that a waiting request could start from."""
         if not self.cache.enabled or not state.may_read_cache:
-            return []
-        return self.cache.match(state.chain, state.token_ids)
+            return Match()
+        if state.match is None:
+            state.match = Match()
+        self.cache.follow(state.match, state.chain, state.token_ids)
+        return state.match
 
     def lookahead(self, state: RequestState) -> int:
         """Blocks that a running request will take in its next few tokens."""
         soon = min(state.target + self.limits.lookahead_tokens, state.max_kv_tokens)
         return max(0, blocks_for(soon, self.limits.block_size) - len(state.block_ids))
 
-    def fits(self, state: RequestState, hits: list[int], reserve: int) -> bool:
+    def fits(self, state: RequestState, match: Match, reserve: int) -> bool:
         """Whether a request's known tokens and the next few fit, with ``reserve`` blocks left.
 
         With nobody resident this is true of all that passed the door.
         """
         soon = min(len(state.token_ids) + self.limits.lookahead_tokens, state.max_kv_tokens)
-        # A hit that nobody holds is counted as free, but will not be.
-        taken = sum(1 for block in hits if not self.pool.is_held(block))
-        needed = blocks_for(soon, self.limits.block_size) - len(hits) + taken
-        return needed + reserve <= self.pool.num_free
+        missing = blocks_for(soon, self.limits.block_size) + reserve - self.pool.num_free
+        # Only hits that somebody holds help: the others are counted as free, but will not be. To
+        # count them takes a while, so first what needs no counting.
+        if missing <= 0:
+            return True
+        if missing > min(len(match.blocks), self.pool.num_held):
+            return False
+        return missing <= match.num_held(self.pool)
 
-    def install(self, state: RequestState, hits: list[int]) -> RowInstall:
+    def install(self, state: RequestState, match: Match) -> RowInstall:
         """Give a request a row and blocks for all its known tokens, starting from its hits."""
+        hits = match.blocks
+        state.match = None
         block_size = self.limits.block_size
         tokens = state.token_ids
         # Hits first: what is held is not evicted for the rest.
@@ -92,7 +101,7 @@ class Residents:
         if self.cache.enabled and state.cache_epoch == self.cache.epoch:
             for index in range(state.registered, full):
                 digest = state.chain.digest(index, state.token_ids)
-                self.cache.register(digest, state.block_ids[index])
+                self.cache.register(digest, state.block_ids[index], index)
         state.registered = full
 
     # Making room.
@@ -132,6 +141,28 @@ class Residents:
         state.leave_row()
 
     # Proofs.
+
+    def check_idle(self) -> None:
+        """Prove by counters that nobody holds a block or a row; O(1).
+
+        A block whose last reference was lost track of is still counted as held, and one that was
+        given back twice breaks the sum.
+
+        Raises
+        ------
+        InvariantError
+            With what is off.
+        """
+        pool = self.pool
+        if not pool.is_whole or pool.num_held:
+            raise InvariantError(
+                f"idle, but {pool.num_held} blocks are held and {pool.num_free} free or cached, "
+                f"of {pool.num_blocks}"
+            )
+        if self.rows.num_free != self.rows.num_rows:
+            raise InvariantError(
+                f"idle, but {self.rows.num_free} rows are free of {self.rows.num_rows}"
+            )
 
     def check(self) -> None:
         """Prove that every block and row is where it should be; O(blocks).

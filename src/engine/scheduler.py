@@ -16,6 +16,7 @@ more running rows than budget, and no row waits for its turn in 1.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, RowStep, StepPlan, StepResult
@@ -31,7 +32,7 @@ from src.engine.admission import (
 from src.engine.blocks import InvariantError
 from src.engine.draft import PlanDraft, SchedulerStats
 from src.engine.lifecycle import Phase, RequestState
-from src.engine.prefix import HashChain
+from src.engine.prefix import HashChain, Match
 from src.engine.residents import Residents
 
 __all__ = ["InvariantError", "Scheduler", "SchedulerLimits", "SchedulerStats"]
@@ -100,6 +101,21 @@ class Scheduler:
         raise ValueError(f"step {plan.step_id} is not in flight")
 
     # What happens to requests from outside.
+
+    def check_room(self, requests: Sequence[Request]) -> None:
+        """Refuse requests that belong together, unless :meth:`add` would take all of them now.
+
+        Raises
+        ------
+        PromptTooLongError, InvalidRequestError
+            If one of them can never run, or all of them never fit the waiting queue together.
+        QueueFullError
+            If they do not fit now.
+        """
+        for request in requests:
+            check_request(request, self.limits)
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._waiting.check_room(num_tokens, len(requests))
 
     def add(self, request: Request) -> None:
         """Put a request into the waiting queue.
@@ -238,10 +254,10 @@ class Scheduler:
             state = self._waiting.peek(misfits)
             if state is None:
                 return
-            hits = residents.cached_prefix(state)
-            if residents.fits(state, hits, reserve):
+            match = residents.cached_prefix(state)
+            if residents.fits(state, match, reserve):
                 self._waiting.pop(misfits)
-                self._install(state, hits, draft)
+                self._install(state, match, draft)
                 reserve += residents.lookahead(state)
                 if first is not None:
                     first.bypasses += 1
@@ -252,8 +268,8 @@ class Scheduler:
             if first is not None and first.bypasses >= self.limits.max_bypasses:
                 return
 
-    def _install(self, state: RequestState, hits: list[int], draft: PlanDraft) -> None:
-        draft.installs.append(self._residents.install(state, hits))
+    def _install(self, state: RequestState, match: Match, draft: PlanDraft) -> None:
+        draft.installs.append(self._residents.install(state, match))
         pending = state.target - state.launched
         self.stats.admissions += 1
         if self.limits.enable_prefix_caching and state.may_read_cache:
@@ -355,7 +371,9 @@ class Scheduler:
     # Proofs.
 
     def check(self) -> None:
-        """Prove that blocks, rows and requests are all accounted for; O(blocks).
+        """Prove that blocks, rows and requests are all accounted for, one by one; O(blocks).
+
+        For tests: it is too slow for a scheduler at work.
 
         Raises
         ------
@@ -370,7 +388,7 @@ class Scheduler:
             raise InvariantError(f"{len(self._requests)} requests, {expected} accounted for")
 
     def check_idle(self) -> None:
-        """Prove that an idle scheduler holds nothing.
+        """Prove that an idle scheduler holds nothing, by its counters; O(1).
 
         Raises
         ------
@@ -382,7 +400,9 @@ class Scheduler:
                 f"not idle: {len(self._requests)} requests, "
                 f"{len(self._residents.leaving)} leaving, {len(self._in_flight)} steps in flight"
             )
-        self.check()
+        if len(self._waiting):
+            raise InvariantError(f"not idle: {len(self._waiting)} requests in the queue")
+        self._residents.check_idle()
 
     def pool_is_whole(self) -> bool:
         """Whether free + cached + held blocks add up to all, and none is held for nobody; O(1)."""
