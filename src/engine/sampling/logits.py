@@ -23,7 +23,8 @@ def keep_only(logits: Tensor, entries: Tensor, targets: Tensor) -> None:
     """Set ``entries`` [n] int64 of the batch to -inf but for the flat ``targets`` [m] int64."""
     flat = logits.view(-1)
     kept = flat[targets]
-    logits[entries] = -torch.inf
+    # Not ``logits[entries] = -inf``: on CUDA that copies the number from the host, and waits.
+    logits.index_fill_(0, entries, -torch.inf)
     flat[targets] = kept
 
 

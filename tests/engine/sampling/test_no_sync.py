@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from src.engine.sampling import SampleBatch, Sampler, SamplingState, gather_logprobs
 from tests.engine.sampling.harness import sequence
@@ -18,6 +19,17 @@ META = torch.device("meta")
 def no_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned host memory needs a driver; the copy from it to nowhere does not."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+class NoHostScalars(TorchFunctionMode):
+    """Refuses ``x[index] = number``: on CUDA, and only there, the number is a copy that waits."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor):
+            raise RuntimeError("a number is written through an index")
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.usefixtures("no_pinning")
@@ -48,7 +60,8 @@ def test_every_parameter(params: dict[str, Any], others: int) -> None:
     tokens = torch.zeros(4, 64, dtype=torch.int32, device=META)
     for position in (3, 4):
         logits = torch.zeros(len(batch), V, device=META)
-        output = sampler.sample(logits, SampleBatch(batch, [position] * len(batch)), tokens)
+        with NoHostScalars():
+            output = sampler.sample(logits, SampleBatch(batch, [position] * len(batch)), tokens)
         assert output.token_ids.device.type == "meta"
         assert output.token_ids.shape == (len(batch),)
         assert (output.logprobs is not None) == ("logprobs" in params)
@@ -67,3 +80,5 @@ def test_such_a_device_notices_a_question() -> None:
     for ask in (torch.Tensor.item, torch.Tensor.tolist, torch.nonzero, lambda x: x[x > 0]):
         with pytest.raises((RuntimeError, NotImplementedError)):
             ask(nothing if ask is not torch.Tensor.item else nothing.sum())
+    with NoHostScalars(), pytest.raises(RuntimeError, match="written through an index"):
+        nothing[torch.zeros(1, dtype=torch.int64, device=META)] = -1.0
