@@ -146,6 +146,7 @@ class Simulation:
         for event in self.scheduler.fail_all():
             assert event.finish_reason is FinishReason.ERROR
             self._record(event)
+        self.scheduler.check()
         self.scheduler.check_idle()
 
     def step(self) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from src.engine import prefix
 from src.engine.blocks import InvariantError
-from src.engine.prefix import HashChain, PrefixCache
+from src.engine.prefix import HashChain, Match, PrefixCache
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 
@@ -13,7 +16,7 @@ def fill(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
     chain = HashChain(2, salt)
     table = cache.pool.allocate(len(tokens) // 2)
     for index, block in enumerate(table):
-        cache.register(chain.digest(index, tokens), block)
+        cache.register(chain.digest(index, tokens), block, index)
     cache.pool.release(table)
     return table
 
@@ -59,8 +62,8 @@ def test_the_same_content_twice_keeps_the_first_block() -> None:
     cache = PrefixCache(4, 2)
     chain = HashChain(2, "")
     first, second = cache.pool.allocate(2)
-    assert cache.register(chain.digest(0, TOKENS), first)
-    assert not cache.register(chain.digest(0, TOKENS), second)
+    assert cache.register(chain.digest(0, TOKENS), first, 0)
+    assert not cache.register(chain.digest(0, TOKENS), second, 0)
     cache.pool.release([first, second])
     assert len(cache) == cache.pool.num_cached == 1
     assert cache.match(HashChain(2, ""), TOKENS) == [first]
@@ -85,3 +88,41 @@ def test_reset_forgets_everything() -> None:
     cache.pool.check([])
     table = fill(cache, TOKENS)
     assert cache.match(HashChain(2, ""), TOKENS) == table[:2]
+
+
+@pytest.mark.parametrize("remembered", [3, 4096])
+def test_a_followed_match_is_what_a_new_look_finds(
+    remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix, "_MAX_REMEMBERED", remembered)
+    rng = random.Random(remembered)
+    cache = PrefixCache(12, 2)
+    sequences = [[5, 6, 7, 8] * 3 + [i % 3, i % 2, i, 9] * 2 for i in range(6)]
+    followed = [(sequence, HashChain(2, ""), Match()) for sequence in sequences]
+    held: list[list[int]] = []
+    lengths = set()
+    for turn in range(3000):
+        match rng.randrange(4):
+            case 0:
+                tokens = rng.choice(sequences)[: 2 * rng.randint(1, 10)]
+                hits = cache.match(HashChain(2, ""), [*tokens, 0])
+                if len(tokens) // 2 <= cache.pool.num_free:
+                    cache.pool.share(hits)
+                    table = hits + cache.pool.allocate(len(tokens) // 2 - len(hits))
+                    chain = HashChain(2, "")
+                    for index, block in enumerate(table):
+                        cache.register(chain.digest(index, tokens), block, index)
+                    held.append(table)
+            case 1 if held:
+                cache.pool.release(held.pop(rng.randrange(len(held))))
+            case 2 if cache.pool.num_free:
+                held.append(cache.pool.allocate(1))
+            case 3 if turn % 50 == 0:
+                cache.reset()
+        for sequence, chain, match in rng.sample(followed, 3):
+            cache.follow(match, chain, sequence)
+            assert match.blocks == cache.match(HashChain(2, ""), sequence)
+            assert match.num_held(cache.pool) == sum(map(cache.pool.is_held, match.blocks))
+            lengths.add(len(match.blocks))
+        cache.pool.check(held)
+    assert len(lengths) > 5

@@ -109,3 +109,58 @@ def test_a_step_does_not_slow_down_with_history() -> None:
         return count_lines(lambda: step(scheduler))
 
     assert age(2000) <= age(3) + 5
+
+
+def test_going_idle_costs_the_same_whatever_the_pool() -> None:
+    def idle(num_blocks: int) -> Scheduler:
+        scheduler = Scheduler(make_limits(num_blocks=num_blocks))
+        scheduler.add(make_request(0, 9, 3, ends=False))
+        while scheduler.has_work:
+            step(scheduler)
+        return scheduler
+
+    small, large = idle(12), idle(500_000)
+    assert count_lines(large.check_idle) == count_lines(small.check_idle)
+    assert fastest(large.check_idle, 200) <= 10 * fastest(small.check_idle, 200)
+
+
+def test_a_long_prefix_is_not_walked_again_while_it_waits() -> None:
+    def waiting(cached: int) -> Scheduler:
+        """Rows that decode, and evict, while long prompts with cached prefixes do not fit."""
+        num_blocks = cached + 40
+        limits = {
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 2 * num_blocks,
+            "num_blocks": num_blocks,
+            "max_model_len": 2 * num_blocks,
+            "max_waiting_tokens": 10**9,
+        }
+        scheduler = Scheduler(make_limits(**limits))
+        prefix = list(range(2 * cached))
+        scheduler.add(make_request(0, [*prefix, 1], 1, ends=False))
+        while scheduler.has_work:
+            step(scheduler)
+        for key in range(1, 9):
+            scheduler.add(make_request(key, 1, 600, ends=False))
+        step(scheduler)
+        for key in range(9, 19):
+            scheduler.add(make_request(key, [*prefix, *range(70)], 2))
+        for _ in range(12):
+            step(scheduler)
+        return scheduler
+
+    few, many = waiting(500), waiting(20_000)
+    evictable = many._residents.pool.num_cached
+
+    def steps(scheduler: Scheduler) -> Callable[[], None]:
+        def some() -> None:
+            for _ in range(8):
+                step(scheduler)
+
+        return some
+
+    assert count_lines(steps(many)) <= 1.2 * count_lines(steps(few))
+    assert fastest(steps(many), 5) <= 4 * fastest(steps(few), 5)
+    assert many._residents.pool.num_cached < evictable - 50  # there were evictions meanwhile
+    assert (many.num_waiting, many.num_running) == (few.num_waiting, few.num_running) == (10, 8)
+    many.check()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from src.core.errors import PromptTooLongError, QueueFullError
+from src.core.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.request import Request
 from src.engine.scheduler import InvariantError, Scheduler
 from tests.engine.pure.fake_runner import expected_output
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
@@ -584,8 +585,42 @@ def test_check_idle_says_what_is_not() -> None:
     assert scheduler.pool_is_whole()
     scheduler._residents.pool.allocate(1)
     assert not scheduler.pool_is_whole()
-    with pytest.raises(InvariantError, match="1 references, 0 tables"):
+    with pytest.raises(InvariantError, match="idle, but 1 blocks are held and 11 free"):
         scheduler.check_idle()
+    with pytest.raises(InvariantError, match="1 references, 0 tables"):
+        scheduler.check()
+    scheduler = Scheduler(make_limits())
+    scheduler._residents.rows.take()
+    with pytest.raises(InvariantError, match="idle, but 3 rows are free of 4"):
+        scheduler.check_idle()
+
+
+def test_a_group_is_refused_as_a_whole() -> None:
+    scheduler = Scheduler(make_limits(max_waiting_requests=4, max_waiting_tokens=20))
+
+    def group(n: int, prompt: int, start: int = 10) -> list[Request]:
+        return [make_request(start + index, prompt, 2) for index in range(n)]
+
+    with pytest.raises(InvalidRequestError, match="n is 5, but at most 4 requests") as never:
+        scheduler.check_room(group(5, 1))
+    assert never.value.param == "n"
+    with pytest.raises(InvalidRequestError, match=r"n is 3: 21 prompt tokens .* 20 may") as never:
+        scheduler.check_room(group(3, 7))
+    assert never.value.param == "n"
+    with pytest.raises(PromptTooLongError):
+        scheduler.check_room(group(3, 70))
+    scheduler.check_room(group(1, 22))  # one alone always fits an empty queue
+    scheduler.check_room(group(4, 5))
+
+    scheduler.add(make_request(0, 11, 2))
+    scheduler.check_room(group(3, 3))
+    with pytest.raises(QueueFullError, match="11 tokens are waiting, with 12 more"):
+        scheduler.check_room(group(3, 4))
+    with pytest.raises(QueueFullError, match="1 requests are waiting, 4 more are asked for"):
+        scheduler.check_room(group(4, 1))
+    assert scheduler.num_waiting == 1
+    for request in group(3, 3):
+        scheduler.add(request)
 
 
 def test_a_plan_is_plain_data() -> None:
