@@ -11,6 +11,7 @@ import copy
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from src.core.errors import EngineDeadError, ShuttingDownError, SlipstreamError
@@ -79,16 +80,25 @@ class EngineLoop:
         self._ended: SlipstreamError | None = None
         self._reported = Reported()
 
-    def submit(self, choice: Choice) -> None:
-        """Queue one completion.
+    def submit(self, choices: Sequence[Choice]) -> None:
+        """Queue the completions of one request, all or none.
 
         Raises
         ------
         QueueFullError, InvalidRequestError
-            Whatever the scheduler refuses it for.
+            Whatever the scheduler refuses them for.
+        EngineDeadError, ShuttingDownError
+            The loop has ended.
         """
         if self._ended is not None:
             raise copy.copy(self._ended)
+        self.scheduler.check_room([choice.request for choice in choices])
+        for choice in choices:
+            self._submit(choice)
+        self._idle.clear()
+        self._wake.set()
+
+    def _submit(self, choice: Choice) -> None:
         request = choice.request
         self.scheduler.add(request)
         self._choices[request.key] = choice
@@ -97,8 +107,6 @@ class EngineLoop:
             delay = max(0.0, request.deadline - time.monotonic())
             loop = asyncio.get_running_loop()
             self._timers[request.key] = loop.call_later(delay, self._wake.set)
-        self._idle.clear()
-        self._wake.set()
 
     def abort(self, key: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request now; its memory comes free when no launched step names it any more."""

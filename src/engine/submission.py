@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from src.core.errors import SlipstreamError
 from src.core.outputs import (
     Completion,
     Delta,
@@ -57,12 +56,7 @@ class Submission:
         QueueFullError, InvalidRequestError
             Whatever the scheduler refuses one of them for.
         """
-        for choice in self._choices:
-            try:
-                self._loop.submit(choice)
-            except SlipstreamError:
-                self.abort()
-                raise
+        self._loop.submit(self._choices)
 
     def abort(self) -> None:
         """End what is unfinished. Does nothing after the end."""

@@ -319,6 +319,9 @@ async def test_the_queue_is_bounded(checkpoint: Path) -> None:
         # All or none of the completions of one request are queued.
         with pytest.raises(QueueFullError):
             await engine.generate([5, 6, 7], SamplingParams(n=2))
+        # More than the queue can ever hold is not to be tried again.
+        with pytest.raises(InvalidRequestError):
+            await engine.generate([5, 6, 7], SamplingParams(n=3))
         assert engine.stats.num_waiting == 2
         results = await asyncio.gather(*tasks)
         assert len({tuple(result.token_ids) for result in results}) == 1
