@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,4 +73,98 @@ def test_a_failed_load_is_raised_and_leaves_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     with pytest.raises(ModelLoadError):
         LLM(small_config(tmp_path))
-    assert threading.active_count() <= before + 1  # asyncio's own worker may linger a moment
+    eventually(lambda: threading.active_count() == before)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("limits", [{"max_waiting_tokens": 30}, {"max_waiting_requests": 2}])
+def test_a_batch_with_more_than_the_queue_takes(
+    checkpoint: Path, reference: Any, limits: dict[str, int]
+) -> None:
+    changes = {f"scheduler__{name}": value for name, value in limits.items()}
+    prompts = random_prompts(30, longest=14, seed=5)
+    params = SamplingParams(temperature=0, max_tokens=3, n=2)
+    with LLM(small_config(checkpoint, **changes)) as llm:
+        results = llm.generate(prompts, params)
+    for prompt, result in zip(prompts, results, strict=True):
+        expected = greedy(reference, prompt, 3)
+        assert [completion.token_ids for completion in result.completions] == [expected] * 2
+
+
+def test_an_interrupted_batch_is_aborted(llm: LLM) -> None:
+    def interrupt() -> None:
+        eventually(lambda: llm.engine.stats.num_running > 0)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6]] * 400, SamplingParams(max_tokens=100, ignore_eos=True))
+    thread.join()
+    eventually(lambda: llm.engine.stats.num_running + llm.engine.stats.num_waiting == 0)
+    (result,) = llm.generate("Hello", SamplingParams(max_tokens=1))
+    assert len(result.token_ids) == 1
+
+
+def test_nothing_is_left_of_one_that_nobody_refers_to(checkpoint: Path) -> None:
+    before = threading.active_count()
+    llm = LLM(small_config(checkpoint))
+    llm.generate("Hello", SamplingParams(max_tokens=1))
+    engine, ended = llm.engine, weakref.ref(llm)
+    del llm
+    gc.collect()
+    assert ended() is None
+    eventually(lambda: threading.active_count() == before)
+    assert engine.status.phase == "closed"
+
+
+def test_a_closed_one_says_so(checkpoint: Path) -> None:
+    llm = LLM(small_config(checkpoint))
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("Hello")
+
+
+SCRIPTS = {
+    "bound": "llm = LLM(config); print(len(llm.generate(prompts, params)))",
+    "unbound": "print(len(LLM(config).generate(prompts, params)))",
+    "in a thread": """
+def use():
+    global llm
+    llm = LLM(config)
+    print(len(llm.generate(prompts, params)))
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+""",
+    "in a cycle": "llm = LLM(config); llm.me = llm; print(len(llm.generate(prompts, params)))",
+    "two": "a = LLM(config); b = LLM(config); print(len(b.generate(prompts, params)))",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_process_that_closes_nothing_ends(checkpoint: Path, script: str) -> None:
+    start = f"""
+import threading
+from pathlib import Path
+from src import LLM, SamplingParams
+from tests.support.engines import small_config
+config = small_config(Path({str(checkpoint)!r}))
+prompts, params = [[5, 6, 7]] * 3, SamplingParams(max_tokens=2)
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", start + script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
