@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from anyio.from_thread import start_blocking_portal
 from tqdm import tqdm
 
 from src.core.config import Config
-from src.core.outputs import GenerationResult
+from src.core.errors import QueueFullError, RequestAbortedError
+from src.core.outputs import FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
+from src.engine.engine_thread import EngineThread
 from src.engine.prompts import ChatMessage, ChatOptions, Prompt
+from src.engine.submission import ResultCollector, Submission
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+
+# Seconds after which a full queue is tried again, if nothing of the batch has ended meanwhile.
+_PATIENCE = 0.05
 
 
 class LLM:
@@ -32,7 +38,8 @@ class LLM:
                 print(result.text)
 
     ``config`` is what :meth:`AsyncEngine.open` takes. The constructor returns when the model is
-    ready.
+    ready. One that is not closed is released when nothing refers to it any more, at the latest at
+    the end of the process. Several threads may use one.
 
     Raises
     ------
@@ -41,12 +48,10 @@ class LLM:
     """
 
     def __init__(self, config: Config | str | Path | None = None) -> None:
-        with contextlib.ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal())
-            self.engine = stack.enter_context(
-                self._portal.wrap_async_context_manager(AsyncEngine.open(config))
-            )
-            self._resources = stack.pop_all()
+        self._thread = EngineThread(config)
+        self.engine = self._thread.engine
+        # The end of the process is the thread's own affair.
+        weakref.finalize(self, self._thread.stop).atexit = False
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +66,7 @@ class LLM:
 
     def close(self) -> None:
         """Release the model, its memory and its threads."""
-        self._resources.close()
+        self._thread.close()
 
     def generate(
         self,
@@ -85,9 +90,11 @@ class LLM:
         ------
         InvalidRequestError
             For the first prompt that cannot be served; the others are aborted.
+        KeyboardInterrupt
+            After Ctrl-C; all are aborted.
         """
         many = [prompts] if _is_single(prompts) else list(prompts)
-        return self._portal.call(self._run, many, params, None, progress)
+        return self._thread.call(self._run, many, params, None, progress)
 
     def chat(
         self,
@@ -99,7 +106,7 @@ class LLM:
     ) -> list[GenerationResult]:
         """Answer one conversation or many; otherwise as :meth:`generate`."""
         many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        return self._portal.call(self._run, many, params, ChatOptions(tools=tools), progress)
+        return self._thread.call(self._run, many, params, ChatOptions(tools=tools), progress)
 
     async def _run(
         self,
@@ -109,15 +116,12 @@ class LLM:
         progress: bool | None,
     ) -> list[GenerationResult]:
         each = self._params_of_each(params, len(prompts))
-        # However long the batch, the waiting queue holds only what it may.
-        most = max((p.n for p in each if p is not None), default=1)
-        limit = asyncio.Semaphore(max(1, self.engine.config.scheduler.max_waiting_requests // most))
         hidden = not sys.stderr.isatty() if progress is None else not progress
+        batch = _Batch(self.engine, chat)
         with tqdm(total=len(prompts), unit="request", disable=hidden) as bar:
 
             async def one(prompt: Prompt, params: SamplingParams | None) -> GenerationResult:
-                async with limit:
-                    result = await self.engine.generate(prompt, params, chat=chat)
+                result = await batch.generate(prompt, params)
                 bar.update()
                 return result
 
@@ -138,6 +142,49 @@ class LLM:
         if len(params) != count:
             raise ValueError(f"expected one SamplingParams or {count} of them, got {len(params)}")
         return list(params)
+
+
+class _Batch:
+    """Feeds an engine with prompts, in order, as its waiting queue has room."""
+
+    def __init__(self, engine: AsyncEngine, chat: ChatOptions | None) -> None:
+        self._engine = engine
+        self._chat = chat
+        # Whoever holds it is next; the others have not even been tokenized.
+        self._turn = asyncio.Lock()
+        self._ended = asyncio.Event()
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None) -> GenerationResult:
+        async with contextlib.AsyncExitStack() as stack:
+            async with self._turn:
+                token_ids = await self._engine.tokenize(prompt, chat=self._chat)
+                submission = await self._queue(stack, token_ids, params)
+            collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
+            async for delta in submission:
+                collector.add(delta)
+        self._ended.set()
+        result = collector.result(submission.usage)
+        if any(c.finish_reason is FinishReason.ABORT for c in result.completions):
+            raise RequestAbortedError(f"request {result.request_id} was aborted")
+        return result
+
+    async def _queue(
+        self,
+        stack: contextlib.AsyncExitStack,
+        token_ids: list[int],
+        params: SamplingParams | None,
+    ) -> Submission:
+        while True:
+            self._ended.clear()
+            try:
+                return await stack.enter_async_context(self._engine.submit(token_ids, params))
+            except QueueFullError:
+                stats = self._engine.stats
+                if not stats.num_running and not stats.num_waiting:
+                    raise  # nothing will ever make room
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE):
+                    await self._ended.wait()
 
 
 def _is_single(prompts: Any) -> bool:

@@ -1,0 +1,142 @@
+"""An engine on an event loop of its own, in a thread of its own, that ends whatever happens.
+
+There are three ways to the end, and each releases everything in order: ``close``; ``stop``, which
+does not wait and is safe anywhere, a garbage collector's finalizer included; and the end of the
+process. The thread is a daemon, since the interpreter waits for other threads *before* it calls its
+``atexit`` functions: nobody could tell them to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from src.core.config import Config
+from src.engine.client import AsyncEngine
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """Runs one engine; the constructor returns when the model is ready.
+
+    Raises
+    ------
+    ConfigError, ModelLoadError
+        With one readable reason.
+    """
+
+    def __init__(self, config: Config | str | Path | None) -> None:
+        # Reentrant: a finalizer may call `stop` wherever memory is allocated.
+        self._lock = threading.RLock()
+        self._stopping = False
+        self._ready: Future[AsyncEngine] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._serving = self._loop.create_task(self._serve(config))
+        self._thread = threading.Thread(target=self._main, name="slipstream-llm", daemon=True)
+        _running.add(self)
+        self._thread.start()
+        try:
+            self.engine = self._ready.result()
+        except BaseException:
+            self.stop()
+            raise
+        # What was registered last is called first: before torch's own functions.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+
+    def call(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+        """Run a coroutine function on the engine's loop; an interrupted caller cancels it.
+
+        Raises
+        ------
+        RuntimeError
+            After the end.
+        """
+        with self._lock:
+            if self._stopping:
+                raise RuntimeError("the engine was closed")
+            future = asyncio.run_coroutine_threadsafe(function(*arguments), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C, say; a call that has ended does not mind.
+            future.cancel()
+            raise
+        finally:
+            del future  # its exception refers to this frame
+
+    def stop(self) -> None:
+        """Begin to end; returns at once."""
+        with self._lock:
+            if not self._stopping:
+                self._stopping = True
+                self._loop.call_soon_threadsafe(self._serving.cancel)
+
+    def close(self) -> None:
+        """Abort what runs and release the model, its memory and the threads."""
+        self.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        helpers = _Helpers(thread_name_prefix="slipstream-llm")
+        self._loop.set_default_executor(helpers)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._serving)
+        finally:
+            helpers.shutdown()
+            with self._lock:
+                self._stopping = True
+                self._loop.close()
+            _running.discard(self)
+
+    async def _serve(self, config: Config | str | Path | None) -> None:
+        try:
+            async with AsyncEngine.open(config) as engine:
+                self._ready.set_result(engine)
+                del engine
+                await asyncio.get_running_loop().create_future()  # until cancelled
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+        finally:
+            # Calls end with the engine; a model that is still being loaded is released then.
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*rest, return_exceptions=True)
+            await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+class _Helpers(ThreadPoolExecutor):
+    """Threads for what blocks; when the interpreter ends and gives no more threads, none."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            future: Future[T] = Future()
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as error:
+                future.set_exception(error)
+            return future
+
+
+_running: set[EngineThread] = set()
+
+
+def _close_all() -> None:
+    for thread in list(_running):
+        thread.close()
+
+
+atexit.register(_close_all)
