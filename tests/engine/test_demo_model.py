@@ -1,4 +1,4 @@
-"""Any mode of the engine reproduces the bundled model's greedy answers, as transformers gave them."""
+"""Any mode of the engine reproduces the bundled model's greedy answers as transformers gave them."""
 
 from __future__ import annotations
 
