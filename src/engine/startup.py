@@ -164,7 +164,7 @@ def _compile(runner: Runner, decoder: Decoder, *, wait: bool) -> None:
             runner.compile(regions)
         except Exception:
             # Whatever a compiler says that the end of the process has overtaken is of no interest.
-            if not runner.closed:
+            if not runner.closed and threading.main_thread().is_alive():
                 logger.exception("compilation failed: the model goes on uncompiled")
         else:
             logger.info("compiled in %.1f s, in the background", time.perf_counter() - started)

@@ -63,6 +63,7 @@ SHELL = {
     "loop",
     "startup",
     "client",
+    "engine_thread",
     "llm",
     "prompts",
     "streams",
