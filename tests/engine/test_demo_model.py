@@ -1,4 +1,4 @@
-"""Any mode of the engine reproduces the bundled model's greedy answers as transformers gave them."""
+"""Every mode of the engine gives the bundled model's golden answers, those of transformers."""
 
 from __future__ import annotations
 
