@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -12,6 +13,7 @@ from src.cli.options import EXIT_USAGE
 from src.core.errors import SlipstreamError
 
 DESCRIPTION: Final = "Slipstream: an LLM inference engine and OpenAI-compatible server."
+EXIT_BROKEN_PIPE: Final = 141  # as a shell shows SIGPIPE
 EPILOG: Final = """\
 examples:
   python -m src serve                                   serve the bundled demo model
@@ -30,8 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = parsed.run(parsed)
     except SlipstreamError as error:
-        print(f"slipstream: {error}", file=sys.stderr)
+        # Torch puts whole stack traces into its messages.
+        print(f"slipstream: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
         return EXIT_USAGE
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does. At its end Python would try once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         return 130
     return code

@@ -27,13 +27,19 @@ HYPERCORN_CONFIG: Final = CHECKOUT / "configs" / "hypercorn.toml"
 EXIT_CANNOT_LISTEN: Final = 1
 # Seconds beyond hypercorn's graceful_timeout after which a connection that will not end is left.
 _PATIENCE: Final = 10.0
+# Seconds for connections once nothing runs any more: half-sent requests and readers that are late.
+_LAST_CONNECTIONS: Final = 2.0
+# Seconds that a second signal leaves for telling clients why their streams end.
+_HURRY: Final = 3.0
 
 
 def add_command(commands: Commands) -> None:
     """Declare the command."""
     parser = add(commands, "serve", "Serve the model over HTTP, with OpenAI's protocol.", run)
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to listen on (default: 8000)")
+    parser.add_argument(
+        "--port", type=_port, metavar="PORT", help="port to listen on (default: 8000)"
+    )
     parser.add_argument(
         "--hypercorn-config",
         metavar="FILE",
@@ -56,7 +62,11 @@ def _hypercorn_settings(arguments: argparse.Namespace, config: Config) -> Any:
 
     file = arguments.hypercorn_config or HYPERCORN_CONFIG
     if file.is_file():
-        settings = HypercornConfig.from_toml(file)
+        try:
+            settings = HypercornConfig.from_toml(file)
+        # Hypercorn checks no types: what does not fit fails wherever it is used first.
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file}: not hypercorn's settings: {error}") from error
     elif arguments.hypercorn_config is not None:
         raise ConfigError(f"--hypercorn-config: there is no file {file}")
     else:
@@ -79,7 +89,7 @@ async def _serve(app: Any, settings: Any, config: Config) -> int:
     # Before anything is loaded for nothing.
     try:
         sockets = settings.create_sockets()
-    except OSError as error:
+    except (OSError, OverflowError, ValueError) as error:
         print(f"slipstream: cannot listen on {settings.bind[0]}: {error}", file=sys.stderr)
         return EXIT_CANNOT_LISTEN
     stop = asyncio.Event()
@@ -88,7 +98,7 @@ async def _serve(app: Any, settings: Any, config: Config) -> int:
     def on_signal() -> None:
         if closing:
             logger.info("second signal: ending at once")
-            stop.set()
+            closing.append(asyncio.create_task(_end_at_once(app, stop, settings)))
         else:
             closing.append(asyncio.create_task(_drain(app, stop, config, settings)))
 
@@ -115,7 +125,26 @@ async def _drain(app: Any, stop: asyncio.Event, config: Config, settings: Any) -
 
     logger.info("finishing what runs, for at most %g s", config.http.shutdown_timeout)
     await app.state.server.drain()
+    settings.graceful_timeout = min(settings.graceful_timeout, _LAST_CONNECTIONS)
     stop.set()
     # Python 3.12 and later wait for open connections without the time-out that hypercorn sets.
     await asyncio.sleep(settings.graceful_timeout + _PATIENCE)
     end_process(0, "left connections that did not end")
+
+
+async def _end_at_once(app: Any, stop: asyncio.Event, settings: Any) -> None:
+    """Abort what runs, tell those who wait for it, and end."""
+    from src.http.process_exit import end_process
+
+    settings.graceful_timeout = min(settings.graceful_timeout, 1.0)
+    aborting = asyncio.create_task(app.state.server.drain(0))
+    await asyncio.wait([aborting], timeout=1.0)
+    stop.set()
+    await asyncio.sleep(_HURRY)
+    end_process(0, "left connections that did not end")
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 65535, got {text!r}")
+    return int(text)

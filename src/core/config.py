@@ -10,8 +10,11 @@ from msgspec import Meta
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
-Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
+# What tensors' sizes and the operating system's calls can hold.
+INT32_MAX = 2**31 - 1
+
+Positive = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+NonNegative = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Seconds = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 
@@ -36,14 +39,15 @@ class DeviceSection(Section, frozen=True, kw_only=True):
     """Where the model runs."""
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
-    num_threads: NonNegative = 0  # 0: by the size of the model
+    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: by the size of the model
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
     """Paged KV memory."""
 
     block_size: Positive | None = None  # tokens; None: 16 on CPU, 64 on CUDA
-    memory_bytes: Positive | None = None  # None: memory_fraction of what is free
+    # None: memory_fraction of what is free
+    memory_bytes: Annotated[int, Meta(ge=1, le=2**50)] | None = None
     memory_fraction: Fraction | None = None  # None: 0.25 of free host memory, 0.9 of a GPU's
     num_blocks: Positive | None = None  # overrides both
     enable_prefix_caching: bool = True
@@ -74,6 +78,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     """The HTTP server's limits."""
 
     max_body_bytes: Positive = 8 * MIB
+    body_timeout: Seconds = 30.0  # for a request's body to arrive
     max_prompts_per_request: Positive = 128
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
     request_timeout: Seconds | None = None  # None: no deadline unless the client sets one

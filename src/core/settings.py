@@ -86,19 +86,22 @@ def load_config(
     """
     environ = os.environ if environ is None else environ
     known = known_settings()
-    file = path if path is not None else environ.get(CONFIG_VARIABLE) or None
+    given = path if path is not None else environ.get(CONFIG_VARIABLE) or None
+    file = None if given is None else _expand_home(given)
     values: dict[str, Any] = {}
     file_directory: Path | None = None
     if file is not None:
-        values.update(_from_file(Path(file).expanduser(), known))
+        values.update(_from_file(file, known))
         if "model.path" in values:
-            file_directory = Path(file).expanduser().resolve().parent
+            file_directory = file.resolve().parent
     for source in (_from_environment(environ, known), _from_overrides(overrides, known)):
         for name, value in source:
             values[name] = value
             if name == "model.path":
                 file_directory = None
     config = _build(values)
+    if not config.model.path.strip():
+        raise ConfigError("model.path is empty; expected a directory or a hub id")
     model_path = locate_model(config.model.path, file_directory)
     return msgspec.structs.replace(
         config, model=msgspec.structs.replace(config.model, path=model_path)
@@ -111,12 +114,24 @@ def locate_model(path: str, file_directory: Path | None = None) -> str:
     A relative path is looked for in the working directory, beside the TOML file that named it,
     and in the checkout, so that the bundled model is found from anywhere. What is nowhere is left
     as it is: it may be a hub id.
+
+    Raises
+    ------
+    ConfigError
+        It begins with the home of somebody who is unknown here.
     """
-    expanded = Path(path).expanduser()
+    expanded = _expand_home(path)
     for base in (Path.cwd(), file_directory, CHECKOUT):
         if base is not None and (base / expanded).is_dir():
             return str((base / expanded).resolve())
     return str(expanded) if path.startswith("~") else path
+
+
+def _expand_home(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: nobody's home directory is known by that name") from error
 
 
 def _from_file(file: Path, known: Mapping[str, Setting]) -> Iterator[tuple[str, Any]]:
@@ -145,7 +160,8 @@ def _from_environment(
 ) -> Iterator[tuple[str, Any]]:
     by_variable = {setting.variable: setting for setting in known.values()}
     long_form = known["model.path"].variable
-    short, long = environ.get(MODEL_VARIABLE), environ.get(long_form)
+    # Compose files and unit files set a variable to nothing when they mean to leave it out.
+    short, long = environ.get(MODEL_VARIABLE) or None, environ.get(long_form)
     if short is not None and long is not None and short != long:
         raise ConfigError(
             f"{MODEL_VARIABLE}={short} and {long_form}={long} disagree; set one of them"

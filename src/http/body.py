@@ -43,7 +43,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     Raises
     ------
     RequestTooLargeError
-        It is larger. What was left of it has been discarded, within bounds.
+        It is larger, or declared to be; the rest of it has not been read.
     ClientDisconnectedError
         The client went away.
     """
@@ -60,12 +60,15 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     else:
         if size <= limit:
             return b"".join(chunks)
-    chunks.clear()
-    if more:
-        await discard_body(receive)
     raise RequestTooLargeError(
         f"the body has {max(size, received)} bytes or more, at most {limit} are accepted"
     )
+
+
+def declares_body(scope: Scope) -> bool:
+    """Whether the headers of an HTTP/1 request announce a body."""
+    length = header(scope, b"content-length")
+    return length not in (None, "0") or header(scope, b"transfer-encoding") is not None
 
 
 async def discard_body(receive: Receive) -> None:

@@ -14,8 +14,15 @@ from typing import Final, TypeAlias
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from src.core.errors import RequestTooLargeError
-from src.http.body import ClientDisconnectedError, check_content_type, header, read_body
+from src.core.errors import DeadlineExceededError, RequestTooLargeError
+from src.http.body import (
+    ClientDisconnectedError,
+    check_content_type,
+    declares_body,
+    discard_body,
+    header,
+    read_body,
+)
 from src.http.errors import ErrorAnswer, answer_to
 from src.http.server import Server
 
@@ -54,6 +61,11 @@ class Call:
         )
         self.finished = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def begin(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send an answer but its end, so that the connection stays open for a while."""
+        await self._start(status, headers)
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def write(self, events: bytes) -> None:
         """Send the next events of a stream; the first ones begin it."""
@@ -94,6 +106,46 @@ class Call:
         )
 
 
+async def refuse(
+    call: Call, receive: Receive, error: BaseException, *, linger: bool = True
+) -> None:
+    """Answer with an error at once, though the body is still to come; then end the connection.
+
+    Most clients send all of a body before they look for an answer, and a connection that is closed
+    under them loses it. So the rest is read and dropped, within bounds, before the end is sent.
+    """
+    answer = answer_to(error)
+    call.server.metrics.on_rejection(answer.reason)
+    # HTTP/2 has no such header, and no connection that one request could hold up.
+    unread = call.scope["http_version"].startswith("1") and declares_body(call.scope)
+    await call.begin(
+        answer.status,
+        (
+            (b"content-type", JSON_TYPE),
+            (b"content-length", str(len(answer.body)).encode()),
+            *answer.headers,
+            *([(b"connection", b"close")] if unread else []),
+        ),
+        answer.body,
+    )
+    if linger:
+        try:
+            await discard_body(receive)
+        except ClientDisconnectedError:
+            call.server.metrics.on_disconnect()
+            return
+
+    async def drop() -> None:
+        # Hypercorn's reader waits for room in a queue, and its end of the answer for the reader.
+        while (await receive())["type"] != "http.disconnect":
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drop)
+        await call.end(b"")
+        tasks.cancel_scope.cancel()
+
+
 Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 
 
@@ -107,13 +159,23 @@ class Endpoint:
         """Read the body, run the handler until it is done or the client has gone."""
         server: Server = scope["app"].state.server
         call = Call(server, scope, send)
+        limits = server.config.http
         try:
-            call.body = await read_body(scope, receive, server.config.http.max_body_bytes)
+            # Nobody's GET has a body of meaning: what comes is dropped beside the handler.
+            if scope["method"] not in ("GET", "HEAD"):
+                with anyio.fail_after(limits.body_timeout):
+                    call.body = await read_body(scope, receive, limits.max_body_bytes)
         except ClientDisconnectedError:
             server.metrics.on_disconnect()
             return
+        except TimeoutError:
+            late = DeadlineExceededError(
+                f"the body did not arrive within {limits.body_timeout:g} s", code="body_timeout"
+            )
+            await refuse(call, receive, late, linger=False)
+            return
         except RequestTooLargeError as error:
-            await call.fail(error)
+            await refuse(call, receive, error)
             return
         async with anyio.create_task_group() as tasks:
 

@@ -24,6 +24,7 @@ from src.http.process_exit import (
     EXIT_ENGINE_DEAD,
     EXIT_LOAD_FAILED,
     end_process,
+    first_line,
     is_compiling,
 )
 from src.http.server import Server
@@ -85,7 +86,7 @@ async def _end_with(engine: AsyncEngine) -> None:
     error = await engine.wait_dead()
     # Everybody who waited has been woken with an error; let the answers go out.
     await asyncio.sleep(LAST_WORDS)
-    end_process(code, f"{what}: {type(error).__name__}: {error}")
+    end_process(code, f"{what}: {first_line(error)}")
 
 
 async def _log_stats(engine: AsyncEngine) -> None:

@@ -40,6 +40,12 @@ def end_process(code: int, reason: str = "") -> NoReturn:
     os._exit(code)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line: torch adds whole stack traces to its own."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def is_compiling() -> bool:
     """Whether the engine still compiles in the background."""
     return any(thread.name == COMPILE_THREAD for thread in threading.enumerate())

@@ -50,10 +50,12 @@ class Server:
         await self._engine.wait_ready(self.config.http.ready_wait)
         return self._engine
 
-    async def drain(self) -> None:
-        """Refuse new requests and finish what runs, for as long as is configured."""
+    async def drain(self, timeout: float | None = None) -> None:
+        """Refuse new requests and finish what runs, for ``timeout`` s or as long as configured."""
         if self._engine is not None:
-            await self._engine.drain(self.config.http.shutdown_timeout)
+            await self._engine.drain(
+                self.config.http.shutdown_timeout if timeout is None else timeout
+            )
 
 
 def served_name(info: ModelInfo, asked: str | None) -> str:

@@ -91,6 +91,38 @@ def test_a_mistake_is_one_line_and_code_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("port", ["99999", "-1", "x"])
+def test_a_port_that_cannot_be_is_a_usage_error(
+    port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", f"--port={port}"])
+    assert ended.value.code == 2
+    assert f"expected a number from 0 to 65535, got '{port}'" in capsys.readouterr().err
+
+
+def test_hypercorn_settings_that_are_no_toml_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("bind = [")
+    assert main(["serve", "--hypercorn-config", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"slipstream: {file}: not hypercorn's settings: ")
+    assert error.count("\n") == 1
+
+
+def test_generate_ends_quietly_when_its_reader_leaves(
+    settings: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["generate", "Once", *settings, "--max-tokens", "4"]) == 141
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_setting_without_a_value_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["generate", "x", "--set", "model.dtype"])

@@ -31,6 +31,17 @@ def test_environment_wins_over_the_file_and_overrides_over_both(tmp_path: Path) 
     assert (section.pipeline_depth, section.max_num_seqs, section.max_bypasses) == (1, 2, 3)
 
 
+def test_an_empty_model_variable_counts_as_not_set() -> None:
+    assert load_config(environ={"SLIPSTREAM_MODEL": ""}) == load_config(environ={})
+    environ = {"SLIPSTREAM_MODEL": "", "SLIPSTREAM_MODEL__PATH": "some/model"}
+    assert load_config(environ=environ).model.path == "some/model"
+
+
+def test_memory_may_be_larger_than_other_integers() -> None:
+    environ = {"SLIPSTREAM_CACHE__MEMORY_BYTES": str(2**40)}
+    assert load_config(environ=environ).cache.memory_bytes == 2**40
+
+
 def test_an_explicit_file_wins_over_the_environments(tmp_path: Path) -> None:
     file = write(tmp_path, "[model]\nseed = 5")
     assert load_config(file, environ={"SLIPSTREAM_CONFIG": "/nowhere"}).model.seed == 5
@@ -92,6 +103,13 @@ def test_a_setting_with_a_default_of_none_can_be_unset(text: str, tmp_path: Path
         ({"SLIPSTREAM_COMPILE__ENFORCE_EAGER": "perhaps"}, ["'perhaps'", "`bool`"]),
         ({"SLIPSTREAM_MODEL__SERVED_MODEL_NAME": "[1"}, ["not a JSON list"]),
         ({"SLIPSTREAM_MODEL": "a", "SLIPSTREAM_MODEL__PATH": "b"}, ["disagree"]),
+        ({"SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS": str(10**30)}, ["MAX_NUM_SEQS='1000"]),
+        ({"SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS": str(2**31)}, ["<= 2147483647"]),
+        ({"SLIPSTREAM_CACHE__MEMORY_BYTES": str(2**60)}, ["<= 1125899906842624"]),
+        ({"SLIPSTREAM_DEVICE__NUM_THREADS": "1025"}, ["<= 1024"]),
+        ({"SLIPSTREAM_MODEL": "~nobody-of-that-name/x"}, ["~nobody-of-that-name/x: nobody's home"]),
+        ({"SLIPSTREAM_CONFIG": "~nobody-of-that-name/x"}, ["nobody's home"]),
+        ({"SLIPSTREAM_MODEL__PATH": " "}, ["model.path is empty"]),
         ({"SLIPSTREAM_CONFIG": "/no/such.toml"}, ["/no/such.toml", "No such file"]),
     ],
 )

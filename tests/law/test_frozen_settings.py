@@ -12,6 +12,7 @@ FROZEN = [
     "compile.startup",
     "device.num_threads",
     "device.type",
+    "http.body_timeout",
     "http.max_body_bytes",
     "http.max_prompts_per_request",
     "http.ready_wait",
