@@ -151,7 +151,7 @@ class AsyncEngine:
         """
         self._draining = True
         loop = self._loop
-        if self._status.phase != "ready" or loop is None:
+        if self._status.phase not in ("ready", "draining") or loop is None:
             return
         self._set_status("draining", 1.0, "finishing what runs")
         with contextlib.suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.applications import Starlette
@@ -9,13 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from src.core.config import Config
-from src.http.body import ClientDisconnectedError, discard_body
-from src.http.call import Endpoint
+from src.core.errors import RequestError
+from src.http.call import Call, Endpoint, refuse
 from src.http.chat import create_chat_completion
 from src.http.completions import create_completion
-from src.http.errors import MethodNotAllowedError, RouteNotFoundError, answer_to
+from src.http.errors import MethodNotAllowedError, RouteNotFoundError
 from src.http.health import health, live, ready, version
 from src.http.lifespan import lifespan
 from src.http.metrics import show_metrics
@@ -60,21 +62,28 @@ def create_app(config: Config | None = None, *, owns_process: bool = True) -> St
     return app
 
 
+class _Refusal(Response):
+    """An error that is answered without its request's body having been read."""
+
+    def __init__(self, error: RequestError, headers: Mapping[str, str] | None) -> None:
+        super().__init__()
+        self._error = error
+        self._headers = [
+            (name.lower().encode(), value.encode()) for name, value in (headers or {}).items()
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and read the body to its end or end the connection."""
+        call = Call(scope["app"].state.server, scope, send)
+        await refuse(call, receive, self._error, headers=self._headers)
+
+
 async def _no_route(request: Request, error: Exception) -> Response:
     """There is nothing here, or not for this method."""
     assert isinstance(error, HTTPException)
-    server: Server = request.app.state.server
-    # Hypercorn's reader hangs for ever on a body that an application leaves unread.
-    try:
-        await discard_body(request.receive)
-    except ClientDisconnectedError:
-        server.metrics.on_disconnect()
     path, method = request.scope["path"][:200], request.scope["method"][:20]
     if error.status_code == 405:
-        answer = answer_to(MethodNotAllowedError(f"{path} does not take {method}"))
+        refusal: RequestError = MethodNotAllowedError(f"{path} does not take {method}")
     else:
-        answer = answer_to(RouteNotFoundError(f"there is nothing at {path}"))
-    server.metrics.on_rejection(answer.reason)
-    return Response(
-        answer.body, answer.status, headers=error.headers, media_type="application/json"
-    )
+        refusal = RouteNotFoundError(f"there is nothing at {path}")
+    return _Refusal(refusal, error.headers)

@@ -107,7 +107,12 @@ class Call:
 
 
 async def refuse(
-    call: Call, receive: Receive, error: BaseException, *, linger: bool = True
+    call: Call,
+    receive: Receive,
+    error: BaseException,
+    *,
+    linger: bool = True,
+    headers: Headers = (),
 ) -> None:
     """Answer with an error at once, though the body is still to come; then end the connection.
 
@@ -124,6 +129,7 @@ async def refuse(
             (b"content-type", JSON_TYPE),
             (b"content-length", str(len(answer.body)).encode()),
             *answer.headers,
+            *headers,
             *([(b"connection", b"close")] if unread else []),
         ),
         answer.body,

@@ -161,6 +161,46 @@ def test_serve_finishes_streams_after_sigterm_and_refuses_the_rest(
         server.get("/live")
 
 
+def test_late_bodies_are_refused_and_a_second_signal_ends_at_once(
+    environment: dict[str, str],
+) -> None:
+    with ServerProcess.serve({**environment, "SLIPSTREAM_HTTP__BODY_TIMEOUT": "0.5"}) as server:
+        server.wait_ready()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+            connection.sendall(head)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in answer.lower()
+        assert b'"code":"body_timeout"' in answer
+        readers = [Reader(server, 1000) for _ in range(16)]
+        assert all(reader.begun.wait(30) for reader in readers)
+        server.terminate()
+        server.wait_for("/ready", 503)
+        started = time.monotonic()
+        server.terminate()
+        assert server.wait_exit(10) == 0, server.output
+        assert time.monotonic() - started < 6
+        for reader in readers:
+            reader.join(5)
+        assert any('"error"' in reader.text for reader in readers)
+        assert "Traceback" not in server.output
+
+
+def test_a_half_sent_request_does_not_hold_the_end(environment: dict[str, str]) -> None:
+    with ServerProcess.serve(environment) as server:
+        server.wait_ready()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+            )
+            time.sleep(0.1)
+            server.terminate()
+            started = time.monotonic()
+            assert server.wait_exit(15) == 0, server.output
+            assert time.monotonic() - started < 8
+
+
 # Uvicorn raises the signal again after its orderly end.
 @pytest.mark.parametrize(("name", "code"), [("uvicorn", -signal.SIGTERM), ("granian", 0)])
 def test_other_servers_end_after_sigterm(

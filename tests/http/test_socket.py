@@ -159,6 +159,33 @@ def test_a_huge_body_is_refused_and_read_to_its_end(hypercorn: ServerProcess, pa
     assert hypercorn.get("/live").status_code == 200
 
 
+def until_closed(port: int, head: bytes, seconds: float) -> tuple[bytes, float]:
+    """What is answered to a request that stops there, and when its first byte came."""
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
+        started = time.monotonic()
+        connection.sendall(head)
+        first = connection.recv(65536)
+        return first, time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"POST /v1/completions", b"413"),
+        (b"POST /nowhere", b"404"),
+        (b"POST /live", b"405"),
+        (b"GET /live", b"200"),
+    ],
+)
+def test_nobody_waits_for_a_body_that_changes_nothing(
+    hypercorn: ServerProcess, request_line: bytes, status: bytes
+) -> None:
+    head = request_line + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n"
+    answer, seconds = until_closed(hypercorn.port, head, 5)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert seconds < 2
+
+
 def test_the_path_that_decides_is_the_one_that_was_asked_for(hypercorn: ServerProcess) -> None:
     """A forged Host header changes nothing about what is served."""
     with socket.create_connection(("127.0.0.1", hypercorn.port), timeout=10) as connection:
