@@ -24,6 +24,10 @@ MAX_LOGIT_BIAS: Final = 1024
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 
+# What an error message shows of a value.
+_MAX_SHOWN_CHARS: Final = 50
+_MAX_SHOWN_BITS: Final = 128
+
 # Where msgspec says that it is: "Expected `int`, got `float` - at `$.top_k`".
 _FIELD = re.compile(r"`\$\.(?P<name>\w+)")
 
@@ -175,7 +179,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _invalid(name: str, value: object, bound: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} must be {bound}, got {value}", param=name)
+    return InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=name)
+
+
+def shown(value: object) -> str:
+    """The value as an error message shows it: never long, whatever a client sent."""
+    # Python refuses to spell integers of thousands of digits at all.
+    if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    return str(value)[:_MAX_SHOWN_CHARS]
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.request import Request
-from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams
+from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.engine.status import ModelInfo
 from src.text import Tokenizer
 
@@ -30,13 +30,18 @@ _INLINE_CHARS = 2048
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How chat messages become a prompt; the fields of ``ChatTemplate.render``."""
+    """How chat messages become a prompt; the fields of ``ChatTemplate.render``.
+
+    ``add_special_tokens`` says whether the tokenizer adds bos (and what else the model wants), to a
+    plain text too; ``None`` adds it to a plain text, and not to messages, whose template has it.
+    """
 
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     documents: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool | None = None
 
 
 class RequestBuilder:
@@ -60,13 +65,15 @@ class RequestBuilder:
         PromptTooLongError
             It is longer than the context before it was even tokenized.
         """
+        options = chat or ChatOptions()
+        adds = options.add_special_tokens
         if isinstance(prompt, str):
-            ids = await self._encode(prompt, add_special_tokens=True)
+            ids = await self._encode(prompt, add_special_tokens=adds is None or adds)
         elif isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
             raise _wrong_prompt(prompt)
         elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            text = await self._render(prompt, chat or ChatOptions())
-            ids = await self._encode(text, add_special_tokens=False)
+            text = await self._render(prompt, options)
+            ids = await self._encode(text, add_special_tokens=bool(adds))
         else:
             ids = self._checked(prompt)
         if not ids:
@@ -159,12 +166,16 @@ class RequestBuilder:
     def _checked(self, prompt: Sequence[Any]) -> list[int]:
         self._room(len(prompt))
         most = self._info.vocab_size - 1
+        # In C, since a context may be long; who fails here learns below which one is wrong.
+        if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) <= most:
+            return list(prompt)
         for token_id in prompt:
             if not isinstance(token_id, int) or isinstance(token_id, bool):
                 raise _wrong_prompt(token_id)
             if not 0 <= token_id <= most:
                 raise InvalidRequestError(
-                    f"prompt token ids must be from 0 to {most}, got {token_id}", param="prompt"
+                    f"prompt token ids must be from 0 to {most}, got {shown(token_id)}",
+                    param="prompt",
                 )
         return list(prompt)
 
@@ -214,7 +225,8 @@ def with_defaults(params: SamplingParams | None, defaults: Mapping[str, Any]) ->
 def _check_rest(priority: int, timeout: float | None, cache_salt: str) -> None:
     if not INT64_MIN <= priority <= INT64_MAX:
         raise InvalidRequestError(
-            f"priority must be from {INT64_MIN} to {INT64_MAX}, got {priority}", param="priority"
+            f"priority must be from {INT64_MIN} to {INT64_MAX}, got {shown(priority)}",
+            param="priority",
         )
     if timeout is not None and not 0 < timeout < math.inf:
         raise InvalidRequestError(

@@ -18,6 +18,7 @@ from src.http.call import Call
 from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
 from src.http.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from src.http.protocol import (
+    MAX_MESSAGES,
     ChatAnswer,
     ChatBody,
     ChatChoice,
@@ -25,8 +26,15 @@ from src.http.protocol import (
     ChatMessage,
     ChatPiece,
     ChatRequest,
+    Tool,
 )
-from src.http.sampling import check_top_logprobs, refuse_unsupported, sampling_params, unsupported
+from src.http.sampling import (
+    check_top_logprobs,
+    refuse_unsupported,
+    respell_max_tokens,
+    sampling_params,
+    unsupported,
+)
 from src.http.server import served_name
 
 _DECODER: Final = msgspec.json.Decoder(ChatRequest)
@@ -42,11 +50,11 @@ async def create_chat_completion(call: Call) -> None:
     logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
     engine = await call.server.ready_engine()
     name = served_name(engine.model_info, request.model)
-    max_tokens = request.max_completion_tokens
+    most = request.max_completion_tokens
     params = sampling_params(
         request,
         engine.model_info.default_sampling,
-        max_tokens=request.max_tokens if max_tokens is None else max_tokens,
+        max_tokens=request.max_tokens if most is None else most,
         logprobs=logprobs,
     )
     job = Job(
@@ -68,6 +76,29 @@ def _check(request: ChatRequest) -> None:
         raise unsupported("tool_choice", " other than auto and none")
     if request.echo:
         raise unsupported("echo")
+    tools = () if choice == "none" else request.tools or ()
+    if tools and request.parallel_tool_calls is False:
+        # How many calls the model writes is up to the model: they come back as text.
+        raise unsupported("parallel_tool_calls", " = false with tools")
+    for index, tool in enumerate(tools):
+        if tool.function.strict:
+            raise unsupported(f"tools[{index}].function.strict", " = true")
+    _check_messages(request)
+
+
+def _check_messages(request: ChatRequest) -> None:
+    count = sum(
+        len(items)
+        for message in request.messages
+        for items in (message.content, message.tool_calls)
+        if isinstance(items, list)
+    )
+    if count > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"messages may have at most {MAX_MESSAGES} content parts and tool calls in all, "
+            f"got {count}",
+            param="messages",
+        )
     for index, message in enumerate(request.messages):
         for field in ("function_call", "audio"):
             if getattr(message, field) is not None:
@@ -111,21 +142,27 @@ def _chat_options(request: ChatRequest) -> ChatOptions:
     generates = request.add_generation_prompt
     tools = None if request.tool_choice == "none" else request.tools
     return ChatOptions(
-        tools=[msgspec.to_builtins(tool) for tool in tools] if tools else None,
+        tools=[_tool(tool) for tool in tools] if tools else None,
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,
         documents=request.documents,
         template_kwargs=template_kwargs,
+        add_special_tokens=request.add_special_tokens,
     )
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    """The tool as a template sees it. Its schema, which may be large, is not copied."""
+    given = msgspec.structs.asdict(tool.function)
+    function = {name: value for name, value in given.items() if value is not None}
+    return {"type": tool.type, "function": function}
 
 
 def _spelt(error: RequestError, request: ChatRequest) -> RequestError:
     """The same error, with its field as this client spelt it."""
     if error.param == "prompt":
         error.param = "messages"
-    elif error.param == "max_tokens" and request.max_completion_tokens is not None:
-        error.param = "max_completion_tokens"
-        error.message = error.message.replace("max_tokens", error.param)
+    respell_max_tokens(error, request)
     return error
 
 
@@ -139,8 +176,8 @@ class ChatShape:
         self._names = TokenNames(engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
         options = request.stream_options
-        self._counts_always = options is not None and options.continuous_usage_stats
-        self._with_null_usage = options is not None and options.include_usage
+        self._counts_always = options is not None and bool(options.continuous_usage_stats)
+        self._with_null_usage = options is not None and bool(options.include_usage)
         # All chunks of a stream begin alike; only what differs is encoded for each.
         head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created}
         self._head = b"data: " + _encode({**head, "model": model})[:-1] + b',"choices":['

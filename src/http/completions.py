@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias, cast
 
+import anyio
 import msgspec
 
-from src.core.errors import InvalidRequestError
+from src.core.errors import InvalidRequestError, PromptTooLongError, RequestError
 from src.core.outputs import Completion, Delta, GenerationResult, TokenLogprobs, Usage
-from src.core.sampling_params import SamplingParams
+from src.core.sampling_params import SamplingParams, shown
 from src.engine.client import AsyncEngine
+from src.engine.prompts import ChatOptions
 from src.http.body import decode
 from src.http.call import Call
 from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
@@ -25,10 +27,13 @@ from src.http.protocol import (
 from src.http.sampling import (
     COMPLETION_MAX_TOKENS,
     refuse_unsupported,
+    respell_max_tokens,
     sampling_params,
     unsupported,
 )
 from src.http.server import served_name
+
+Prompt: TypeAlias = str | list[int]
 
 _DECODER: Final = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
@@ -39,65 +44,127 @@ async def create_completion(call: Call) -> None:
     request = decode(call.body, _DECODER)
     refuse_unsupported(request)
     _check(request)
-    prompts = _prompts(request.prompt, call.server.config.http.max_prompts_per_request)
+    config = call.server.config
     engine = await call.server.ready_engine()
     name = served_name(engine.model_info, request.model)
-    token_ids = [await engine.tokenize(prompt) for prompt in prompts]
+    context = engine.model_info.max_model_len
+    prompts = _prompts(request.prompt, config.http.max_prompts_per_request, context)
+    _check_number(len(prompts), request.n or 1, config.scheduler.max_waiting_requests)
+    token_ids = await _tokenized(engine, prompts, request.add_special_tokens)
     job = Job(
         prompts=[(ids, _params(engine, request, len(ids))) for ids in token_ids],
         priority=request.priority or 0,
-        timeout=job_timeout(request, call.server.config.http.request_timeout),
+        timeout=job_timeout(request, config.http.request_timeout),
         cache_salt=request.cache_salt or "",
     )
-    texts = [
-        prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
-        for prompt, ids in zip(prompts, token_ids, strict=True)
-    ]
-    shape = CompletionShape(request, name, engine, texts if request.echo else None, token_ids)
-    await run(call, engine, request, job, shape)
+    texts = await _texts(engine, prompts) if request.echo else None
+    try:
+        await run(
+            call, engine, request, job, CompletionShape(request, name, engine, texts, token_ids)
+        )
+    except RequestError as error:
+        respell_max_tokens(error, request)
+        raise
 
 
 def _check(request: CompletionRequest) -> None:
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise unsupported("best_of", " other than n")
     if request.echo and request.stream and request.logprobs is not None and (request.n or 1) > 1:
         raise unsupported("echo", " of a stream with logprobs and n > 1")
+    newer = request.max_completion_tokens
+    if newer is not None:
+        if request.max_tokens is not None and request.max_tokens != newer:
+            raise InvalidRequestError(
+                f"max_completion_tokens is another name for max_tokens, got {shown(newer)} and "
+                f"{shown(request.max_tokens)}",
+                param="max_completion_tokens",
+            )
+        request.max_tokens = newer
 
 
-def _prompts(given: str | list[int | str | list[int]], most: int) -> list[str | list[int]]:
+def _check_number(num_prompts: int, n: int, most: int) -> None:
+    """Refuse for good what would be told to come back later for ever."""
+    if num_prompts * n > most:
+        raise InvalidRequestError(
+            f"prompt and n ask for {num_prompts} times {shown(n)} completions, at most {most} fit "
+            "the waiting queue",
+            param="n" if n > 1 else "prompt",
+        )
+
+
+def _prompts(given: str | list[int | str | list[int]], most: int, context: int) -> list[Prompt]:
     """The prompts of a request: a text and a list of token ids are one, other lists are several.
+
+    The length of a list of ids is checked before anything walks it.
 
     Raises
     ------
     InvalidRequestError
         There is none, there are too many, or a list mixes kinds.
+    PromptTooLongError
+        A list of token ids does not leave room for one token in the ``context``.
     """
     if isinstance(given, str):
         return [given]
     if not given:
         raise InvalidRequestError("prompt must not be an empty list", param="prompt")
-    if all(isinstance(item, int) for item in given):
-        return [[item for item in given if isinstance(item, int)]]
     kind = type(given[0])
-    prompts = [item for item in given if not isinstance(item, int) and isinstance(item, kind)]
-    if len(prompts) != len(given):
+    if kind is int:
+        _check_length(given, context)
+    elif len(given) > most:
+        raise InvalidRequestError(
+            f"prompt may have at most {most} entries, got {len(given)}", param="prompt"
+        )
+    if set(map(type, given)) != {kind}:
         raise InvalidRequestError(
             "prompt must be a string, a list of token ids, a list of strings or a list of lists of "
             "token ids, got a mixed list",
             param="prompt",
         )
-    if len(prompts) > most:
-        raise InvalidRequestError(
-            f"prompt may have at most {most} entries, got {len(prompts)}", param="prompt"
+    if kind is int:
+        return [cast(list[int], given)]
+    for item in given:
+        if isinstance(item, list):
+            _check_length(item, context)
+    return cast(list[Prompt], given)
+
+
+def _check_length(token_ids: Sequence[object], context: int) -> None:
+    if len(token_ids) >= context:
+        raise PromptTooLongError(
+            f"the model's context is {context} tokens, the prompt has {len(token_ids)} and leaves "
+            "no room for output",
+            param="prompt",
         )
-    return prompts
+
+
+async def _tokenized(
+    engine: AsyncEngine, prompts: Sequence[Prompt], add_special_tokens: bool | None
+) -> list[list[int]]:
+    options = ChatOptions(add_special_tokens=add_special_tokens)
+    token_ids = []
+    for prompt in prompts:
+        token_ids.append(await engine.tokenize(prompt, chat=options))
+        # Others get the event loop between two prompts, which may be long.
+        await anyio.lowlevel.checkpoint()
+    return token_ids
+
+
+async def _texts(engine: AsyncEngine, prompts: Sequence[Prompt]) -> list[str]:
+    """The prompts as an echo shows them."""
+    return [
+        prompt
+        if isinstance(prompt, str)
+        else await anyio.to_thread.run_sync(engine.tokenizer.decode, prompt)
+        for prompt in prompts
+    ]
 
 
 def _params(engine: AsyncEngine, request: CompletionRequest, prompt_len: int) -> SamplingParams:
     max_tokens = request.max_tokens
     if max_tokens is None:
         room = engine.model_info.max_model_len - prompt_len
-        max_tokens = max(1, min(COMPLETION_MAX_TOKENS, room), request.min_tokens or 0)
+        wanted = max(COMPLETION_MAX_TOKENS, request.min_tokens or 0)
+        max_tokens = max(1, min(wanted, room))
     elif max_tokens == 0 and request.echo:
         # The prompt is scored, and the one token that this makes is left out of the answer.
         max_tokens = 1
@@ -131,8 +198,8 @@ class CompletionShape:
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
         self._names = TokenNames(engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
         options = request.stream_options
-        self._counts_always = options is not None and options.continuous_usage_stats
-        self._with_null_usage = options is not None and options.include_usage
+        self._counts_always = options is not None and bool(options.continuous_usage_stats)
+        self._with_null_usage = options is not None and bool(options.include_usage)
         head = {"id": self._id, "object": "text_completion", "created": self._created}
         self._head = b"data: " + _encode({**head, "model": model})[:-1] + b',"choices":['
         self._legacy: dict[int, LegacyLogprobs] = {}

@@ -64,7 +64,7 @@ async def run(
     async with _submitted(engine, job) as submissions:
         if request.stream:
             options = request.stream_options
-            with_usage = options is not None and options.include_usage
+            with_usage = options is not None and bool(options.include_usage)
             await _stream(call, submissions, shape, with_usage=with_usage)
         else:
             results = [await _collect(submission) for submission in submissions]
@@ -100,19 +100,20 @@ def stop_reason(reason: FinishReason | None, stopped_by: str | int | None) -> st
 async def _submitted(engine: AsyncEngine, job: Job) -> AsyncIterator[list[Submission]]:
     """All prompts of the job, or none; leaving the block aborts what is unfinished."""
     async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(
-                engine.submit(
-                    prompt,
-                    params,
-                    priority=job.priority,
-                    timeout=job.timeout,
-                    cache_salt=job.cache_salt,
-                    chat=job.chat,
-                )
+        submissions = []
+        for prompt, params in job.prompts:
+            submission = engine.submit(
+                prompt,
+                params,
+                priority=job.priority,
+                timeout=job.timeout,
+                cache_salt=job.cache_salt,
+                chat=job.chat,
             )
-            for prompt, params in job.prompts
-        ]
+            submissions.append(await stack.enter_async_context(submission))
+            # Others get the event loop between two prompts, which may be long.
+            await anyio.lowlevel.checkpoint()
+        yield submissions
 
 
 async def _collect(submission: Submission) -> GenerationResult:

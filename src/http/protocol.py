@@ -12,6 +12,22 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from src.core.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+# Bounds of what is walked on the event loop, so that one body of the largest size cannot stall it.
+MAX_MESSAGES: Final = 4096
+MAX_CONTENT_PARTS: Final = 1024
+MAX_TOOLS: Final = 512
+MAX_TOOL_CALLS: Final = 512
+MAX_DOCUMENTS: Final = 1024
+# More tokens than any vocabulary has.
+MAX_ALLOWED_TOKEN_IDS: Final = 1 << 19
+
 # A field of `Unsupported` may be sent with one of these values: they ask for nothing.
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -65,8 +81,8 @@ class Unsupported(msgspec.Struct, kw_only=True):
 class StreamOptions(msgspec.Struct):
     """What a stream carries beside its text; the second is vLLM's."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(Unsupported, kw_only=True):
@@ -80,9 +96,11 @@ class GenerationRequest(Unsupported, kw_only=True):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    best_of: int | None = None
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
+    max_completion_tokens: int | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = None
     # vLLM's
     top_k: int | None = None
@@ -90,10 +108,11 @@ class GenerationRequest(Unsupported, kw_only=True):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -111,7 +130,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[int | str | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: int | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -141,9 +159,9 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -171,18 +189,18 @@ class Tool(msgspec.Struct, kw_only=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    parallel_tool_calls: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=MAX_DOCUMENTS)] | None = None
     echo: bool | None = None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from src.core.errors import InvalidRequestError
-from src.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from src.core.errors import InvalidRequestError, RequestError
+from src.core.sampling_params import MAX_LOGPROBS, SamplingParams, shown
 from src.http.protocol import NEUTRAL, GenerationRequest
 
 # OpenAI's and vLLM's default where a completion does not say.
@@ -70,8 +70,13 @@ def refuse_unsupported(request: GenerationRequest) -> None:
     """
     for name, neutral in NEUTRAL.items():
         value = getattr(request, name)
-        if value is not None and value not in neutral:
+        # By type too: to Python, 0 is False and True is 1.
+        if value is not None and not any(
+            type(value) is type(same) and value == same for same in neutral
+        ):
             raise unsupported(name)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise unsupported("best_of", " other than n")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError(
             "stream_options may only be given with stream = true", param="stream_options"
@@ -89,6 +94,13 @@ def unsupported(name: str, what: str = "") -> InvalidRequestError:
     )
 
 
+def respell_max_tokens(error: RequestError, request: GenerationRequest) -> None:
+    """Name the limit of tokens in an error as the client spelt it."""
+    if error.param == "max_tokens" and request.max_completion_tokens is not None:
+        error.param = "max_completion_tokens"
+        error.message = error.message.replace("max_tokens", error.param)
+
+
 def check_top_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
     """SamplingParams.logprobs from the two fields of a chat.
 
@@ -100,7 +112,7 @@ def check_top_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int |
     if top_logprobs is not None:
         if not 0 <= top_logprobs <= MAX_LOGPROBS:
             raise InvalidRequestError(
-                f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {top_logprobs}",
+                f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {shown(top_logprobs)}",
                 param="top_logprobs",
             )
         if top_logprobs and not logprobs:

@@ -14,6 +14,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "hello"}
+PART = {"type": "text", "text": "x"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+STRICT_TOOL = {"type": "function", "function": {"name": "f", "strict": True}}
 
 
 def check_error(answer: httpx.Response, status: int, param: str | None) -> dict[str, Any]:
@@ -124,6 +127,22 @@ async def test_bodies_that_are_no_request(
         ({"guided_json": {}}, "guided_json"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"echo": True, "stream": True, "logprobs": 1, "n": 2}, "echo"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"max_completion_tokens": 2000}, "max_completion_tokens"),
+        ({"min_tokens": 2000}, "min_tokens"),
+        ({"min_tokens": 10**30}, "min_tokens"),
+        ({"add_special_tokens": "no"}, "add_special_tokens"),
+        # To Python these are equal to what asks for nothing.
+        ({"early_stopping": 0}, "early_stopping"),
+        ({"use_beam_search": 0}, "use_beam_search"),
+        ({"length_penalty": True}, "length_penalty"),
+        # More than the waiting queue ever holds.
+        ({"prompt": ["a"] * 8, "n": 9}, "n"),
+        ({"n": 65}, "n"),
+        # What is walked has a bound.
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+        ({"bad_words": ["x"] * 129}, "bad_words"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
     ],
 )
 async def test_bad_completions(
@@ -185,6 +204,15 @@ async def test_bad_completions(
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [TOOL, STRICT_TOOL]}, "tools[1].function.strict"),
+        # What is walked has a bound.
+        ({"messages": [{"role": "user"}] * 4097}, "messages"),
+        ({"messages": [{**USER, "content": [PART] * 1025}]}, "messages[0].content"),
+        ({"messages": [{**USER, "content": [{"type": "text"}] * 600}] * 7}, "messages"),
+        ({"tools": [TOOL] * 513}, "tools"),
+        ({"documents": [{}] * 1025}, "documents"),
         ({"web_search_options": {}}, "web_search_options"),
     ],
 )
@@ -206,6 +234,37 @@ async def test_a_bad_request_is_the_same_error_when_it_asks_for_a_stream(
 async def test_a_prompt_that_is_too_long_has_its_own_code(client: httpx.AsyncClient) -> None:
     answer = await client.post(COMPLETIONS, json={"prompt": [5] * 1024})
     assert check_error(answer, 400, "prompt")["code"] == "context_length_exceeded"
+
+
+async def test_a_list_of_ids_that_is_too_long_is_refused_before_it_is_walked(
+    client: httpx.AsyncClient,
+) -> None:
+    # No id of the model, and mixed kinds: whoever walks it says that instead.
+    for prompt in ([10**9] * 1024, [[10**9] * 1024], [5] * 1024 + ["x"]):
+        answer = await client.post(COMPLETIONS, json={"prompt": prompt})
+        assert check_error(answer, 400, "prompt")["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 10**4000},
+        {"temperature": -(10**4000)},
+        {"max_tokens": 10**4000},
+        {"min_tokens": 10**4000},
+        {"seed": 10**4000},
+        {"priority": 10**4000},
+        {"prompt": [10**4000]},
+        {"max_tokens": 1, "max_completion_tokens": 10**4000},
+        {"stop_token_ids": [10**4000]},
+    ],
+)
+async def test_long_numbers_are_not_echoed(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    answer = await client.post(COMPLETIONS, json={"prompt": "hello", **fields})
+    assert answer.status_code == 400
+    assert len(answer.text) < 400
 
 
 @pytest.mark.parametrize("name", ["other", "", "tiny ", "x" * 5000])

@@ -90,6 +90,34 @@ async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient) -> Non
     assert last["usage"]["completion_tokens"] == 5
 
 
+async def test_null_options_of_a_stream_are_absent_ones(client: httpx.AsyncClient) -> None:
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    events = await stream(client, max_tokens=3, stream_options=options)
+    assert all("usage" not in event and event["choices"] for event in events)
+
+
+async def test_the_newer_name_of_the_token_limit(client: httpx.AsyncClient) -> None:
+    for fields in ({}, {"max_tokens": 4}):
+        body = await complete(client, max_completion_tokens=4, ignore_eos=True, **fields)
+        assert body["usage"]["completion_tokens"] == 4
+
+
+async def test_a_minimum_over_the_default_raises_it(client: httpx.AsyncClient) -> None:
+    body = await complete(client, min_tokens=20, ignore_eos=True)
+    assert body["usage"]["completion_tokens"] == 20
+
+
+async def test_special_tokens_are_added_unless_refused(
+    client: httpx.AsyncClient, engine: AsyncEngine
+) -> None:
+    for adds in (None, True, False):
+        ids = engine.tokenizer.encode(PROMPT, add_special_tokens=adds is not False)
+        by_text = await complete(client, max_tokens=4, add_special_tokens=adds)
+        by_ids = await complete(client, prompt=ids, max_tokens=4)
+        assert by_text["choices"] == by_ids["choices"]
+        assert by_text["usage"]["prompt_tokens"] == len(ids)
+
+
 async def test_usage_comes_always_when_asked_for(client: httpx.AsyncClient) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await stream(client, max_tokens=5, ignore_eos=True, stream_options=options)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from src.core.settings import CHECKOUT
+from src.http import protocol
 from src.http.application import ENDPOINTS
 from src.http.errors import _FAULTS, _KINDS
 from src.http.protocol import NEUTRAL, ChatRequest, CompletionRequest
@@ -21,6 +22,15 @@ def test_every_endpoint_has_a_row(path: str, method: str) -> None:
 def test_every_field_of_a_request_is_described() -> None:
     fields = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__}
     assert not [field for field in fields if f"`{field}`" not in PAGE]
+
+
+def test_the_bounds_of_lists_are_those_that_hold() -> None:
+    bounds = (
+        f"At most {protocol.MAX_MESSAGES} messages, {protocol.MAX_CONTENT_PARTS} content parts and "
+        f"{protocol.MAX_TOOL_CALLS} tool calls in a message, {protocol.MAX_MESSAGES} of both in "
+        f"all, {protocol.MAX_TOOLS} tools and {protocol.MAX_DOCUMENTS} documents"
+    )
+    assert bounds in PAGE.replace("\n", " ")
 
 
 def test_every_refused_field_is_listed() -> None:
