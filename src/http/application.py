@@ -68,14 +68,14 @@ class _Refusal(Response):
     def __init__(self, error: RequestError, headers: Mapping[str, str] | None) -> None:
         super().__init__()
         self._error = error
-        self._headers = [
+        self._extra = [
             (name.lower().encode(), value.encode()) for name, value in (headers or {}).items()
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and read the body to its end or end the connection."""
         call = Call(scope["app"].state.server, scope, send)
-        await refuse(call, receive, self._error, headers=self._headers)
+        await refuse(call, receive, self._error, headers=self._extra)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

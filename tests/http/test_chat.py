@@ -166,16 +166,6 @@ async def test_a_field_of_tools_is_about_the_tools_that_are_given(
     await chat(client, tools=[lax], parallel_tool_calls=True)
 
 
-async def test_special_tokens_are_added_to_messages_when_asked_for(
-    client: httpx.AsyncClient, engine: AsyncEngine
-) -> None:
-    plain = (await chat(client))["usage"]["prompt_tokens"]
-    added = len(engine.tokenizer.encode("x")) - len(engine.tokenizer.encode("x", False))
-    for adds, expected in ((None, plain), (False, plain), (True, plain + added)):
-        body = await chat(client, add_special_tokens=adds)
-        assert body["usage"]["prompt_tokens"] == expected
-
-
 async def test_fields_without_a_meaning_here_are_accepted(client: httpx.AsyncClient) -> None:
     plain = content_of(await chat(client))
     fields = {

@@ -107,17 +107,6 @@ async def test_a_minimum_over_the_default_raises_it(client: httpx.AsyncClient) -
     assert body["usage"]["completion_tokens"] == 20
 
 
-async def test_special_tokens_are_added_unless_refused(
-    client: httpx.AsyncClient, engine: AsyncEngine
-) -> None:
-    for adds in (None, True, False):
-        ids = engine.tokenizer.encode(PROMPT, add_special_tokens=adds is not False)
-        by_text = await complete(client, max_tokens=4, add_special_tokens=adds)
-        by_ids = await complete(client, prompt=ids, max_tokens=4)
-        assert by_text["choices"] == by_ids["choices"]
-        assert by_text["usage"]["prompt_tokens"] == len(ids)
-
-
 async def test_usage_comes_always_when_asked_for(client: httpx.AsyncClient) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await stream(client, max_tokens=5, ignore_eos=True, stream_options=options)
