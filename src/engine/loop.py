@@ -217,7 +217,10 @@ class EngineLoop:
                 self._deliver(event)
 
     def _deliver(self, event: RequestEvent) -> None:
-        choice = self._choices[event.key]
+        choice = self._choices.get(event.key)
+        if choice is None:
+            # Its text failed while what it had before this was published.
+            return
         try:
             reason = choice.take(event)
         # Whatever goes wrong with the text of one request is that request's affair.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -299,9 +300,28 @@ async def test_a_deadline_ends_a_request_with_what_it_has(checkpoint: Path) -> N
         waiting = await engine.generate([5, 6], LONG, timeout=0.001)
         assert waiting.finish_reason is FinishReason.DEADLINE
         assert waiting.token_ids == []
-        late = await engine.generate([5, 6], LONG, timeout=0.2)
-        assert late.finish_reason in (FinishReason.DEADLINE, FinishReason.LENGTH)
         await running
+        assert_idle(engine)
+
+
+async def test_a_deadline_cuts_a_running_request_short_and_keeps_its_tokens(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Runner._forward
+
+    def slow(self: Runner, *arguments: Any) -> Any:
+        time.sleep(0.05)
+        return forward(self, *arguments)
+
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        whole = await engine.generate([5, 6], LONG)
+        # 200 steps of 50 ms take ten seconds: it cannot end by its length.
+        monkeypatch.setattr(Runner, "_forward", slow)
+        cut = await engine.generate([5, 6], LONG, timeout=1.0)
+        assert cut.finish_reason is FinishReason.DEADLINE
+        assert 0 < len(cut.token_ids) < 30
+        assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+        await until_idle(engine)
         assert_idle(engine)
 
 
