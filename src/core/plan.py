@@ -98,3 +98,15 @@ class StepResult(msgspec.Struct, frozen=True):
 
     step_id: int
     rows: list[RowResult]
+
+
+class StepTimes(msgspec.Struct):
+    """When things happened to one step, in seconds of ``time.monotonic``.
+
+    ``device_start`` and ``device_end`` are what the device itself saw; on CUDA they are measured by
+    events and anchored at the completion that the host saw.
+    """
+
+    launched: float
+    device_start: float = 0.0
+    device_end: float = 0.0

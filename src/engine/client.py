@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import copy
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from src.core.config import Config
 from src.core.errors import (
@@ -26,7 +27,8 @@ from src.core.errors import (
 from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
-from src.engine.prompts import ChatOptions, Prompt, with_defaults
+from src.engine.observer import EngineObserver
+from src.engine.prompts import ChatOptions, Prompt, RequestOptions, with_defaults
 from src.engine.status import (
     STARTUP_PHASES,
     EngineStats,
@@ -76,6 +78,7 @@ class AsyncEngine:
         self._draining = False
         self._submissions: dict[str, list[Submission]] = {}
         self.metrics = EngineMetrics(served_names(self.config.model)[0])
+        self._observer = EngineObserver(self.metrics)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -229,7 +232,7 @@ class AsyncEngine:
         self._loop = loop_class(
             parts.scheduler,
             parts.runner,
-            self.metrics,
+            self._observer,
             pipeline_depth=self.config.scheduler.pipeline_depth,
         )
         self._set_status("ready", 1.0, "ready")
@@ -283,23 +286,21 @@ class AsyncEngine:
 
     @property
     def timeline(self) -> Timeline:
-        """The last steps; raises :class:`NotReadyError` before the engine is ready."""
-        if self._loop is None:
-            raise self._not_ready()
-        return self._loop.timeline
+        """The last steps."""
+        return self._observer.timeline
 
     @property
     def stats(self) -> EngineStats:
         """Figures of this moment; raises :class:`NotReadyError` before the engine is ready."""
         scheduler = self._loaded.scheduler
-        timeline = self._loop.timeline if self._loop is not None else None
-        last = timeline.last if timeline is not None else None
+        timeline = self.timeline
+        last = timeline.last
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             kv_usage=scheduler.kv_usage,
             num_steps=0 if last is None else last.step_id,
-            bubble=0.0 if timeline is None else timeline.bubble,
+            bubble=timeline.bubble,
             preemptions=scheduler.stats.preemptions,
             prefix_cache_queries=scheduler.stats.prefix_cache_queries,
             prefix_cache_hits=scheduler.stats.prefix_cache_hits,
@@ -318,12 +319,7 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        cache_salt: str = "",
-        chat: ChatOptions | None = None,
+        **options: Unpack[RequestOptions],
     ) -> GenerationResult:
         """All of the output of one prompt: a text, token ids, or chat messages.
 
@@ -333,16 +329,8 @@ class AsyncEngine:
         ----------
         params
             Without them the checkpoint's own defaults.
-        request_id
-            The caller's name for it, for :meth:`abort`; made up when not given.
-        priority
-            Smaller goes first, under ``scheduler.policy = "priority"``.
-        timeout
-            Seconds after which it ends with what it has.
-        cache_salt
-            Prefix-cache entries are shared only between requests of the same salt.
-        chat
-            How messages become a prompt.
+        options
+            See :class:`~src.engine.prompts.RequestOptions`.
 
         Raises
         ------
@@ -355,15 +343,7 @@ class AsyncEngine:
         EngineDeadError
             The engine failed.
         """
-        async with self.submit(
-            prompt,
-            params,
-            request_id=request_id,
-            priority=priority,
-            timeout=timeout,
-            cache_salt=cache_salt,
-            chat=chat,
-        ) as submission:
+        async with self.submit(prompt, params, **options) as submission:
             collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
             async for delta in submission:
                 collector.add(delta)
@@ -376,12 +356,7 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        cache_salt: str = "",
-        chat: ChatOptions | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Delta]:
         """The output of one prompt as it comes; arguments and errors are :meth:`generate`'s.
 
@@ -389,15 +364,7 @@ class AsyncEngine:
         generator aborts the request. Where a reader may be cancelled at a place that leaves the
         generator suspended, use :meth:`submit`, which aborts whatever happens.
         """
-        async with self.submit(
-            prompt,
-            params,
-            request_id=request_id,
-            priority=priority,
-            timeout=timeout,
-            cache_salt=cache_salt,
-            chat=chat,
-        ) as submission:
+        async with self.submit(prompt, params, **options) as submission:
             async for delta in submission:
                 yield delta
 
@@ -406,32 +373,29 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        cache_salt: str = "",
-        chat: ChatOptions | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncIterator[Submission]:
         """Queue a request and hand over its stream; leaving the block aborts what is unfinished.
 
         Arguments and errors are :meth:`generate`'s.
         """
+        arrival = time.monotonic()
         parts, _ = self._check_admits()
-        prompt_token_ids = await parts.builder.tokenize(prompt, chat)
+        prompt_token_ids = await parts.builder.tokenize(prompt, options.get("chat"))
         requests = await parts.builder.requests(
             prompt_token_ids,
             with_defaults(params, parts.info.default_sampling),
-            priority=priority,
-            timeout=timeout,
-            cache_salt=cache_salt,
+            arrival=arrival,
+            priority=options.get("priority", 0),
+            timeout=options.get("timeout"),
+            cache_salt=options.get("cache_salt", ""),
         )
         # It may have begun to shut down while the prompt was tokenized.
         parts, loop = self._check_admits()
         submission = Submission(
             loop,
             parts.tokenizer,
-            request_id or uuid.uuid4().hex,
+            options.get("request_id") or uuid.uuid4().hex,
             requests,
         )
         self._submissions.setdefault(submission.request_id, []).append(submission)

@@ -5,20 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from src.core.plan import StepPlan, StepResult
-
-
-@dataclass
-class StepTimes:
-    """When things happened to one step, in seconds of ``time.perf_counter``.
-
-    ``device_start`` and ``device_end`` are what the device itself saw; on CUDA they are measured by
-    events and anchored at the completion that the host saw.
-    """
-
-    launched: float
-    device_start: float = 0.0
-    device_end: float = 0.0
+from src.core.plan import StepPlan, StepResult, StepTimes
 
 
 @dataclass

@@ -12,32 +12,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from src.core.errors import EngineDeadError, ShuttingDownError, SlipstreamError
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.in_flight import InFlight
+from src.engine.observer import EngineObserver
 from src.engine.runner import DeviceLostError, Runner
 from src.engine.scheduler import Scheduler
 from src.engine.streams import Choice
-from src.engine.timeline import StepRecord, Timeline
-from src.observability.metrics import EngineMetrics
 
 logger = logging.getLogger(__name__)
 
 # A device that fails this many steps in a row is not sound, whatever it says.
 _MAX_CONSECUTIVE_FAILURES = 3
-
-
-@dataclass(frozen=True)
-class Reported:
-    """The scheduler's counters as the metrics already have them."""
-
-    preemptions: int = 0
-    queries: int = 0
-    hits: int = 0
 
 
 class EngineLoop:
@@ -54,14 +43,13 @@ class EngineLoop:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        metrics: EngineMetrics,
+        observer: EngineObserver,
         *,
         pipeline_depth: int,
     ) -> None:
         self.scheduler = scheduler
-        self.timeline = Timeline()
         self._runner = runner
-        self._metrics = metrics
+        self._observer = observer
         self._depth = pipeline_depth
         self._choices: dict[int, Choice] = {}
         self._in_flight: deque[tuple[InFlight, float]] = deque()
@@ -75,10 +63,9 @@ class EngineLoop:
         self._idle = asyncio.Event()
         self._idle.set()
         self._failures = 0
-        self._was_idle = True
+        self._is_settled = True
         # Why the loop will serve nobody any more.
         self._ended: SlipstreamError | None = None
-        self._reported = Reported()
 
     def submit(self, choices: Sequence[Choice]) -> None:
         """Queue the completions of one request, all or none.
@@ -103,6 +90,7 @@ class EngineLoop:
         self.scheduler.add(request)
         self._choices[request.key] = choice
         self._unannounced[request.key] = request
+        self._observer.submitted(choice)
         if request.deadline is not None:
             delay = max(0.0, request.deadline - time.monotonic())
             loop = asyncio.get_running_loop()
@@ -160,12 +148,12 @@ class EngineLoop:
         while len(self._in_flight) < self._depth and self._launch():
             pass
         self._publish()
-        self._report()
+        self._observer.turned(self.scheduler)
         if not self.scheduler.has_work and not self._in_flight:
             self._settle()
 
     def _launch(self) -> bool:
-        planned = time.perf_counter()
+        planned = time.monotonic()
         plan = self.scheduler.schedule()
         if plan is None:
             return False
@@ -174,13 +162,12 @@ class EngineLoop:
             for install in plan.installs
             if (request := self._unannounced.pop(install.request_key, None)) is not None
         ]
-        now = time.monotonic()
-        for request in admitted:
-            self._metrics.on_admitted(now - request.arrival)
         forgettable, self._forgettable = self._forgettable, []
         in_flight = self._runner.launch(plan, admitted, forgettable)
         in_flight.future.add_done_callback(lambda _: self._wake.set())
         self._in_flight.append((in_flight, planned))
+        self._observer.launched(plan, admitted)
+        self._is_settled = False
         return True
 
     def _commit(self, in_flight: InFlight, planned: float) -> None:
@@ -196,7 +183,7 @@ class EngineLoop:
                 self._deliver(event)
             else:
                 self._unpublished.append((choice, event))
-        self._record(in_flight, planned)
+        self._observer.committed(in_flight.plan, in_flight.times, planned)
 
     def _contain(self, plan: StepPlan, error: BaseException) -> StepResult:
         """Fail only the requests of a failed step, when the device is still sound."""
@@ -229,21 +216,13 @@ class EngineLoop:
             self.scheduler.finish(event.key, FinishReason.ERROR)
             self._fail(event.key, _failure("the text of this request failed", error))
             return
-        self._measure(choice, event)
+        self._observer.delivered(choice, event)
         if reason is not None:
             self._forget(event.key)
             if event.finish_reason is None:
                 # A stop string: the scheduler cannot see text.
                 self.scheduler.finish(event.key, reason)
-            self._count_end(choice, reason)
-
-    def _count_end(self, choice: Choice, reason: FinishReason) -> None:
-        self._metrics.on_finished(
-            reason,
-            e2e_seconds=time.monotonic() - choice.request.arrival,
-            prompt_tokens=len(choice.request.prompt_token_ids),
-            output_tokens=choice.num_tokens,
-        )
+            self._observer.ended(choice, reason)
 
     def _forget(self, key: int) -> Choice:
         if self._unannounced.pop(key, None) is None:
@@ -253,67 +232,25 @@ class EngineLoop:
             timer.cancel()
         return self._choices.pop(key)
 
-    def _report(self) -> None:
-        """Bring the gauges and counters up to date, once per turn."""
-        scheduler, stats, seen = self.scheduler, self.scheduler.stats, self._reported
-        self._metrics.set_gauges(scheduler.num_running, scheduler.num_waiting, scheduler.kv_usage)
-        if stats.preemptions > seen.preemptions:
-            self._metrics.on_preemption(stats.preemptions - seen.preemptions)
-        queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
-        if queries > seen.queries:
-            self._metrics.on_prefix_cache(queries - seen.queries, hits - seen.hits)
-        self._reported = Reported(stats.preemptions, queries, hits)
-
     def _settle(self) -> None:
         """With nothing left to do the pool proves that it is whole."""
-        if not self._was_idle:
+        if not self._is_settled:
             self.scheduler.check_idle()
-            self._was_idle = True
+            self._is_settled = True
+            self._observer.settled()
         self._idle.set()
 
     def _fail_all(self, error: SlipstreamError) -> None:
         self._ended = error
         for key in list(self._choices):
             self._fail(key, copy.copy(error))
-        self._metrics.set_gauges(0, 0, 0.0)
+        self._observer.stopped()
         self._idle.set()
 
     def _fail(self, key: int, error: SlipstreamError) -> None:
         choice = self._forget(key)
         choice.fail(error)
-        self._count_end(choice, FinishReason.ERROR)
-
-    def _record(self, in_flight: InFlight, planned: float) -> None:
-        times, last = in_flight.times, self.timeline.last
-        idle = 0.0
-        if last is not None and not self._was_idle:
-            idle = max(0.0, times.device_start - last.device_end)
-        self._was_idle = False
-        record = StepRecord(
-            step_id=in_flight.plan.step_id,
-            planned=planned,
-            launched=times.launched,
-            device_start=times.device_start,
-            device_end=times.device_end,
-            committed=time.perf_counter(),
-            idle_before=idle,
-            num_rows=len(in_flight.plan.rows),
-            num_tokens=in_flight.plan.num_tokens,
-        )
-        self.timeline.add(record)
-        self._metrics.on_step(record.num_tokens, record.device_end - record.device_start, idle)
-
-    def _measure(self, choice: Choice, event: RequestEvent) -> None:
-        if not event.token_ids:
-            return
-        now = time.monotonic()
-        if choice.first_token_time is None:
-            choice.first_token_time = now
-            self._metrics.on_first_token(now - choice.request.arrival)
-            self._metrics.on_prompt_tokens(len(choice.request.prompt_token_ids))
-        previous = choice.last_token_time
-        self._metrics.on_tokens(len(event.token_ids), None if previous is None else now - previous)
-        choice.last_token_time = now
+        self._observer.ended(choice, FinishReason.ERROR, error)
 
 
 def _failure(message: str, cause: BaseException) -> EngineDeadError:

@@ -6,10 +6,9 @@ import asyncio
 import itertools
 import math
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -42,6 +41,30 @@ class ChatOptions:
     documents: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool | None = None
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may be said of a request beside its prompt and its sampling parameters.
+
+    Attributes
+    ----------
+    request_id
+        The caller's name for it, for ``AsyncEngine.abort``; made up when not given.
+    priority
+        Smaller goes first, under ``scheduler.policy = "priority"``.
+    timeout
+        Seconds after its arrival at which it ends with what it has.
+    cache_salt
+        Prefix-cache entries are shared only between requests of the same salt.
+    chat
+        How messages become a prompt.
+    """
+
+    request_id: str | None
+    priority: int
+    timeout: float | None
+    cache_salt: str
+    chat: ChatOptions | None
 
 
 class RequestBuilder:
@@ -85,11 +108,15 @@ class RequestBuilder:
         prompt_token_ids: list[int],
         params: SamplingParams,
         *,
+        arrival: float,
         priority: int,
         timeout: float | None,
         cache_salt: str,
     ) -> list[Request]:
         """One request per completion, with everything resolved.
+
+        ``arrival`` is when it reached the engine, in seconds of ``time.monotonic``; its
+        ``timeout`` counts from there.
 
         Raises
         ------
@@ -112,7 +139,6 @@ class RequestBuilder:
             bad_words = await asyncio.to_thread(self._bad_words, params)
         # All completions have the same prompt: the first one's scores serve them all.
         unscored = msgspec.structs.replace(params, prompt_logprobs=None)
-        now = time.monotonic()
         return [
             Request(
                 key=next(self._keys),
@@ -123,8 +149,8 @@ class RequestBuilder:
                 end_token_ids=end_token_ids,
                 bad_words_token_ids=bad_words,
                 priority=priority,
-                arrival=now,
-                deadline=None if timeout is None else now + timeout,
+                arrival=arrival,
+                deadline=None if timeout is None else arrival + timeout,
                 cache_salt=cache_salt,
             )
             for index in range(params.n)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from src.core.errors import EngineDeadError, SlipstreamError
-from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
-from src.engine.in_flight import InFlight, StepTimes
+from src.engine.in_flight import InFlight
 from src.engine.inputs import StepInputs, build_inputs, padding_inputs
 from src.engine.kv_cache import KVCache
 from src.engine.prompt_scores import PromptScores, score_prompts
@@ -110,7 +110,7 @@ class Runner:
         of those that no later plan installs again.
         """
         loop = asyncio.get_running_loop()
-        in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.perf_counter()))
+        in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.monotonic()))
         self._device_thread.submit(self._run, in_flight, admitted, ended, loop)
         return in_flight
 
@@ -162,7 +162,7 @@ class Runner:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         plan, times = in_flight.plan, in_flight.times
-        times.device_start = time.perf_counter()
+        times.device_start = time.monotonic()
         started = _recorded_event() if self._on_cuda else None
         for request in admitted:
             self._known[request.key] = request
@@ -172,7 +172,7 @@ class Runner:
         output = self._compute(plan)
         if started is None:
             result = self._read(plan, output)
-            times.device_end = time.perf_counter()
+            times.device_end = time.monotonic()
             _post(loop, in_flight.future, result)
             return
         host_output = output.to_host()
@@ -279,14 +279,14 @@ class Runner:
         try:
             finished.synchronize()
             times = in_flight.times
-            times.device_end = time.perf_counter()
+            times.device_end = time.monotonic()
             times.device_start = times.device_end - started.elapsed_time(finished) / 1000
             _post(loop, in_flight.future, self._read(in_flight.plan, host_output))
         except Exception as error:
             self._fail(in_flight, error, loop)
 
     def _fail(self, in_flight: InFlight, error: Exception, loop: asyncio.AbstractEventLoop) -> None:
-        in_flight.times.device_end = time.perf_counter()
+        in_flight.times.device_end = time.monotonic()
         if self._on_cuda and not _cuda_is_sound(self._device):
             lost = DeviceLostError("the CUDA device failed")
             lost.__cause__ = error

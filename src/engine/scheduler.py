@@ -59,6 +59,8 @@ class Scheduler:
         self._last_committed = 0
         # Steps up to this one were forgotten by fail_all; their results are dropped.
         self._last_forgotten = 0
+        # Keys in the order in which they were preempted, until somebody takes them.
+        self._preempted: list[int] = []
 
     # What the engine asks about the scheduler.
 
@@ -101,6 +103,11 @@ class Scheduler:
         raise ValueError(f"step {plan.step_id} is not in flight")
 
     # What happens to requests from outside.
+
+    def take_preempted(self) -> list[int]:
+        """Keys of the requests preempted since the last call, in that order."""
+        taken, self._preempted = self._preempted, []
+        return taken
 
     def check_room(self, requests: Sequence[Request]) -> None:
         """Refuse requests that belong together, unless :meth:`add` would take all of them now.
@@ -237,6 +244,7 @@ class Scheduler:
                 return False
             self.stats.preemptions += 1
             self.stats.recomputed_tokens += victim.launched
+            self._preempted.append(victim.key)
             self._leave(victim, Phase.PREEMPTING)
         draft.appends.append(residents.append_block(state))
         return True

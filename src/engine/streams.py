@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from src.core.errors import SlipstreamError
 from src.core.outputs import Delta, FinishReason, RequestEvent, TokenLogprobs, Usage
 from src.core.request import Request
+from src.engine.records import RequestRecord
 from src.text.output import OutputText
 
 
@@ -107,8 +109,7 @@ class Choice:
         self.index = index
         self.finished = False
         self.num_tokens = 0
-        self.first_token_time: float | None = None
-        self.last_token_time: float | None = None
+        self.record = RequestRecord(arrival=request.arrival, queued=time.monotonic())
         self._text = text
         self._stream = stream
 

@@ -9,7 +9,7 @@ import msgspec
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed step; times in seconds of ``time.perf_counter``.
+    """One committed step; times in seconds of ``time.monotonic``.
 
     Attributes
     ----------

@@ -70,6 +70,8 @@ SHELL = {
     "submission",
     "status",
     "timeline",
+    "records",
+    "observer",
 }
 KNOWS_BOTH_HALVES = {
     "loop",  # drives one with the other
