@@ -5,6 +5,7 @@ environment, with pip, so that a local build of torch is found the way pip finds
 """
 
 import nox
+from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["lint", "types", "tests"]
@@ -40,6 +41,29 @@ def tests(session: nox.Session) -> None:
     install(session, "test")
     build_kernels(session)
     session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu"]))
+
+
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """The same tests on the lowest admitted version of every dependency; Python 3.11 or 3.12.
+
+    Downloads gigabytes: the lowest torch is a CUDA build, which runs on a CPU as well.
+    """
+    # Wheels of the lowest numpy and scipy end at 3.12: from there on pip would compile them.
+    admitted = [
+        *PYPROJECT["project"]["dependencies"],
+        *nox.project.dependency_groups(PYPROJECT, "test"),
+    ]
+    lines = [
+        f"{requirement.name}=={bound.version}\n"
+        for requirement in map(Requirement, admitted)
+        for bound in requirement.specifier
+        if bound.operator == ">="
+    ]
+    constraints = session.cache_dir / "lowest.txt"
+    constraints.write_text("".join(lines), encoding="utf-8")
+    session.env["PIP_CONSTRAINT"] = str(constraints.resolve())
+    tests(session)
 
 
 @nox.session
