@@ -32,6 +32,7 @@ from src.http.sampling import (
     unsupported,
 )
 from src.http.server import served_name
+from src.text.detokenizer import IncrementalDetokenizer
 
 Prompt: TypeAlias = str | list[int]
 
@@ -196,7 +197,11 @@ class CompletionShape:
         self._prompt_token_ids = prompt_token_ids
         self._only_prompt = request.max_tokens == 0
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
-        self._names = TokenNames(engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
+        self._tokenizer = engine.tokenizer
+        self._skips_special_tokens = request.skip_special_tokens is not False
+        self._names = TokenNames(
+            engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids), prefix="bytes:"
+        )
         options = request.stream_options
         self._counts_always = options is not None and bool(options.continuous_usage_stats)
         self._with_null_usage = options is not None and bool(options.include_usage)
@@ -216,7 +221,7 @@ class CompletionShape:
         """The whole answer."""
         choices = [
             self._choice(
-                prompt, completion, LegacyLogprobs(self._names), result.prompt_logprobs, first=True
+                prompt, completion, self._new_legacy(prompt), result.prompt_logprobs, first=True
             )
             for prompt, result in enumerate(results)
             for completion in result.completions
@@ -240,12 +245,23 @@ class CompletionShape:
         legacy = self._legacy.get(index)
         first = legacy is None
         if legacy is None:
-            legacy = self._legacy[index] = LegacyLogprobs(self._names)
+            legacy = self._legacy[index] = self._new_legacy(prompt)
         choice = self._choice(prompt, delta, legacy, delta.prompt_logprobs, first=first)
         silent = not choice.text and choice.logprobs is None and choice.finish_reason is None
         if silent and not first:
             return b""
         return self._head + _encode(choice) + b"]" + self._usage_field(delta.usage) + b"}\n\n"
+
+    def _new_legacy(self, prompt: int) -> LegacyLogprobs:
+        # An echoed prompt is the beginning of the text, otherwise it is what the text follows.
+        echoes = self._prompt_texts is not None
+        before = () if echoes else self._prompt_token_ids[prompt]
+        return LegacyLogprobs(
+            self._names,
+            IncrementalDetokenizer(
+                self._tokenizer, before, skip_special_tokens=self._skips_special_tokens
+            ),
+        )
 
     def _choice(
         self,
@@ -262,8 +278,7 @@ class CompletionShape:
             text = self._prompt_texts[prompt]
             if scored is not None and piece.logprobs is not None:
                 logprobs = legacy.entries(self._prompt_token_ids[prompt], scored)
-            else:
-                legacy.skip(len(text))
+            legacy.at(len(text))
         if not self._only_prompt:
             text += piece.text
             if piece.logprobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from src.core.outputs import TokenLogprobs
@@ -12,6 +13,7 @@ from src.http.protocol import (
     PromptLogprobs,
     TopLogprob,
 )
+from src.text.detokenizer import IncrementalDetokenizer
 from src.text.tokenizer import Tokenizer
 
 # JSON has no infinity; a token that cannot be chosen gets this, as in vLLM.
@@ -19,15 +21,31 @@ MIN_LOGPROB = -9999.0
 
 
 class TokenNames:
-    """How tokens are spelt in an answer: as their text, or as ``token_id:<id>``."""
+    r"""How tokens are spelt in an answer: as their text, or as ``token_id:<id>``.
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+    A token that is no whole text, such as a part of a character, is spelt by its bytes, as OpenAI
+    does: ``\xe2\x82``, behind ``prefix``. So no two of them have one name.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, prefix: str = "") -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
+        self._prefix = prefix
 
     def __call__(self, token_id: int) -> str:
         """The name of one token."""
-        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        piece = self._tokenizer.token_bytes(token_id)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return self._prefix + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    def length(self, token_id: int) -> int:
+        """The characters that begin and end within one token, and one that began before it."""
+        piece = self._tokenizer.token_bytes(token_id)
+        return len(codecs.getincrementaldecoder("utf-8")("replace").decode(piece))
 
     def utf8(self, token_id: int) -> list[int]:
         """The bytes of one token, possibly a part of a character."""
@@ -37,16 +55,24 @@ class TokenNames:
 class LegacyLogprobs:
     """Builds the parallel lists of ``/v1/completions`` piece by piece for one choice.
 
-    It counts where each token begins in the text, in characters.
+    ``text_offset`` is where each token begins, in characters of the choice's text. It is counted in
+    what the tokens add to the text and not in their names: a token that ends within a character
+    adds nothing, and neither does a special token that the text leaves out.
+
+    Parameters
+    ----------
+    text
+        Grows with the tokens as the choice's own text does.
     """
 
-    def __init__(self, names: TokenNames) -> None:
+    def __init__(self, names: TokenNames, text: IncrementalDetokenizer) -> None:
         self._names = names
+        self._text = text
         self._offset = 0
 
-    def skip(self, num_chars: int) -> None:
-        """The text begins with characters that have no entries."""
-        self._offset += num_chars
+    def at(self, offset: int) -> None:
+        """The next token begins at this character."""
+        self._offset = offset
 
     def entries(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
@@ -54,10 +80,12 @@ class LegacyLogprobs:
         """The entries of the next tokens; ``None`` for the very first of a prompt."""
         shape = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(token_ids, logprobs, strict=True):
-            name = self._names(token_id)
-            shape.tokens.append(name)
-            shape.text_offset.append(self._offset)
-            self._offset += len(name)
+            shape.tokens.append(self._names(token_id))
+            grown = len(self._text.push([token_id]))
+            # The text may first grow by U+FFFD for earlier bytes that now turn out to be no character.
+            own = self._names.length(token_id)
+            shape.text_offset.append(self._offset + max(0, grown - own))
+            self._offset += grown
             if entry is None:
                 shape.token_logprobs.append(None)
                 shape.top_logprobs.append(None)

@@ -104,7 +104,8 @@ async def test_logprobs_have_the_chat_shape(client: httpx.AsyncClient, engine: A
     for entry in entries:
         assert entry["logprob"] == pytest.approx(entry["top_logprobs"][0]["logprob"])
         assert len(entry["top_logprobs"]) == 2
-        assert bytes(entry["bytes"]).decode(errors="replace") == entry["token"]
+        # A part of a character is spelt by its bytes.
+        assert bytes(entry["bytes"]).decode(errors="backslashreplace") == entry["token"]
     streamed = [
         entry
         for event in await stream(client, **fields)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from typing import Any
 
 import httpx
@@ -181,8 +183,38 @@ async def test_logprobs_have_the_legacy_shape(client: httpx.AsyncClient) -> None
         assert token in top
         assert logprob < 0
     assert shape["text_offset"][0] == 0
-    lengths = [len(token) for token in shape["tokens"]]
-    assert shape["text_offset"] == [sum(lengths[:i]) for i in range(6)]
+    check_offsets(choice["text"], shape)
+
+
+def check_offsets(text: str, shape: dict[str, Any]) -> None:
+    """Every token that is whole text stands in the text where its offset says."""
+    offsets = [*shape["text_offset"], len(text)]
+    assert offsets == sorted(offsets)
+    for index, name in enumerate(shape["tokens"]):
+        if not name.startswith("bytes:") and offsets[index] < offsets[index + 1]:
+            assert text.startswith(name, offsets[index])
+
+
+async def test_offsets_count_characters_of_the_text_and_not_of_names(
+    client: httpx.AsyncClient, engine: AsyncEngine
+) -> None:
+    prompt = "é日本🙂 a 日 end"
+    body = await complete(client, prompt=prompt, max_tokens=8, logprobs=1, echo=True, seed=3)
+    choice = body["choices"][0]
+    text, shape = choice["text"], choice["logprobs"]
+    assert text.startswith(prompt)
+    check_offsets(text, shape)
+    parts = [name for name in shape["tokens"] if name.startswith("bytes:")]
+    assert parts, "this tokenizer has no tokens for such characters"
+    assert all(re.fullmatch(r"bytes:(\\x[0-9a-f]{2})+", name) for name in parts)
+    # The output begins where the prompt ends, whatever the names of the prompt's tokens are.
+    ids = await engine.tokenize(prompt)
+    assert shape["text_offset"][len(ids)] == len(prompt)
+    # Every token of the prompt begins at the character that holds its first byte.
+    encoded = prompt.encode()
+    ends = list(itertools.accumulate(len(engine.tokenizer.token_bytes(i)) for i in ids[:-1]))
+    expected = [len(encoded[:end].decode(errors="ignore")) for end in [0, *ends]]
+    assert shape["text_offset"][: len(ids)] == expected
 
 
 async def test_logprobs_are_the_same_in_a_stream(client: httpx.AsyncClient) -> None:
