@@ -82,7 +82,7 @@ class LegacyLogprobs:
         for token_id, entry in zip(token_ids, logprobs, strict=True):
             shape.tokens.append(self._names(token_id))
             grown = len(self._text.push([token_id]))
-            # The text may first grow by U+FFFD for earlier bytes that now turn out to be no character.
+            # It may first grow by U+FFFD for earlier bytes, now known to be no character.
             own = self._names.length(token_id)
             shape.text_offset.append(self._offset + max(0, grown - own))
             self._offset += grown
