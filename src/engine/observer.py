@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import StepPlan, StepTimes
+from src.core.records import ChunkRecord
 from src.core.request import Request
-from src.engine.records import ChunkRecord
 from src.engine.scheduler import Scheduler
 from src.engine.streams import Choice
 from src.engine.timeline import StepRecord, Timeline

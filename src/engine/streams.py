@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from src.core.errors import SlipstreamError
 from src.core.outputs import Delta, FinishReason, RequestEvent, TokenLogprobs, Usage
+from src.core.records import RequestRecord
 from src.core.request import Request
-from src.engine.records import RequestRecord
 from src.text.output import OutputText
 
 

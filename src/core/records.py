@@ -53,6 +53,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         Output tokens so far.
     ended, finish_reason, error
         When and why it ended, and the failure that ended it.
+    trace_id
+        Its trace, 32 hexadecimal digits; empty when it is not sampled.
     """
 
     arrival: float
@@ -67,3 +69,4 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     ended: float | None = None
     finish_reason: FinishReason | None = None
     error: BaseException | None = None
+    trace_id: str = ""
