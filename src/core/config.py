@@ -19,6 +19,31 @@ Seconds = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 
+class Secret:
+    """A text that is shown nowhere: neither in logs nor in error messages nor in dumps.
+
+    JSON encoders refuse it, and only :meth:`reveal` gives it away.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the sections: frozen, and an unknown key is an error."""
 
@@ -83,14 +108,20 @@ class HttpSection(Section, frozen=True, kw_only=True):
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
     request_timeout: Seconds | None = None  # None: no deadline unless the client sets one
     shutdown_timeout: Seconds = 30.0
+    # What opens /debug; without either of the two there is nothing.
+    admin_key: Secret | None = None
+    admin_key_file: str | None = None
 
 
 class ObservabilitySection(Section, frozen=True, kw_only=True):
-    """Logs."""
+    """Logs and the step timeline."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     stats_interval: Annotated[float, Meta(ge=0)] = 10.0  # seconds; 0: no periodic line
+    timeline_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096  # steps that are kept
+    timeline_requests: Annotated[int, Meta(ge=0, le=100_000)] = 1024  # ended completions
+    plan_log: str | None = None  # a file; None: plans are not written down
 
 
 class Config(Section, frozen=True, kw_only=True):

@@ -104,9 +104,16 @@ class StepTimes(msgspec.Struct):
     """When things happened to one step, in seconds of ``time.monotonic``.
 
     ``device_start`` and ``device_end`` are what the device itself saw; on CUDA they are measured by
-    events and anchored at the completion that the host saw.
+    events and anchored at the completion that the host saw. ``planned`` and ``plan_ended`` enclose
+    the planning. ``launched`` is when the step was handed to the device's queue, ``launch_ended``
+    when the host was done with that, ``arrived`` when the result, or the step's failure, reached
+    the event loop.
     """
 
     launched: float
+    planned: float = 0.0
+    plan_ended: float = 0.0
+    launch_ended: float = 0.0
     device_start: float = 0.0
     device_end: float = 0.0
+    arrived: float = 0.0

@@ -17,7 +17,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from src.core.config import Config
+from src.core.config import Config, Secret
 from src.core.errors import ConfigError
 
 PREFIX: Final = "SLIPSTREAM_"
@@ -45,6 +45,11 @@ class Setting(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """How a TOML file's reader spells it, e.g. ``scheduler.max_num_seqs``."""
         return f"{self.section}.{self.key}"
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its value is shown to nobody."""
+        return Secret in get_args(self.type)
 
     @property
     def variable(self) -> str:
@@ -209,9 +214,18 @@ def _parse(setting: Setting, text: str, source: str) -> Any:
 
 def _convert(setting: Setting, value: Any, source: str, *, strict: bool = True) -> Any:
     try:
-        return msgspec.convert(value, setting.type, strict=strict)
+        return msgspec.convert(value, setting.type, strict=strict, dec_hook=_conceal)
     except msgspec.ValidationError as error:
+        if setting.is_secret:
+            raise ConfigError(f"{source}: {_expected(setting, error)}") from None
         raise ConfigError(f"{source}={value!r}: {_expected(setting, error)}") from error
+
+
+def _conceal(kind: type, value: Any) -> Any:
+    assert kind is Secret
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return Secret(value)
 
 
 def _expected(setting: Setting, error: msgspec.ValidationError) -> str:

@@ -78,7 +78,9 @@ class AsyncEngine:
         self._draining = False
         self._submissions: dict[str, list[Submission]] = {}
         self.metrics = EngineMetrics(served_names(self.config.model)[0])
-        self._observer = EngineObserver(self.metrics)
+        self._observer = EngineObserver(
+            self.metrics, timeline_steps=self.config.observability.timeline_steps
+        )
 
     @classmethod
     @contextlib.asynccontextmanager

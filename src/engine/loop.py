@@ -52,7 +52,7 @@ class EngineLoop:
         self._observer = observer
         self._depth = pipeline_depth
         self._choices: dict[int, Choice] = {}
-        self._in_flight: deque[tuple[InFlight, float]] = deque()
+        self._in_flight: deque[InFlight] = deque()
         # Requests not yet seen by the runner, until a plan installs them.
         self._unannounced: dict[int, Request] = {}
         # Keys that ended since the last launch, for the runner to forget.
@@ -133,12 +133,12 @@ class EngineLoop:
 
     @property
     def _can_proceed(self) -> bool:
-        return bool(self._in_flight) and self._in_flight[0][0].done
+        return bool(self._in_flight) and self._in_flight[0].done
 
     def _turn(self) -> None:
         """Commit what has arrived, launch what can be launched, then tell the readers."""
-        while self._in_flight and self._in_flight[0][0].done:
-            self._commit(*self._in_flight.popleft())
+        while self._in_flight and self._in_flight[0].done:
+            self._commit(self._in_flight.popleft())
         expired = self.scheduler.expire(time.monotonic())
         if expired:
             # What they have comes before their end.
@@ -147,6 +147,7 @@ class EngineLoop:
             self._deliver(event)
         while len(self._in_flight) < self._depth and self._launch():
             pass
+        self._observer.publishing()
         self._publish()
         self._observer.turned(self.scheduler)
         if not self.scheduler.has_work and not self._in_flight:
@@ -157,6 +158,7 @@ class EngineLoop:
         plan = self.scheduler.schedule()
         if plan is None:
             return False
+        plan_ended = time.monotonic()
         admitted = [
             request
             for install in plan.installs
@@ -165,12 +167,15 @@ class EngineLoop:
         forgettable, self._forgettable = self._forgettable, []
         in_flight = self._runner.launch(plan, admitted, forgettable)
         in_flight.future.add_done_callback(lambda _: self._wake.set())
-        self._in_flight.append((in_flight, planned))
-        self._observer.launched(plan, admitted)
+        self._in_flight.append(in_flight)
+        times = in_flight.times
+        times.planned, times.plan_ended, times.launch_ended = planned, plan_ended, time.monotonic()
+        self._observer.launched(plan, times, admitted, self.scheduler)
         self._is_settled = False
         return True
 
-    def _commit(self, in_flight: InFlight, planned: float) -> None:
+    def _commit(self, in_flight: InFlight) -> None:
+        started = time.monotonic()
         error = in_flight.future.exception()
         if error is None:
             self._failures = 0
@@ -183,7 +188,7 @@ class EngineLoop:
                 self._deliver(event)
             else:
                 self._unpublished.append((choice, event))
-        self._observer.committed(in_flight.plan, in_flight.times, planned)
+        self._observer.committed(in_flight.plan, in_flight.times, started)
 
     def _contain(self, plan: StepPlan, error: BaseException) -> StepResult:
         """Fail only the requests of a failed step, when the device is still sound."""

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import StepPlan, StepTimes
 from src.core.records import ChunkRecord
 from src.core.request import Request
 from src.engine.scheduler import Scheduler
+from src.engine.step_recorder import StepRecorder
 from src.engine.streams import Choice
-from src.engine.timeline import StepRecord, Timeline
+from src.engine.timeline import Timeline
 from src.observability.metrics import EngineMetrics
-
-
-@dataclass(frozen=True)
-class Reported:
-    """The scheduler's counters as the metrics already have them."""
-
-    preemptions: int = 0
-    queries: int = 0
-    hits: int = 0
 
 
 class EngineObserver:
@@ -38,41 +29,42 @@ class EngineObserver:
         The last steps.
     """
 
-    def __init__(self, metrics: EngineMetrics) -> None:
-        self.timeline = Timeline()
+    def __init__(self, metrics: EngineMetrics, *, timeline_steps: int) -> None:
+        self.timeline = Timeline(timeline_steps)
+        self._steps = StepRecorder(self.timeline)
         self._metrics = metrics
         self._choices: dict[int, Choice] = {}
         # Row -> the completion that holds it, and how many of its tokens are computed as prefill.
         self._rows: dict[int, tuple[Choice, int]] = {}
-        self._reported = Reported()
-        self._was_idle = True
 
     def submitted(self, choice: Choice) -> None:
         """A completion was queued."""
         self._choices[choice.request.key] = choice
 
-    def launched(self, plan: StepPlan, admitted: Sequence[Request]) -> None:
+    def launched(
+        self, plan: StepPlan, times: StepTimes, admitted: Sequence[Request], scheduler: Scheduler
+    ) -> None:
         """A plan was handed to the device; ``admitted`` run for the first time."""
+        self._steps.launched(scheduler)
         if not plan.installs:
             return
-        now = time.monotonic()
+        now = times.launch_ended
         for install in plan.installs:
             choice = self._choices[install.request_key]
             choice.record.admitted.append(now)
             self._rows[install.row] = (choice, len(install.token_ids))
         for request in admitted:
-            self._metrics.on_admitted(now - request.arrival)
+            record = self._choices[request.key].record
+            self._metrics.on_admitted(now - record.queued, record.trace_id)
 
-    def committed(self, plan: StepPlan, times: StepTimes, planned: float) -> None:
-        """A step's result was committed; ``planned`` is when its planning began."""
-        last = self.timeline.last
-        idle = 0.0
-        if last is not None and not self._was_idle:
-            idle = max(0.0, times.device_start - last.device_end)
-        self._was_idle = False
+    def committed(self, plan: StepPlan, times: StepTimes, started: float) -> None:
+        """A step's result was committed; ``started`` is when that began."""
+        prefill_rows = prefill_tokens = 0
         for step in plan.rows:
             choice, prefilled = self._rows[step.row]
             if step.start < prefilled:
+                prefill_rows += 1
+                prefill_tokens += step.num_tokens
                 choice.record.chunks.append(
                     ChunkRecord(
                         plan.step_id,
@@ -82,19 +74,11 @@ class EngineObserver:
                         times.device_end,
                     )
                 )
-        record = StepRecord(
-            step_id=plan.step_id,
-            planned=planned,
-            launched=times.launched,
-            device_start=times.device_start,
-            device_end=times.device_end,
-            committed=time.monotonic(),
-            idle_before=idle,
-            num_rows=len(plan.rows),
-            num_tokens=plan.num_tokens,
-        )
-        self.timeline.add(record)
-        self._metrics.on_step(record.num_tokens, record.device_end - record.device_start, idle)
+        self._steps.committed(plan, times, started, prefill_rows, prefill_tokens)
+
+    def publishing(self) -> None:
+        """Readers are told of the committed steps from now on."""
+        self._steps.publishing()
 
     def delivered(self, choice: Choice, event: RequestEvent) -> None:
         """An event of a completion was put into its stream."""
@@ -104,10 +88,10 @@ class EngineObserver:
         if record.first_token is None:
             record.first_token = now
             record.cached_tokens = event.cached_tokens
-            self._metrics.on_first_token(now - record.arrival)
-            self._metrics.on_prompt_tokens(len(choice.request.prompt_token_ids))
+            self._metrics.on_first_token(record, len(choice.request.prompt_token_ids))
         previous = record.last_token
-        self._metrics.on_tokens(len(event.token_ids), None if previous is None else now - previous)
+        itl = None if previous is None else now - previous
+        self._metrics.on_tokens(len(event.token_ids), itl, record.trace_id)
         record.last_token = now
         record.num_tokens = choice.num_tokens
 
@@ -119,31 +103,25 @@ class EngineObserver:
         record.ended, record.finish_reason, record.error = time.monotonic(), reason, error
         del self._choices[choice.request.key]
         self._metrics.on_finished(
-            reason,
-            e2e_seconds=record.ended - record.arrival,
+            record,
             prompt_tokens=len(choice.request.prompt_token_ids),
-            output_tokens=choice.num_tokens,
+            max_tokens=choice.request.max_tokens,
         )
 
     def turned(self, scheduler: Scheduler) -> None:
-        """The loop has turned once: bring gauges and counters up to date."""
-        stats, seen = scheduler.stats, self._reported
-        self._metrics.set_gauges(scheduler.num_running, scheduler.num_waiting, scheduler.kv_usage)
-        if stats.preemptions > seen.preemptions:
+        """The loop has turned once: write down its steps, and who lost its row."""
+        for record in self._steps.published():
+            self._metrics.on_step(record)
+        if preempted := scheduler.take_preempted():
             now = time.monotonic()
-            for key in scheduler.take_preempted():
+            for key in preempted:
                 if (choice := self._choices.get(key)) is not None:
                     choice.record.preempted.append(now)
-            self._metrics.on_preemption(stats.preemptions - seen.preemptions)
-        queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
-        if queries > seen.queries:
-            self._metrics.on_prefix_cache(queries - seen.queries, hits - seen.hits)
-        self._reported = Reported(stats.preemptions, queries, hits)
 
     def settled(self) -> None:
         """There is nothing left to do: the device's wait from now on is nobody's fault."""
-        self._was_idle = True
+        self._steps.settled()
 
     def stopped(self) -> None:
         """The loop serves nobody any more."""
-        self._metrics.set_gauges(0, 0, 0.0)
+        self._metrics.on_stopped()

@@ -173,7 +173,7 @@ class Runner:
         if started is None:
             result = self._read(plan, output)
             times.device_end = time.monotonic()
-            _post(loop, in_flight.future, result)
+            _post(loop, in_flight, result)
             return
         host_output = output.to_host()
         finished = _recorded_event()
@@ -281,7 +281,7 @@ class Runner:
             times = in_flight.times
             times.device_end = time.monotonic()
             times.device_start = times.device_end - started.elapsed_time(finished) / 1000
-            _post(loop, in_flight.future, self._read(in_flight.plan, host_output))
+            _post(loop, in_flight, self._read(in_flight.plan, host_output))
         except Exception as error:
             self._fail(in_flight, error, loop)
 
@@ -291,7 +291,7 @@ class Runner:
             lost = DeviceLostError("the CUDA device failed")
             lost.__cause__ = error
             error = lost
-        _post(loop, in_flight.future, error)
+        _post(loop, in_flight, error)
 
 
 def _cuda_is_sound(device: torch.device) -> bool:
@@ -311,15 +311,17 @@ def _recorded_event() -> torch.cuda.Event:
 
 def _post(
     loop: asyncio.AbstractEventLoop,
-    future: asyncio.Future[StepResult],
+    in_flight: InFlight,
     outcome: StepResult | Exception,
 ) -> None:
     """Resolve a step's future from another thread; the loop may be gone by then."""
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(_resolve, future, outcome)
+        loop.call_soon_threadsafe(_resolve, in_flight, outcome)
 
 
-def _resolve(future: asyncio.Future[StepResult], outcome: StepResult | Exception) -> None:
+def _resolve(in_flight: InFlight, outcome: StepResult | Exception) -> None:
+    future = in_flight.future
+    in_flight.times.arrived = time.monotonic()
     if future.cancelled():
         return
     if isinstance(outcome, Exception):

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
-import msgspec
-
-
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed step; times in seconds of ``time.monotonic``.
-
-    Attributes
-    ----------
-    planned, launched
-        When planning began and when the step was handed to the device's queue.
-    device_start, device_end
-        When the device worked on it.
-    committed
-        When its tokens were committed.
-    idle_before
-        Seconds that the device waited for this step although there was work: the bubble.
-    num_rows, num_tokens
-        Rows and tokens computed.
-    """
-
-    step_id: int
-    planned: float
-    launched: float
-    device_start: float
-    device_end: float
-    committed: float
-    idle_before: float
-    num_rows: int
-    num_tokens: int
+from src.core.steps import StepRecord
 
 
 class Timeline:
-    """A ring buffer of step records and the running sums of busy and idle time."""
+    """A ring buffer of step records and the running sums of busy and idle time.
+
+    Parameters
+    ----------
+    capacity
+        Steps that are kept.
+    """
 
     def __init__(self, capacity: int = 4096) -> None:
         self._records: deque[StepRecord] = deque(maxlen=capacity)
+        # (step that is waited for, who waits)
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.busy_seconds = 0.0
         self.idle_seconds = 0.0
 
@@ -49,12 +31,20 @@ class Timeline:
         self._records.append(record)
         self.busy_seconds += record.device_end - record.device_start
         self.idle_seconds += record.idle_before
+        if self._waiters:
+            self._wake(record.step_id)
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(self._records)
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def tail(self, count: int) -> list[StepRecord]:
+        """The newest ``count`` records or what there is of them, oldest first."""
+        records = list(islice(reversed(self._records), count))
+        records.reverse()
+        return records
 
     @property
     def last(self) -> StepRecord | None:
@@ -66,3 +56,20 @@ class Timeline:
         """Fraction of the time with work in which the device waited for the host, 0 to 1."""
         total = self.busy_seconds + self.idle_seconds
         return self.idle_seconds / total if total else 0.0
+
+    async def wait_for(self, step_id: int) -> None:
+        """Wait until step ``step_id`` or a later one is recorded."""
+        if self._records and self._records[-1].step_id >= step_id:
+            return
+        waiter = (step_id, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            await waiter[1]
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _wake(self, step_id: int) -> None:
+        for awaited, waiter in self._waiters:
+            if awaited <= step_id and not waiter.done():
+                waiter.set_result(None)

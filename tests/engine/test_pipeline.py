@@ -18,7 +18,7 @@ from src.core.errors import EngineDeadError, ModelLoadError
 from src.core.plan import StepPlan
 from src.engine.runner import Runner
 from src.engine.scheduler import Scheduler
-from src.engine.timeline import StepRecord
+from src.core.steps import StepRecord
 from src.text.output import OutputText
 from tests.support.engines import assert_idle, small_config
 

@@ -70,6 +70,7 @@ SHELL = {
     "submission",
     "status",
     "timeline",
+    "step_recorder",
     "records",
     "observer",
 }

@@ -1,0 +1,71 @@
+"""One record per step: what the timeline, the step spans and the debug endpoints are made of.
+
+Times are seconds of ``time.monotonic``, the engine's one clock.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One committed step.
+
+    Attributes
+    ----------
+    planned, plan_ended
+        When its planning began and ended.
+    launched, launch_ended
+        When it was handed to the device's queue, and when the host was done with that.
+    device_start, device_end
+        When the device worked on it.
+    arrived
+        When its result, or its failure, reached the event loop.
+    commit_started, committed
+        When committing its result began and ended.
+    publish_started, published
+        When its readers began to be told, and when all of them were; steps that are committed in
+        one turn of the loop are published together.
+    idle_before
+        Seconds that the device waited for this step although there was work: the bubble.
+    num_rows, num_tokens
+        Rows and tokens computed.
+    decode_rows, prefill_tokens
+        Rows that continue an output, and tokens of prompts (or of what is computed again after a
+        preemption); together they are ``num_tokens``.
+    sampled_rows
+        Rows that sampled a token.
+    installed_rows, cached_tokens
+        Rows handed out by its plan, and how many of their tokens the prefix cache had.
+    preemptions
+        Requests that lost their row since the step before was planned.
+    running, waiting
+        Requests that held a row and that waited for one, once it was planned.
+    kv_usage
+        Held blocks over all blocks then, 0 to 1.
+    """
+
+    step_id: int
+    planned: float
+    plan_ended: float
+    launched: float
+    launch_ended: float
+    device_start: float
+    device_end: float
+    arrived: float
+    commit_started: float
+    committed: float
+    publish_started: float
+    published: float
+    idle_before: float
+    num_rows: int
+    num_tokens: int
+    decode_rows: int
+    prefill_tokens: int
+    sampled_rows: int
+    installed_rows: int
+    cached_tokens: int
+    preemptions: int
+    running: int
+    waiting: int
+    kv_usage: float
