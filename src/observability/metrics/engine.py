@@ -1,0 +1,260 @@
+"""All metrics of one engine and its server, in a registry of their own.
+
+Two engines in one process do not collide. ``docs/observability.md`` lists every name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from src.core.outputs import FinishReason
+from src.core.records import RequestRecord
+from src.core.steps import StepRecord
+from src.observability.durations import Durations
+from src.observability.metrics.own import OwnMetrics
+from src.observability.metrics.readings import ModelFacts, Readings
+from src.observability.metrics.vllm import ENGINE, VllmMetrics
+
+_END_OF_OPENMETRICS: Final = b"# EOF\n"
+
+# The rest of what a label may say; a FinishReason and a phase are bounded by themselves.
+REFUSALS: Final = (
+    "queue_full",
+    "prompt_too_long",
+    "invalid_request",
+    "not_ready",
+    "shutting_down",
+    "engine_dead",
+)
+STAGES: Final = ("queue", "prefill", "decode")
+
+
+class EngineMetrics(Collector):
+    """The metrics of one engine; its observer and its server call the ``on_...`` methods.
+
+    They belong to one thread, the event loop's, take a fraction of a microsecond per number and
+    never raise. What is read may be read from any thread.
+
+    Parameters
+    ----------
+    model_name
+        Value of the label ``model_name`` of the ``vllm:`` metrics.
+    legacy_names
+        Show what vLLM renamed under its old name as well.
+
+    Attributes
+    ----------
+    registry
+        For an embedding program that shows metrics itself.
+    """
+
+    def __init__(self, model_name: str, *, legacy_names: bool = False) -> None:
+        self.model_name = model_name
+        self._vllm = VllmMetrics(model_name, legacy_names=legacy_names)
+        self._own = OwnMetrics()
+        self._source: Callable[[], Readings] | None = None
+        self._facts: ModelFacts | None = None
+        self._process = ProcessCollector(registry=None)
+        for reason in REFUSALS:
+            self._own.queue_rejections.child(reason)
+        for stage in STAGES:
+            self._own.deadline_misses.child(stage)
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    # What the engine reports
+
+    def on_loaded(self, facts: ModelFacts, source: Callable[[], Readings]) -> None:
+        """A model is there; ``source`` is asked for the rest whenever somebody reads."""
+        self._facts, self._source = facts, source
+        self._vllm.loaded(facts)
+
+    def on_stopped(self) -> None:
+        """The engine serves nobody any more: counters stay, gauges return to zero."""
+        self._refresh()
+        if self._source is not None:
+            last, self._source = self._source(), None
+            self._take(Readings(**{name: getattr(last, name) for name in _COUNTED}))
+
+    def on_startup_phase(self, phase: str, seconds: float) -> None:
+        """A phase of the start ended."""
+        self._own.startup_seconds.child(phase).set(seconds)
+
+    def on_submitted(self, n: int) -> None:
+        """A request for ``n`` completions was queued."""
+        self._vllm.request_params_n.observe(n)
+
+    def on_refused(self, reason: str) -> None:
+        """A request was not admitted; ``reason`` is one of ``REFUSALS``."""
+        self._own.queue_rejections.child(reason).inc()
+
+    def on_admitted(self, queue_seconds: float, trace_id: str = "") -> None:
+        """A completion left the waiting queue for the first time."""
+        self._vllm.request_queue_time.observe(queue_seconds, trace_id)
+
+    def on_first_token(self, record: RequestRecord, prompt_tokens: int) -> None:
+        """A completion's first token was committed: its prefill is done."""
+        assert record.first_token is not None
+        metrics, cached = self._vllm, record.cached_tokens
+        metrics.time_to_first_token.observe(record.first_token - record.arrival, record.trace_id)
+        metrics.prompt_tokens.value += prompt_tokens
+        metrics.prompt_tokens_hit.value += cached
+        metrics.prompt_tokens_computed.value += prompt_tokens - cached
+
+    def on_tokens(self, n: int, itl_seconds: float | None, trace_id: str = "") -> None:
+        """``n`` output tokens of one completion were committed.
+
+        ``itl_seconds`` is the time since its previous token; ``None`` for a first token.
+        """
+        self._vllm.generation_tokens.value += n
+        if itl_seconds is not None:
+            self._vllm.inter_token_latency.observe(itl_seconds, trace_id)
+
+    def on_finished(self, record: RequestRecord, *, prompt_tokens: int, max_tokens: int) -> None:
+        """A completion ended; its record says how."""
+        reason = record.finish_reason
+        assert reason is not None
+        metrics, trace, times = self._vllm, record.trace_id, Durations.of(record)
+        metrics.request_success[reason].inc()
+        metrics.e2e_request_latency.observe(times.whole, trace)
+        metrics.request_prompt_tokens.observe(prompt_tokens)
+        metrics.request_generation_tokens.observe(record.num_tokens)
+        metrics.request_params_max_tokens.observe(max_tokens)
+        metrics.request_num_preemptions.observe(len(record.preempted))
+        for histogram, seconds in (
+            (metrics.request_prefill_time, times.prefill),
+            (metrics.request_decode_time, times.decode),
+            (metrics.request_inference_time, times.inference),
+            (metrics.request_time_per_output_token, times.per_token),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds, trace)
+        if record.first_token is not None:
+            computed = prompt_tokens - record.cached_tokens
+            metrics.request_prefill_kv_computed_tokens.observe(computed)
+        if reason is FinishReason.DEADLINE:
+            self._own.deadline_misses.child(_stage(record)).inc()
+
+    def on_request_finished(self, longest: int) -> None:
+        """All completions of a request ended; the longest has so many output tokens."""
+        self._vllm.request_max_num_generation_tokens.observe(longest)
+
+    def on_step(self, step: StepRecord) -> None:
+        """A step was committed and its readers were told."""
+        self._vllm.iteration_tokens.observe(step.num_tokens)
+        self._vllm.scheduled_prefill_tokens.value += step.prefill_tokens
+        own, phases = self._own, self._own.step_phases
+        busy, idle = max(step.device_end - step.device_start, 0.0), max(step.idle_before, 0.0)
+        own.device_busy.value += busy
+        own.device_idle.value += idle
+        own.bubble.add(step.device_end, busy, idle)
+        phases["plan"].observe(step.plan_ended - step.planned)
+        phases["launch"].observe(step.launch_ended - step.launched)
+        phases["queue"].observe(max(step.device_start - step.launched, 0.0))
+        phases["device"].observe(busy)
+        phases["return"].observe(max(step.commit_started - step.device_end, 0.0))
+        phases["commit"].observe(step.committed - step.commit_started)
+        phases["publish"].observe(step.published - step.publish_started)
+
+    def on_step_failed(self) -> None:
+        """A step failed on the device, which is still sound."""
+        self._own.step_failures.inc()
+
+    def on_observer_error(self) -> None:
+        """Something that only watches failed."""
+        self._own.observer_errors.inc()
+
+    def on_loop_lag(self, seconds: float) -> None:
+        """A timer was called ``seconds`` late."""
+        self._own.loop_lag.observe(seconds)
+
+    # What the server reports
+
+    def on_rejection(self, reason: str) -> None:
+        """A request was refused with a status of 400 or more; ``reason`` is an error's code."""
+        self._own.http_rejections.child(reason).inc()
+
+    def on_disconnect(self) -> None:
+        """A client went away before its answer was complete."""
+        self._own.client_disconnects.inc()
+
+    # What is read
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric of this moment."""
+        self._refresh()
+        yield from self._vllm.families.collect()
+        yield from self._own.families.collect()
+        yield from self._process.collect()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Body and content type of ``/metrics``: OpenMetrics where ``accept`` asks for it."""
+        parts, content_type = self.render_parts(accept)
+        return b"".join(parts), content_type
+
+    def render_parts(self, accept: str = "") -> tuple[Iterator[bytes], str]:
+        """The body piece by piece, so that an event loop can do something else in between.
+
+        A whole body takes milliseconds, which every stream would wait for.
+        """
+        encode, content_type = choose_encoder(accept)
+        is_openmetrics = content_type.startswith("application/openmetrics-text")
+
+        def parts() -> Iterator[bytes]:
+            for metric in self.collect():
+                registry = CollectorRegistry(auto_describe=False)
+                registry.register(_One(metric))
+                yield encode(registry).removesuffix(_END_OF_OPENMETRICS)
+            if is_openmetrics:
+                yield _END_OF_OPENMETRICS
+
+        return parts(), content_type
+
+    def value(self, name: str, **labels: str) -> float:
+        """The present value of one sample, 0.0 where it has none yet.
+
+        ``name`` is the sample's, e.g. ``vllm:generation_tokens_total``; the labels that all
+        ``vllm:`` metrics have are filled in.
+        """
+        if name.startswith("vllm:"):
+            labels = {"model_name": self.model_name, "engine": ENGINE, **labels}
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def _refresh(self) -> None:
+        if self._source is not None:
+            self._take(self._source())
+
+    def _take(self, readings: Readings) -> None:
+        self._vllm.refresh(readings)
+        self._own.refresh(readings)
+
+
+# What `Readings` counts since the start; the rest is of a moment.
+_COUNTED: Final = (
+    *("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "discarded_tokens"),
+    *("bypasses", "shortages", "compiled_graphs", "compile_seconds", "kernels", "kernel_builds"),
+)
+
+
+class _One(Collector):
+    """A collector of one metric, for prometheus_client's encoders."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        """The metric."""
+        yield self._metric
+
+
+def _stage(record: RequestRecord) -> str:
+    if not record.admitted:
+        return "queue"
+    return "prefill" if record.first_token is None else "decode"

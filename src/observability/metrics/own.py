@@ -1,0 +1,150 @@
+"""What nobody else counts, under ``slipstream_``."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from src.observability.metrics import buckets
+from src.observability.metrics.instruments import Families
+from src.observability.metrics.readings import Readings
+
+# Seconds that the gauge of the bubble looks back.
+BUBBLE_WINDOW: Final = 60
+
+STEP_PHASES: Final = ("plan", "launch", "queue", "device", "return", "commit", "publish")
+
+
+class RecentBubble:
+    """The part of the last minute's time with work in which the device waited for the host.
+
+    Busy and idle seconds by second of the clock, in a ring.
+    """
+
+    def __init__(self) -> None:
+        # Second of the clock -> [second, busy, idle]
+        self._slots: list[list[float]] = [[-1.0, 0.0, 0.0] for _ in range(BUBBLE_WINDOW)]
+
+    def add(self, now: float, busy: float, idle: float) -> None:
+        """Count one step that ended at ``now``, seconds of the monotonic clock."""
+        second = int(now)
+        slot = self._slots[second % BUBBLE_WINDOW]
+        if slot[0] != second:
+            slot[:] = second, 0.0, 0.0
+        slot[1] += busy
+        slot[2] += idle
+
+    def value(self, now: float) -> float:
+        """From 0 to 1; 0 when there was no work."""
+        recent = [slot for slot in self._slots if slot[0] > now - BUBBLE_WINDOW]
+        busy, idle = sum(slot[1] for slot in recent), sum(slot[2] for slot in recent)
+        return idle / (busy + idle) if busy + idle else 0.0
+
+
+class OwnMetrics:
+    """Instruments by the name that they have behind ``slipstream_``."""
+
+    def __init__(self) -> None:
+        self.families = Families("slipstream_", {})
+        self.bubble = RecentBubble()
+        self._device()
+        self._scheduling()
+        self._service()
+        self._compilation()
+
+    def refresh(self, readings: Readings) -> None:
+        """Take over what is read rather than told."""
+        self._bubble_ratio.value = self.bubble.value(time.monotonic())
+        self.discarded_tokens.value = readings.discarded_tokens
+        self.recomputed_tokens.value = readings.recomputed_tokens
+        self.bypasses.value = readings.bypasses
+        self.shortages.value = readings.shortages
+        for group, kv in readings.kv.items():
+            for state, amount in (("held", kv.held), ("cached", kv.cached), ("free", kv.free)):
+                self._kv_bytes.child(group, state).value = amount
+        self.compiled_graphs.value = readings.compiled_graphs
+        self.compile_seconds.value = readings.compile_seconds
+        self.kernel_builds.value = readings.kernel_builds
+        self._kernels.clear()
+        if readings.kernels:
+            self._kernels.child(readings.kernels).set(1)
+        self.stalled_seconds.value = readings.stalled_seconds
+
+    def _device(self) -> None:
+        gauge, counter = self.families.gauge, self.families.counter
+        self.device_busy = counter(
+            "device_busy_seconds", "Time that the device spent in steps."
+        ).child()
+        self.device_idle = counter(
+            "device_idle_seconds", "Time that the device waited for the host between two steps."
+        ).child()
+        self._bubble_ratio = gauge(
+            "device_bubble_ratio",
+            "Part of the last minute's time with work in which the device waited, 0 to 1.",
+        ).child()
+        phases = self.families.histogram(
+            "step_phase_seconds", "Parts of a step's life.", buckets.PHASE_TIME, "phase"
+        )
+        self.step_phases = {phase: phases.child(phase) for phase in STEP_PHASES}
+        self.step_failures = counter("step_failures", "Steps that failed on the device.").child()
+
+    def _scheduling(self) -> None:
+        gauge, counter = self.families.gauge, self.families.counter
+        self.discarded_tokens = counter(
+            "discarded_tokens", "Tokens sampled for requests that had ended meanwhile."
+        ).child()
+        self.recomputed_tokens = counter(
+            "recomputed_tokens", "Positions whose KV was given up by preemption."
+        ).child()
+        self.bypasses = counter(
+            "admission_bypasses", "Admissions that overtook a request that did not fit."
+        ).child()
+        self.shortages = counter(
+            "memory_shortages", "Times that a row waited a step for a KV block."
+        ).child()
+        self._kv_bytes = gauge("kv_bytes", "KV memory by cache group and state.", "group", "state")
+
+    def _service(self) -> None:
+        gauge, counter = self.families.gauge, self.families.counter
+        self.http_rejections = counter(
+            "http_rejections", "Requests refused with a status of 400 or more.", "reason"
+        )
+        self.queue_rejections = counter(
+            "queue_rejections", "Requests that the engine did not admit.", "reason"
+        )
+        self.client_disconnects = counter(
+            "client_disconnects", "Clients that went away before their answer was complete."
+        ).child()
+        self.deadline_misses = counter(
+            "deadline_misses", "Completions cut short by their deadline, by how far they were.",
+            "stage",
+        )  # fmt: skip
+        self.observer_errors = counter(
+            "observer_errors", "Faults in what watches the engine; they disturb no request."
+        ).child()
+        self.loop_lag = self.families.histogram(
+            "event_loop_lag_seconds",
+            "How much later than asked the event loop called a timer.",
+            buckets.LOOP_LAG,
+        ).child()
+        self.stalled_seconds = gauge(
+            "stalled_seconds", "How long work has waited without a step that completed."
+        ).child()
+        self.startup_seconds = gauge(
+            "startup_phase_seconds", "How long each phase of the start took.", "phase"
+        )
+
+    def _compilation(self) -> None:
+        gauge, counter = self.families.gauge, self.families.counter
+        self.compiled_graphs = gauge(
+            "compiled_graphs", "Graphs that the compiler made of the engine's functions."
+        ).child()
+        self.compile_seconds = gauge(
+            "compile_seconds", "How long the compilation at the start took."
+        ).child()
+        self.kernel_builds = counter(
+            "kernel_builds", "How often this process compiled the CPU kernels."
+        ).child()
+        self._kernels = gauge(
+            "cpu_kernels_info", "What serves CPU operations; always 1.", "kernels"
+        )
