@@ -27,6 +27,7 @@ from src.core.errors import (
 from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
+from src.engine.companions import Companions
 from src.engine.observer import EngineObserver
 from src.engine.prompts import ChatOptions, Prompt, RequestOptions, with_defaults
 from src.engine.status import (
@@ -34,6 +35,7 @@ from src.engine.status import (
     EngineStats,
     EngineStatus,
     ModelInfo,
+    Stall,
     served_names,
 )
 from src.engine.submission import ResultCollector, Submission
@@ -77,10 +79,13 @@ class AsyncEngine:
         self._closing: asyncio.Future[None] | None = None
         self._draining = False
         self._submissions: dict[str, list[Submission]] = {}
-        self.metrics = EngineMetrics(served_names(self.config.model)[0])
-        self._observer = EngineObserver(
-            self.metrics, timeline_steps=self.config.observability.timeline_steps
+        section = self.config.observability
+        self.metrics = EngineMetrics(
+            served_names(self.config.model)[0], legacy_names=section.legacy_metrics
         )
+        self._observer = EngineObserver(self.metrics, section)
+        self._companions = Companions(self, self._observer.progress)
+        self._phase_began = time.monotonic()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -118,6 +123,7 @@ class AsyncEngine:
         if self._main_task is None:
             self._dead = asyncio.get_running_loop().create_future()
             self._set_status("importing", STARTUP_PHASES["importing"], "importing torch")
+            self._companions.start()
             self._main_task = asyncio.create_task(self._main(), name="slipstream-engine")
 
     async def wait_ready(self, timeout: float | None = None) -> None:
@@ -141,6 +147,16 @@ class AsyncEngine:
     def status(self) -> EngineStatus:
         """Phase, progress and, after a failure, the reason."""
         return self._status
+
+    @property
+    def stall(self) -> Stall | None:
+        """What hangs, when work is pending and no step completes."""
+        return self._observer.progress.stall(time.monotonic())
+
+    @property
+    def admits(self) -> bool:
+        """Whether a request would be queued now rather than refused."""
+        return self._status.ready and self._loaded.scheduler.admits
 
     async def wait_dead(self) -> BaseException:
         """Wait until the engine has failed, while loading or later, or is closed; returns why."""
@@ -183,13 +199,14 @@ class AsyncEngine:
         await asyncio.shield(self._closing)
 
     async def _release(self) -> None:
+        self._companions.stop()
         task, self._main_task = self._main_task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         parts, self._parts, self._loop = self._parts, None, None
         if parts is not None:
-            await asyncio.to_thread(parts.runner.close)
+            await asyncio.to_thread(parts.close)
 
     async def _main(self) -> None:
         try:
@@ -219,9 +236,16 @@ class AsyncEngine:
         def load() -> tuple[EngineParts, type[EngineLoop]]:
             # Here and not at the top: these bring torch in, which takes seconds.
             from src.engine.loop import EngineLoop
+            from src.engine.readings import model_facts, read_engine
             from src.engine.startup import build_engine
 
-            return build_engine(self.config, report), EngineLoop
+            parts = build_engine(self.config, report)
+            progress = self._observer.progress
+            self.metrics.on_loaded(
+                model_facts(self.config, parts),
+                lambda: read_engine(parts, progress.waited(time.monotonic())),
+            )
+            return parts, EngineLoop
 
         loading = asyncio.ensure_future(asyncio.to_thread(load))
         try:
@@ -245,6 +269,11 @@ class AsyncEngine:
             return
         if phase == "ready" and self._draining:
             phase, detail = "draining", "asked to end while loading"
+        if phase != self._status.phase:
+            now = time.monotonic()
+            if self._status.phase in STARTUP_PHASES:
+                self.metrics.on_startup_phase(self._status.phase, now - self._phase_began)
+            self._phase_began = now
         self._status = EngineStatus(phase, progress, detail)
 
     def _not_ready(self) -> NotReadyError:
@@ -425,4 +454,4 @@ class AsyncEngine:
 def _release_unused(loading: asyncio.Future[tuple[EngineParts, type[EngineLoop]]]) -> None:
     if not loading.cancelled() and loading.exception() is None:
         parts, _ = loading.result()
-        parts.runner.close()
+        parts.close()

@@ -16,6 +16,7 @@ from src.compile import compile_functions, use_artifact_cache
 from src.core.config import MIB, Config
 from src.core.errors import ConfigError
 from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
+from src.engine.plan_log import PlanLog, RecordingScheduler
 from src.engine.prompts import RequestBuilder
 from src.engine.row_state import RowState
 from src.engine.runner import Runner
@@ -47,6 +48,13 @@ class EngineParts:
     scheduler: Scheduler
     runner: Runner
     kv_plan: KVCachePlan
+    plan_log: PlanLog | None
+
+    def close(self) -> None:
+        """Stop the device's threads and end the plan log. Blocks."""
+        self.runner.close()
+        if self.plan_log is not None:
+            self.plan_log.close()
 
 
 def build_engine(config: Config, report: Report) -> EngineParts:
@@ -89,6 +97,8 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         max_model_len=decoder.spec.max_positions,
         max_model_len_is_fixed=config.model.max_model_len is not None,
     )
+    log_path = config.observability.plan_log
+    plan_log = None if log_path is None else PlanLog(log_path)
     runner = Runner(
         decoder,
         decoder.regions,
@@ -115,13 +125,15 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         kernel_status() if device.type == "cpu" else "triton",
         max_model_len,
     )
+    limits = _limits(config, kv_plan, max_model_len)
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
         builder=RequestBuilder(tokenizer, info, _end_token_ids(decoder, tokenizer)),
-        scheduler=Scheduler(_limits(config, kv_plan, max_model_len)),
+        scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         runner=runner,
         kv_plan=kv_plan,
+        plan_log=plan_log,
     )
 
 

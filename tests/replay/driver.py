@@ -3,20 +3,22 @@
 A trace is JSON: ``limits``, pipeline ``depth`` and ``events``. Each is at a ``step`` of the loop
 and is an ``add`` with a request's fields, a ``finish`` with a key or an ``expire`` with a time.
 
-A plan log has one JSON line per plan: ``[step_id, installs, block_appends, rows]`` with
-
-- installs ``[row, generation, key, number of tokens, prompt_len, block_ids]``,
-- block appends ``[row, index, block_ids]``,
-- rows ``[row, generation, start, num_tokens, samples]``.
+Plans are written as in a plan log (`src/engine/replay.py`), one JSON line each:
+``[step_id, installs, block_appends, rows]``.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from src.core.plan import StepPlan
+from src.engine.replay import plan_line
+from src.engine.scheduler import Scheduler, SchedulerLimits
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 
 HERE = Path(__file__).parent
@@ -28,19 +30,16 @@ def plans_path(trace: Path) -> Path:
 
 
 def log_line(plan: StepPlan) -> str:
-    installs = [
-        [i.row, i.generation, i.request_key, len(i.token_ids), i.prompt_len, i.block_ids]
-        for i in plan.installs
-    ]
-    appends = [[a.row, a.index, a.block_ids] for a in plan.block_appends]
-    rows = [[r.row, r.generation, r.start, r.num_tokens, int(r.samples)] for r in plan.rows]
-    return json.dumps([plan.step_id, installs, appends, rows], separators=(",", ":"))
+    return msgspec.json.encode(msgspec.structs.astuple(plan_line(plan))).decode()
 
 
-def replay(trace: Path) -> tuple[list[str], Simulation]:
-    """The plan log's lines, and the simulation after it has come to rest."""
+def replay(
+    trace: Path, build: Callable[[SchedulerLimits], Scheduler] = Scheduler
+) -> tuple[list[str], Simulation]:
+    """The lines of its plans, and the simulation after it has come to rest."""
     recorded: dict[str, Any] = json.loads(trace.read_text())
-    simulation = Simulation(make_limits(**recorded["limits"]), recorded["depth"])
+    limits = make_limits(**recorded["limits"])
+    simulation = Simulation(limits, recorded["depth"], build(limits))
     events = recorded["events"]
     for step in range(events[-1]["step"] + 1):
         for event in events:

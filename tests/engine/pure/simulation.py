@@ -57,10 +57,12 @@ def make_limits(**changes: object) -> SchedulerLimits:
 
 
 class Simulation:
-    def __init__(self, limits: SchedulerLimits, depth: int = 1) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, depth: int = 1, scheduler: Scheduler | None = None
+    ) -> None:
         self.limits = limits
         self.depth = depth
-        self.scheduler = Scheduler(limits)
+        self.scheduler = scheduler or Scheduler(limits)
         self.runner = FakeRunner(limits)
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
