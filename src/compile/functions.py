@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.decorators import mark_unbacked
 
 
@@ -25,9 +26,16 @@ class CompiledFunction:
     """
 
     def __init__(self, function: Callable[..., Any], token_arguments: Sequence[int]) -> None:
-        self._compiled = torch.compile(_own_copy(function), fullgraph=True, dynamic=False)
+        own = _own_copy(function)
+        self._code = own.__code__
+        self._compiled = torch.compile(own, fullgraph=True, dynamic=False)
         self._token_arguments = tuple(token_arguments)
         self._captured = False
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that the compiler made of it; over 1, it was compiled again."""
+        return len(_debug_get_cache_entry_list(self._code))
 
     def __call__(self, *arguments: Any) -> Any:
         if not self._captured:
@@ -40,7 +48,7 @@ class CompiledFunction:
         return self._compiled(*arguments)
 
 
-def _own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+def _own_copy(function: Callable[..., Any]) -> types.FunctionType:
     """The same function with a code object of its own.
 
     Dynamo keeps what it compiled, and counts it, by code object: models that come and go in one

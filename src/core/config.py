@@ -119,6 +119,10 @@ class ObservabilitySection(Section, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     stats_interval: Annotated[float, Meta(ge=0)] = 10.0  # seconds; 0: no periodic line
+    log_requests: bool = False  # one line per completion
+    legacy_metrics: bool = False  # what vLLM renamed, under its old names too
+    # Seconds that work may be pending without a step that completes; 0: for ever.
+    stall_seconds: Annotated[float, Meta(ge=0)] = 60.0
     timeline_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096  # steps that are kept
     timeline_requests: Annotated[int, Meta(ge=0, le=100_000)] = 1024  # ended completions
     plan_log: str | None = None  # a file; None: plans are not written down

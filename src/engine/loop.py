@@ -196,6 +196,7 @@ class EngineLoop:
         if isinstance(error, DeviceLostError) or self._failures >= _MAX_CONSECUTIVE_FAILURES:
             raise error
         logger.error("step %d failed", plan.step_id, exc_info=error)
+        self._observer.step_failed()
         for key in self.scheduler.keys_of(plan):
             self.scheduler.finish(key, FinishReason.ERROR)
             self._fail(key, _failure("a step of this request failed", error))

@@ -1,23 +1,49 @@
 """Everything the engine tells about itself while it runs goes through here.
 
 The loop says what happens; this writes each completion's record, the step timeline and the metrics.
-Nothing here decides anything, and nothing here waits.
+Nothing here decides anything, and nothing here waits. Nor does a fault in it reach the loop: what
+only watches must not fail those who are served, so every method contains its own.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
+from src.core.config import ObservabilitySection
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import StepPlan, StepTimes
 from src.core.records import ChunkRecord
 from src.core.request import Request
+from src.engine.health import Progress
 from src.engine.scheduler import Scheduler
 from src.engine.step_recorder import StepRecorder
 from src.engine.streams import Choice
 from src.engine.timeline import Timeline
 from src.observability.metrics import EngineMetrics
+from src.observability.request_log import log_request
+
+logger = logging.getLogger(__name__)
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+# Seconds between two reports of a fault in here.
+_REPORT_INTERVAL = 60.0
+
+
+def _contained(method: Method) -> Method:
+    @functools.wraps(method)
+    def contained(self: EngineObserver, *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        # Whatever it is, the loop goes on.
+        except Exception as error:
+            self._report(error)
+
+    return cast(Method, contained)
 
 
 class EngineObserver:
@@ -27,24 +53,35 @@ class EngineObserver:
     ----------
     timeline
         The last steps.
+    progress
+        Whether pending work gets done.
     """
 
-    def __init__(self, metrics: EngineMetrics, *, timeline_steps: int) -> None:
-        self.timeline = Timeline(timeline_steps)
+    def __init__(self, metrics: EngineMetrics, section: ObservabilitySection) -> None:
+        self.timeline = Timeline(section.timeline_steps)
+        self.progress = Progress(section.stall_seconds)
+        self._logs_requests = section.log_requests
+        self._next_report = 0.0
         self._steps = StepRecorder(self.timeline)
         self._metrics = metrics
         self._choices: dict[int, Choice] = {}
         # Row -> the completion that holds it, and how many of its tokens are computed as prefill.
         self._rows: dict[int, tuple[Choice, int]] = {}
 
+    @_contained
     def submitted(self, choice: Choice) -> None:
         """A completion was queued."""
+        self.progress.submitted(choice.record.queued)
         self._choices[choice.request.key] = choice
+        if choice.index == 0:
+            self._metrics.on_submitted(choice.request.params.n)
 
+    @_contained
     def launched(
         self, plan: StepPlan, times: StepTimes, admitted: Sequence[Request], scheduler: Scheduler
     ) -> None:
         """A plan was handed to the device; ``admitted`` run for the first time."""
+        self.progress.launched(times)
         self._steps.launched(scheduler)
         if not plan.installs:
             return
@@ -57,8 +94,10 @@ class EngineObserver:
             record = self._choices[request.key].record
             self._metrics.on_admitted(now - record.queued, record.trace_id)
 
+    @_contained
     def committed(self, plan: StepPlan, times: StepTimes, started: float) -> None:
         """A step's result was committed; ``started`` is when that began."""
+        self.progress.committed(started)
         prefill_rows = prefill_tokens = 0
         for step in plan.rows:
             choice, prefilled = self._rows[step.row]
@@ -76,38 +115,57 @@ class EngineObserver:
                 )
         self._steps.committed(plan, times, started, prefill_rows, prefill_tokens)
 
+    @_contained
+    def step_failed(self) -> None:
+        """A step failed on the device, which is still sound."""
+        self._metrics.on_step_failed()
+
+    @_contained
     def publishing(self) -> None:
         """Readers are told of the committed steps from now on."""
         self._steps.publishing()
 
+    @_contained
     def delivered(self, choice: Choice, event: RequestEvent) -> None:
         """An event of a completion was put into its stream."""
         if not event.token_ids:
             return
         now, record = time.monotonic(), choice.record
-        if record.first_token is None:
+        previous, record.last_token = record.last_token, now
+        record.num_tokens = choice.num_tokens
+        if previous is None:
             record.first_token = now
             record.cached_tokens = event.cached_tokens
             self._metrics.on_first_token(record, len(choice.request.prompt_token_ids))
-        previous = record.last_token
-        itl = None if previous is None else now - previous
-        self._metrics.on_tokens(len(event.token_ids), itl, record.trace_id)
-        record.last_token = now
-        record.num_tokens = choice.num_tokens
+            self._metrics.on_tokens(len(event.token_ids), None)
+        else:
+            self._metrics.on_tokens(len(event.token_ids), now - previous, record.trace_id)
 
+    @_contained
     def ended(
         self, choice: Choice, reason: FinishReason, error: BaseException | None = None
     ) -> None:
         """A completion ended; nothing more is told about it."""
-        record = choice.record
-        record.ended, record.finish_reason, record.error = time.monotonic(), reason, error
+        self.progress.ended()
         del self._choices[choice.request.key]
+        record, request = choice.record, choice.request
+        record.ended, record.finish_reason, record.error = time.monotonic(), reason, error
         self._metrics.on_finished(
             record,
-            prompt_tokens=len(choice.request.prompt_token_ids),
-            max_tokens=choice.request.max_tokens,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.max_tokens,
         )
+        if (longest := choice.longest_of_request) is not None:
+            self._metrics.on_request_finished(longest)
+        if self._logs_requests:
+            log_request(
+                record,
+                request_id=choice.request_id,
+                index=choice.index,
+                prompt_tokens=len(request.prompt_token_ids),
+            )
 
+    @_contained
     def turned(self, scheduler: Scheduler) -> None:
         """The loop has turned once: write down its steps, and who lost its row."""
         for record in self._steps.published():
@@ -118,10 +176,20 @@ class EngineObserver:
                 if (choice := self._choices.get(key)) is not None:
                     choice.record.preempted.append(now)
 
+    @_contained
     def settled(self) -> None:
         """There is nothing left to do: the device's wait from now on is nobody's fault."""
         self._steps.settled()
 
+    @_contained
     def stopped(self) -> None:
         """The loop serves nobody any more."""
+        self.progress.stopped()
         self._metrics.on_stopped()
+
+    def _report(self, error: Exception) -> None:
+        self._metrics.on_observer_error()
+        now = time.monotonic()
+        if now >= self._next_report:
+            self._next_report = now + _REPORT_INTERVAL
+            logger.error("what watches the engine failed; requests go on", exc_info=error)

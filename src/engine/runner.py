@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from src.compile import CompiledFunction
 from src.core.errors import EngineDeadError, SlipstreamError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
@@ -92,6 +93,8 @@ class Runner:
         self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
         self._num_threads = num_threads
         self.compiled = False
+        # Seconds that the compilation took, once it has ended.
+        self.compile_seconds = 0.0
         self.closed = False
         self._device_thread = ThreadPoolExecutor(
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
@@ -100,6 +103,18 @@ class Runner:
         if self._on_cuda:
             # Weights and KV memory were written on other streams than the steps'.
             torch.cuda.synchronize(self._device)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether steps are computed on the host."""
+        return not self._on_cuda
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that the compiler made of the regions in use; more than those, it recompiled."""
+        return sum(
+            region.num_graphs for region in self._regions if isinstance(region, CompiledFunction)
+        )
 
     def launch(
         self, plan: StepPlan, admitted: Sequence[Request], ended: Sequence[int] = ()
@@ -122,12 +137,14 @@ class Runner:
         """
         # Compiled code is guarded by the number of threads, which belongs to the calling thread.
         torch.set_num_threads(self._num_threads)
+        started = time.monotonic()
         with torch.inference_mode():
             hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows), regions)
             self._decoder.logits(regions, hidden)
         if self._on_cuda:
             torch.cuda.synchronize(self._device)
         self._regions = regions
+        self.compile_seconds = time.monotonic() - started
         self.compiled = True
 
     def close(self) -> None:
@@ -150,9 +167,21 @@ class Runner:
             with torch.inference_mode(), torch.cuda.stream(self._stream):
                 self._execute(in_flight, admitted, ended, loop)
         except Exception as error:
+            self._fail(in_flight, self._neutralize(in_flight.plan, error), loop)
+
+    def _neutralize(self, plan: StepPlan, error: Exception) -> Exception:
+        """Make harmless what a failed step left in its rows; returns what the step failed with.
+
+        Where not even that is possible the device is lost, and nobody may wait for the step.
+        """
+        try:
             with torch.inference_mode():
-                self._rows.neutralize([step.row for step in in_flight.plan.rows])
-            self._fail(in_flight, error, loop)
+                self._rows.neutralize([step.row for step in plan.rows])
+        except Exception as again:
+            lost = DeviceLostError(f"the rows of a failed step cannot be written: {again}")
+            lost.__cause__ = error
+            return lost
+        return error
 
     def _execute(
         self,

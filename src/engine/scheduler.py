@@ -89,6 +89,20 @@ class Scheduler:
         """Held blocks over all blocks, 0 to 1; cached blocks count as free."""
         return self._residents.pool.num_held / self.limits.num_blocks
 
+    @property
+    def block_counts(self) -> tuple[int, int, int]:
+        """Blocks that are held, cached and free; together all of them."""
+        pool = self._residents.pool
+        return pool.num_held, pool.num_cached, pool.num_free - pool.num_cached
+
+    @property
+    def admits(self) -> bool:
+        """Whether the waiting queue has room for one more request of one token."""
+        waiting, limits = self._waiting, self.limits
+        if len(waiting) >= limits.max_waiting_requests:
+            return False
+        return len(waiting) == 0 or waiting.num_tokens < limits.max_waiting_tokens
+
     def keys_of(self, plan: StepPlan) -> list[int]:
         """Keys of the unfinished requests in a plan that is in flight, in the plan's order.
 

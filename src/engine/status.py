@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from src.core.config import ModelSection
 
@@ -17,6 +17,23 @@ STARTUP_PHASES: Final = {
     "compile": 0.5,
     "ready": 1.0,
 }
+
+
+class Stall(NamedTuple):
+    """Work is pending and no step completes.
+
+    Attributes
+    ----------
+    phase
+        What is waited for: ``planning`` (no step could be planned), ``launching`` (a step has not
+        begun on the device), ``device``, ``returning`` (its result is on its way to the loop) or
+        ``committing``.
+    seconds
+        For how long.
+    """
+
+    phase: str
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,13 @@ class RequestStream:
         self._pending: dict[int, list[Delta]] = {}
         self._error: SlipstreamError | None = None
         self._changed = asyncio.Event()
+        # Output tokens of the longest completion that has ended.
+        self.longest = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended without a failure."""
+        return self._unfinished == 0
 
     @property
     def finished(self) -> bool:
@@ -114,6 +121,16 @@ class Choice:
         self._stream = stream
 
     @property
+    def request_id(self) -> str:
+        """The caller's name for the request."""
+        return self._stream.request_id
+
+    @property
+    def longest_of_request(self) -> int | None:
+        """Output tokens of the request's longest completion; ``None`` until all have ended."""
+        return self._stream.longest if self._stream.is_complete else None
+
+    @property
     def watches_text(self) -> bool:
         """Whether its text may end it, so that it must be read before the next step is planned."""
         return bool(self.request.params.stop)
@@ -142,6 +159,8 @@ class Choice:
                 token_ids = token_ids[: delta.num_tokens]
         self.num_tokens += len(token_ids)
         self.finished = finish_reason is not None
+        if self.finished:
+            self._stream.longest = max(self._stream.longest, self.num_tokens)
         self._stream.count(len(token_ids), event.cached_tokens)
         self._stream.put(
             Delta(

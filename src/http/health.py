@@ -1,7 +1,8 @@
 """``GET /live``, ``/ready``, ``/health`` and ``/version``.
 
-``/live``: this process answers. ``/ready``: send requests here. ``/health``: what was admitted
-makes progress; it is also true while the server drains, which ``/ready`` is not.
+``/live``: this process answers, so its event loop turns. ``/ready``: send requests here.
+``/health``: what was admitted makes progress; it is also true while the server drains, which
+``/ready`` is not. None of them waits for the device.
 """
 
 from __future__ import annotations
@@ -17,19 +18,39 @@ _encode: Final = msgspec.json.Encoder().encode
 _RETRY: Final = ((b"retry-after", b"1"),)
 
 
+class StallBody(msgspec.Struct):
+    """Which part of a step hangs, and for how long."""
+
+    phase: str
+    seconds: float
+
+
+class HealthBody(msgspec.Struct, omit_defaults=True):
+    """What is said of an engine; ``stalled`` and ``queue`` only when something is wrong."""
+
+    phase: str
+    progress: float
+    stalled: StallBody | None = None
+    queue: str | None = None
+
+
 async def live(call: Call) -> None:
     """200 for as long as the process answers at all."""
     await call.answer(b'{"status":"live"}')
 
 
 async def ready(call: Call) -> None:
-    """200 when requests are admitted, otherwise 503 with the phase and its progress."""
-    await _report(call, good=call.server.status.ready)
+    """200 when a request sent now would be queued, otherwise 503 with the reason."""
+    body = _body(call)
+    if call.server.status.ready and not call.server.admits:
+        body.queue = "full"
+    await _answer(call, body, good=call.server.admits and body.stalled is None)
 
 
 async def health(call: Call) -> None:
-    """200 when the engine makes progress, otherwise 503 with the phase and its progress."""
-    await _report(call, good=call.server.status.healthy)
+    """200 when the engine makes progress, otherwise 503 with its phase and with what hangs."""
+    body = _body(call)
+    await _answer(call, body, good=call.server.status.healthy and body.stalled is None)
 
 
 async def version(call: Call) -> None:
@@ -37,11 +58,17 @@ async def version(call: Call) -> None:
     await call.answer(_encode({"version": VERSION}))
 
 
-async def _report(call: Call, *, good: bool) -> None:
+def _body(call: Call) -> HealthBody:
     # Neither the detail nor the error: they name paths, and these routes are open to all.
-    status = call.server.status
-    body = _encode({"phase": status.phase, "progress": round(status.progress, 3)})
+    status, stall = call.server.status, call.server.stall
+    body = HealthBody(status.phase, round(status.progress, 3))
+    if stall is not None:
+        body.stalled = StallBody(stall.phase, round(stall.seconds, 1))
+    return body
+
+
+async def _answer(call: Call, body: HealthBody, *, good: bool) -> None:
     if good:
-        await call.answer(body)
+        await call.answer(_encode(body))
     else:
-        await call.answer(body, status=503, headers=_RETRY)
+        await call.answer(_encode(body), status=503, headers=_RETRY)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -45,7 +44,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     engine = AsyncEngine(config)
     server.attach(engine)
     engine.start()
-    tasks = [asyncio.create_task(_log_stats(engine), name="slipstream-stats")]
+    tasks = []
     if server.owns_process:
         tasks.append(asyncio.create_task(_end_with(engine), name="slipstream-guard"))
     try:
@@ -87,28 +86,3 @@ async def _end_with(engine: AsyncEngine) -> None:
     # Everybody who waited has been woken with an error; let the answers go out.
     await asyncio.sleep(LAST_WORDS)
     end_process(code, f"{what}: {first_line(error)}")
-
-
-async def _log_stats(engine: AsyncEngine) -> None:
-    """Every now and then one line about what the engine does, unless it does nothing."""
-    interval = engine.config.observability.stats_interval
-    if interval == 0:
-        return
-    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-    before, then = [0.0, 0.0], time.monotonic()
-    while True:
-        await asyncio.sleep(interval)
-        now, counts = time.monotonic(), [engine.metrics.value(name) for name in names]
-        rates = [(count - old) / (now - then) for count, old in zip(counts, before, strict=True)]
-        before, then = counts, now
-        if not engine.status.healthy:
-            continue
-        stats = engine.stats
-        if any(rates) or stats.num_running or stats.num_waiting:
-            logger.info(
-                "running %d, waiting %d, KV %.1f %%, prompt %.1f tok/s, generation %.1f tok/s",
-                stats.num_running,
-                stats.num_waiting,
-                100 * stats.kv_usage,
-                *rates,
-            )

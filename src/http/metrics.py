@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import anyio
+
 from src.http.body import header
 from src.http.call import Call
 
@@ -9,5 +11,10 @@ from src.http.call import Call
 async def show_metrics(call: Call) -> None:
     """All metrics in Prometheus' text format, or OpenMetrics where the client asks for it."""
     accept = header(call.scope, b"accept") or ""
-    body, content_type = call.server.metrics.render(accept)
-    await call.answer(body, kind=content_type.encode())
+    parts, content_type = call.server.metrics.render_parts(accept)
+    body = bytearray()
+    for part in parts:
+        body += part
+        # Streams get their turn: all of it takes several milliseconds.
+        await anyio.lowlevel.checkpoint()
+    await call.answer(bytes(body), kind=content_type.encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from src.core.config import Config
 from src.core.errors import ModelNotFoundError, NotReadyError
 from src.engine.client import AsyncEngine
-from src.engine.status import EngineStatus, ModelInfo
+from src.engine.status import EngineStatus, ModelInfo, Stall
 from src.observability.metrics import EngineMetrics
 
 
@@ -34,6 +34,16 @@ class Server:
     def status(self) -> EngineStatus:
         """The engine's status, and that of an engine to come before there is one."""
         return EngineStatus() if self._engine is None else self._engine.status
+
+    @property
+    def stall(self) -> Stall | None:
+        """What of a step hangs, if one does."""
+        return None if self._engine is None else self._engine.stall
+
+    @property
+    def admits(self) -> bool:
+        """Whether a request would be queued now."""
+        return self._engine is not None and self._engine.admits
 
     async def ready_engine(self) -> AsyncEngine:
         """The engine, after waiting for its model for as long as is configured.

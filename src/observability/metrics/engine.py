@@ -5,6 +5,7 @@ Two engines in one process do not collide. ``docs/observability.md`` lists every
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -193,6 +194,16 @@ class EngineMetrics(Collector):
         yield from self._vllm.families.collect()
         yield from self._own.families.collect()
         yield from self._process.collect()
+
+    @property
+    def token_counts(self) -> tuple[float, float]:
+        """Prompt tokens and output tokens since the start."""
+        return self._vllm.prompt_tokens.value, self._vllm.generation_tokens.value
+
+    @property
+    def bubble(self) -> float:
+        """Part of the last minute's time with work in which the device waited, 0 to 1."""
+        return self._own.bubble.value(time.monotonic())
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Body and content type of ``/metrics``: OpenMetrics where ``accept`` asks for it."""

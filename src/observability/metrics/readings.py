@@ -71,4 +71,3 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     cache_dtype: str
     enable_prefix_caching: bool
     kv_bytes: int
-    max_num_seqs: int

@@ -30,6 +30,7 @@ from pathlib import Path
 from src.ops.cpu.library import KernelLibrary, UnusableLibraryError
 from src.ops.declaration import Kernel
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
+from src.ops.linear import LINEAR
 from src.ops.paged_attention import PAGED_ATTENTION
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ COMPILE_TIMEOUT = 300 * SECONDS
 CHECK_TIMEOUT = 60 * SECONDS
 
 _SOURCES = Path(__file__).parent
-_UNITS = ("attention.cpp", "gumbel.cpp", "self_check.cpp")
+_UNITS = ("attention.cpp", "gumbel.cpp", "linear.cpp", "self_check.cpp")
 _FLAGS = [
     "-std=c++17",
     "-O3",
@@ -61,7 +62,9 @@ if not portable.slipstream_cpu_claims(int(sys.argv[3])):
 level = ctypes.CDLL(sys.argv[2])
 address = lambda function: ctypes.cast(function, ctypes.c_void_p)
 if portable.slipstream_self_check(
-    address(level.slipstream_paged_attention), address(level.slipstream_gumbel_argmax)
+    address(level.slipstream_paged_attention),
+    address(level.slipstream_gumbel_argmax),
+    address(level.slipstream_linear),
 ):
     sys.exit("results differ from the portable level")
 """
@@ -176,6 +179,7 @@ class KernelCache:
                 return loaded
             with tempfile.TemporaryDirectory(dir=directory) as scratch:
                 self._build_into(directory, Path(scratch))
+                _state.builds += 1
         if (loaded := self.load()) is None:
             raise BuildError("the libraries just built cannot be loaded")
         return loaded
@@ -283,6 +287,7 @@ class _State:
         self.status = "reference"
         self.thread: threading.Thread | None = None
         self.failed = False
+        self.builds = 0
 
 
 _state = _State()
@@ -291,6 +296,11 @@ _state = _State()
 def kernel_status() -> str:
     """What serves CPU calls now: "cpp-avx512", "cpp-avx2", "cpp-portable" or "reference"."""
     return _state.status
+
+
+def kernel_builds() -> int:
+    """How often this process compiled the kernels instead of finding them in the cache."""
+    return _state.builds
 
 
 def ensure_built(wait: bool) -> str:
@@ -325,6 +335,7 @@ def _install(level: str, library: KernelLibrary) -> None:
     name = f"cpp-{level}"
     PAGED_ATTENTION.install_cpu(Kernel(name, library.paged_attention))
     GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
+    LINEAR.install_cpu(Kernel(name, library.linear))
     _state.status = name
     _log.info("CPU kernels: %s", name)
 

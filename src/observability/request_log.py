@@ -1,0 +1,70 @@
+"""One line per completion at its end: what it cost and how it ended, never what it said."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from src.core.records import RequestRecord
+from src.observability.durations import Durations
+
+logger: Final = logging.getLogger("src.requests")
+
+
+def log_request(record: RequestRecord, *, request_id: str, index: int, prompt_tokens: int) -> None:
+    """Write the line of a completion that has ended, at level ``info``.
+
+    As text it is one sentence; as JSON every figure is a field of its own, in milliseconds.
+
+    Parameters
+    ----------
+    request_id
+        The caller's name for the request; over HTTP its ``X-Request-Id``.
+    index
+        Which of the request's completions.
+    """
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    times = Durations.of(record)
+    reason = "unknown" if record.finish_reason is None else record.finish_reason.value
+    figures: dict[str, object] = {
+        "request_id": request_id,
+        "index": index,
+        "finish_reason": reason,
+        "prompt_tokens": prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.num_tokens,
+        "preemptions": len(record.preempted),
+        "queue_ms": _milliseconds(times.queue),
+        "ttft_ms": _milliseconds(times.first_token),
+        "tpot_ms": _milliseconds(times.per_token),
+        "e2e_ms": _milliseconds(times.whole),
+    }
+    if record.trace_id:
+        figures["trace_id"] = record.trace_id
+    logger.info(_sentence(figures), extra=figures)
+
+
+def _sentence(figures: dict[str, object]) -> str:
+    # A caller's name may hold anything; a line stays one line.
+    name = str(figures["request_id"])
+    name = name if name.isprintable() else ascii(name)
+    parts = [
+        f"{name}[{figures['index']}] {figures['finish_reason']}",
+        f"in {figures['prompt_tokens']} (cached {figures['cached_tokens']})",
+        f"out {figures['output_tokens']}",
+    ]
+    parts += [
+        f"{field} {value} ms"
+        for field in ("queue", "ttft", "tpot", "e2e")
+        if (value := figures[f"{field}_ms"]) is not None
+    ]
+    if figures["preemptions"]:
+        parts.append(f"preempted {figures['preemptions']} times")
+    if "trace_id" in figures:
+        parts.append(f"trace {figures['trace_id']}")
+    return ", ".join(parts)
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)
