@@ -410,6 +410,20 @@ class AsyncEngine:
 
         Arguments and errors are :meth:`generate`'s.
         """
+        try:
+            submission = await self._queue(prompt, params, options)
+        except SlipstreamError as error:
+            self.metrics.on_refused(error)
+            raise
+        try:
+            yield submission
+        finally:
+            submission.abort()
+            self._unregister(submission)
+
+    async def _queue(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
+    ) -> Submission:
         arrival = time.monotonic()
         parts, _ = self._check_admits()
         prompt_token_ids = await parts.builder.tokenize(prompt, options.get("chat"))
@@ -429,13 +443,9 @@ class AsyncEngine:
             options.get("request_id") or uuid.uuid4().hex,
             requests,
         )
+        submission.start()
         self._submissions.setdefault(submission.request_id, []).append(submission)
-        try:
-            submission.start()
-            yield submission
-        finally:
-            submission.abort()
-            self._unregister(submission)
+        return submission
 
     def abort(self, request_id: str) -> bool:
         """End the request of this name; its reader sees the end. ``False`` when there is none."""

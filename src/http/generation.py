@@ -61,7 +61,7 @@ async def run(
     SlipstreamError
         Whatever the engine refuses a prompt for; all others are then aborted.
     """
-    async with _submitted(engine, job) as submissions:
+    async with _submitted(engine, job, call.id) as submissions:
         if request.stream:
             options = request.stream_options
             with_usage = options is not None and bool(options.include_usage)
@@ -97,7 +97,9 @@ def stop_reason(reason: FinishReason | None, stopped_by: str | int | None) -> st
 
 
 @asynccontextmanager
-async def _submitted(engine: AsyncEngine, job: Job) -> AsyncIterator[list[Submission]]:
+async def _submitted(
+    engine: AsyncEngine, job: Job, request_id: str
+) -> AsyncIterator[list[Submission]]:
     """All prompts of the job, or none; leaving the block aborts what is unfinished."""
     async with AsyncExitStack() as stack:
         submissions = []
@@ -105,6 +107,7 @@ async def _submitted(engine: AsyncEngine, job: Job) -> AsyncIterator[list[Submis
             submission = engine.submit(
                 prompt,
                 params,
+                request_id=request_id,
                 priority=job.priority,
                 timeout=job.timeout,
                 cache_salt=job.cache_salt,

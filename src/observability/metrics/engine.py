@@ -15,10 +15,19 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from src.core.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    NotReadyError,
+    PromptTooLongError,
+    QueueFullError,
+    ShuttingDownError,
+)
 from src.core.outputs import FinishReason
 from src.core.records import RequestRecord
 from src.core.steps import StepRecord
 from src.observability.durations import Durations
+from src.observability.metrics.instruments import OTHER
 from src.observability.metrics.own import OwnMetrics
 from src.observability.metrics.readings import ModelFacts, Readings
 from src.observability.metrics.vllm import ENGINE, VllmMetrics
@@ -26,13 +35,13 @@ from src.observability.metrics.vllm import ENGINE, VllmMetrics
 _END_OF_OPENMETRICS: Final = b"# EOF\n"
 
 # The rest of what a label may say; a FinishReason and a phase are bounded by themselves.
-REFUSALS: Final = (
-    "queue_full",
-    "prompt_too_long",
-    "invalid_request",
-    "not_ready",
-    "shutting_down",
-    "engine_dead",
+REFUSALS: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (QueueFullError, "queue_full"),
+    (PromptTooLongError, "prompt_too_long"),
+    (InvalidRequestError, "invalid_request"),
+    (NotReadyError, "not_ready"),
+    (ShuttingDownError, "shutting_down"),
+    (EngineDeadError, "engine_dead"),
 )
 STAGES: Final = ("queue", "prefill", "decode")
 
@@ -63,7 +72,7 @@ class EngineMetrics(Collector):
         self._source: Callable[[], Readings] | None = None
         self._facts: ModelFacts | None = None
         self._process = ProcessCollector(registry=None)
-        for reason in REFUSALS:
+        for _, reason in REFUSALS:
             self._own.queue_rejections.child(reason)
         for stage in STAGES:
             self._own.deadline_misses.child(stage)
@@ -92,8 +101,9 @@ class EngineMetrics(Collector):
         """A request for ``n`` completions was queued."""
         self._vllm.request_params_n.observe(n)
 
-    def on_refused(self, reason: str) -> None:
-        """A request was not admitted; ``reason`` is one of ``REFUSALS``."""
+    def on_refused(self, error: BaseException) -> None:
+        """A request was not admitted."""
+        reason = next((name for kind, name in REFUSALS if isinstance(error, kind)), OTHER)
         self._own.queue_rejections.child(reason).inc()
 
     def on_admitted(self, queue_seconds: float, trace_id: str = "") -> None:
