@@ -16,9 +16,9 @@ import pytest
 from src import AsyncEngine, GenerationResult, SamplingParams
 from src.core.errors import EngineDeadError, ModelLoadError
 from src.core.plan import StepPlan
+from src.core.steps import StepRecord
 from src.engine.runner import Runner
 from src.engine.scheduler import Scheduler
-from src.core.steps import StepRecord
 from src.text.output import OutputText
 from tests.support.engines import assert_idle, small_config
 
