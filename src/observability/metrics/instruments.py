@@ -79,7 +79,8 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
-        self._exemplars: dict[int, Exemplar] = {}
+        # Bucket -> (trace, value, seconds since the epoch)
+        self._exemplars: dict[int, tuple[str, float, float]] = {}
         self._les = [{"le": floatToGoString(bound)} for bound in (*self._bounds, float("inf"))]
         self.sum = 0.0
 
@@ -89,7 +90,7 @@ class Histogram:
         self._counts[index] += 1
         self.sum += value
         if trace_id:
-            self._exemplars[index] = Exemplar({"trace_id": trace_id}, value, time.time())
+            self._exemplars[index] = (trace_id, value, time.time())
 
     def points(self) -> Iterator[Point]:
         """Cumulative buckets, the count and the sum."""
@@ -98,9 +99,15 @@ class Histogram:
         # A copy: what is counted meanwhile must not make a bucket larger than the count.
         for index, count in enumerate(self._counts.copy()):
             running += count
-            yield "_bucket", self._les[index], running, self._exemplars.get(index)
+            yield "_bucket", self._les[index], running, self._exemplar(index)
         yield "_count", {}, running, None
         yield "_sum", {}, total, None
+
+    def _exemplar(self, index: int) -> Exemplar | None:
+        if (kept := self._exemplars.get(index)) is None:
+            return None
+        trace_id, value, when = kept
+        return Exemplar({"trace_id": trace_id}, value, when)
 
 
 T = TypeVar("T", bound=Instrument)
