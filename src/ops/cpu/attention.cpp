@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "amx.h"
 #include "parallel.h"
 #include "tiles.h"
 
@@ -48,6 +49,36 @@ struct Plan {
   int64_t partial_floats = 0;
 };
 
+// How a row of `packed` query rows is computed. It depends on the call's dtype and on the row alone.
+struct Path {
+  bool tiles;          // AMX tile products
+  bool dot;            // dot products; neither: packed keys and register blocks
+  int64_t rows;        // packed query rows of an item
+  int64_t split;       // keys of a split
+  double row_cost;     // of a query row against a key
+  double key_cost;     // of loading and converting or packing a key, in query rows
+};
+
+Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
+  Path path{};
+  path.split = packed <= kDotRows ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
+#if defined(SLIPSTREAM_TILES)
+  path.tiles = uses_tiles(a) && packed >= kMinTileRows;
+  if (path.tiles) {
+    // Packing keys is shared by an item's rows, but a short prompt must give every thread an item.
+    path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
+    path.row_cost = 1.0 / 16;
+    path.key_cost = 32;
+    return path;
+  }
+#endif
+  path.dot = packed <= kDotRows;
+  path.rows = path.dot ? kDotRows : kGemmRows;
+  path.row_cost = 1.0;
+  path.key_cost = 4;
+  return path;
+}
+
 inline int64_t first_visible(int64_t position, int64_t window) {
   return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
 }
@@ -65,9 +96,8 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
     if (table[block] < 0 || table[block] >= a.num_blocks) return kBadBlock;
   }
   const int64_t heads = a.num_heads / a.num_kv_heads, packed = query_len * heads;
-  const bool dot = packed <= kDotRows;
-  const int64_t tile = dot ? kDotRows : kGemmRows;
-  const int64_t split = dot ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
+  const Path path = choose_path(a, packed, seq_len);
+  const int64_t tile = path.rows, split = path.split;
   for (int64_t first = 0; first < packed; first += tile) {
     const int64_t count = std::min(tile, packed - first);
     const int64_t low = first_visible(position + first / heads, a.sliding_window);
@@ -84,8 +114,8 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
     for (int64_t s = 0; s < splits; ++s) {
       const int64_t from = std::max(low, (split_first + s) * split);
       const int64_t to = std::min(high, (split_first + s + 1) * split);
-      // Loading and converting a key costs about as much as four query rows against it.
-      const double cost = double(count + 4) * double(to - from) * double(a.head_dim) * 2;
+      const double cost = (double(count) + path.key_cost) * path.row_cost * double(to - from) *
+                          double(a.head_dim) * 2;
       // The heads of a token lie side by side in memory: visit them one after another.
       for (int32_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
         plan.items.push_back({int32_t(row), kv_head, int32_t(first), int32_t(count), from, to,
@@ -120,7 +150,13 @@ class Attention {
   }
 
   void run(const Item& item, Scratch& s) const {
-    const bool dot = query_len(item.row) * heads <= kDotRows;
+    const Path path = choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
+#if defined(SLIPSTREAM_TILES)
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (path.tiles) return run_tiles(item, s);
+    }
+#endif
+    const bool dot = path.dot;
     start(item, s);
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
       const int first = int(std::max<int64_t>(0, item.begin - tile));
@@ -153,6 +189,34 @@ class Attention {
   }
 
  private:
+#if defined(SLIPSTREAM_TILES)
+  void run_tiles(const Item& item, Scratch& s) const {
+    thread_local std::unique_ptr<TileScratch> scratch(new TileScratch);
+    TileScratch& t = *scratch;
+    const int rows = (item.count + kStrip - 1) / kStrip * kStrip;
+    for (int row = 0; row < item.count; ++row) {
+      int64_t token, head;
+      locate(item, row, &token, &head);
+      pack_query_row(t, static_cast<const bf16*>(a.query) + token * a.query_stride + head * head_dim,
+                     row, head_dim);
+      t.positions[row] = query_position(item, row);
+    }
+    std::fill(s.maximum, s.maximum + rows, -kInfinity);
+    std::fill(s.sum, s.sum + rows, 0.0f);
+    std::fill(s.out, s.out + rows * width, 0.0f);
+    TileStep products(s, t, item.count, head_dim, float(a.scale), a.sliding_window);
+    for (int64_t step = item.begin / kStep * kStep; step < item.end; step += kStep) {
+      const int first = int(std::max<int64_t>(0, item.begin - step));
+      const int last = int(std::min<int64_t>(kStep, item.end - step));
+      locate_keys(item, step, first, last, t.offsets);
+      pack_keys(t, static_cast<const bf16*>(a.key_cache), head_dim, first, last);
+      pack_values(t, static_cast<const bf16*>(a.value_cache), head_dim, first, last);
+      products.run(step, first, last);
+    }
+    finish(item, s);
+  }
+#endif
+
   int64_t query_len(int64_t row) const {
     return a.query_start_loc[row + 1] - a.query_start_loc[row];
   }
@@ -311,6 +375,9 @@ void execute(const AttentionArgs& a, Plan& plan) {
     sum += plan.items[i].cost;
   }
   parallel(parts, [&](int index) {
+#if defined(SLIPSTREAM_TILES)
+    const TileRegisters registers(uses_tiles(a));
+#endif
     thread_local std::unique_ptr<Scratch> scratch(new Scratch);
     for (size_t i = bounds[size_t(index)]; i < bounds[size_t(index) + 1]; ++i) {
       attention.run(plan.items[i], *scratch);

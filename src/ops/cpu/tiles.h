@@ -12,6 +12,11 @@ namespace {
 constexpr int kKeys = 64;           // keys of a tile; tiles start at multiples of it
 constexpr int kMaxHeadDim = 256;
 constexpr int kGemmRows = 64;       // packed query rows of a prefill tile
+#if defined(__AMX_BF16__)
+constexpr int kTileRows = 256;      // packed query rows of an item of tile products
+#else
+constexpr int kTileRows = kGemmRows;
+#endif
 constexpr int kDotRows = 16;        // packed query rows of a decode tile
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -26,11 +31,11 @@ inline int padded(int n) { return (n + W - 1) / W * W; }
 // Per-thread working memory of one work item.
 struct alignas(64) Scratch {
   float query[kGemmRows * kMaxHeadDim];     // [rows, padded head_dim], scaled
-  float out[kGemmRows * kMaxHeadDim];       // [rows, padded head_dim], not yet normalised
+  float out[kTileRows * kMaxHeadDim];       // [rows, padded head_dim], not yet normalised
   float keys[kKeys * kMaxHeadDim];          // transposed [head_dim, kKeys], or [kKeys, head_dim]
   float values[kKeys * kMaxHeadDim];        // [kKeys, padded head_dim]
   float scores[kGemmRows * kKeys];          // [rows, kKeys]: scores, then weights
-  float maximum[kGemmRows], sum[kGemmRows], rescale[kGemmRows];
+  alignas(64) float maximum[kTileRows], sum[kTileRows], rescale[kTileRows];
   int64_t offsets[kKeys];                   // of each key of the tile in the caches, in elements
   const float* key_rows[kKeys];             // decode: where each key's floats are
   const float* value_rows[kKeys];
@@ -152,7 +157,7 @@ inline void dot_scores(Scratch& s, int rows, int width, int first, int last) {
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i) acc[i] += q * load(keys[i] + d);
       }
-      store(s.scores + row * kKeys + j, reduce_each(acc));
+      store(s.scores + row * kKeys + j, reduce_each(acc, add));
     }
   }
 }

@@ -135,15 +135,17 @@ inline vf exchange(vf a, vf b) {
   return exchange<H, Upper>(a, b, std::make_integer_sequence<int, W>{});
 }
 
-// Lane i of the result is the sum of v[i]'s lanes.
-template <int H = W / 2>
-inline vf reduce_each(vf* v) {
+inline vf add(vf a, vf b) { return a + b; }
+
+// Lane i of the result is v[i]'s lanes joined by an associative operation.
+template <int H = W / 2, class F>
+inline vf reduce_each(vf* v, const F& join) {
 #pragma GCC unroll 16
   for (int i = 0; i < H; ++i) {
-    v[i] = exchange<H, false>(v[i], v[i + H]) + exchange<H, true>(v[i], v[i + H]);
+    v[i] = join(exchange<H, false>(v[i], v[i + H]), exchange<H, true>(v[i], v[i + H]));
   }
   if constexpr (H > 1) {
-    return reduce_each<H / 2>(v);
+    return reduce_each<H / 2>(v, join);
   } else {
     return v[0];
   }

@@ -1,0 +1,378 @@
+// Attention of packed bfloat16 query rows by AMX tile products (Intel, "Advanced Matrix Extensions",
+// Software Developer's Manual vol. 1, ch. 18). Scores are K-step by K-step of 128 keys:
+//
+//   queries [32 rows, head_dim] x keys [head_dim, 128] -> scores, float32
+//   softmax -> weights [32 rows, 128], rounded to bfloat16   x values [128, head_dim] -> out, float32
+//
+// Every operand lies in memory as whole tiles of 16 rows x 64 bytes, one after another, so a tile is
+// 16 neighbouring cache lines. The right-hand operand of a product holds pairs of its rows side by
+// side ("VNNI"): dword (p, n) is elements (2p, n) and (2p + 1, n).
+//
+// What limits it, counted per score (one query row against one key) on a core whose tile unit does
+// 1024 FLOP a cycle: the products take head_dim / 256 cycles, 0.25 for 64 and 0.5 for 128. exp,
+// maximum, sum and rounding are about 11 vector operations per 16 scores on two ports, 0.35 to 0.4
+// cycles, so one after the other head_dim 64 could not pass 40 % of the tile unit's rate. Hence the
+// products of the neighbouring strips are issued between the rows of a strip's softmax: they need
+// other units, and out-of-order execution runs both. What stays is the larger of the two, and packing
+// keys and values (about 12 cycles a key and 64 of head_dim, shared by up to 256 query rows): the
+// softmax bounds head_dim 64, tile loads from L2 (one product loads 1.5 KiB in 16 cycles) bound 128.
+//
+// A row's result depends on its own query and keys alone: steps start at multiples of 128 keys, a
+// masked key has weight 0 exactly, and rows of a tile do not mix.
+#pragma once
+#include "abi.h"
+#include "tiles.h"
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define SLIPSTREAM_TILES 1
+#include <memory>
+
+#include "tile_permission.h"
+
+namespace {
+
+constexpr int kStep = 128;                  // keys of a step
+constexpr int kStrip = 32;                  // query rows of a strip: two tiles
+constexpr int kTile = 16;                   // rows of a tile; columns of float32, pairs of bfloat16
+constexpr int kDepth = 32;                  // bfloat16 in a tile's row
+constexpr int kTileSize = kTile * kDepth;   // bfloat16 in a tile
+constexpr int kChunks = kMaxHeadDim / kDepth;
+constexpr int kScoreTiles = kStep / kTile, kWeightTiles = kStep / kDepth;
+constexpr int64_t kMinTileRows = 3;         // fewer packed rows are a dot product each
+
+// Whether a call's rows may be computed by tiles. Scores are scaled after the maximum is taken,
+// which needs a positive scale.
+inline bool uses_tiles(const AttentionArgs& a) {
+  return a.dtype == kBFloat16 && a.scale > 0 && tiles_permitted();
+}
+
+// Per-thread operands of one work item.
+struct alignas(64) TileScratch {
+  bf16 query[kTileRows * kMaxHeadDim];          // tiles [strip][2][chunk of head_dim], rows x depth
+  bf16 keys[kStep * kMaxHeadDim];               // tiles [16 keys][chunk], pairs of depth x keys
+  bf16 values[kStep * kMaxHeadDim];             // tiles [32 keys][16 of head_dim], pairs of keys x d
+  float scores[2][kStrip * kStep];              // tiles [2][16 keys], of a strip and of the next
+  bf16 weights[2][kStrip * kStep];              // tiles [2][32 keys], of a strip and of the last
+  int64_t positions[kTileRows];                 // of each query row in its sequence
+  int64_t offsets[kStep];                       // of each key of the step in the caches, in elements
+  alignas(64) bf16 ends[kTile][kMaxHeadDim];    // rows padded with zeros to whole chunks
+};
+
+// GCC's tile instructions do not say that they read memory: stores before this stay before it.
+inline void tile_loads_follow() { asm volatile("" : : : "memory"); }
+
+// The tile registers of this thread: all eight are 16 rows of 64 bytes.
+class TileRegisters {
+ public:
+  explicit TileRegisters(bool used) : used(used) {
+    if (!used) return;
+    struct alignas(64) Configuration {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } configuration;
+    tile_loads_follow();
+    _tile_loadconfig(&configuration);
+  }
+  ~TileRegisters() {
+    if (used) _tile_release();  // or the system would save 8 KiB at every switch of this thread
+  }
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
+
+ private:
+  const bool used;
+};
+
+inline int chunks_of(int head_dim) { return (head_dim + kDepth - 1) / kDepth; }
+
+// A row of the caches or the queries, in whole chunks: itself, or a copy with zeros behind it.
+inline const bf16* whole_chunks(const bf16* row, bf16* end, int head_dim) {
+  if (head_dim % kDepth == 0) return row;
+  std::memcpy(end, row, size_t(head_dim) * sizeof(bf16));
+  std::fill(end + head_dim, end + chunks_of(head_dim) * kDepth, bf16{0});
+  return end;
+}
+
+inline void pack_query_row(TileScratch& t, const bf16* query, int row, int head_dim) {
+  const int chunks = chunks_of(head_dim);
+  query = whole_chunks(query, t.ends[0], head_dim);
+  bf16* to = t.query + (row / kTile * chunks) * kTileSize + row % kTile * kDepth;
+  for (int i = 0; i < chunks; ++i) std::memcpy(to + i * kTileSize, query + i * kDepth, 64);
+}
+
+inline void prefetch_row(const bf16* row, int head_dim) {
+  for (int d = 0; d < head_dim; d += kDepth) __builtin_prefetch(row + d);
+}
+
+// Row key % 16 of a group of keys; keys outside of [first, last) are zeros.
+inline const bf16* cached_row(TileScratch& t, const bf16* cache, int key, int first, int last,
+                              int head_dim) {
+  bf16* end = t.ends[key % kTile];
+  if (key >= first && key < last) return whole_chunks(cache + t.offsets[key], end, head_dim);
+  std::fill(end, end + kMaxHeadDim, bf16{0});
+  return end;
+}
+
+inline void pack_keys(TileScratch& t, const bf16* cache, int head_dim, int first, int last) {
+  const int chunks = chunks_of(head_dim);
+  bf16* to = t.keys;
+  for (int group = 0; group < kStep; group += kTile) {
+    const bf16* rows[kTile];
+    for (int i = 0; i < kTile; ++i) {
+      rows[i] = cached_row(t, cache, group + i, first, last, head_dim);
+      const int ahead = group + kTile + i;
+      if (ahead >= first && ahead < last) prefetch_row(cache + t.offsets[ahead], head_dim);
+    }
+    for (int chunk = 0; chunk < chunks; ++chunk, to += kTileSize) {
+      vf block[kTile];  // pairs of bfloat16, moved about and not looked into
+      for (int i = 0; i < kTile; ++i) std::memcpy(&block[i], rows[i] + chunk * kDepth, 64);
+      transpose(block);
+      for (int i = 0; i < kTile; ++i) std::memcpy(to + i * kDepth, &block[i], 64);
+    }
+  }
+}
+
+inline void pack_values(TileScratch& t, const bf16* cache, int head_dim, int first, int last) {
+  const int columns = padded(head_dim) / kTile;
+  for (int key = 0; key < kStep; key += 2) {
+    const bf16* even = cached_row(t, cache, key, first, last, head_dim);
+    const bf16* odd = cached_row(t, cache, key + 1, first, last, head_dim);
+    const int ahead = key + kTile;
+    if (ahead >= first && ahead + 1 < last) {
+      prefetch_row(cache + t.offsets[ahead], head_dim);
+      prefetch_row(cache + t.offsets[ahead + 1], head_dim);
+    }
+    bf16* to = t.values + key / kDepth * columns * kTileSize + key % kDepth / 2 * kDepth;
+    for (int column = 0; column < columns; ++column) {
+      vh low;
+      std::memcpy(&low, even + column * kTile, sizeof low);
+      const vu pairs = (vu)load(odd + column * kTile) | __builtin_convertvector(low, vu);
+      std::memcpy(to + column * kTileSize, &pairs, sizeof pairs);
+    }
+  }
+}
+
+// 2**x for x <= 0, 0 for -infinity; off by 7.5e-5 at most, a fiftieth of a bfloat16's rounding.
+inline vf power_of_two(vf x) {
+  const vf r = (vf)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
+  const vf p = ((r * 0.07802452f + 0.22606716f) * r + 0.69583354f) * r + 0.99992522f;
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
+}
+
+inline vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+
+// One strip in one step: which keys its rows see, and where its operands are.
+struct Strip {
+  int row;          // first query row in the item
+  int rows;         // valid ones, up to kStrip
+  int begin, end;   // visible keys as weight tiles of 32 keys; empty if none is visible
+  bool masked;      // some row does not see all of [begin, end)
+  const bf16* query;
+  float* scores;
+  bf16* weights;
+};
+
+// One step of 128 keys for all query rows of an item.
+class TileStep {
+ public:
+  TileStep(Scratch& s, TileScratch& t, int rows, int head_dim, float scale, int64_t window)
+      : s(s),
+        t(t),
+        rows(rows),
+        chunks(chunks_of(head_dim)),
+        width(padded(head_dim)),
+        scale(scale),
+        window(window) {}
+
+  // Keys [step + first, step + last) are packed.
+  void run(int64_t step, int first, int last) {
+    Strip strips[kTileRows / kStrip];
+    int count = 0;
+    for (int row = 0; row < rows; row += kStrip) {
+      Strip& strip = strips[count];
+      if (place(strip, row, step, first, last)) {
+        strip.scores = t.scores[count % 2];
+        strip.weights = t.weights[count % 2];
+        ++count;
+      }
+    }
+    if (count == 0) return;
+    for (int tile = strips[0].begin * 2; tile < strips[0].end * 2; ++tile) score(strips[0], tile);
+    for (int i = 0; i < count; ++i) {
+      const Strip* before = i > 0 ? &strips[i - 1] : nullptr;
+      const Strip* after = i + 1 < count ? &strips[i + 1] : nullptr;
+      softmax(strips[i], step, first, last, [&](int row) { products(before, after, row); });
+    }
+    products(&strips[count - 1], nullptr);
+  }
+
+ private:
+  int low(int row, int64_t step, int first) const {
+    const int64_t visible = window > 0 ? t.positions[row] - window + 1 - step : 0;
+    return int(std::clamp<int64_t>(visible, first, kStep));
+  }
+
+  int high(int row, int64_t step, int last) const {
+    return int(std::clamp<int64_t>(t.positions[row] + 1 - step, 0, last));
+  }
+
+  // Whether any row of the strip that starts at `row` sees a key of this step.
+  bool place(Strip& strip, int row, int64_t step, int first, int last) const {
+    strip.row = row;
+    strip.rows = std::min(kStrip, rows - row);
+    strip.query = t.query + row / kTile * chunks * kTileSize;
+    const int end = row + strip.rows - 1;  // later rows see later keys
+    const int from = low(row, step, first), to = high(end, step, last);
+    strip.begin = from / kDepth;
+    strip.end = (to + kDepth - 1) / kDepth;
+    strip.masked = low(end, step, first) > strip.begin * kDepth ||
+                   high(row, step, last) < strip.end * kDepth;
+    return from < to;
+  }
+
+  // scores[32 rows, 16 keys] of one tile of keys.
+  void score(const Strip& strip, int tile) const {
+    tile_loads_follow();
+    const bf16* keys = t.keys + tile * chunks * kTileSize;
+    const bool two = strip.rows > kTile;
+    float* to = strip.scores + tile * kTile * kTile;
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      _tile_loadd(2, keys + chunk * kTileSize, 64);
+      _tile_loadd(3, strip.query + chunk * kTileSize, 64);
+      _tile_dpbf16ps(0, 3, 2);
+      if (two) {
+        _tile_loadd(4, strip.query + (chunks + chunk) * kTileSize, 64);
+        _tile_dpbf16ps(1, 4, 2);
+      }
+    }
+    _tile_stored(0, to, 64);
+    if (two) _tile_stored(1, to + kTile * kStep, 64);
+  }
+
+  // out[32 rows, 16 of head_dim] += weights x values; out is rescaled already.
+  void weigh(const Strip& strip, int column) const {
+    tile_loads_follow();
+    const int columns = width / kTile;
+    const bf16* values = t.values + column * kTileSize;
+    const bool two = strip.rows > kTile;
+    float* out = s.out + strip.row * width + column * kTile;
+    const size_t stride = size_t(width) * sizeof(float);
+    _tile_loadd(5, out, stride);
+    if (two) _tile_loadd(6, out + kTile * width, stride);
+    for (int tile = strip.begin; tile < strip.end; ++tile) {
+      _tile_loadd(7, values + tile * columns * kTileSize, 64);
+      _tile_loadd(3, strip.weights + tile * kTileSize, 64);
+      _tile_dpbf16ps(5, 3, 7);
+      if (two) {
+        _tile_loadd(4, strip.weights + (kWeightTiles + tile) * kTileSize, 64);
+        _tile_dpbf16ps(6, 4, 7);
+      }
+    }
+    _tile_stored(5, out, stride);
+    if (two) _tile_stored(6, out + kTile * width, stride);
+  }
+
+  // The share of the neighbouring strips' products that is issued at one row of a softmax: scores
+  // of the next strip, one tile each fourth row, and between these outputs of the last.
+  void products(const Strip* before, const Strip* after, int row) const {
+    const int slot = row / 4;
+    if (after && row % 4 == 0 && slot >= after->begin * 2 && slot < after->end * 2) {
+      score(*after, slot);
+    }
+    if (before && row % 4 == 2) {
+      for (int column = slot; column < width / kTile; column += kStrip / 4) weigh(*before, column);
+    }
+  }
+
+  void products(const Strip* before, const Strip* after) const {
+    for (int row = 0; row < kStrip; ++row) products(before, after, row);
+  }
+
+  // Scores to weights; updates maximum and sum, and rescales out. Calls between(row) for each of
+  // 32 rows on the way.
+  template <class F>
+  void softmax(const Strip& strip, int64_t step, int first, int last, const F& between) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * kTile, valid = std::clamp(strip.rows - row, 0, kTile);
+      if (valid > 0) {
+        const vf shift = strip.masked ? maxima<true>(strip, row, valid, step, first, last)
+                                      : maxima<false>(strip, row, valid, step, first, last);
+        weights(strip, row, valid, shift, between);
+      }
+      for (int i = valid; i < kTile; ++i) between(row + i);
+    }
+  }
+
+  // Updates the maxima of 16 rows. Returns what to subtract from their scores, in powers of two.
+  template <bool Masked>
+  vf maxima(const Strip& strip, int row, int valid, int64_t step, int first, int last) const {
+    vf highest[kTile];
+    for (int i = 0; i < kTile; ++i) highest[i] = splat(-kInfinity);
+    float* scores = strip.scores + row * kStep;
+    for (int i = 0; i < valid; ++i) {
+      const int from = Masked ? low(strip.row + row + i, step, first) : 0;
+      const int to = Masked ? high(strip.row + row + i, step, last) : 0;
+      for (int tile = strip.begin * 2; tile < strip.end * 2; ++tile) {
+        float* place = scores + (tile * kTile + i) * kTile;
+        vf x = load(place);
+        if (Masked) {
+          const vi key = iota() + tile * kTile;
+          x = ((key >= from) & (key < to)) ? x : splat(-kInfinity);
+          store(place, x);
+        }
+        highest[i] = larger(x, highest[i]);
+      }
+    }
+    const vf before = load(s.maximum + strip.row + row);
+    const vf now = larger(reduce_each(highest, larger) * scale, before);
+    store(s.maximum + strip.row + row, now);
+    const vi none = before == -kInfinity;
+    store(s.rescale + strip.row + row, none ? splat(0.0f) : exponential(before - now));
+    return (now == -kInfinity ? splat(0.0f) : now) * kLog2E;
+  }
+
+  template <class F>
+  void weights(const Strip& strip, int row, int valid, vf shift, const F& between) {
+    const vf one = (vf)(vu{} + 0x3f803f80u);  // pairs of bfloat16 1.0
+    const vf factor = splat(scale * kLog2E);
+    float shifts[kTile];
+    store(shifts, shift);
+    vf sums[kTile] = {};
+    for (int i = 0; i < valid; ++i) {
+      between(row + i);
+      const float* scores = strip.scores + row * kStep + i * kTile;
+      bf16* to = strip.weights + row * kStep + i * kDepth;
+      for (int tile = strip.begin; tile < strip.end; ++tile) {
+        const float* from = scores + tile * 2 * kTile * kTile;
+        const vf a = power_of_two(load(from) * factor - shifts[i]);
+        const vf b = power_of_two(load(from + kTile * kTile) * factor - shifts[i]);
+        const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+        std::memcpy(to + tile * kTileSize, &pairs, sizeof pairs);
+        // The sum of what was rounded: the weights then add up to 1.
+        sums[i] = (vf)_mm512_dpbf16_ps((__m512)sums[i], pairs, (__m512bh)one);
+      }
+      rescale(strip.row + row + i);
+    }
+    float* sum = s.sum + strip.row + row;
+    store(sum, load(sum) * load(s.rescale + strip.row + row) + reduce_each(sums, add));
+  }
+
+  void rescale(int row) const {
+    if (s.rescale[row] == 1.0f) return;
+    float* out = s.out + row * width;
+    for (int d = 0; d < width; d += W) store(out + d, load(out + d) * s.rescale[row]);
+  }
+
+  static constexpr float kLog2E = 1.44269504088896341f;
+  Scratch& s;
+  TileScratch& t;
+  const int rows, chunks, width;
+  const float scale;
+  const int64_t window;
+};
+
+}  // namespace
+#endif

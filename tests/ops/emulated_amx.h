@@ -1,0 +1,145 @@
+// The AVX-512 and AMX intrinsics that src/ops/cpu uses, in plain C++ after the pseudo-code of Intel's
+// Software Developer's Manual. Included before everything else (-include) by a test that compiles
+// the AMX level for a CPU without it: packing, masks and tile arithmetic then run anywhere on x86.
+#pragma once
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+// What a compiler defines that is told to use them.
+#define __AVX512F__ 1
+#define __AVX512BF16__ 1
+#define __AMX_BF16__ 1
+
+namespace emulated {
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(64)));
+
+struct Tile {
+  uint8_t bytes[16][64];
+};
+// Poisoned until configured: an instruction without a configuration would fault.
+inline thread_local Tile tiles[8];
+inline thread_local bool configured = false;
+
+inline float widen(uint16_t bits) {
+  const uint32_t wide = uint32_t(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, 4);
+  return x;
+}
+
+inline uint16_t narrow(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (x != x) return uint16_t(bits >> 16 | 0x40u);
+  return uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+
+inline Floats reduce(Floats x) {  // imm8 = 1: x - floor(x), 0 for an infinity
+  for (int i = 0; i < 16; ++i) x[i] = std::isinf(x[i]) ? 0.0f : x[i] - std::floor(x[i]);
+  return x;
+}
+
+inline Floats scalef(Floats a, Floats b) {
+  for (int i = 0; i < 16; ++i) {
+    a[i] = b[i] == -INFINITY ? 0.0f * a[i] : b[i] != b[i] ? b[i] : std::ldexp(a[i], int(std::floor(b[i])));
+  }
+  return a;
+}
+
+inline Floats half_to_float(__m256i halves) {
+  Floats wide;
+  const __m256 parts[2] = {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                           _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+  std::memcpy(&wide, parts, sizeof wide);
+  return wide;
+}
+
+inline Halves pack(Floats high, Floats low) {
+  Halves packed;
+  for (int i = 0; i < 16; ++i) packed[i] = narrow(low[i]), packed[16 + i] = narrow(high[i]);
+  return packed;
+}
+
+inline Floats dot(Floats sum, Halves a, Halves b) {
+  for (int i = 0; i < 16; ++i) {
+    sum[i] = std::fma(widen(a[2 * i + 1]), widen(b[2 * i + 1]), sum[i]);
+    sum[i] = std::fma(widen(a[2 * i]), widen(b[2 * i]), sum[i]);
+  }
+  return sum;
+}
+
+inline void need(bool condition) {
+  if (!condition) __builtin_trap();
+}
+
+inline void load_configuration(const void* memory) {
+  const auto* bytes = static_cast<const uint8_t*>(memory);
+  need(bytes[0] == 1 && bytes[1] == 0);
+  for (int tile = 0; tile < 8; ++tile) need(bytes[16 + 2 * tile] == 64 && bytes[48 + tile] == 16);
+  std::memset(tiles, 0, sizeof tiles);
+  configured = true;
+}
+
+inline void load_tile(int tile, const void* base, int64_t stride) {
+  need(configured);
+  for (int row = 0; row < 16; ++row) {
+    std::memcpy(tiles[tile].bytes[row], static_cast<const char*>(base) + row * stride, 64);
+  }
+}
+
+inline void store_tile(int tile, void* base, int64_t stride) {
+  need(configured);
+  for (int row = 0; row < 16; ++row) {
+    std::memcpy(static_cast<char*>(base) + row * stride, tiles[tile].bytes[row], 64);
+  }
+}
+
+inline void multiply_tiles(int to, int left, int right) {
+  need(configured && to != left && to != right && left != right);
+  for (int m = 0; m < 16; ++m) {
+    Floats even = {}, odd = {}, sum;
+    uint16_t a[32], b[32];
+    std::memcpy(a, tiles[left].bytes[m], 64);
+    for (int k = 0; k < 16; ++k) {
+      std::memcpy(b, tiles[right].bytes[k], 64);
+      for (int n = 0; n < 16; ++n) {
+        even[n] = std::fma(widen(a[2 * k]), widen(b[2 * n]), even[n]);
+        odd[n] = std::fma(widen(a[2 * k + 1]), widen(b[2 * n + 1]), odd[n]);
+      }
+    }
+    std::memcpy(&sum, tiles[to].bytes[m], 64);
+    sum += even + odd;
+    std::memcpy(tiles[to].bytes[m], &sum, 64);
+  }
+}
+
+}  // namespace emulated
+
+#define syscall(...) 0L  // Linux grants the tiles
+#undef _mm512_reduce_ps
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbf16ps
+#define __m512bh emulated::Halves
+#define _mm512_max_ps(a, b) emulated::maximum(a, b)
+#define _mm512_reduce_ps(x, imm8) emulated::reduce(x)
+#define _mm512_scalef_ps(a, b) emulated::scalef(a, b)
+#define _mm512_cvtph_ps(halves) emulated::half_to_float(halves)
+#define _mm512_cvtne2ps_pbh(high, low) emulated::pack(high, low)
+#define _mm512_dpbf16_ps(sum, a, b) emulated::dot(sum, a, b)
+#define _tile_loadconfig(memory) emulated::load_configuration(memory)
+#define _tile_release() (emulated::configured = false)
+#define _tile_loadd(tile, base, stride) emulated::load_tile(tile, base, stride)
+#define _tile_stored(tile, base, stride) emulated::store_tile(tile, base, stride)
+#define _tile_zero(tile) std::memset(&emulated::tiles[tile], 0, 1024)
+#define _tile_dpbf16ps(to, left, right) emulated::multiply_tiles(to, left, right)
