@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -373,6 +374,32 @@ def test_observations_of_traces_are_exemplars_in_openmetrics_only() -> None:
     text, content_type = metrics.render()
     assert content_type.startswith("text/plain")
     assert TRACE.encode() not in text
+
+
+def test_both_formats_are_what_prometheus_clients_parsers_read() -> None:
+    metrics = loaded(legacy_names=True)
+    metrics.on_startup_phase('quote " backslash \\ newline \n', 1.0)
+    plain = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parse_text(metrics.render()[0].decode())
+        for sample in family.samples
+    }
+    body, _ = metrics.render("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    opened = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parse_openmetrics(body.decode())
+        for sample in family.samples
+    }
+    # What is of the moment of a scrape differs between two of them.
+    moment = ("process_", "vllm:lora_requests_info")
+    assert {key: value for key, value in plain.items() if not key[0].startswith(moment)} == {
+        key: value for key, value in opened.items() if not key[0].startswith(moment)
+    }
+    assert plain.keys() == opened.keys()
+    expected = generate_latest(metrics.registry)
+    assert {line for line in expected.decode().splitlines() if not line.startswith(moment)} == {
+        line for line in metrics.render()[0].decode().splitlines() if not line.startswith(moment)
+    }
 
 
 def test_openmetrics_ends_once() -> None:

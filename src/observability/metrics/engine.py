@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -27,12 +26,11 @@ from src.core.outputs import FinishReason
 from src.core.records import RequestRecord
 from src.core.steps import StepRecord
 from src.observability.durations import Durations
+from src.observability.metrics import exposition
 from src.observability.metrics.instruments import OTHER
 from src.observability.metrics.own import OwnMetrics
 from src.observability.metrics.readings import ModelFacts, Readings
 from src.observability.metrics.vllm import ENGINE, VllmMetrics
-
-_END_OF_OPENMETRICS: Final = b"# EOF\n"
 
 # The rest of what a label may say; a FinishReason and a phase are bounded by themselves.
 REFUSALS: Final[tuple[tuple[type[BaseException], str], ...]] = (
@@ -225,16 +223,13 @@ class EngineMetrics(Collector):
 
         A whole body takes milliseconds, which every stream would wait for.
         """
-        encode, content_type = choose_encoder(accept)
-        is_openmetrics = content_type.startswith("application/openmetrics-text")
+        encode, content_type = exposition.negotiate(accept)
 
         def parts() -> Iterator[bytes]:
             for metric in self.collect():
-                registry = CollectorRegistry(auto_describe=False)
-                registry.register(_One(metric))
-                yield encode(registry).removesuffix(_END_OF_OPENMETRICS)
-            if is_openmetrics:
-                yield _END_OF_OPENMETRICS
+                yield encode(metric)
+            if encode is exposition.openmetrics:
+                yield exposition.END_OF_OPENMETRICS
 
         return parts(), content_type
 
@@ -262,17 +257,6 @@ _COUNTED: Final = (
     *("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "discarded_tokens"),
     *("bypasses", "shortages", "compiled_graphs", "compile_seconds", "kernels", "kernel_builds"),
 )
-
-
-class _One(Collector):
-    """A collector of one metric, for prometheus_client's encoders."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterator[Metric]:
-        """The metric."""
-        yield self._metric
 
 
 def _stage(record: RequestRecord) -> str:

@@ -2,8 +2,8 @@
 
 One thread writes, the event loop's; any thread may read. So nothing here takes a lock, and a reader
 may see a histogram one observation apart from its sum. prometheus_client's own instruments lock at
-every step, and a model that emits thousands of tokens a second observes each of them; everything
-else of prometheus_client is used: the registry, both text formats and the parser.
+every step, and a model that emits thousands of tokens a second observes each of them; its
+registry, for programs that show metrics themselves, takes these too.
 """
 
 from __future__ import annotations
