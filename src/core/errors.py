@@ -11,6 +11,7 @@
         │   └── PromptTooLongError
         ├── ModelNotFoundError      no such model here (HTTP 404)
         ├── RequestTooLargeError    a body over the configured limit (HTTP 413)
+        ├── ConflictError           it does not go with what runs already (HTTP 409)
         ├── DeadlineExceededError   its deadline passed before its first token (HTTP 408)
         ├── RequestAbortedError     it was aborted while somebody awaited it
         └── UnavailableError        try again later; carries ``retry_after`` in seconds
@@ -75,6 +76,10 @@ class ModelNotFoundError(RequestError):
 
 class RequestTooLargeError(RequestError):
     """The request's body is over the configured limit."""
+
+
+class ConflictError(RequestError):
+    """The request does not go together with what runs already."""
 
 
 class DeadlineExceededError(RequestError):

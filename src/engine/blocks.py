@@ -80,6 +80,10 @@ class BlockPool:
         """Whether free + cached + held == total."""
         return len(self._free) + len(self._cached) + self._num_held == self.num_blocks
 
+    def snapshot(self) -> tuple[list[int], list[int]]:
+        """Holders of every block, and the cached blocks, oldest first; copies."""
+        return self._references[:], list(self._cached)
+
     def is_held(self, block: int) -> bool:
         """Whether any request holds the block."""
         return self._references[block] > 0

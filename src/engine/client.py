@@ -28,6 +28,7 @@ from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
 from src.engine.companions import Companions
+from src.engine.inspector import Inspector
 from src.engine.observer import EngineObserver
 from src.engine.prompts import ChatOptions, Prompt, RequestOptions, with_defaults
 from src.engine.status import (
@@ -84,6 +85,7 @@ class AsyncEngine:
             served_names(self.config.model)[0], legacy_names=section.legacy_metrics
         )
         self._observer = EngineObserver(self.metrics, section)
+        self.inspector = Inspector(self._observer, lambda: self._loaded)
         self._companions = Companions(self, self._observer.progress)
         self._phase_began = time.monotonic()
 
@@ -200,6 +202,7 @@ class AsyncEngine:
 
     async def _release(self) -> None:
         self._companions.stop()
+        await self.inspector.close()
         task, self._main_task = self._main_task, None
         if task is not None:
             task.cancel()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ from src.core.plan import StepPlan, StepTimes
 from src.core.records import ChunkRecord
 from src.core.request import Request
 from src.engine.health import Progress
+from src.engine.request_tracks import RequestTracks
 from src.engine.scheduler import Scheduler
 from src.engine.step_recorder import StepRecorder
 from src.engine.streams import Choice
@@ -32,6 +34,7 @@ Method = TypeVar("Method", bound=Callable[..., None])
 
 # Seconds between two reports of a fault in here.
 _REPORT_INTERVAL = 60.0
+_KEPT_PLANS = 64
 
 
 def _contained(method: Method) -> Method:
@@ -55,6 +58,10 @@ class EngineObserver:
         The last steps.
     progress
         Whether pending work gets done.
+    requests
+        The completions that are alive, and the last that ended.
+    plans
+        The last plans.
     """
 
     def __init__(self, metrics: EngineMetrics, section: ObservabilitySection) -> None:
@@ -65,6 +72,8 @@ class EngineObserver:
         self._steps = StepRecorder(self.timeline)
         self._metrics = metrics
         self._choices: dict[int, Choice] = {}
+        self.requests = RequestTracks(self._choices, section.timeline_requests)
+        self.plans: deque[StepPlan] = deque(maxlen=_KEPT_PLANS)
         # Row -> the completion that holds it, and how many of its tokens are computed as prefill.
         self._rows: dict[int, tuple[Choice, int]] = {}
 
@@ -83,6 +92,7 @@ class EngineObserver:
         """A plan was handed to the device; ``admitted`` run for the first time."""
         self.progress.launched(times)
         self._steps.launched(scheduler)
+        self.plans.append(plan)
         if not plan.installs:
             return
         now = times.launch_ended
@@ -150,6 +160,7 @@ class EngineObserver:
         del self._choices[choice.request.key]
         record, request = choice.record, choice.request
         record.ended, record.finish_reason, record.error = time.monotonic(), reason, error
+        self.requests.ended(choice)
         self._metrics.on_finished(
             record,
             prompt_tokens=len(request.prompt_token_ids),

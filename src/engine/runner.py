@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ from src.engine.sampling import SampleOutput, Sampler
 from src.models.decoder import Decoder
 from src.models.regions import Regions
 from src.ops import paged_attention
+
+T = TypeVar("T")
 
 # More than one, so that nothing is taken for a constant; few, since it costs time at every start.
 _WARM_UP_TOKENS = 8
@@ -128,6 +131,10 @@ class Runner:
         in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.monotonic()))
         self._device_thread.submit(self._run, in_flight, admitted, ended, loop)
         return in_flight
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run something on the device thread, behind the steps that are launched."""
+        return self._device_thread.submit(function)
 
     def compile(self, regions: Regions) -> None:
         """Compile ``regions`` by running them once on padding, then use them from the next step on.

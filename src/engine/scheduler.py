@@ -29,7 +29,7 @@ from src.engine.admission import (
     WaitingQueue,
     check_request,
 )
-from src.engine.blocks import InvariantError
+from src.engine.blocks import BlockPool, InvariantError
 from src.engine.draft import PlanDraft, SchedulerStats
 from src.engine.lifecycle import Phase, RequestState
 from src.engine.prefix import HashChain, Match
@@ -102,6 +102,15 @@ class Scheduler:
         if len(waiting) >= limits.max_waiting_requests:
             return False
         return len(waiting) == 0 or waiting.num_tokens < limits.max_waiting_tokens
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks, to be looked at."""
+        return self._residents.pool
+
+    def state(self, key: int) -> RequestState | None:
+        """What is known of an unfinished request, to be looked at."""
+        return self._requests.get(key)
 
     def keys_of(self, plan: StepPlan) -> list[int]:
         """Keys of the unfinished requests in a plan that is in flight, in the plan's order.

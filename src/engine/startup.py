@@ -17,6 +17,7 @@ from src.core.config import MIB, Config
 from src.core.errors import ConfigError
 from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from src.engine.plan_log import PlanLog, RecordingScheduler
+from src.engine.profiler import StepProfiler
 from src.engine.prompts import RequestBuilder
 from src.engine.row_state import RowState
 from src.engine.runner import Runner
@@ -49,6 +50,7 @@ class EngineParts:
     runner: Runner
     kv_plan: KVCachePlan
     plan_log: PlanLog | None
+    profiler: StepProfiler
 
     def close(self) -> None:
         """Stop the device's threads and end the plan log. Blocks."""
@@ -134,6 +136,7 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         runner=runner,
         kv_plan=kv_plan,
         plan_log=plan_log,
+        profiler=StepProfiler(runner.call),
     )
 
 

@@ -14,9 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from src.core.config import Config
 from src.core.errors import RequestError
+from src.http.admin import AdminEndpoint
 from src.http.call import Call, Endpoint, refuse
 from src.http.chat import create_chat_completion
 from src.http.completions import create_completion
+from src.http.debug import DEBUG_ENDPOINTS, nothing_here
 from src.http.errors import MethodNotAllowedError, RouteNotFoundError
 from src.http.health import health, live, ready, version
 from src.http.lifespan import lifespan
@@ -35,6 +37,7 @@ ENDPOINTS: Final = (
     ("/health", "GET", health),
     ("/metrics", "GET", show_metrics),
     ("/version", "GET", version),
+    *DEBUG_ENDPOINTS,
 )
 
 
@@ -50,9 +53,7 @@ def create_app(config: Config | None = None, *, owns_process: bool = True) -> St
         program that embeds the application and watches over it itself.
     """
     app = Starlette(
-        routes=[
-            Route(path, Endpoint(handler), methods=[verb]) for path, verb, handler in ENDPOINTS
-        ],
+        routes=[*_routes(), Route("/debug{rest:path}", AdminEndpoint(nothing_here))],
         exception_handlers={HTTPException: _no_route},
         lifespan=lifespan,
     )
@@ -60,6 +61,18 @@ def create_app(config: Config | None = None, *, owns_process: bool = True) -> St
     app.router.redirect_slashes = False
     app.state.server = Server(config, owns_process=owns_process)
     return app
+
+
+def _routes() -> list[Route]:
+    """The endpoints; one under /debug gets the guard whether or not anybody thought of it."""
+    return [
+        Route(
+            path,
+            (AdminEndpoint if path.startswith("/debug") else Endpoint)(handler),
+            methods=[verb],
+        )
+        for path, verb, handler in ENDPOINTS
+    ]
 
 
 class _Refusal(Response):

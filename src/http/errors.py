@@ -10,6 +10,7 @@ import msgspec
 
 from src.core.errors import (
     ConfigError,
+    ConflictError,
     DeadlineExceededError,
     EngineDeadError,
     InvalidRequestError,
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 class UnsupportedMediaTypeError(RequestError):
     """The body is not declared to be JSON (HTTP 415)."""
+
+
+class UnauthorizedError(RequestError):
+    """The key is missing or wrong (HTTP 401)."""
 
 
 class RouteNotFoundError(RequestError):
@@ -62,10 +67,12 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 # Class, status, type, code. The first class that fits is taken.
 _KINDS: Final[tuple[tuple[type[BaseException], int, str, str | None], ...]] = (
     (InvalidRequestError, 400, "invalid_request_error", None),
+    (UnauthorizedError, 401, "invalid_request_error", "invalid_api_key"),
     (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (RouteNotFoundError, 404, "invalid_request_error", "not_found"),
     (MethodNotAllowedError, 405, "invalid_request_error", "method_not_allowed"),
     (DeadlineExceededError, 408, "timeout_error", "deadline_exceeded"),
+    (ConflictError, 409, "invalid_request_error", "conflict"),
     (RequestTooLargeError, 413, "invalid_request_error", "request_too_large"),
     (UnsupportedMediaTypeError, 415, "invalid_request_error", "unsupported_media_type"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),

@@ -19,6 +19,7 @@ from src.core.config import Config
 from src.core.errors import ConfigError, SlipstreamError
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
+from src.http.admin import admin_key_hash
 from src.http.process_exit import (
     EXIT_ENGINE_DEAD,
     EXIT_LOAD_FAILED,
@@ -64,10 +65,10 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 def _configuration(server: Server) -> Config:
-    if server.given_config is not None:
-        return server.given_config
     try:
-        return load_config()
+        config = server.given_config or load_config()
+        server.admin_key_hash = admin_key_hash(config.http)
+        return config
     except ConfigError as error:
         if server.owns_process:
             end_process(EXIT_LOAD_FAILED, f"cannot start: {error}")

@@ -16,6 +16,8 @@ class Server:
         self.given_config = config
         self.config = config or Config()
         self.owns_process = owns_process
+        # What opens /debug; set when the configuration is known.
+        self.admin_key_hash: bytes | None = None
         self._engine: AsyncEngine | None = None
         # Only until there is an engine with metrics of its own.
         self._metrics = EngineMetrics("")
@@ -44,6 +46,11 @@ class Server:
     def admits(self) -> bool:
         """Whether a request would be queued now."""
         return self._engine is not None and self._engine.admits
+
+    @property
+    def engine(self) -> AsyncEngine | None:
+        """The engine, ready or not."""
+        return self._engine
 
     async def ready_engine(self) -> AsyncEngine:
         """The engine, after waiting for its model for as long as is configured.

@@ -59,6 +59,7 @@ DEVICE = {
     "in_flight",
     "transfer",
     "prompt_scores",
+    "profiler",
 }
 SHELL = {
     "loop",
@@ -77,6 +78,8 @@ SHELL = {
     "readings",
     "stats_line",
     "plan_log",
+    "inspector",
+    "request_tracks",
     "records",
     "observer",
 }
