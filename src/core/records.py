@@ -53,6 +53,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         Output tokens so far.
     ended, finish_reason, error
         When and why it ended, and the failure that ended it.
+    token_times
+        When its tokens were delivered, one by one; only where its trace is to have that.
     trace_id
         Its trace, 32 hexadecimal digits; empty when it is not sampled.
     """
@@ -69,4 +71,5 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     ended: float | None = None
     finish_reason: FinishReason | None = None
     error: BaseException | None = None
+    token_times: list[float] | None = None
     trace_id: str = ""

@@ -16,6 +16,7 @@ from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.request import Request
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.engine.status import ModelInfo
+from src.observability.tracing import RequestTrace
 from src.text import Tokenizer
 
 ChatMessage = Mapping[str, Any]
@@ -58,6 +59,9 @@ class RequestOptions(TypedDict, total=False):
         Prefix-cache entries are shared only between requests of the same salt.
     chat
         How messages become a prompt.
+    trace
+        The trace that it belongs to, ``None`` for one that is not sampled. Without this it gets one
+        of its own, where requests are traced.
     """
 
     request_id: str | None
@@ -65,6 +69,7 @@ class RequestOptions(TypedDict, total=False):
     timeout: float | None
     cache_salt: str
     chat: ChatOptions | None
+    trace: RequestTrace | None
 
 
 class RequestBuilder:

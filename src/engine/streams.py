@@ -10,6 +10,7 @@ from src.core.errors import SlipstreamError
 from src.core.outputs import Delta, FinishReason, RequestEvent, TokenLogprobs, Usage
 from src.core.records import RequestRecord
 from src.core.request import Request
+from src.observability.tracing import RequestTrace
 from src.text.output import OutputText
 
 
@@ -117,8 +118,20 @@ class Choice:
         self.finished = False
         self.num_tokens = 0
         self.record = RequestRecord(arrival=request.arrival, queued=time.monotonic())
+        # Where it is traced, and the pieces of its text where its trace is to have them.
+        self.trace: RequestTrace | None = None
+        self.pieces: list[str] | None = None
         self._text = text
         self._stream = stream
+
+    def follow(self, trace: RequestTrace) -> None:
+        """It is part of this trace."""
+        self.trace = trace
+        self.record.trace_id = trace.trace_id
+        if trace.token_times:
+            self.record.token_times = []
+        if trace.content_chars:
+            self.pieces = []
 
     @property
     def request_id(self) -> str:
@@ -157,6 +170,8 @@ class Choice:
             finish_reason, stop_reason = FinishReason.STOP, self._text.stop
             if delta.stop is not None:
                 token_ids = token_ids[: delta.num_tokens]
+        if self.pieces is not None:
+            self.pieces.append(text)
         self.num_tokens += len(token_ids)
         self.finished = finish_reason is not None
         if self.finished:

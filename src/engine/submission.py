@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from src.core.outputs import (
@@ -42,6 +42,11 @@ class Submission:
             Choice(request, index, _text_of(request, tokenizer), self._stream)
             for index, request in enumerate(requests)
         ]
+
+    @property
+    def choices(self) -> Sequence[Choice]:
+        """Its completions."""
+        return self._choices
 
     @property
     def usage(self) -> Usage:

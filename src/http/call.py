@@ -7,6 +7,7 @@ else. The handler is then cancelled, which aborts whatever it has in the engine.
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
@@ -25,6 +26,8 @@ from src.http.body import (
 )
 from src.http.errors import ErrorAnswer, answer_to
 from src.http.server import Server
+from src.http.tracing import begin_trace, end_trace
+from src.observability.tracing import RequestTrace
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
@@ -47,6 +50,9 @@ class Call:
         self.started = False
         self.finished = False
         self.disconnected = False
+        self.received = time.monotonic()
+        self.status: int | None = None
+        self.trace: RequestTrace | None = None
         self._send = send
         asked = header(scope, b"x-request-id")
         self.id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
@@ -87,6 +93,8 @@ class Call:
         """Answer with an error: by its status, or inside a stream that has begun."""
         answer = answer_to(error)
         self.server.metrics.on_rejection(answer.reason)
+        if self.trace is not None:
+            self.trace.failed(error)
         if self.started:
             await self.end(b"data: " + answer.body + b"\n\ndata: [DONE]\n\n")
         else:
@@ -97,12 +105,14 @@ class Call:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
+        self.status = status
+        own = [(b"x-request-id", self.id.encode())]
+        if (trace := self.trace) is not None:
+            # https://w3c.github.io/trace-context/#traceresponse-header
+            value = f"00-{trace.trace_id}-{trace.span_id}-01"
+            own.append((b"traceresponse", value.encode()))
         await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, (b"x-request-id", self.id.encode())],
-            }
+            {"type": "http.response.start", "status": status, "headers": [*headers, *own]}
         )
 
 
@@ -121,6 +131,8 @@ async def refuse(
     """
     answer = answer_to(error)
     call.server.metrics.on_rejection(answer.reason)
+    if call.trace is not None:
+        call.trace.failed(error)
     # HTTP/2 has no such header, and no connection that one request could hold up.
     unread = call.scope["http_version"].startswith("1") and declares_body(call.scope)
     await call.begin(
@@ -165,6 +177,14 @@ class Endpoint:
         """Read the body, run the handler until it is done or the client has gone."""
         server: Server = scope["app"].state.server
         call = Call(server, scope, send)
+        call.trace = begin_trace(call)
+        try:
+            await self._serve(call, receive)
+        finally:
+            end_trace(call)
+
+    async def _serve(self, call: Call, receive: Receive) -> None:
+        server, scope = call.server, call.scope
         limits = server.config.http
         try:
             # Nobody's GET has a body of meaning: what comes is dropped beside the handler.

@@ -170,7 +170,7 @@ class ChatShape:
     """Spells one request's answers."""
 
     def __init__(self, request: ChatRequest, model: str, engine: AsyncEngine) -> None:
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._names = TokenNames(engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
@@ -179,7 +179,7 @@ class ChatShape:
         self._counts_always = options is not None and bool(options.continuous_usage_stats)
         self._with_null_usage = options is not None and bool(options.include_usage)
         # All chunks of a stream begin alike; only what differs is encoded for each.
-        head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created}
+        head = {"id": self.id, "object": "chat.completion.chunk", "created": self._created}
         self._head = b"data: " + _encode({**head, "model": model})[:-1] + b',"choices":['
         self._begun: set[int] = set()
 
@@ -207,7 +207,7 @@ class ChatShape:
             for completion in result.completions
         ]
         answer = ChatBody(
-            id=self._id,
+            id=self.id,
             created=self._created,
             model=self._model,
             choices=choices,

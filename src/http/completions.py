@@ -189,7 +189,7 @@ class CompletionShape:
         prompt_texts: Sequence[str] | None,
         prompt_token_ids: Sequence[list[int]],
     ) -> None:
-        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self.id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._n = request.n or 1
@@ -205,7 +205,7 @@ class CompletionShape:
         options = request.stream_options
         self._counts_always = options is not None and bool(options.continuous_usage_stats)
         self._with_null_usage = options is not None and bool(options.include_usage)
-        head = {"id": self._id, "object": "text_completion", "created": self._created}
+        head = {"id": self.id, "object": "text_completion", "created": self._created}
         self._head = b"data: " + _encode({**head, "model": model})[:-1] + b',"choices":['
         self._legacy: dict[int, LegacyLogprobs] = {}
 
@@ -232,7 +232,7 @@ class CompletionShape:
                 choice.prompt_logprobs = prompt_logprobs(self._names, scored or ())
         return _encode(
             CompletionBody(
-                id=self._id,
+                id=self.id,
                 created=self._created,
                 model=self._model,
                 choices=choices,

@@ -33,7 +33,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(Protocol):
-    """How an endpoint spells what the engine says. ``prompt`` is the index of a prompt."""
+    """How an endpoint spells what the engine says. ``prompt`` is the index of a prompt.
+
+    ``id`` is what the answer is called.
+    """
+
+    id: str
 
     def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
         """Server-sent events for the next deltas of a prompt; empty when there is nothing new."""
@@ -61,7 +66,12 @@ async def run(
     SlipstreamError
         Whatever the engine refuses a prompt for; all others are then aborted.
     """
-    async with _submitted(engine, job, call.id) as submissions:
+    if call.trace is not None:
+        call.trace.response_id = shape.id
+        call.trace.attributes["gen_ai.request.stream"] = bool(request.stream)
+        if request.model is not None:
+            call.trace.model = request.model
+    async with _submitted(engine, job, call) as submissions:
         if request.stream:
             options = request.stream_options
             with_usage = options is not None and bool(options.include_usage)
@@ -97,9 +107,7 @@ def stop_reason(reason: FinishReason | None, stopped_by: str | int | None) -> st
 
 
 @asynccontextmanager
-async def _submitted(
-    engine: AsyncEngine, job: Job, request_id: str
-) -> AsyncIterator[list[Submission]]:
+async def _submitted(engine: AsyncEngine, job: Job, call: Call) -> AsyncIterator[list[Submission]]:
     """All prompts of the job, or none; leaving the block aborts what is unfinished."""
     async with AsyncExitStack() as stack:
         submissions = []
@@ -107,11 +115,12 @@ async def _submitted(
             submission = engine.submit(
                 prompt,
                 params,
-                request_id=request_id,
+                request_id=call.id,
                 priority=job.priority,
                 timeout=job.timeout,
                 cache_salt=job.cache_salt,
                 chat=job.chat,
+                trace=call.trace,
             )
             submissions.append(await stack.enter_async_context(submission))
             # Others get the event loop between two prompts, which may be long.

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from src.http.call import Call
-from src.http.version import VERSION
+from src.core.version import VERSION
 
 _encode: Final = msgspec.json.Encoder().encode
 _RETRY: Final = ((b"retry-after", b"1"),)

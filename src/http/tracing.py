@@ -1,0 +1,59 @@
+"""The trace of an HTTP request: begun from its headers, ended when it has been answered."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from src.http.body import header
+from src.observability.tracing import RequestTrace
+
+if TYPE_CHECKING:
+    from src.http.call import Call
+
+# Path of an endpoint that generates -> what the conventions call it.
+OPERATIONS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+
+_SESSION_ID = re.compile(r"[!-~]{1,128}")
+
+
+def begin_trace(call: Call) -> RequestTrace | None:
+    """Start the request's span; ``None`` when it generates nothing or is not sampled."""
+    scope = call.scope
+    engine = call.server.engine
+    if engine is None or not engine.telemetry.traces:
+        return None
+    route = scope["path"].removeprefix(scope.get("root_path", ""))
+    operation = OPERATIONS.get(route)
+    if operation is None:
+        return None
+    trace = engine.telemetry.begin(operation, scope["headers"], received=call.received)
+    if trace is None:
+        return None
+    trace.attributes = {
+        "http.request.method": scope["method"],
+        "http.route": route,
+        "url.path": scope["path"],
+        "network.protocol.version": scope["http_version"],
+    }
+    if scope.get("server"):
+        address, port = scope["server"]
+        trace.attributes["server.address"] = address
+        if port is not None:
+            trace.attributes["server.port"] = port
+    # What routers keep a conversation on one replica by.
+    session = header(scope, b"x-session-id")
+    if session and _SESSION_ID.fullmatch(session):
+        trace.attributes["gen_ai.conversation.id"] = session
+    return trace
+
+
+def end_trace(call: Call) -> None:
+    """The request is over, whichever way."""
+    trace, engine = call.trace, call.server.engine
+    if trace is None or engine is None:
+        return
+    trace.disconnected = call.disconnected
+    if call.status is not None:
+        trace.attributes["http.response.status_code"] = call.status
+    engine.telemetry.end(trace)

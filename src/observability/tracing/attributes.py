@@ -1,0 +1,170 @@
+"""Attributes of spans: names of the OpenTelemetry GenAI conventions, and vLLM's for its dashboards.
+
+https://github.com/open-telemetry/semantic-conventions-genai, gen-ai-spans.md. Names that begin with
+``slipstream.`` are ours, where nobody has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from src.core.records import RequestRecord
+from src.core.sampling_params import SamplingParams
+from src.observability.durations import Durations
+from src.observability.tracing.request import PromptTrace, RequestTrace
+
+PROVIDER: Final = "slipstream"
+
+_MAX_STOPS: Final = 16
+
+
+def request_attributes(trace: RequestTrace) -> dict[str, Any]:
+    """Of the request's own span: what was asked, what came, and what it cost."""
+    found: dict[str, Any] = {
+        "gen_ai.operation.name": trace.operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": trace.model,
+        "gen_ai.response.model": trace.model,
+        **trace.attributes,
+    }
+    if trace.response_id:
+        found["gen_ai.response.id"] = trace.response_id
+    if trace.error is not None:
+        found["error.type"] = type(trace.error).__qualname__
+    if trace.disconnected:
+        found["slipstream.client_disconnected"] = True
+    if not trace.prompts:
+        return found
+    found |= _asked(trace.prompts[0])
+    records = [c.record for prompt in trace.prompts for c in prompt.completions]
+    prompt_tokens = sum(prompt.num_tokens for prompt in trace.prompts)
+    output_tokens = sum(record.num_tokens for record in records)
+    found |= {
+        "gen_ai.response.finish_reasons": [_reason(record) for record in records],
+        "gen_ai.usage.input_tokens": prompt_tokens,
+        "gen_ai.usage.output_tokens": output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": sum(
+            max((c.record.cached_tokens for c in prompt.completions), default=0)
+            for prompt in trace.prompts
+        ),
+        # vLLM's names of the same.
+        "gen_ai.usage.prompt_tokens": prompt_tokens,
+        "gen_ai.usage.completion_tokens": output_tokens,
+        "gen_ai.usage.num_sequences": len(records),
+        "gen_ai.request.id": trace.response_id,
+        "gen_ai.request.n": trace.prompts[0].params.n,
+        "gen_ai.latency.e2e": trace.ended - trace.received,
+    }
+    firsts = [record.first_token for record in records if record.first_token is not None]
+    if firsts:
+        found["gen_ai.latency.time_to_first_token"] = min(firsts) - trace.received
+        if found.get("gen_ai.request.stream"):
+            found["gen_ai.response.time_to_first_chunk"] = min(firsts) - trace.received
+    if len(records) == 1:
+        found |= latencies(records[0])
+    if trace.content_chars:
+        found |= _content(trace)
+    return found
+
+
+def completion_attributes(record: RequestRecord) -> dict[str, Any]:
+    """Of one of several completions."""
+    return {
+        "gen_ai.usage.output_tokens": record.num_tokens,
+        "gen_ai.response.finish_reasons": [_reason(record)],
+        **latencies(record),
+    }
+
+
+def latencies(record: RequestRecord) -> dict[str, float]:
+    """Seconds of the phases of one completion, by vLLM's names."""
+    durations = Durations.of(record)
+    named = {
+        "gen_ai.latency.time_in_queue": durations.queue,
+        "gen_ai.latency.time_in_model_prefill": durations.prefill,
+        "gen_ai.latency.time_in_model_decode": durations.decode,
+        "gen_ai.latency.time_in_model_inference": durations.inference,
+    }
+    return {name: seconds for name, seconds in named.items() if seconds is not None}
+
+
+def _asked(prompt: PromptTrace) -> dict[str, Any]:
+    params = prompt.params
+    found: dict[str, Any] = {
+        "gen_ai.output.type": "text",
+        "gen_ai.request.max_tokens": prompt.max_tokens,
+        # 0 is a value like any other: greedy.
+        "gen_ai.request.temperature": float(params.temperature),
+        "gen_ai.request.top_p": float(params.top_p),
+        "gen_ai.request.frequency_penalty": float(params.frequency_penalty),
+        "gen_ai.request.presence_penalty": float(params.presence_penalty),
+    }
+    found |= _unusual(params)
+    return found
+
+
+def _unusual(params: SamplingParams) -> dict[str, Any]:
+    """What is named only where the request says something by it."""
+    found: dict[str, Any] = {}
+    if params.top_k > 0:
+        found["gen_ai.request.top_k"] = float(params.top_k)
+    if params.seed is not None:
+        found["gen_ai.request.seed"] = params.seed
+    if params.stop:
+        found["gen_ai.request.stop_sequences"] = list(params.stop[:_MAX_STOPS])
+    if params.n != 1:
+        found["gen_ai.request.choice.count"] = params.n
+    if params.repetition_penalty != 1.0:
+        found["slipstream.request.repetition_penalty"] = float(params.repetition_penalty)
+    if params.min_p:
+        found["slipstream.request.min_p"] = float(params.min_p)
+    return found
+
+
+def _reason(record: RequestRecord) -> str:
+    return "abort" if record.finish_reason is None else record.finish_reason.value
+
+
+def _content(trace: RequestTrace) -> dict[str, str]:
+    """Prompts and outputs as JSON, in the conventions' form, each cut at the configured length."""
+    most = trace.content_chars
+    messages = [
+        message
+        for prompt in trace.prompts
+        if prompt.given is not None
+        for message in _messages(prompt.given, most)
+    ]
+    outputs = [
+        {
+            "role": "assistant",
+            "parts": [{"type": "text", "content": "".join(completion.text or ())[:most]}],
+            "finish_reason": _reason(completion.record),
+        }
+        for prompt in trace.prompts
+        for completion in prompt.completions
+    ]
+    return {
+        "gen_ai.input.messages": msgspec.json.encode(messages).decode(),
+        "gen_ai.output.messages": msgspec.json.encode(outputs).decode(),
+    }
+
+
+def _messages(given: str | Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Messages until their texts have ``most`` characters in all; the last one is cut."""
+    if isinstance(given, str):
+        return [{"role": "user", "parts": [{"type": "text", "content": given[:most]}]}]
+    found: list[dict[str, Any]] = []
+    for message in given:
+        if most <= 0:
+            break
+        content = message.get("content")
+        if not isinstance(content, str):
+            content = msgspec.json.encode(content, enc_hook=str).decode()
+        text = content[:most]
+        most -= len(text)
+        role = str(message.get("role", "user"))
+        found.append({"role": role, "parts": [{"type": "text", "content": text}]})
+    return found

@@ -1,0 +1,194 @@
+"""Exporters as the variables ask for them, and what is said when one cannot reach its collector.
+
+The SDK would print a traceback per attempt. Here a failing collector costs one line a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
+
+from src.observability.tracing.settings import TelemetrySettings, has_endpoint, protocol_of
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two lines about a collector that does not answer.
+WARNING_INTERVAL: Final = 60.0
+# What the SDK and its exporters log under.
+_NOISY: Final = (
+    "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.exporter.otlp.proto.http._common",
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    "opentelemetry.exporter.http.transport",
+    "opentelemetry.sdk._shared_internal",
+    "opentelemetry.sdk.metrics._internal.export",
+)
+
+
+class Complaints:
+    """Lines about failed exports: at most one per interval, with what was lost meanwhile."""
+
+    def __init__(self, interval: float = WARNING_INTERVAL) -> None:
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._lost = 0
+
+    def lost(self, what: str, count: int, reason: str) -> None:
+        """``count`` items did not reach the collector."""
+        with self._lock:
+            self._lost += count
+            now = time.monotonic()
+            if now < self._next:
+                return
+            self._next = now + self._interval
+            lost, self._lost = self._lost, 0
+        logger.warning(
+            "the telemetry collector does not take %s (%d lost): %s; the next such line comes in "
+            "%.0f s at the earliest",
+            what,
+            lost,
+            reason,
+            self._interval,
+        )
+
+
+class _Reasons(logging.Filter):
+    """Keeps what an exporter would log, and lets none of it through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = "no answer"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text = f"{text} {record.exc_info[1]!r}"
+        self.last = " ".join(text.split())[:300]
+        return False
+
+
+_reasons = _Reasons()
+
+
+def quiet_exporters() -> None:
+    """What exporters log becomes the reason in our own line; calling it again does nothing."""
+    for name in _NOISY:
+        logging.getLogger(name).addFilter(_reasons)
+
+
+class GuardedSpanExporter(SpanExporter):
+    """Another exporter that never raises, and whose failures are told once in a while."""
+
+    def __init__(self, exporter: SpanExporter, complaints: Complaints) -> None:
+        self._exporter = exporter
+        self._complaints = complaints
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export; a failure is counted and told."""
+        try:
+            result = self._exporter.export(spans)
+        # Whatever the network or a library does wrong, spans are lost and nothing else.
+        except Exception as error:
+            _reasons.last = f"{type(error).__name__}: {error}"[:300]
+            result = SpanExportResult.FAILURE
+        if result is not SpanExportResult.SUCCESS:
+            self._complaints.lost("spans", len(spans), _reasons.last)
+        return result
+
+    def shutdown(self) -> None:
+        """Shut the other one down."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the other one."""
+        return bool(self._exporter.force_flush(timeout_millis))
+
+
+def span_exporters(settings: TelemetrySettings) -> list[SpanExporter]:
+    """The exporters of traces; those whose package is not installed are named in one line."""
+    return [
+        exporter
+        for name in settings.trace_exporters
+        if (exporter := ConsoleSpanExporter() if name == "console" else _otlp_spans(settings))
+    ]
+
+
+def metric_exporters(settings: TelemetrySettings) -> list[Any]:
+    """The exporters of metrics, likewise."""
+    from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
+
+    return [
+        exporter
+        for name in settings.metric_exporters
+        if (exporter := ConsoleMetricExporter() if name == "console" else _otlp_metrics(settings))
+    ]
+
+
+def _otlp_spans(settings: TelemetrySettings) -> SpanExporter | None:
+    def http(**arguments: Any) -> SpanExporter:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(**arguments)
+
+    def grpc(**arguments: Any) -> SpanExporter:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(**arguments)
+
+    exporter: SpanExporter | None = _otlp("TRACES", "v1/traces", settings, http, grpc)
+    return exporter
+
+
+def _otlp_metrics(settings: TelemetrySettings) -> Any:
+    def http(**arguments: Any) -> Any:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+        return OTLPMetricExporter(**arguments)
+
+    def grpc(**arguments: Any) -> Any:
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+
+        return OTLPMetricExporter(**arguments)
+
+    return _otlp("METRICS", "v1/metrics", settings, http, grpc)
+
+
+def _otlp(
+    signal: str,
+    path: str,
+    settings: TelemetrySettings,
+    http: Callable[..., Any],
+    grpc: Callable[..., Any],
+) -> Any:
+    """Everything but the endpoint of the settings is read from the variables by the exporter."""
+    protocol = protocol_of(signal)
+    endpoint = None if has_endpoint(signal) else settings.endpoint
+    arguments: dict[str, Any] = {}
+    if endpoint is not None:
+        arguments["endpoint"] = endpoint if protocol == "grpc" else f"{endpoint.rstrip('/')}/{path}"
+    if protocol not in ("grpc", "http/protobuf"):
+        logger.warning(
+            "OTEL_EXPORTER_OTLP_PROTOCOL=%s: nothing is exported; http/protobuf and grpc are known",
+            protocol,
+        )
+        return None
+    try:
+        return grpc(**arguments) if protocol == "grpc" else http(**arguments)
+    except ImportError as error:
+        logger.warning(
+            "%s are to be exported by OTLP over %s, but %s is not installed: "
+            "pip install 'slipstream-engine[otel]'",
+            signal.lower(),
+            protocol,
+            error.name,
+        )
+        return None

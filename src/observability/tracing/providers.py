@@ -1,0 +1,140 @@
+"""The SDK's parts: our own, as the variables say, or those of the program around us."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opentelemetry import context as otel_context
+from opentelemetry import metrics as otel_metrics
+from opentelemetry import propagate
+from opentelemetry import trace as otel_trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
+
+from src.core.config import ObservabilitySection
+from src.observability.tracing.exporters import (
+    Complaints,
+    GuardedSpanExporter,
+    metric_exporters,
+    quiet_exporters,
+    span_exporters,
+)
+from src.observability.tracing.gen_ai_metrics import GenAIMetrics
+from src.observability.tracing.sampling import FastSampling
+from src.observability.tracing.settings import TelemetrySettings
+from src.observability.tracing.spans import SpanWriter
+
+SCOPE = "slipstream"
+
+
+@dataclass
+class Providers:
+    """What is open.
+
+    Attributes
+    ----------
+    fields
+        Names of the headers that carry a caller's context.
+    sampling
+        Our own sampler's short way; ``None`` with a provider of the program around us.
+    own_tracers, own_meters
+        What is shut down at the end; others' providers are theirs.
+    """
+
+    tracer: Tracer | None = None
+    writer: SpanWriter | None = None
+    metrics: GenAIMetrics | None = None
+    fields: frozenset[bytes] = frozenset()
+    sampling: FastSampling | None = None
+    own_tracers: TracerProvider | None = None
+    own_meters: MeterProvider | None = None
+
+    def start(
+        self, name: str, carrier: Mapping[bytes, bytes], received: float, *, server: bool
+    ) -> tuple[Span, Context] | None:
+        """Start a request's span; ``None`` when the sampler of this provider drops it."""
+        assert self.tracer is not None
+        # A span that is open around us, an instrumentation's say, has read the headers itself.
+        context = otel_context.get_current()
+        if carrier and not otel_trace.get_current_span(context).get_span_context().is_valid:
+            text = {
+                key.decode("latin-1"): value.decode("latin-1") for key, value in carrier.items()
+            }
+            context = propagate.extract(text, context)
+        span = self.tracer.start_span(
+            name,
+            context,
+            kind=SpanKind.SERVER if server else SpanKind.INTERNAL,
+            start_time=_epoch_nanoseconds(received),
+        )
+        if not span.get_span_context().trace_flags.sampled:
+            return None
+        return span, set_span_in_context(span, context)
+
+    def close(self) -> None:
+        """Export what is left and shut down what is ours."""
+        if self.own_tracers is not None:
+            self.own_tracers.shutdown()
+        if self.own_meters is not None:
+            self.own_meters.shutdown()
+
+
+def open_providers(
+    settings: TelemetrySettings, section: ObservabilitySection, model: str, version: str
+) -> Providers:
+    """Set up what the settings ask for; what cannot be set up is said in one line and left out."""
+    providers = Providers()
+    resource = Resource.create()
+    defaults = {SERVICE_VERSION: version, "slipstream.model": model}
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        defaults[SERVICE_NAME] = "slipstream"
+    resource = resource.merge(Resource(defaults)) if settings.enabled else resource
+    if settings.embedded:
+        providers.tracer = otel_trace.get_tracer(SCOPE, version)
+    elif exporters := span_exporters(settings):
+        providers.sampling = FastSampling(settings.sampler)
+        providers.own_tracers = tracer_provider(resource, providers.sampling, exporters)
+        providers.tracer = providers.own_tracers.get_tracer(SCOPE, version)
+    if providers.tracer is not None:
+        providers.writer = SpanWriter(providers.tracer, section.trace_token_events)
+        providers.fields = frozenset(
+            name.lower().encode() for name in propagate.get_global_textmap().fields
+        )
+        if b"traceparent" not in providers.fields:
+            # Somebody else's format: only its propagator knows what a caller has decided.
+            providers.sampling = None
+    if readers := [PeriodicExportingMetricReader(each) for each in metric_exporters(settings)]:
+        quiet_exporters()
+        providers.own_meters = MeterProvider(readers, resource, shutdown_on_exit=False)
+        providers.metrics = GenAIMetrics(providers.own_meters.get_meter(SCOPE, version), model)
+    elif isinstance(otel_metrics.get_meter_provider(), MeterProvider):
+        providers.metrics = GenAIMetrics(otel_metrics.get_meter(SCOPE, version), model)
+    return providers
+
+
+def tracer_provider(
+    resource: Resource, sampling: FastSampling, exporters: list[SpanExporter]
+) -> TracerProvider:
+    """Spans in batches to each exporter; the queue in between is bounded by ``OTEL_BSP_...``."""
+    quiet_exporters()
+    provider = TracerProvider(
+        sampler=sampling.sampler,
+        resource=resource,
+        shutdown_on_exit=False,
+        id_generator=sampling.ids,
+    )
+    complaints = Complaints()
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(GuardedSpanExporter(exporter, complaints)))
+    return provider
+
+
+def _epoch_nanoseconds(moment: float) -> int:
+    return int(moment * 1e9) + time.time_ns() - time.monotonic_ns()

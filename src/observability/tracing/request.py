@@ -1,0 +1,94 @@
+"""What is known of one traced request: gathered while it runs, made into spans afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from src.core.records import RequestRecord
+from src.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+
+
+@dataclass(frozen=True)
+class CompletionTrace:
+    """One completion: its record, and the pieces of its text where content is wanted."""
+
+    record: RequestRecord
+    text: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class PromptTrace:
+    """One prompt of a request and its completions.
+
+    ``arrival`` and ``tokenized`` enclose its tokenization; ``given`` is the prompt as text or as
+    messages where content is wanted.
+    """
+
+    arrival: float
+    tokenized: float
+    num_tokens: int
+    max_tokens: int
+    params: SamplingParams
+    given: str | Sequence[Mapping[str, Any]] | None
+    completions: Sequence[CompletionTrace]
+
+
+@dataclass(eq=False)
+class RequestTrace:
+    """One sampled request.
+
+    Times are seconds of ``time.monotonic``; ``epoch_offset`` added to one, in nanoseconds, is the
+    time of day.
+
+    Attributes
+    ----------
+    span, context
+        The request's own span, and the context in which its children start.
+    trace_id, span_id
+        Lower-case hexadecimal digits, 32 and 16.
+    operation
+        ``chat`` or ``text_completion``.
+    received
+        When its span begins.
+    content_chars
+        Characters of each prompt and output that go into its spans; 0 is none.
+    token_times
+        Whether the time of every delivery of tokens is wanted.
+    model, response_id, attributes
+        What the span is told at its end.
+    error
+        What ended it, and the class of that by which dashboards group.
+    """
+
+    span: Span
+    context: Context
+    trace_id: str
+    span_id: str
+    operation: str
+    model: str
+    received: float
+    content_chars: int = 0
+    token_times: bool = False
+    response_id: str = ""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    prompts: list[PromptTrace] = field(default_factory=list)
+    error: BaseException | None = None
+    disconnected: bool = False
+    ended: float = 0.0
+    epoch_offset: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
+
+    def nanoseconds(self, moment: float) -> int:
+        """A moment as nanoseconds since the epoch."""
+        return int(moment * 1e9) + self.epoch_offset
+
+    def failed(self, error: BaseException) -> None:
+        """It did not succeed; the first reason counts."""
+        if self.error is None:
+            self.error = error

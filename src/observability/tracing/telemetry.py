@@ -1,0 +1,207 @@
+"""`Telemetry`: the engine's one door to traces and OTLP metrics. Costs nothing where it is off.
+
+Importing this module does not import OpenTelemetry; :meth:`Telemetry.open` does, where it is on.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from src.core.config import ObservabilitySection
+from src.core.records import RequestRecord
+from src.core.steps import StepRecord
+from src.observability.tracing.background import Background
+from src.observability.tracing.request import RequestTrace
+from src.observability.tracing.settings import TelemetrySettings, read_settings
+
+if TYPE_CHECKING:
+    from src.observability.tracing.gen_ai_metrics import GenAIMetrics
+    from src.observability.tracing.providers import Providers
+
+logger = logging.getLogger(__name__)
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+# Requests that a step's span is linked to, at most.
+MAX_LINKS: Final = 64
+# What a process that ends gives the collector, in seconds.
+CLOSE_TIMEOUT: Final = 3.0
+
+
+class Telemetry:
+    """Traces of requests, steps and the start, and the conventions' metrics.
+
+    Parameters
+    ----------
+    section
+        What of it is wanted, beside what the ``OTEL_...`` variables say.
+    model, version
+        What the resource and the spans are told.
+    """
+
+    def __init__(self, section: ObservabilitySection, model: str, version: str) -> None:
+        self._section = section
+        self._model = model
+        self._version = version
+        self._settings: TelemetrySettings | None = None
+        self._providers: Providers | None = None
+        self._background: Background | None = None
+        self._metrics: GenAIMetrics | None = None
+        self._phases: list[tuple[str, float]] = []
+        self._has_started = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is to be exported."""
+        if self._settings is None:
+            self._settings = read_settings(self._section)
+        return self._settings.enabled
+
+    @property
+    def traces(self) -> bool:
+        """Whether requests may be traced now."""
+        return self._providers is not None and self._providers.tracer is not None
+
+    @property
+    def active(self) -> bool:
+        """Whether ended requests are of interest: to traces, or to metrics."""
+        return self._background is not None
+
+    def open(self) -> None:
+        """Import the SDK and start exporting, where that is wanted; blocks for some 0.3 s."""
+        if not self.wanted:
+            return
+        from src.observability.tracing.providers import open_providers
+
+        assert self._settings is not None
+        providers = open_providers(self._settings, self._section, self._model, self._version)
+        if providers.tracer is None and providers.metrics is None:
+            return
+        self._metrics = providers.metrics
+        self._background = Background()
+        self._providers = providers
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Export what is left; blocks, but for no longer than ``timeout`` seconds."""
+        providers, self._providers = self._providers, None
+        background, self._background = self._background, None
+        if providers is None or background is None:
+            return
+        deadline = time.monotonic() + timeout
+        finished = background.close(timeout)
+        # Not an executor's thread: one that hangs would hold up the end of the process.
+        closing = threading.Thread(target=providers.close, name="slipstream-flush", daemon=True)
+        closing.start()
+        closing.join(max(0.0, deadline - time.monotonic()))
+        if closing.is_alive() or not finished:
+            logger.warning("some telemetry was lost: the collector did not take it in time")
+
+    # Requests
+
+    def begin(
+        self,
+        operation: str,
+        headers: Headers = (),
+        *,
+        received: float,
+        server: bool = True,
+    ) -> RequestTrace | None:
+        """Start the span of a request that came in at ``received``; ``None`` when not sampled.
+
+        Parameters
+        ----------
+        operation
+            ``chat`` or ``text_completion``.
+        headers
+            Of the HTTP request, names in lower case: ``traceparent`` and what else propagates.
+        server
+            ``False`` for a request of the program around us, which has no headers.
+        """
+        providers = self._providers
+        if providers is None or providers.tracer is None:
+            return None
+        carrier = {name: value for name, value in headers if name in providers.fields}
+        if providers.sampling is not None and not providers.sampling.samples(carrier):
+            return None
+        span_and_context = providers.start(operation, carrier, received, server=server)
+        if span_and_context is None:
+            return None
+        span, context = span_and_context
+        identity = span.get_span_context()
+        return RequestTrace(
+            span=span,
+            context=context,
+            trace_id=f"{identity.trace_id:032x}",
+            span_id=f"{identity.span_id:016x}",
+            operation=operation,
+            model=self._model,
+            received=received,
+            content_chars=self._section.trace_content_chars,
+            token_times=self._section.trace_token_events > 0,
+        )
+
+    def end(self, trace: RequestTrace) -> None:
+        """The request has been answered, or will not be; its spans are built in the background."""
+        trace.ended = time.monotonic()
+        background, providers = self._background, self._providers
+        if background is not None and providers is not None and providers.writer is not None:
+            writer = providers.writer
+            background.put(lambda: writer.request(trace))
+
+    def prompt_ended(
+        self,
+        operation: str,
+        arrival: float,
+        records: list[RequestRecord],
+        error: BaseException | None,
+    ) -> None:
+        """One prompt was served or refused; for the metrics, sampled or not."""
+        metrics, background = self._metrics, self._background
+        if metrics is None or background is None:
+            return
+        seconds = time.monotonic() - arrival
+        background.put(lambda: metrics.ended(operation, seconds, records, error))
+
+    # Steps and the start
+
+    def samples_step(self) -> bool:
+        """Whether the step that is being committed gets a span."""
+        ratio = self._section.trace_steps
+        return self.traces and ratio > 0 and (ratio >= 1 or random.random() < ratio)
+
+    def step(self, record: StepRecord, served: Sequence[RequestTrace]) -> None:
+        """A step is over; ``served`` are the sampled requests that it computed for."""
+        background, providers = self._background, self._providers
+        if background is None or providers is None or providers.writer is None:
+            return
+        writer = providers.writer
+        links: list[Any] = [trace.span.get_span_context() for trace in served[:MAX_LINKS]]
+        background.put(lambda: writer.step(record, links))
+
+    def phase(self, name: str, began: float) -> None:
+        """A phase of the start began; ``ready`` and ``draining`` are its end."""
+        if self._has_started:
+            return
+        if name in ("ready", "draining"):
+            self._started(None)
+        else:
+            self._phases.append((name, began))
+
+    def not_started(self, error: BaseException) -> None:
+        """The start failed; does nothing when it had succeeded."""
+        if not self._has_started:
+            self._started(error)
+
+    def _started(self, error: BaseException | None) -> None:
+        self._has_started = True
+        phases, self._phases = self._phases, []
+        background, providers = self._background, self._providers
+        if background is None or providers is None or providers.writer is None or not phases:
+            return
+        writer, ended = providers.writer, time.monotonic()
+        background.put(lambda: writer.startup(phases, ended, error))
