@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from src.core.plan import StepPlan, StepResult, StepTimes
@@ -25,3 +26,12 @@ class InFlight:
     def done(self) -> bool:
         """Whether the result, or the step's failure, has arrived."""
         return self.future.done()
+
+
+def failed_step(plan: StepPlan, error: Exception) -> InFlight:
+    """A step that never reached the device."""
+    future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    now = time.monotonic()
+    times = StepTimes(launched=now, device_start=now, device_end=now, arrived=now)
+    return InFlight(plan, future, times)

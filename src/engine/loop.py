@@ -17,7 +17,7 @@ from src.core.errors import EngineDeadError, ShuttingDownError, SlipstreamError
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
-from src.engine.in_flight import InFlight
+from src.engine.in_flight import InFlight, failed_step
 from src.engine.observer import EngineObserver
 from src.engine.runner import DeviceLostError, Runner
 from src.engine.scheduler import Scheduler
@@ -165,7 +165,12 @@ class EngineLoop:
             if (request := self._unannounced.pop(install.request_key, None)) is not None
         ]
         forgettable, self._forgettable = self._forgettable, []
-        in_flight = self._runner.launch(plan, admitted, forgettable)
+        try:
+            in_flight = self._runner.launch(plan, admitted, forgettable)
+        # Nothing of it is on the device: as a step that failed there, it fails its requests.
+        except Exception as error:
+            in_flight = failed_step(plan, error)
+            self._forgettable += forgettable
         in_flight.future.add_done_callback(lambda _: self._wake.set())
         self._in_flight.append(in_flight)
         times = in_flight.times

@@ -1,0 +1,266 @@
+"""A fault at every phase of a step: nobody hangs, nothing leaks, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src import AsyncEngine, GenerationResult, SamplingParams
+from src.core.config import Config
+from src.core.errors import EngineDeadError
+from src.engine.loop import EngineLoop
+from src.engine.observer import EngineObserver
+from src.engine.row_state import RowState
+from src.engine.runner import DeviceLostError, Runner
+from src.engine.scheduler import Scheduler
+from src.engine.step_recorder import StepRecorder
+from src.engine.streams import Choice, RequestStream
+from src.observability.metrics import EngineMetrics
+from tests.support.engines import assert_idle, greedy, small_config
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+PROMPTS = [[5 + index, 6, 7] for index in range(6)]
+
+
+class Fault:
+    """Makes the ``at``-th call of a method raise, from 1; with ``again`` every later one too."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        owner: type,
+        name: str,
+        *,
+        at: int = 3,
+        again: bool = False,
+    ) -> None:
+        self.raised = 0
+        original = getattr(owner, name)
+        calls = 0
+
+        def faulty(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at or (again and calls > at):
+                self.raised += 1
+                raise RuntimeError(f"injected into {name}")
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, faulty)
+
+
+@pytest.fixture(params=[1, 2], ids=["depth1", "depth2"])
+def config(checkpoint: Path, request: pytest.FixtureRequest) -> Config:
+    # Two rows: two requests run, the others wait and are no part of an early step.
+    return small_config(
+        checkpoint, scheduler__pipeline_depth=request.param, scheduler__max_num_seqs=2
+    )
+
+
+async def all_of(engine: AsyncEngine) -> list[GenerationResult | BaseException]:
+    """Every request comes to an end, whichever."""
+    tasks = (engine.generate(prompt, PARAMS) for prompt in PROMPTS)
+    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+
+
+def assert_nothing_is_left(engine: AsyncEngine, tasks: set[asyncio.Task[Any]]) -> None:
+    assert_idle(engine)
+    loop, observer = engine._loop, engine._observer
+    assert loop is not None
+    for left in (loop._choices, loop._unannounced, loop._timers, loop._in_flight):
+        assert not left
+    assert not observer._choices
+    assert observer.progress.waited(1e12) == 0
+    assert asyncio.all_tasks() == tasks
+    loop.scheduler.check()
+
+
+@pytest.fixture
+def expected(reference: Any) -> list[list[int]]:
+    """What the requests get when nothing fails."""
+    return [greedy(reference, prompt, PARAMS.max_tokens or 0, end=None) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Runner, "launch"),
+        (Runner, "_apply"),
+        (RowState, "install"),
+        (Runner, "_forward"),
+        (Runner, "_sample"),
+        (Runner, "_read"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+async def test_a_fault_on_the_way_through_the_device_is_its_requests(
+    config: Config,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+) -> None:
+    async with AsyncEngine.open(config) as engine:
+        tasks = asyncio.all_tasks()
+        fault = Fault(monkeypatch, owner, name)
+        results = await all_of(engine)
+        assert fault.raised == 1
+        failed = [result for result in results if isinstance(result, BaseException)]
+        assert 1 <= len(failed) <= 2
+        for error in failed:
+            assert isinstance(error, EngineDeadError)
+            assert "injected" in str(error.__cause__)
+        for result, tokens in zip(results, expected, strict=True):
+            if isinstance(result, GenerationResult):
+                assert result.token_ids == tokens
+        assert engine.status.ready
+        assert engine.metrics.value("slipstream_step_failures_total") == 1
+        # What failed is served when it is asked for again.
+        for prompt, tokens in zip(PROMPTS, expected, strict=True):
+            assert (await engine.generate(prompt, PARAMS)).token_ids == tokens
+        assert_nothing_is_left(engine, tasks)
+        runner = engine._parts.runner
+        assert len(runner._known) <= 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Choice, "take"), (RequestStream, "put")],
+    ids=["text", "publish"],
+)
+async def test_a_fault_in_what_one_reader_gets_is_its_own(
+    config: Config,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+) -> None:
+    async with AsyncEngine.open(config) as engine:
+        tasks = asyncio.all_tasks()
+        Fault(monkeypatch, owner, name, at=4)
+        results = await all_of(engine)
+        failed = [result for result in results if isinstance(result, BaseException)]
+        assert [type(error) for error in failed] == [EngineDeadError]
+        for result, tokens in zip(results, expected, strict=True):
+            if isinstance(result, GenerationResult):
+                assert result.token_ids == tokens
+        assert engine.status.ready
+        assert_nothing_is_left(engine, tasks)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (EngineMetrics, "on_submitted"),
+        (EngineMetrics, "on_admitted"),
+        (EngineMetrics, "on_tokens"),
+        (EngineMetrics, "on_step"),
+        (EngineMetrics, "on_finished"),
+        (StepRecorder, "launched"),
+        (StepRecorder, "committed"),
+        (StepRecorder, "published"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+async def test_a_fault_in_what_watches_is_nobodys(
+    checkpoint: Path,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: type,
+    name: str,
+) -> None:
+    config = small_config(checkpoint, scheduler__max_num_seqs=2)
+    async with AsyncEngine.open(config) as engine:
+        tasks = asyncio.all_tasks()
+        fault = Fault(monkeypatch, owner, name, at=1, again=True)
+        results = await all_of(engine)
+        assert [result.token_ids for result in results] == expected  # type: ignore[union-attr]
+        assert fault.raised > 0
+        assert engine.metrics.value("slipstream_observer_errors_total") >= fault.raised
+        assert_nothing_is_left(engine, tasks)
+    # However often it happens, the log is not filled with it.
+    told = [record for record in caplog.records if "what watches the engine" in record.message]
+    assert len(told) == 1
+    assert told[0].exc_info is not None
+
+
+def test_every_method_of_the_observer_that_the_loop_calls_contains_its_faults() -> None:
+    names = EngineLoop._turn.__code__.co_names + EngineLoop._commit.__code__.co_names
+    public = [name for name in vars(EngineObserver) if not name.startswith("_")]
+    methods = [name for name in public if callable(vars(EngineObserver)[name])]
+    assert set(methods) & set(names)
+    assert not [
+        name for name in methods if not hasattr(getattr(EngineObserver, name), "__wrapped__")
+    ]
+
+
+def planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    Fault(monkeypatch, Scheduler, "schedule", at=4)
+
+
+def commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    Fault(monkeypatch, Scheduler, "commit")
+
+
+def expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    Fault(monkeypatch, Scheduler, "expire")
+
+
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    Fault(monkeypatch, Runner, "_forward", again=True)
+
+
+def every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    Fault(monkeypatch, Runner, "launch", again=True)
+
+
+def unwritable_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CUDA device after a fault in a kernel: every later call fails too."""
+    Fault(monkeypatch, Runner, "_forward", again=True)
+    Fault(monkeypatch, RowState, "neutralize", at=1, again=True)
+
+
+@pytest.mark.parametrize(
+    ("inject", "kind"),
+    [
+        (planning, RuntimeError),
+        (commit, RuntimeError),
+        (expiry, RuntimeError),
+        (every_step, RuntimeError),
+        (every_launch, RuntimeError),
+        (unwritable_rows, DeviceLostError),
+    ],
+)
+async def test_a_fault_of_the_engine_itself_ends_everything_visibly(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    inject: Callable[[pytest.MonkeyPatch], None],
+    kind: type[BaseException],
+) -> None:
+    threads = set(threading.enumerate())
+    tasks = asyncio.all_tasks()
+    async with AsyncEngine.open(config) as engine:
+        inject(monkeypatch)
+        results = await all_of(engine)
+        assert all(isinstance(result, EngineDeadError) for result in results)
+        assert isinstance(await asyncio.wait_for(engine.wait_dead(), 5), kind)
+        assert engine.status.phase == "failed"
+        assert not engine.status.healthy
+        assert engine.stall is None
+        with pytest.raises(EngineDeadError):
+            await engine.generate(PROMPTS[0], PARAMS)
+        assert engine.metrics.value("vllm:num_requests_running") == 0
+        assert engine.metrics.value("vllm:request_success_total", finished_reason="error") == 6
+    assert asyncio.all_tasks() == tasks
+    for thread in set(threading.enumerate()) - threads:
+        if thread.name.startswith("slipstream"):
+            await asyncio.to_thread(thread.join, 10)
+            assert not thread.is_alive(), thread.name
