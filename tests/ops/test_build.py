@@ -30,6 +30,7 @@ def private(
         f'echo called >> "{tmp_path}/calls"\n'
         'case "$*" in\n'
         "  *--version*) echo copying 1.0; exit ;;\n"
+        f'  *-mamx-bf16*) from="{built}/amx.so" ;;\n'
         f'  *-mavx512f*) from="{built}/avx512.so" ;;\n'
         f'  *-mavx2*) from="{built}/avx2.so" ;;\n'
         f'  *) from="{built}/portable.so" ;;\n'

@@ -80,14 +80,21 @@ class Level:
     flags: tuple[str, ...]
 
 
+_AVX512 = frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
+_AVX512_FLAGS = (
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    *("-mavx2", "-mfma", "-mf16c"),
+)
+
 LEVELS = (
     Level("portable", 0, frozenset(), ()),
     Level("avx2", 1, frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
+    Level("avx512", 2, _AVX512, _AVX512_FLAGS),
     Level(
-        "avx512",
-        2,
-        frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
-        ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+        "amx",
+        3,
+        _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+        (*_AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     ),
 )
 """From slowest to fastest."""
@@ -294,7 +301,7 @@ _state = _State()
 
 
 def kernel_status() -> str:
-    """What serves CPU calls now: "cpp-avx512", "cpp-avx2", "cpp-portable" or "reference"."""
+    """What serves CPU calls now: "cpp-" and the name of a level, or "reference"."""
     return _state.status
 
 

@@ -6,7 +6,12 @@
 #include <vector>
 
 #include "abi.h"
+#include "tile_permission.h"
 #include "vector.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace {
 
@@ -39,10 +44,11 @@ inline float as_float(const T* p) {
 
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window) {
-  constexpr int64_t kHeads = 6, kKvHeads = 2, kBlock = 16, kRows = 3, kMaxBlocks = 45;
-  const int32_t starts[kRows + 1] = {0, 100, 101, 103};
-  const int32_t lengths[kRows] = {150, 700, 30};
-  const int64_t tokens = 104, blocks = kRows * kMaxBlocks;
+  constexpr int64_t kHeads = 6, kKvHeads = 2, kBlock = 16, kRows = 5, kMaxBlocks = 45;
+  // A chunk, decode, two tokens, a prompt of more than one step and item, decode after few keys.
+  const int32_t starts[kRows + 1] = {0, 100, 101, 103, 393, 394};
+  const int32_t lengths[kRows] = {150, 700, 30, 290, 3};
+  const int64_t tokens = 395, blocks = kRows * kMaxBlocks;
   Random random;
   const auto query = draw<T>(random, size_t(tokens * kHeads * head_dim));
   const auto key = draw<T>(random, size_t(tokens * kKvHeads * head_dim));
@@ -102,24 +108,38 @@ bool same_gumbel(GumbelFunction* other) {
   return other(&args) == kOk && tokens == other_tokens;
 }
 
+#if defined(__x86_64__)
+inline bool has_tiles() {
+  constexpr unsigned kTiles = 1u << 24 | 1u << 22;  // leaf 7: AMX-TILE, AMX-BF16
+  constexpr unsigned kBFloat16 = 1u << 5;           // leaf 7, subleaf 1: AVX512_BF16
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kTiles) != kTiles) return false;
+  if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & kBFloat16)) return false;
+  return tiles_permitted();
+}
+#endif
+
 }  // namespace
 
-// Whether this CPU (and its operating system) can run a level: 0 portable, 1 AVX2, 2 AVX-512.
+// Whether this CPU (and its operating system) can run a level: 0 portable, 1 AVX2, 2 AVX-512,
+// 3 AMX.
 SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
   if (level == 0) return 1;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (level == 1) return avx2;
-  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool avx512 =
+      avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return level == 2 ? avx512 : avx512 && has_tiles();
 #else
   return 0;
 #endif
 }
 
 SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel) {
-  for (const int64_t head_dim : {64, 72}) {
+  for (const int64_t head_dim : {64, 72, 128}) {
     for (const int64_t window : {0, 65}) {
       if (!same_attention<float>(attention, kFloat32, head_dim, window) ||
           !same_attention<bf16>(attention, kBFloat16, head_dim, window) ||
