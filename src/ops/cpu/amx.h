@@ -1,24 +1,25 @@
 // Attention of packed bfloat16 query rows by AMX tile products (Intel, "Advanced Matrix Extensions",
-// Software Developer's Manual vol. 1, ch. 18). Scores are K-step by K-step of 128 keys:
+// Software Developer's Manual vol. 1, ch. 18), in steps of 128 keys and strips of 32 query rows:
 //
-//   queries [32 rows, head_dim] x keys [head_dim, 128] -> scores, float32
-//   softmax -> weights [32 rows, 128], rounded to bfloat16   x values [128, head_dim] -> out, float32
+//   queries [32, head_dim] x keys [head_dim, 128] -> scores [32, 128], float32
+//   softmax -> weights [32, 128], rounded to bfloat16; weights x values [128, head_dim] -> out, float32
 //
-// Every operand lies in memory as whole tiles of 16 rows x 64 bytes, one after another, so a tile is
-// 16 neighbouring cache lines. The right-hand operand of a product holds pairs of its rows side by
-// side ("VNNI"): dword (p, n) is elements (2p, n) and (2p + 1, n).
+// Operands lie in memory as whole tiles of 16 rows x 64 bytes, one after another, so a tile is 16
+// neighbouring cache lines. The right-hand operand of a product has pairs of its rows side by side
+// ("VNNI"): dword (p, n) is elements (2p, n) and (2p + 1, n).
 //
-// What limits it, counted per score (one query row against one key) on a core whose tile unit does
-// 1024 FLOP a cycle: the products take head_dim / 256 cycles, 0.25 for 64 and 0.5 for 128. exp,
-// maximum, sum and rounding are about 11 vector operations per 16 scores on two ports, 0.35 to 0.4
-// cycles, so one after the other head_dim 64 could not pass 40 % of the tile unit's rate. Hence the
-// products of the neighbouring strips are issued between the rows of a strip's softmax: they need
-// other units, and out-of-order execution runs both. What stays is the larger of the two, and packing
-// keys and values (about 12 cycles a key and 64 of head_dim, shared by up to 256 query rows): the
-// softmax bounds head_dim 64, tile loads from L2 (one product loads 1.5 KiB in 16 cycles) bound 128.
+// What limits it, by counting instructions (cycles a score, which is one query row against one key,
+// where the tile unit does 1024 FLOP a cycle): products take head_dim / 256, so 0.25 for 64 and 0.5
+// for 128. exp, maximum, sum and rounding are 11 to 12 vector operations per 16 scores on two ports,
+// 0.35 to 0.4; one after the other, head_dim 64 would stay below 40 % of the tile unit's rate. Hence
+// the products of the neighbouring strips are issued between the rows of a strip's softmax: they use
+// other units, and out-of-order execution overlaps the two. Packing keys and values adds about 12
+// cycles a key and 64 of head_dim, shared by up to 256 query rows. So the vector ports bound
+// head_dim 64 (at best about 60 % of the rate) and, for 128, the 1.5 KiB of tile loads per 16-cycle
+// product, a third of it from L2.
 //
 // A row's result depends on its own query and keys alone: steps start at multiples of 128 keys, a
-// masked key has weight 0 exactly, and rows of a tile do not mix.
+// masked key has weight 0 exactly, and the rows of a tile do not mix.
 #pragma once
 #include "abi.h"
 #include "tiles.h"
