@@ -1,6 +1,6 @@
 """What a person runs: `nox -s serve`, `-s tests`, `-s lint`, `-s types`, `-s bench`.
 
-Bare `nox` runs everything that a CPU can check. Every session installs what it needs into its own
+Bare `nox` runs everything that a CPU can check; `-s prometheus` needs that program. Every session installs what it needs into its own
 environment, with pip, so that a local build of torch is found the way pip finds it.
 """
 
@@ -88,3 +88,16 @@ def bench(session: nox.Session) -> None:
     install(session, "test")
     build_kernels(session)
     session.run("python", "-m", "benchmarks.engine", *session.posargs)
+
+
+@nox.session
+def prometheus(session: nox.Session) -> None:
+    """Prometheus scrapes a server of the demo model and answers every query of the dashboard."""
+    if shutil.which("prometheus") is None:
+        session.error(
+            "prometheus is not on PATH: `apt-get install prometheus`, "
+            "or https://prometheus.io/download"
+        )
+    install(session, "test")
+    build_kernels(session)
+    session.run("python", "-m", "pytest", "tests/observability/prometheus_scrape.py")

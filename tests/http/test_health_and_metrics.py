@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import threading
+from typing import Any
 
 import httpx
 import msgspec
@@ -8,8 +12,10 @@ import pytest
 from starlette.applications import Starlette
 
 from src.core.config import Config
+from src.core.version import VERSION
+from src.engine import health
+from src.engine.runner import Runner
 from src.http import create_app
-from src.http.version import VERSION
 from tests.http.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -119,6 +125,91 @@ async def test_a_full_queue_is_429_with_retry_after(config: Config) -> None:
             assert answer.json()["error"]["code"] == "queue_full"
             assert int(answer.headers["retry-after"]) >= 1
         assert engine.stats.num_running == engine.stats.num_waiting == 0
+
+
+async def test_a_hanging_device_is_503_with_what_hangs_and_everything_answers(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "FIRST_PATIENCE", 1.0)
+    let_go, forward = threading.Event(), Runner._forward
+
+    def hanging_forward(self: Runner, *arguments: Any) -> Any:
+        assert let_go.wait(30)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Runner, "_forward", hanging_forward)
+    observability = msgspec.structs.replace(config.observability, stall_seconds=0.2)
+    app = create_app(msgspec.structs.replace(config, observability=observability))
+    app.state.server.owns_process = False
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        await app.state.server.ready_engine()
+        assert (await client.get("/health")).status_code == 200
+        body = {"prompt": "hello", "max_tokens": 3, "ignore_eos": True}
+        running = asyncio.create_task(client.post("/v1/completions", json=body, timeout=60))
+        while (answer := await client.get("/health")).status_code == 200:
+            await asyncio.sleep(0.02)
+        stalled = answer.json()["stalled"]
+        assert (answer.status_code, answer.json()["phase"]) == (503, "ready")
+        assert stalled["phase"] == "device"
+        assert stalled["seconds"] >= 0.2
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/live")).status_code == 200
+        text = (await client.get("/metrics")).text
+        assert re.search(r"^slipstream_stalled_seconds (0\.[2-9]|[1-9])", text, re.MULTILINE)
+        let_go.set()
+        assert (await running).status_code == 200
+        for path in ("/health", "/ready"):
+            assert (await client.get(path)).status_code == 200
+
+
+async def test_who_would_be_refused_is_not_sent_here(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, forward = threading.Event(), Runner._forward
+
+    def waiting_forward(self: Runner, *arguments: Any) -> Any:
+        assert let_go.wait(30)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Runner, "_forward", waiting_forward)
+    scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=1, max_waiting_requests=2)
+    app = create_app(msgspec.structs.replace(config, scheduler=scheduler), owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        engine = await app.state.server.ready_engine()
+        body = {"prompt": "hello", "max_tokens": 3, "ignore_eos": True}
+        running = []
+        for waiting in (0, 1, 2):
+            assert (await client.get("/ready")).status_code == 200
+            running.append(
+                asyncio.create_task(client.post("/v1/completions", json=body, timeout=60))
+            )
+            await until(lambda: engine.stats.num_running == 1)
+            await until(lambda waiting=waiting: engine.stats.num_waiting == waiting)
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["queue"]) == (503, "full")
+        assert (await client.get("/health")).status_code == 200
+        let_go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+        assert (await client.get("/ready")).json() == {"phase": "ready", "progress": 1.0}
+
+
+async def test_a_line_of_the_log_has_the_clients_name_of_the_request(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "src.requests")
+    observability = msgspec.structs.replace(config.observability, log_requests=True)
+    config = msgspec.structs.replace(config, observability=observability)
+    app = create_app(config, owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        await app.state.server.ready_engine()
+        answer = await client.post(
+            "/v1/completions",
+            json={"prompt": ["hello", "world"], "max_tokens": 3, "ignore_eos": True},
+            headers={"x-request-id": "client-7"},
+        )
+        assert answer.headers["x-request-id"] == "client-7"
+    lines = [record for record in caplog.records if record.name == "src.requests"]
+    assert [line.__dict__["request_id"] for line in lines] == ["client-7"] * 2
 
 
 async def test_while_draining_streams_finish_and_new_requests_are_refused(config: Config) -> None:
