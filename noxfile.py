@@ -1,8 +1,11 @@
 """What a person runs: `nox -s serve`, `-s tests`, `-s lint`, `-s types`, `-s bench`.
 
-Bare `nox` runs everything that a CPU can check; `-s prometheus` needs that program. Every session installs what it needs into its own
-environment, with pip, so that a local build of torch is found the way pip finds it.
+Bare `nox` runs everything that a CPU can check; `-s prometheus` needs that program beside it. Every
+session installs what it needs into its own environment, with pip, so that a local build of torch is
+found the way pip finds it.
 """
+
+import shutil
 
 import nox
 from packaging.requirements import Requirement
