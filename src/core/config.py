@@ -125,6 +125,11 @@ class ObservabilitySection(Section, frozen=True, kw_only=True):
     stall_seconds: Annotated[float, Meta(ge=0)] = 60.0
     timeline_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096  # steps that are kept
     timeline_requests: Annotated[int, Meta(ge=0, le=100_000)] = 1024  # ended completions
+    # Where spans are sent by OTLP; the OTEL_... variables say it too, and win.
+    otlp_endpoint: str | None = None
+    trace_steps: Annotated[float, Meta(ge=0, le=1)] = 0.05  # share of the steps with a span
+    trace_token_events: NonNegative = 0  # an event per so many deliveries of tokens; 0: none
+    trace_content_chars: NonNegative = 0  # of each prompt and output in spans; 0: none
     plan_log: str | None = None  # a file; None: plans are not written down
 
 

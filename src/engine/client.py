@@ -27,8 +27,10 @@ from src.core.errors import (
 from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
+from src.core.version import VERSION
 from src.engine.companions import Companions
 from src.engine.inspector import Inspector
+from src.engine.observed import Observed
 from src.engine.observer import EngineObserver
 from src.engine.prompts import ChatOptions, Prompt, RequestOptions, with_defaults
 from src.engine.status import (
@@ -42,6 +44,7 @@ from src.engine.status import (
 from src.engine.submission import ResultCollector, Submission
 from src.engine.timeline import Timeline
 from src.observability.metrics import EngineMetrics
+from src.observability.tracing import Telemetry
 from src.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -84,7 +87,8 @@ class AsyncEngine:
         self.metrics = EngineMetrics(
             served_names(self.config.model)[0], legacy_names=section.legacy_metrics
         )
-        self._observer = EngineObserver(self.metrics, section)
+        self.telemetry = Telemetry(section, served_names(self.config.model)[0], VERSION)
+        self._observer = EngineObserver(self.metrics, section, self.telemetry)
         self.inspector = Inspector(self._observer, lambda: self._loaded)
         self._companions = Companions(self, self._observer.progress)
         self._phase_began = time.monotonic()
@@ -210,9 +214,13 @@ class AsyncEngine:
         parts, self._parts, self._loop = self._parts, None, None
         if parts is not None:
             await asyncio.to_thread(parts.close)
+        if self.telemetry.active:
+            await asyncio.to_thread(self.telemetry.close)
 
     async def _main(self) -> None:
         try:
+            if self.telemetry.wanted:
+                await asyncio.to_thread(self.telemetry.open)
             await self._load()
             self._startup_done.set()
             assert self._loop is not None
@@ -227,6 +235,7 @@ class AsyncEngine:
             if not self._dead.done():
                 self._dead.set_result(error)
             self._startup_done.set()
+            self.telemetry.not_started(error)
             if not isinstance(error, SlipstreamError):
                 logger.exception("the engine failed")
 
@@ -277,6 +286,7 @@ class AsyncEngine:
             if self._status.phase in STARTUP_PHASES:
                 self.metrics.on_startup_phase(self._status.phase, now - self._phase_began)
             self._phase_began = now
+            self.telemetry.phase(phase, now)
         self._status = EngineStatus(phase, progress, detail)
 
     def _not_ready(self) -> NotReadyError:
@@ -413,23 +423,29 @@ class AsyncEngine:
 
         Arguments and errors are :meth:`generate`'s.
         """
-        try:
-            submission = await self._queue(prompt, params, options)
-        except SlipstreamError as error:
-            self.metrics.on_refused(error)
-            raise
-        try:
-            yield submission
-        finally:
-            submission.abort()
-            self._unregister(submission)
+        with Observed(self.telemetry, prompt, options) as observed:
+            try:
+                submission = await self._queue(prompt, params, options, observed)
+            except SlipstreamError as error:
+                self.metrics.on_refused(error)
+                raise
+            try:
+                yield submission
+            finally:
+                submission.abort()
+                self._unregister(submission)
 
     async def _queue(
-        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: RequestOptions,
+        observed: Observed,
     ) -> Submission:
         arrival = time.monotonic()
         parts, _ = self._check_admits()
         prompt_token_ids = await parts.builder.tokenize(prompt, options.get("chat"))
+        tokenized = time.monotonic()
         requests = await parts.builder.requests(
             prompt_token_ids,
             with_defaults(params, parts.info.default_sampling),
@@ -446,6 +462,10 @@ class AsyncEngine:
             options.get("request_id") or uuid.uuid4().hex,
             requests,
         )
+        if observed.active:
+            observed.queued(
+                submission.request_id, requests, submission.choices, tokenized, parts.tokenizer
+            )
         submission.start()
         self._submissions.setdefault(submission.request_id, []).append(submission)
         return submission

@@ -27,6 +27,7 @@ from src.engine.streams import Choice
 from src.engine.timeline import Timeline
 from src.observability.metrics import EngineMetrics
 from src.observability.request_log import log_request
+from src.observability.tracing import RequestTrace, Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +65,18 @@ class EngineObserver:
         The last plans.
     """
 
-    def __init__(self, metrics: EngineMetrics, section: ObservabilitySection) -> None:
+    def __init__(
+        self, metrics: EngineMetrics, section: ObservabilitySection, telemetry: Telemetry
+    ) -> None:
         self.timeline = Timeline(section.timeline_steps)
         self.progress = Progress(section.stall_seconds)
         self._logs_requests = section.log_requests
         self._next_report = 0.0
         self._steps = StepRecorder(self.timeline)
         self._metrics = metrics
+        self._telemetry = telemetry
+        # Step -> the traced requests that it served, where its own span is sampled.
+        self._served: dict[int, list[RequestTrace]] = {}
         self._choices: dict[int, Choice] = {}
         self.requests = RequestTracks(self._choices, section.timeline_requests)
         self.plans: deque[StepPlan] = deque(maxlen=_KEPT_PLANS)
@@ -124,6 +130,9 @@ class EngineObserver:
                     )
                 )
         self._steps.committed(plan, times, started, prefill_rows, prefill_tokens)
+        if self._telemetry.samples_step():
+            choices = (self._rows[step.row][0] for step in plan.rows)
+            self._served[plan.step_id] = [c.trace for c in choices if c.trace is not None]
 
     @_contained
     def step_failed(self) -> None:
@@ -143,6 +152,8 @@ class EngineObserver:
         now, record = time.monotonic(), choice.record
         previous, record.last_token = record.last_token, now
         record.num_tokens = choice.num_tokens
+        if record.token_times is not None:
+            record.token_times.append(now)
         if previous is None:
             record.first_token = now
             record.cached_tokens = event.cached_tokens
@@ -181,6 +192,8 @@ class EngineObserver:
         """The loop has turned once: write down its steps, and who lost its row."""
         for record in self._steps.published():
             self._metrics.on_step(record)
+            if self._served and (served := self._served.pop(record.step_id, None)) is not None:
+                self._telemetry.step(record, served)
         if preempted := scheduler.take_preempted():
             now = time.monotonic()
             for key in preempted:

@@ -80,8 +80,8 @@ SHELL = {
     "plan_log",
     "inspector",
     "request_tracks",
-    "records",
     "observer",
+    "observed",
 }
 KNOWS_BOTH_HALVES = {
     "loop",  # drives one with the other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,7 +56,7 @@ class Providers:
     own_meters: MeterProvider | None = None
 
     def start(
-        self, name: str, carrier: Mapping[bytes, bytes], received: float, *, server: bool
+        self, name: str, carrier: Mapping[bytes, bytes], start_time: int, *, server: bool
     ) -> tuple[Span, Context] | None:
         """Start a request's span; ``None`` when the sampler of this provider drops it."""
         assert self.tracer is not None
@@ -72,7 +71,7 @@ class Providers:
             name,
             context,
             kind=SpanKind.SERVER if server else SpanKind.INTERNAL,
-            start_time=_epoch_nanoseconds(received),
+            start_time=start_time,
         )
         if not span.get_span_context().trace_flags.sampled:
             return None
@@ -134,7 +133,3 @@ def tracer_provider(
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(GuardedSpanExporter(exporter, complaints)))
     return provider
-
-
-def _epoch_nanoseconds(moment: float) -> int:
-    return int(moment * 1e9) + time.time_ns() - time.monotonic_ns()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -74,6 +73,7 @@ class RequestTrace:
     operation: str
     model: str
     received: float
+    epoch_offset: int
     content_chars: int = 0
     token_times: bool = False
     response_id: str = ""
@@ -82,7 +82,6 @@ class RequestTrace:
     error: BaseException | None = None
     disconnected: bool = False
     ended: float = 0.0
-    epoch_offset: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
 
     def nanoseconds(self, moment: float) -> int:
         """A moment as nanoseconds since the epoch."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import re
 import threading
-from collections.abc import Mapping
 from typing import Final
 
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -19,8 +18,9 @@ from src.observability.tracing.settings import SamplerSettings
 
 # https://www.w3.org/TR/trace-context/#traceparent-header; later versions may append fields.
 _TRACEPARENT: Final = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(?:-.*)?"
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]([0-9a-f])(?:-.*)?"
 )
+_LENGTH: Final = 55  # of version 00
 _TRACE_ID_BITS: Final = 128
 
 
@@ -53,17 +53,19 @@ class FastSampling:
         self._parent_based = settings.parent_based
         self._bound = TraceIdRatioBased.get_bound_for_rate(settings.ratio)
 
-    def samples(self, carrier: Mapping[bytes, bytes]) -> bool:
-        """Whether a request with these propagation headers is sampled.
+    def samples(self, traceparent: bytes) -> bool:
+        """Whether a request with this header is sampled; without a header it is empty.
 
         For a new trace that is sampled, its trace id is preset.
         """
-        parent = _TRACEPARENT.fullmatch(carrier.get(b"traceparent", b"")) if carrier else None
-        if parent is not None:
+        # The commonest header of all, read without the pattern: what has this shape and is malformed
+        # is not traced, where it would begin a trace of its own.
+        if self._parent_based and len(traceparent) == _LENGTH and traceparent.endswith(b"-00"):
+            return False
+        if traceparent and (parent := _TRACEPARENT.fullmatch(traceparent)) is not None:
             if self._parent_based:
-                return bool(int(parent[1], 16) & 1)
-            trace_id = int(parent[0][3:35], 16)
-            return self._is_within(trace_id)
+                return parent[1] in b"13579bdf"
+            return self._is_within(int(traceparent[3:35], 16))
         trace_id = random.getrandbits(_TRACE_ID_BITS)
         if not self._is_within(trace_id) or not trace_id:
             return False

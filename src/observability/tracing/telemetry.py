@@ -125,10 +125,18 @@ class Telemetry:
         providers = self._providers
         if providers is None or providers.tracer is None:
             return None
-        carrier = {name: value for name, value in headers if name in providers.fields}
-        if providers.sampling is not None and not providers.sampling.samples(carrier):
-            return None
-        span_and_context = providers.start(operation, carrier, received, server=server)
+        sampling, fields = providers.sampling, providers.fields
+        if sampling is not None:
+            parent = b""
+            for name, value in headers:
+                if name == b"traceparent":
+                    parent = value
+            if not sampling.samples(parent):
+                return None
+        carrier = {name: value for name, value in headers if name in fields}
+        offset = time.time_ns() - time.monotonic_ns()
+        start_time = int(received * 1e9) + offset
+        span_and_context = providers.start(operation, carrier, start_time, server=server)
         if span_and_context is None:
             return None
         span, context = span_and_context
@@ -141,6 +149,7 @@ class Telemetry:
             operation=operation,
             model=self._model,
             received=received,
+            epoch_offset=offset,
             content_chars=self._section.trace_content_chars,
             token_times=self._section.trace_token_events > 0,
         )
