@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from src.cli import chat, generate, serve
+from src.cli import chat, generate, inspect, serve, top
 from src.cli.options import EXIT_USAGE
 from src.core.errors import SlipstreamError
 
@@ -20,6 +20,8 @@ examples:
   python -m src serve --model /some/checkpoint --port 9000
   python -m src generate "Once upon a time" --max-tokens 32
   python -m src chat --set model.dtype=float32
+  python -m src inspect --output trace.json             save a server's timeline for ui.perfetto.dev
+  python -m src top                                     watch a server in the terminal
 
 Settings come from a TOML file (--config or $SLIPSTREAM_CONFIG), then from SLIPSTREAM_SECTION__KEY
 variables, then from --set; docs/configuration.md lists them all.
@@ -52,6 +54,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, generate, chat):
+    for module in (serve, generate, chat, inspect, top):
         module.add_command(commands)
     return parser

@@ -48,6 +48,8 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
         The same moment on the engine's clock and in seconds since 1970.
     bubble
         Fraction of the time with work in which the device waited for the host, since the start.
+    last_step
+        The newest step that is recorded, shown here or not; 0 for none.
     steps
         Oldest first.
     requests
@@ -59,6 +61,7 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     unix_time: float
     bubble: float
+    last_step: int
     steps: list[StepRecord]
     requests: list[RequestTrack]
     omitted: int = 0

@@ -63,21 +63,25 @@ class Inspector:
         self._profiling: asyncio.Task[None] | None = None
 
     def timeline(self, steps: int | None = None, after: int = 0) -> TimelineView:
-        """The newest ``steps`` steps, of those that come after step ``after``."""
-        timeline = self._observer.timeline
+        """The newest ``steps`` steps, of those that come after step ``after``.
+
+        Of the ended completions there are those that these steps may have served.
+        """
+        timeline, now = self._observer.timeline, time.monotonic()
+        last_step = 0 if timeline.last is None else timeline.last.step_id
         count = len(timeline) if steps is None else steps
-        if after and timeline.last is not None:
-            count = min(count, max(0, timeline.last.step_id - after))
-        requests, omitted = self._observer.requests.tracks(MAX_REQUESTS)
+        if after:
+            count = min(count, max(0, last_step - after))
         records = timeline.tail(count)
-        if records and len(records) < len(timeline):
-            # Only completions that these steps can have served.
-            begin = records[0].planned
+        requests, omitted = self._observer.requests.tracks(MAX_REQUESTS)
+        if len(records) < len(timeline):
+            begin = records[0].planned if records else now
             requests = [track for track in requests if track.ended is None or track.ended >= begin]
         return TimelineView(
-            now=time.monotonic(),
+            now=now,
             unix_time=time.time(),
             bubble=timeline.bubble,
+            last_step=last_step,
             steps=records,
             requests=requests,
             omitted=omitted,

@@ -27,8 +27,8 @@ _SCHEME: Final = b"bearer "
 _MAX_CREDENTIALS: Final = 4096
 
 
-def admin_key_hash(section: HttpSection) -> bytes | None:
-    """The hash of the configured key; ``None`` without one.
+def admin_key(section: HttpSection) -> str | None:
+    """The configured key; ``None`` without one.
 
     Raises
     ------
@@ -49,7 +49,13 @@ def admin_key_hash(section: HttpSection) -> bytes | None:
         return None
     if not key.strip():
         raise ConfigError(f"{source}: the key is empty")
-    return _hash(key.strip().encode())
+    return key.strip()
+
+
+def admin_key_hash(section: HttpSection) -> bytes | None:
+    """The hash of the configured key; ``None`` without one. Raises what :func:`admin_key` does."""
+    key = admin_key(section)
+    return None if key is None else _hash(key.encode())
 
 
 class AdminEndpoint(Endpoint):

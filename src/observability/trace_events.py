@@ -35,8 +35,9 @@ Event = dict[str, Any]
 def trace_events(view: TimelineView) -> bytes:
     """The JSON of a trace of these steps and completions."""
     clock = _Clock(view)
-    events = [*_names(), *_host(view.steps, clock), *_device(view.steps, clock)]
-    events.extend(_requests(view, clock))
+    spans = _spans(view.steps, clock)
+    events = [*_names(), *_host(view.steps, clock), *_device(view.steps, spans, clock)]
+    events.extend(_requests(view, spans, clock))
     document = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -126,12 +127,23 @@ def _host(steps: Sequence[StepRecord], clock: _Clock) -> Iterator[Event]:
             yield {"ph": "C", "pid": HOST, "name": name, "ts": planned / 1000, "args": values}
 
 
-def _device(steps: Sequence[StepRecord], clock: _Clock) -> Iterator[Event]:
-    before = 0
+def _spans(steps: Sequence[StepRecord], clock: _Clock) -> dict[int, tuple[int, int]]:
+    """Step -> when it was on the device, none of them over another."""
+    spans, before = {}, 0
     for step in steps:
         # What the device's own clock says may begin a little before the host saw the last end.
         start = max(before, clock(step.device_start))
-        end = max(start, clock(step.device_end))
+        before = max(start, clock(step.device_end))
+        spans[step.step_id] = (start, before)
+    return spans
+
+
+def _device(
+    steps: Sequence[StepRecord], spans: dict[int, tuple[int, int]], clock: _Clock
+) -> Iterator[Event]:
+    before = 0
+    for step in steps:
+        start, end = spans[step.step_id]
         if step.idle_before and before and start > before:
             yield _slice(DEVICE, _STEPS, "bubble", before, start)
         before = end
@@ -154,9 +166,9 @@ def _device(steps: Sequence[StepRecord], clock: _Clock) -> Iterator[Event]:
         )
 
 
-def _requests(view: TimelineView, clock: _Clock) -> Iterator[Event]:
-    # The step's slice begins where the one before ends, if that was seen late: so does an arrow.
-    steps = {step.step_id: clock(step.device_end) for step in view.steps}
+def _requests(
+    view: TimelineView, spans: dict[int, tuple[int, int]], clock: _Clock
+) -> Iterator[Event]:
     lanes = _Lanes()
     for track in sorted(view.requests, key=lambda track: track.arrival):
         start = clock(track.arrival)
@@ -178,7 +190,9 @@ def _requests(view: TimelineView, clock: _Clock) -> Iterator[Event]:
             trace_id=track.trace_id,
         )
         yield from _phases(track, lane, start, end, clock)
-        yield from _arrows(track, lane, start, end, clock, steps)
+        if track.first_token is not None:
+            back = min(max(clock(track.first_token), start), end)
+            yield from _arrows(track, lane, start, back, spans)
     for lane in range(1, lanes.count + 1):
         name = {"name": f"completions {lane}"}
         yield {"ph": "M", "pid": REQUESTS, "tid": lane, "name": "thread_name", "args": name}
@@ -222,20 +236,17 @@ def _phases(track: RequestTrack, lane: int, start: int, end: int, clock: _Clock)
 
 
 def _arrows(
-    track: RequestTrack, lane: int, start: int, end: int, clock: _Clock, steps: dict[int, int]
+    track: RequestTrack, lane: int, start: int, back: int, spans: dict[int, tuple[int, int]]
 ) -> Iterator[Event]:
-    """From a completion over its prefill's steps and back to it; only with both of its ends."""
-    known = [chunk for chunk in track.chunks if chunk.step_id in steps]
-    if not known or track.first_token is None:
+    """From a completion's arrival over its prefill's steps back to its first token."""
+    middles = [sum(spans[c.step_id]) // 2 for c in track.chunks if c.step_id in spans]
+    middles = sorted(middle for middle in middles if start <= middle <= back)
+    if not middles:
         return
     common = {"cat": "request", "name": "prompt", "id": track.key}
     yield {"ph": "s", "pid": REQUESTS, "tid": lane, "ts": start / 1000, **common}
-    first = clock(track.first_token)
-    for chunk in known:
-        middle = (max(clock(chunk.device_start), 0) + steps[chunk.step_id]) // 2
-        if start <= middle <= first:
-            yield {"ph": "t", "pid": DEVICE, "tid": _STEPS, "ts": middle / 1000, **common}
-    back = min(max(first, start), end)
+    for middle in middles:
+        yield {"ph": "t", "pid": DEVICE, "tid": _STEPS, "ts": middle / 1000, **common}
     yield {"ph": "f", "bp": "e", "pid": REQUESTS, "tid": lane, "ts": back / 1000, **common}
 
 
