@@ -17,8 +17,9 @@ from tests.ops.comparison import attention_matches, copied
 
 Attention = Callable[..., Any]
 
+MACHINE = build.cpu_flags()
 needs_avx2 = pytest.mark.skipif(
-    not {"avx2", "fma", "f16c"} <= build.cpu_flags(), reason="the emulation is compiled for AVX2"
+    not build.LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2"
 )
 
 
