@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from src.core.errors import InvalidRequestError, ModelLoadError
 from src.text.chat_template import ChatTemplate
@@ -58,9 +59,22 @@ CHATS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-def transformers_render(template: str, messages: list[dict[str, Any]], how: dict[str, Any]) -> str:
-    from transformers import PreTrainedTokenizerFast
+def spelt_out(message: dict[str, Any]) -> dict[str, Any]:
+    """The message as transformers 5.23 reads it, for its older versions.
 
+    Before 5.23 a template was shown keys that are None, before 5.21 reasoning under the name given.
+    """
+    message = {key: value for key, value in message.items() if value is not None}
+    if "reasoning" in message:
+        message["reasoning_content"] = message["reasoning"]
+    return message
+
+
+def transformers_render(template: str, messages: list[dict[str, Any]], how: dict[str, Any]) -> str:
+    from transformers import PreTrainedTokenizerFast, __version__
+
+    if Version(__version__) < Version("5.23"):
+        messages = [spelt_out(message) for message in messages]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=byte_level(), chat_template=template, **SPECIAL
     )
