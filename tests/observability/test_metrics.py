@@ -275,6 +275,28 @@ def test_renamed_metrics_are_there_when_asked_for() -> None:
     assert "vllm:time_per_output_token_seconds" not in modern
 
 
+def test_what_dashboards_routers_and_autoscalers_of_vllm_ask_for_is_there() -> None:
+    """Sample names in vLLM's own Grafana dashboards, the production-stack and the gateway."""
+    asked = [
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+        *("prompt_tokens_total", "generation_tokens_total", "request_success_total"),
+        *("time_to_first_token_seconds_bucket", "time_to_first_token_seconds_sum"),
+        *("inter_token_latency_seconds_bucket", "e2e_request_latency_seconds_bucket"),
+        *("request_prompt_tokens_bucket", "request_generation_tokens_bucket"),
+        *("request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
+        *("request_decode_time_seconds_sum", "request_max_num_generation_tokens_sum"),
+        *("cache_config_info", "lora_requests_info"),
+    ]
+    renamed = [
+        *("gpu_cache_usage_perc", "gpu_prefix_cache_hit_rate", "gpu_prefix_cache_hits_total"),
+        *("gpu_prefix_cache_queries_total", "time_per_output_token_seconds_bucket"),
+    ]
+    modern = {name for name, _ in series(loaded())}
+    both = {name for name, _ in series(loaded(legacy_names=True))}
+    assert {f"vllm:{name}" for name in asked} <= modern
+    assert {f"vllm:{name}" for name in asked + renamed} <= both
+
+
 def test_refusals_are_counted_by_their_most_special_kind() -> None:
     metrics = loaded()
     for error in (
