@@ -57,6 +57,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Positive | None = None
+    quantization: Literal["int8", "int4"] | None = None  # of weights, at load, on CPU
+    quantization_group_size: Literal[32, 64, 128] = 32  # weights that share a scale, of int4
     seed: NonNegative = 0
 
 
@@ -123,13 +125,13 @@ class ObservabilitySection(Section, frozen=True, kw_only=True):
     legacy_metrics: bool = False  # what vLLM renamed, under its old names too
     # Seconds that work may be pending without a step that completes; 0: for ever.
     stall_seconds: Annotated[float, Meta(ge=0)] = 60.0
-    timeline_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096  # steps that are kept
-    timeline_requests: Annotated[int, Meta(ge=0, le=100_000)] = 1024  # ended completions
     # Where spans are sent by OTLP; the OTEL_... variables say it too, and win.
     otlp_endpoint: str | None = None
     trace_steps: Annotated[float, Meta(ge=0, le=1)] = 0.05  # share of the steps with a span
     trace_token_events: NonNegative = 0  # an event per so many deliveries of tokens; 0: none
     trace_content_chars: NonNegative = 0  # of each prompt and output in spans; 0: none
+    timeline_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096  # steps that are kept
+    timeline_requests: Annotated[int, Meta(ge=0, le=100_000)] = 1024  # ended completions
     plan_log: str | None = None  # a file; None: plans are not written down
 
 

@@ -69,6 +69,11 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     """
     started = time.perf_counter()
     device = resolve_device(config.device.type)
+    if config.model.quantization is not None and device.type != "cpu":
+        raise ConfigError(
+            f"model.quantization = {config.model.quantization!r} is for the CPU, "
+            f"the device is {device.type}"
+        )
     use_artifact_cache(cache_root())
     if device.type == "cpu":
         # The reference serves until the compiled kernels are there.
@@ -86,6 +91,8 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         seed=config.model.seed,
         progress=_weights_progress(report),
         max_model_len=config.model.max_model_len,
+        quantization=config.model.quantization,
+        group_size=config.model.quantization_group_size,
     )
     if tokenizer.has_chat_template:
         tokenizer.chat_template.prepare()

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from src.core.errors import ModelLoadError
 from src.distributed import Group
 from src.models.config import Fields, ModelConfig, Variant
+from src.models.quantization import Method, QuantizedWeight, Weight, plain, quantize
 from src.models.regions import (
     EAGER_REGIONS,
     PostAttention,
@@ -67,7 +69,7 @@ class Decoder:
         spec: shape, numerics and placement.
         region_spec: the static argument of the regions.
         embedding: [V, H].
-        head: [V, H]; the embedding itself when tied.
+        head: [V, H]; the embedding itself when tied and not quantized.
         final_norm: [H].
         pre: per layer, the weights up to attention.
         post: per layer, the weights after attention.
@@ -116,7 +118,7 @@ class Decoder:
             group=group,
         )
         self.embedding = self._empty(config.vocab_size, config.hidden_size)
-        self.head = (
+        self.head: Weight = (
             self.embedding
             if config.tie_word_embeddings
             else self._empty(config.vocab_size, config.hidden_size)
@@ -127,6 +129,35 @@ class Decoder:
         self.rope_table = rope_table(
             config.rope, config.head_dim, config.max_position_embeddings, max_positions
         ).to(device)
+
+    def quantize(self, method: Method, group_size: int) -> None:
+        """Replace the projections' weights by quantized ones, matrix by matrix.
+
+        Each original is freed before the next one is quantized. The head is `int8` in either case:
+        its errors go straight into the logits. An embedding that was also the head stays as it is.
+
+        Args:
+            method: see `quantization.quantize`.
+            group_size: of int4.
+
+        Raises:
+            ModelLoadError: a matrix cannot be cut into such groups.
+        """
+
+        def smaller(weight: Weight) -> QuantizedWeight:
+            return quantize(plain(weight), method, group_size)
+
+        try:
+            for layer, (pre, post) in enumerate(zip(self.pre, self.post, strict=True)):
+                self.pre[layer] = pre._replace(qkv_weight=smaller(pre.qkv_weight))
+                self.post[layer] = post._replace(
+                    output_weight=smaller(post.output_weight),
+                    gate_up_weight=smaller(post.gate_up_weight),
+                    down_weight=smaller(post.down_weight),
+                )
+            self.head = quantize(plain(self.head), "int8", group_size)
+        except ValueError as error:
+            raise ModelLoadError(f"quantization = {method!r}: {error}") from None
 
     def forward(
         self,
@@ -167,21 +198,30 @@ class Decoder:
         )
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Every distinct fused parameter by name; a tied head is the embedding and not repeated."""
-        named = {"embedding": self.embedding, "final_norm": self.final_norm}
+        """Every distinct fused parameter by name; a tied head is the embedding and not repeated.
+
+        A quantized one is two tensors, ``<name>.values`` and ``<name>.scales``.
+        """
+        named: dict[str, Weight] = {"embedding": self.embedding, "final_norm": self.final_norm}
         if self.head is not self.embedding:
             named["head"] = self.head
         for layer, (pre, post) in enumerate(zip(self.pre, self.post, strict=True)):
             for name, value in (pre._asdict() | post._asdict()).items():
                 if value is not None:
                     named[f"layers.{layer}.{name}"] = value
-        return named
+        tensors: dict[str, torch.Tensor] = {}
+        for name, value in named.items():
+            if isinstance(value, QuantizedWeight):
+                tensors |= {f"{name}.values": value.values, f"{name}.scales": value.scales}
+            else:
+                tensors[name] = value
+        return tensors
 
     def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes: its name to a contiguous view of a parameter."""
         views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.final_norm}
         if self.head is not self.embedding:
-            views["lm_head.weight"] = self.head
+            views["lm_head.weight"] = plain(self.head)
         for layer, (pre, post) in enumerate(zip(self.pre, self.post, strict=True)):
             for name, view in (self._pre_views(pre) | self._post_views(post)).items():
                 if view is not None:
@@ -197,21 +237,22 @@ class Decoder:
         }
         for kind, fused in (("weight", pre.qkv_weight), ("bias", pre.qkv_bias)):
             if fused is not None:
-                for name, view in zip("qkv", fused.split(rows), strict=True):
+                for name, view in zip("qkv", plain(fused).split(rows), strict=True):
                     views[f"self_attn.{name}_proj.{kind}"] = view
         return views
 
     def _post_views(self, post: PostAttention) -> dict[str, torch.Tensor | None]:
-        views = {
-            "self_attn.o_proj.weight": post.output_weight,
+        views: dict[str, torch.Tensor | None] = {
+            "self_attn.o_proj.weight": plain(post.output_weight),
             "self_attn.o_proj.bias": post.output_bias,
             "post_attention_layernorm.weight": post.post_norm,
-            "mlp.down_proj.weight": post.down_weight,
+            "mlp.down_proj.weight": plain(post.down_weight),
             "mlp.down_proj.bias": post.down_bias,
         }
         for kind, fused in (("weight", post.gate_up_weight), ("bias", post.gate_up_bias)):
             if fused is not None:
-                views[f"mlp.gate_proj.{kind}"], views[f"mlp.up_proj.{kind}"] = fused.chunk(2)
+                gate, up = plain(fused).chunk(2)
+                views |= {f"mlp.gate_proj.{kind}": gate, f"mlp.up_proj.{kind}": up}
         return views
 
     def _qkv_heads(self) -> tuple[int, int, int]:

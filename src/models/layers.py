@@ -10,20 +10,26 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from src import ops
 from src.distributed import Group
+from src.models.quantization import Weight
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`x @ weight.T + bias`: [T, in] with [out, in] and [out] to [T, out], in x's dtype.
 
-    The one seam through which every projection goes: prepacked and quantized weights are other
-    methods behind this call, not other models.
+    The one seam through which every projection goes: quantized weights are another method behind
+    this call, not another model.
     """
-    return functional.linear(x, weight, bias)
+    if isinstance(weight, torch.Tensor):
+        if x.device.type != "cpu" or x.dtype == torch.float32:
+            return functional.linear(x, weight, bias)
+        return ops.linear(x, weight, None, bias)
+    return ops.linear(x, weight.values, weight.scales, bias)
 
 
 def row_parallel_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: Group
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, group: Group
 ) -> torch.Tensor:
     """A projection whose input dimension is sharded: partial sums are reduced over the group.
 

@@ -20,6 +20,7 @@ from src.models.checkpoint import StoredTensor, TensorReader, equal_contents, op
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.decoder import Decoder
 from src.models.dummy import fill_dummy
+from src.models.quantization import Method
 from src.models.registry import family_of, load_config
 
 LoadFormat = Literal["auto", "dummy"]
@@ -40,6 +41,8 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
     max_model_len: int | None = None,
+    quantization: Method | None = None,
+    group_size: int = 32,
 ) -> Decoder:
     """Build the model of a directory and fill its parameters.
 
@@ -52,6 +55,8 @@ def load_model(
         progress: told the bytes read and the bytes in all; without it, a bar is shown if standard
             error is a terminal.
         max_model_len: longest sequence in tokens; None is what the model is made for.
+        quantization: of the projections' weights once they are read, see `Decoder.quantize`.
+        group_size: of `int4`.
 
     Raises:
         ModelLoadError: anything that keeps the checkpoint from being served, naming what.
@@ -72,6 +77,10 @@ def load_model(
         check_tensors(path, stored, destinations, tied=config.tie_word_embeddings)
         with _Reporter(sum(stored[name].size for name in destinations), progress) as report:
             read_all([(stored[name], view) for name, view in destinations.items()], report)
+        # The views keep the originals alive.
+        del destinations
+    if quantization is not None:
+        decoder.quantize(quantization, group_size)
     return decoder
 
 

@@ -23,6 +23,7 @@ import torch
 
 from src.distributed import Group
 from src.models.layers import apply_rope, linear, rms_norm, row_parallel_linear, silu_and_mul
+from src.models.quantization import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +38,24 @@ class RegionSpec:
 
 
 class PreAttention(NamedTuple):
-    """Weights of a layer up to attention, in the model's dtype."""
+    """Weights of a layer up to attention, in the model's dtype unless quantized."""
 
     input_norm: torch.Tensor  # [H]
-    qkv_weight: torch.Tensor  # [(Q + 2 K) D, H], rows: queries, keys, values
+    qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, keys, values
     qkv_bias: torch.Tensor | None  # [(Q + 2 K) D]
     q_norm: torch.Tensor | None  # [D]
     k_norm: torch.Tensor | None  # [D]
 
 
 class PostAttention(NamedTuple):
-    """Weights of a layer after attention, in the model's dtype."""
+    """Weights of a layer after attention, in the model's dtype unless quantized."""
 
-    output_weight: torch.Tensor  # [H, Q D]
+    output_weight: Weight  # [H, Q D]
     output_bias: torch.Tensor | None  # [H]
     post_norm: torch.Tensor  # [H]
-    gate_up_weight: torch.Tensor  # [2 I, H], rows: gate, up
+    gate_up_weight: Weight  # [2 I, H], rows: gate, up
     gate_up_bias: torch.Tensor | None  # [2 I]
-    down_weight: torch.Tensor  # [H, I]
+    down_weight: Weight  # [H, I]
     down_bias: torch.Tensor | None  # [H]
 
 
@@ -115,7 +116,7 @@ class LastRegion(Protocol):
 class LogitsRegion(Protocol):
     """`logits(head_weight, hidden)`."""
 
-    def __call__(self, head_weight: torch.Tensor, hidden: torch.Tensor, /) -> torch.Tensor: ...
+    def __call__(self, head_weight: Weight, hidden: torch.Tensor, /) -> torch.Tensor: ...
 
 
 class Regions(NamedTuple):
@@ -178,7 +179,7 @@ def last(
     return rms_norm(residual, final_norm, spec.rms_norm_eps)
 
 
-def logits(head_weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+def logits(head_weight: Weight, hidden: torch.Tensor) -> torch.Tensor:
     """Vocabulary scores, float32 [S, V], of selected hidden states [S, H]; head_weight [V, H]."""
     return linear(hidden, head_weight).to(torch.float32)
 

@@ -6,17 +6,20 @@
 
 from src.ops.declaration import Cost, Kernel, Op
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
+from src.ops.linear import LINEAR, linear
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 
-OPS: tuple[Op, ...] = (PAGED_ATTENTION, GUMBEL_ARGMAX)
+OPS: tuple[Op, ...] = (PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR)
 
 __all__ = [
     "GUMBEL_ARGMAX",
+    "LINEAR",
     "OPS",
     "PAGED_ATTENTION",
     "Cost",
     "Kernel",
     "Op",
     "gumbel_argmax",
+    "linear",
     "paged_attention",
 ]

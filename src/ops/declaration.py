@@ -57,7 +57,8 @@ class Op:
         cases: The grid that the kernels are tested over.
         cost: Minimal bytes and FLOPs of a call with these arguments.
         lazy: Where a device type's kernel lives (`"module:attribute"`). It is imported at the
-            first call on that device type, so that a CPU process never imports Triton.
+            first call on that device type, so that a CPU process never imports Triton. Without
+            one the reference serves there.
     """
 
     def __init__(
@@ -115,6 +116,9 @@ class Op:
 
     def _resolve_cuda(self, *args: Any) -> Any:
         """First CUDA call: import the kernel and make it the active one."""
+        if "cuda" not in self._lazy:
+            self._cuda = self._reference_kernel
+            return self.reference(*args)
         module, _, attribute = self._lazy["cuda"].partition(":")
         try:
             kernel = Kernel("triton", getattr(importlib.import_module(module), attribute))

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 1
+#define SLIPSTREAM_ABI 2
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -45,8 +45,23 @@ struct GumbelArgs {
   int64_t rows, vocab_size, logits_stride, threads;
 };
 
+// How weights are held, beside the float types of DType.
+enum WeightKind : int64_t { kInt4 = 4, kInt8 = 8 };
+
+struct LinearArgs {
+  const void* x;        // [tokens, inputs], rows x_stride apart
+  const void* weight;   // [outputs, inputs] contiguous; int4: [outputs, inputs / 2]
+  const float* scales;  // int8: [outputs]; int4: [outputs, inputs / group]; otherwise unused
+  const void* bias;     // [outputs] of x's dtype, or null
+  void* out;            // [tokens, outputs] contiguous, of x's dtype
+  int64_t tokens, inputs, outputs, x_stride;
+  int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
+};
+
 typedef int AttentionFunction(const AttentionArgs*);
 typedef int GumbelFunction(const GumbelArgs*);
+typedef int LinearFunction(const LinearArgs*);
 
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
+SLIPSTREAM_EXPORT LinearFunction slipstream_linear;

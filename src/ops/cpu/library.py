@@ -15,17 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 1
+from src.ops.linear import INT4_RUN
+from src.ops.linear import reference as reference_linear
+
+ABI = 2
 
 _ATTENTION = struct.Struct("@10P15qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
+_LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_KINDS = {torch.int8: 8, torch.uint8: 4} | _DTYPES
 _ERRORS = {
     1: "slot_mapping names a slot outside of the cache",
     2: "a block table names a block outside of the cache",
     3: "query_start_loc, seq_lens and the tensors' sizes contradict each other",
     4: "expected head_dim a multiple of 8 up to 256, num_heads a multiple of num_kv_heads, "
-    "block_size of at least 1",
+    "block_size of at least 1, groups of int4 a multiple of 32",
 }
 
 
@@ -51,6 +56,7 @@ class KernelLibrary:
         self._philox.argtypes = (ctypes.c_uint64,) * 3 + (ctypes.c_void_p,)
         self.paged_attention = _bind_attention(self._library)
         self.gumbel_argmax = _bind_gumbel(self._library)
+        self.linear = _bind_linear(self._library)
 
     def philox(self, seed: int, position: int, group: int) -> tuple[int, int, int, int]:
         """The four random words of counter (position, group) under key `seed`."""
@@ -191,7 +197,56 @@ def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
     return gumbel_argmax
 
 
+def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
+    function: Any = library.slipstream_linear
+    function.argtypes = (ctypes.c_char_p,)
+    threads = torch.get_num_threads
+
+    def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+        tokens, inputs = x.shape
+        outputs = len(weight)
+        row_stride, stride = x.stride()
+        if inputs % INT4_RUN:
+            return reference_linear(x, weight, scales, bias)
+        group = 0 if scales is None or scales.dim() == 1 else inputs // scales.shape[1]
+        if not (
+            stride == 1
+            and weight.is_contiguous()
+            and (weight.dtype == x.dtype if scales is None else scales.is_contiguous())
+            and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
+        ):
+            raise ValueError(
+                "expected x with contiguous last dimension, contiguous weights, scales and "
+                f"bias, and what is not quantized in x's dtype; got x "
+                f"{tuple(x.shape)} {x.stride()} {x.dtype}, weight {tuple(weight.shape)} "
+                f"{weight.dtype}"
+            )
+        out = x.new_empty((tokens, outputs))
+        status = function(
+            _LINEAR(
+                x.data_ptr(),
+                weight.data_ptr(),
+                0 if scales is None else scales.data_ptr(),
+                0 if bias is None else bias.data_ptr(),
+                out.data_ptr(),
+                tokens,
+                inputs,
+                outputs,
+                row_stride,
+                _DTYPES[x.dtype],
+                _KINDS[weight.dtype],
+                group,
+                threads(),
+            )
+        )
+        if status:
+            _raise(status)
+        return out
+
+    return linear
+
+
 def _raise(status: int) -> None:
     if status in _ERRORS:
         raise ValueError(_ERRORS[status])
-    raise MemoryError("no memory for the partial results of paged attention")
+    raise MemoryError("no memory for what a kernel computes on the way")

@@ -34,14 +34,6 @@ std::vector<T> draw(Random& random, size_t n) {
   return values;
 }
 
-inline float as_float(const float* p) { return *p; }
-
-template <class T>
-inline float as_float(const T* p) {
-  T one[W] = {*p};
-  return load(one)[0];
-}
-
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window) {
   constexpr int64_t kHeads = 6, kKvHeads = 2, kBlock = 16, kRows = 5, kMaxBlocks = 45;
@@ -108,6 +100,40 @@ bool same_gumbel(GumbelFunction* other) {
   return other(&args) == kOk && tokens == other_tokens;
 }
 
+template <class T>
+bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t tokens) {
+  constexpr int64_t kInputs = 192, kOutputs = 37, kGroup = 64;
+  Random random;
+  const auto x = draw<T>(random, size_t(tokens * kInputs));
+  // Of quantized kinds any bits will do.
+  const auto weight = draw<T>(random, size_t(kOutputs * kInputs));
+  auto scales = draw<float>(random, size_t(kOutputs * kInputs / kGroup));
+  for (float& scale : scales) scale *= 0.01f;
+  std::vector<T> out(size_t(tokens * kOutputs)), other_out(out.size());
+  LinearArgs args{x.data(), weight.data(), scales.data(), weight.data(), out.data(), tokens, kInputs,
+                  kOutputs, kInputs, dtype, kind, kGroup, 2};
+  if (slipstream_linear(&args) != kOk) return false;
+  args.out = other_out.data();
+  if (other(&args) != kOk) return false;
+  // Where sums cancel, the order of the summands shows in the last bits of the largest of them.
+  const float tolerance = dtype == kFloat32 ? 1e-5f : 1e-2f;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const float a = as_float(&out[i]), b = as_float(&other_out[i]);
+    if (!(std::fabs(a - b) <= tolerance * (32.0f + std::fabs(a)))) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool same_linears(LinearFunction* other, DType dtype) {
+  for (const int64_t tokens : {1, 2, 5, 30, 300}) {
+    for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt4)}) {
+      if (!same_linear<T>(other, dtype, kind, tokens)) return false;
+    }
+  }
+  return true;
+}
+
 #if defined(__x86_64__)
 inline bool has_tiles() {
   constexpr unsigned kTiles = 1u << 24 | 1u << 22;  // leaf 7: AMX-TILE, AMX-BF16
@@ -138,7 +164,8 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
 #endif
 }
 
-SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel) {
+SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel,
+                                            LinearFunction* linear) {
   for (const int64_t head_dim : {64, 72, 128}) {
     for (const int64_t window : {0, 65}) {
       if (!same_attention<float>(attention, kFloat32, head_dim, window) ||
@@ -147,6 +174,10 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
         return kDiffers;
       }
     }
+  }
+  if (!same_linears<float>(linear, kFloat32) || !same_linears<bf16>(linear, kBFloat16) ||
+      !same_linears<f16>(linear, kFloat16)) {
+    return kDiffers;
   }
   return same_gumbel(gumbel) ? 0 : kDiffers;
 }

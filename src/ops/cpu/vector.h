@@ -63,7 +63,13 @@ inline vf load(const f16* p) {
 
 inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 
-inline float to_float(float x) { return x; }
+inline float as_float(const float* p) { return *p; }
+
+template <class T>
+inline float as_float(const T* p) {
+  T one[W] = {*p};
+  return load(one)[0];
+}
 
 inline void from_float(float x, float* to) { *to = x; }
 

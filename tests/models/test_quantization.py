@@ -1,0 +1,130 @@
+"""Quantized weights: what rounding does to a matrix, and that the rest of the model is exact."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from src.core.errors import ModelLoadError
+from src.models import Decoder, load_model
+from src.models.quantization import QuantizedWeight, plain, quantize
+from tests.models.harness import PagedSequence, dense_logits
+from tests.support.checkpoints import load_reference, make_checkpoint
+
+TOLERANCE = 1e-4  # of a logit, relative to the largest of its row
+PROMPT = [5, 17, 3, 250, 99, 4, 4, 31, 8, 120, 77, 6]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    groups=st.integers(1, 5),
+    group_size=st.sampled_from([32, 64, 128]),
+    method=st.sampled_from(["int8", "int4"]),
+    spread=st.sampled_from([1e-6, 1.0, 1e4]),
+    seed=st.integers(0, 1000),
+)
+def test_no_weight_moves_further_than_half_a_step(
+    rows: int, groups: int, group_size: int, method: Any, spread: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, groups * group_size, generator=generator) * spread
+    weight[0, :group_size] = 0  # a group of zeros has no largest value
+    quantized = quantize(weight, method, group_size)
+    step = quantized.scales.abs()
+    if method == "int4":
+        step = step.repeat_interleave(group_size, dim=1)
+    else:
+        step = step[:, None]
+    # At the short end of int4's range, up to a whole step is cut off.
+    most = 0.5 if method == "int8" else 1.0
+    error = (quantized.dequantized() - weight).abs()
+    assert (error <= step * most * (1 + 1e-5)).all()
+    assert (quantized.dequantized()[0, :group_size] == 0).all()
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_what_is_representable_survives(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    levels = torch.randint(-8, 8, (5, 96), generator=generator).float()
+    levels[:, ::32] = -8
+    scales = torch.rand(5, 3, generator=generator) + 0.5
+    weight = levels * scales.repeat_interleave(32, dim=1)
+    assert torch.equal(quantize(weight, "int4", 32).dequantized(), weight)
+
+
+def quantized_reference(directory: Path, decoder: Decoder) -> Any:
+    """transformers with the matrices that the decoder's quantized ones stand for."""
+    reference = load_reference(directory)
+    with torch.no_grad():
+        for layer, pre, post in zip(reference.model.layers, decoder.pre, decoder.post, strict=True):
+            attention, mlp = layer.self_attn, layer.mlp
+            fused = [
+                (pre.qkv_weight, (attention.q_proj, attention.k_proj, attention.v_proj)),
+                (post.output_weight, (attention.o_proj,)),
+                (post.gate_up_weight, (mlp.gate_proj, mlp.up_proj)),
+                (post.down_weight, (mlp.down_proj,)),
+            ]
+            for weight, modules in fused:
+                assert isinstance(weight, QuantizedWeight)
+                rows = [module.out_features for module in modules]
+                for module, part in zip(modules, weight.dequantized().split(rows), strict=True):
+                    module.weight.copy_(part)
+        assert isinstance(decoder.head, QuantizedWeight)
+        # Apart from the embedding, which keeps its values even where the head is tied to it.
+        reference.lm_head.weight = torch.nn.Parameter(decoder.head.dequantized())
+    return reference
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("architecture", "tie"), [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", True)]
+)
+@torch.inference_mode()
+def test_the_model_is_the_one_of_the_rounded_matrices(
+    tmp_path: Path, architecture: str, tie: bool, method: Any
+) -> None:
+    directory = make_checkpoint(tmp_path / "model", architecture, tie=tie)
+    decoder = load_model(directory, quantization=method)
+    reference = quantized_reference(directory, decoder)
+    want = reference(torch.tensor([PROMPT])).logits[0]
+    for got in (dense_logits(decoder, PROMPT), PagedSequence(decoder).append(PROMPT)):
+        error = (got - want).abs() / want.abs().amax(dim=-1, keepdim=True)
+        assert error.max() < TOLERANCE
+    tokens = list(PROMPT)
+    for _ in range(12):
+        tokens.append(
+            int(reference(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax())
+        )
+    assert PagedSequence(decoder).greedy(PROMPT, 12, chunk=5) == tokens[len(PROMPT) :]
+    # Rounding is not nothing: else the test above would show nothing.
+    exact = dense_logits(load_model(directory), PROMPT)
+    assert (got - exact).abs().max() > 10 * TOLERANCE * exact.abs().max()
+
+
+def test_the_originals_are_freed(tmp_path: Path) -> None:
+    decoder = load_model(make_checkpoint(tmp_path / "model"))
+    originals = [weakref.ref(plain(pre.qkv_weight)) for pre in decoder.pre]
+    before = sum(tensor.nbytes for tensor in decoder.parameters().values())
+    decoder.quantize("int4", 32)
+    assert all(original() is None for original in originals)
+    parameters = decoder.parameters()
+    assert parameters["layers.0.qkv_weight.values"].dtype == torch.uint8
+    assert parameters["head.values"].dtype == torch.int8
+    assert sum(tensor.nbytes for tensor in parameters.values()) < before / 2
+
+
+def test_rows_that_cannot_be_cut_into_groups_are_refused(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model", intermediate_size=48)
+    with pytest.raises(ModelLoadError, match=r"quantization = 'int8'.* 48 weights .* 32"):
+        load_model(directory, quantization="int8")
+    directory = make_checkpoint(tmp_path / "other")
+    with pytest.raises(ModelLoadError, match=r"quantization = 'int4'.* 64 weights .* 128"):
+        load_model(directory, quantization="int4", group_size=128)

@@ -1,0 +1,107 @@
+"""The streaming projection: every kind of weights, and results that no batch can change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from src.ops.cpu.library import KernelLibrary
+from src.ops.linear import LINEAR, dequantize
+
+KINDS = ("same", "int8", "int4/32", "int4/128")
+
+
+def assert_matches(got: torch.Tensor, args: tuple[Any, ...]) -> None:
+    """Against float64; what differs is the rounding of sums, and of the result once."""
+    x, weight, scales, bias = args
+    matrix = weight.double() if scales is None else dequantize(weight, scales).double()
+    expected = x.double() @ matrix.T + (0 if bias is None else bias.double())
+    relative = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}[x.dtype]
+    largest = x.double().abs() @ matrix.T.abs() + 1
+    assert ((got.double() - expected).abs() <= relative * expected.abs() + 1e-5 * largest).all()
+
+
+@pytest.mark.parametrize("weight", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_are_those_of_float64(
+    libraries: dict[str, KernelLibrary], dtype: torch.dtype, weight: str
+) -> None:
+    for tokens, inputs, outputs in [(1, 128, 5), (3, 256, 4), (13, 384, 30), (100, 1024, 9)]:
+        args = LINEAR.build(
+            "cpu",
+            tokens=tokens,
+            inputs=inputs,
+            outputs=outputs,
+            dtype=dtype,
+            weight=weight,
+            has_bias=True,
+        )
+        for library in libraries.values():
+            assert_matches(library.linear(*args), args)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_token_is_the_same_bits_in_any_company(
+    libraries: dict[str, KernelLibrary], data: st.DataObject
+) -> None:
+    tokens = data.draw(st.integers(1, 120))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    x, weight, scales, bias = LINEAR.build(
+        "cpu",
+        tokens=tokens,
+        inputs=data.draw(st.sampled_from([128, 1024])),
+        outputs=data.draw(st.integers(1, 40)),
+        dtype=dtype,
+        weight=data.draw(st.sampled_from(KINDS)),
+        has_bias=data.draw(st.booleans()),
+    )
+    first = data.draw(st.integers(0, tokens - 1))
+    last = data.draw(st.integers(first + 1, tokens))
+    for library in libraries.values():
+        whole = library.linear(x, weight, scales, bias)
+        torch.set_num_threads(data.draw(st.integers(1, 3)))
+        part = library.linear(x[first:last], weight, scales, bias)
+        assert torch.equal(part, whole[first:last])
+
+
+def test_rows_may_lie_apart_and_there_may_be_none(libraries: dict[str, KernelLibrary]) -> None:
+    x, weight, scales, bias = LINEAR.build("cpu", tokens=6, inputs=192, outputs=8, weight="int8")
+    for library in libraries.values():
+        whole = library.linear(x, weight, scales, bias)
+        assert torch.equal(
+            library.linear(x[:, :128], weight[:, :128].contiguous(), scales, bias),
+            (library.linear(x[:, :128].contiguous(), weight[:, :128].contiguous(), scales, bias)),
+        )
+        assert torch.equal(library.linear(x[::2], weight, scales, bias), whole[::2])
+        assert library.linear(x[:0], weight, scales, bias).shape == (0, 8)
+
+
+def test_one_bad_token_stays_its_own(library: KernelLibrary) -> None:
+    x, weight, scales, bias = LINEAR.build("cpu", tokens=9, inputs=128, outputs=16)
+    expected = library.linear(x, weight, scales, bias)
+    x[4] = torch.nan
+    got = library.linear(x, weight, scales, bias)
+    assert got[4].isnan().all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(got[others], expected[others])
+
+
+def test_rows_that_no_group_fits_are_left_to_torch(library: KernelLibrary) -> None:
+    args = LINEAR.build("cpu", tokens=3, inputs=50, outputs=7, dtype=torch.bfloat16)
+    assert torch.equal(library.linear(*args), LINEAR.reference(*args))
+
+
+def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
+    x, weight, _, _ = LINEAR.build("cpu", tokens=3, inputs=64, outputs=7)
+    with pytest.raises(ValueError, match="in x.s dtype"):
+        library.linear(x.bfloat16(), weight, None, None)
+    with pytest.raises(ValueError, match="contiguous"):
+        library.linear(x, weight.T.contiguous().T, None, None)
+    packed = torch.zeros(7, 32, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        library.linear(x, packed, torch.ones(7, 4), None)
