@@ -211,6 +211,8 @@ class AsyncEngine:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        # They would keep the model alive.
+        self.metrics.on_stopped()
         parts, self._parts, self._loop = self._parts, None, None
         if parts is not None:
             await asyncio.to_thread(parts.close)

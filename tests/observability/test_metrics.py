@@ -238,6 +238,7 @@ def test_what_the_engine_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
     metrics.on_stopped()
     assert metrics.value("vllm:num_requests_running") == 0
     assert metrics.value("slipstream_stalled_seconds") == 0
+    assert "slipstream_kv_bytes{" not in metrics.render()[0].decode()
     assert metrics.value("vllm:num_preemptions_total") == 3
 
 

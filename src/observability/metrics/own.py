@@ -59,6 +59,7 @@ class OwnMetrics:
         self.recomputed_tokens.value = readings.recomputed_tokens
         self.bypasses.value = readings.bypasses
         self.shortages.value = readings.shortages
+        self._kv_bytes.clear()
         for group, kv in readings.kv.items():
             for state, amount in (("held", kv.held), ("cached", kv.cached), ("free", kv.free)):
                 self._kv_bytes.child(group, state).value = amount
