@@ -58,7 +58,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Positive | None = None
     quantization: Literal["int8", "int4"] | None = None  # of weights, at load, on CPU
-    quantization_group_size: Literal[32, 64, 128] = 32  # weights that share a scale, of int4
+    # weights of a row that share a scale, of int4
+    quantization_group_size: Annotated[int, Meta(ge=32, le=1024, multiple_of=32)] = 32
     seed: NonNegative = 0
 
 

@@ -229,7 +229,8 @@ def _conceal(kind: type, value: Any) -> Any:
 
 
 def _expected(setting: Setting, error: msgspec.ValidationError) -> str:
-    choices = [choice for choice in get_args(setting.type) if isinstance(choice, str)]
+    kinds = get_args(setting.type)
+    choices = [c for kind in kinds for c in (kind, *get_args(kind)) if isinstance(c, str)]
     if choices:
         return f"expected one of {', '.join(choices)}"
     text = str(error)

@@ -54,6 +54,8 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "model.served_model_name": "a, b",
         "model.dtype": "float16",
         "model.load_format": "dummy",
+        "model.quantization": "int8",
+        "model.quantization_group_size": "128",
         "device.type": "cpu",
         "cache.memory_fraction": "0.5",
         "cache.enable_prefix_caching": "false",
@@ -69,7 +71,8 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "observability.stats_interval": "0",
     }
     for name, setting in known_settings().items():
-        text = examples.get(name, "17")
+        other = str(not setting.default).lower() if setting.type is bool else "17"
+        text = examples.get(name, other)
         config = load_config(environ={setting.variable: text})
         value = getattr(getattr(config, setting.section), setting.key)
         assert value != setting.default, name

@@ -98,7 +98,7 @@ def test_rows_that_no_group_fits_are_left_to_torch(library: KernelLibrary) -> No
 
 def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
     x, weight, _, _ = LINEAR.build("cpu", tokens=3, inputs=64, outputs=7)
-    with pytest.raises(ValueError, match="in x.s dtype"):
+    with pytest.raises(ValueError, match=r"in x.s dtype"):
         library.linear(x.bfloat16(), weight, None, None)
     with pytest.raises(ValueError, match="contiguous"):
         library.linear(x, weight.T.contiguous().T, None, None)
