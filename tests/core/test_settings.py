@@ -66,6 +66,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "http.ready_wait": "1.5",
         "http.request_timeout": "2.5",
         "http.shutdown_timeout": "2.5",
+        "observability.trace_steps": "0.5",
         "observability.log_level": "debug",
         "observability.log_format": "json",
         "observability.stats_interval": "0",
