@@ -1,8 +1,8 @@
 """What a person runs: `nox -s serve`, `-s tests`, `-s lint`, `-s types`, `-s bench`.
 
-Bare `nox` runs everything that a CPU can check; `-s prometheus` needs that program beside it. Every
-session installs what it needs into its own environment, with pip, so that a local build of torch is
-found the way pip finds it.
+Bare `nox` runs everything that a CPU can check; `-s prometheus` needs that program beside it, `-s
+otel` installs two. Every session installs what it needs into its own environment, with pip, so that
+a local build of torch is found the way pip finds it.
 """
 
 import shutil
@@ -104,3 +104,22 @@ def prometheus(session: nox.Session) -> None:
     install(session, "test")
     build_kernels(session)
     session.run("python", "-m", "pytest", "tests/observability/prometheus_scrape.py")
+
+
+@nox.session
+def otel(session: nox.Session) -> None:
+    """A server's spans arrive at real receivers, over HTTP and gRPC."""
+    session.install("-e", ".[otel]", *nox.project.dependency_groups(PYPROJECT, "test"))
+    build_kernels(session)
+    # They have requirements of their own, which must not meet ours.
+    receivers = session.cache_dir.resolve() / "receivers"
+    session.run("python", "-m", "venv", str(receivers))
+    session.run(
+        str(receivers / "bin" / "python"),
+        *("-m", "pip", "install", "-q", "rotel", "arize-phoenix"),
+        external=True,
+    )
+    session.run(
+        *("python", "-m", "pytest", "tests/observability/otel_receivers.py", *session.posargs),
+        env={"OTEL_RECEIVERS": str(receivers)},
+    )

@@ -101,7 +101,8 @@ class EngineObserver:
         self.plans.append(plan)
         if not plan.installs:
             return
-        now = times.launch_ended
+        # The device may begin before the call that hands the step over has ended.
+        now = times.launched
         for install in plan.installs:
             choice = self._choices[install.request_key]
             choice.record.admitted.append(now)
@@ -114,12 +115,13 @@ class EngineObserver:
     def committed(self, plan: StepPlan, times: StepTimes, started: float) -> None:
         """A step's result was committed; ``started`` is when that began."""
         self.progress.committed(started)
-        prefill_rows = prefill_tokens = 0
+        prefill_rows = prefill_tokens = unfinished_rows = 0
         for step in plan.rows:
             choice, prefilled = self._rows[step.row]
             if step.start < prefilled:
                 prefill_rows += 1
                 prefill_tokens += step.num_tokens
+                unfinished_rows += not step.samples
                 choice.record.chunks.append(
                     ChunkRecord(
                         plan.step_id,
@@ -129,7 +131,7 @@ class EngineObserver:
                         times.device_end,
                     )
                 )
-        self._steps.committed(plan, times, started, prefill_rows, prefill_tokens)
+        self._steps.committed(plan, times, started, (prefill_rows, prefill_tokens, unfinished_rows))
         if self._telemetry.samples_step():
             choices = (self._rows[step.row][0] for step in plan.rows)
             self._served[plan.step_id] = [c.trace for c in choices if c.trace is not None]

@@ -119,6 +119,10 @@ async def test_times_are_nested_ordered_and_add_up(client: httpx.AsyncClient, sp
     for before, after in itertools.pairwise(order):
         # One nanosecond of rounding.
         assert times(children[before])[1] <= times(children[after])[0] + 1000
+    chunks = [times(span) for span in spans.children(root) if span.name == "prefill"]
+    assert times(children["queue"])[1] <= chunks[0][0] + 1000
+    assert all(a[1] <= b[0] + 1000 for a, b in itertools.pairwise(chunks))
+    assert chunks[-1][1] <= times(children["decode"])[0] + 1000
     assert times(children["parse and tokenize"])[0] == start
     assert times(children["parse and tokenize"])[1] == times(children["admission"])[0]
     assert times(children["admission"])[1] == times(children["queue"])[0]
