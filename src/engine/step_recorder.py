@@ -8,34 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import NamedTuple
 
 from src.core.plan import StepPlan, StepTimes
 from src.core.steps import StepRecord
 from src.engine.scheduler import Scheduler
 from src.engine.timeline import Timeline
 
-
-class _Planned(NamedTuple):
-    """The scheduler's figures once a step was planned."""
-
-    running: int
-    waiting: int
-    kv_usage: float
-    preemptions: int
-
-
-class _Committed(NamedTuple):
-    """A step whose readers are still to be told."""
-
-    plan: StepPlan
-    times: StepTimes
-    planned: _Planned
-    started: float
-    ended: float
-    idle_before: float
-    prefill_rows: int
-    prefill_tokens: int
+# Rows that compute tokens of prompts, those tokens, and the rows of them with more to come.
+Prefill = tuple[int, int, int]
+# Plain tuples, since this happens in every step. Once a step was planned: running and waiting
+# requests, KV usage, new preemptions.
+_Planned = tuple[int, int, float, int]
+# A step whose readers are still to be told: plan, times, figures of its planning, when committing
+# began and ended, how long the device waited, prefill.
+_Committed = tuple[StepPlan, StepTimes, _Planned, float, float, float, Prefill]
 
 
 class StepRecorder:
@@ -54,7 +40,7 @@ class StepRecorder:
         """The step that was planned last is on the device's queue."""
         preemptions = scheduler.stats.preemptions
         self._planned.append(
-            _Planned(
+            (
                 scheduler.num_running,
                 scheduler.num_waiting,
                 scheduler.kv_usage,
@@ -63,28 +49,12 @@ class StepRecorder:
         )
         self._preemptions = preemptions
 
-    def committed(
-        self,
-        plan: StepPlan,
-        times: StepTimes,
-        started: float,
-        prefill_rows: int,
-        prefill_tokens: int,
-    ) -> None:
+    def committed(self, plan: StepPlan, times: StepTimes, started: float, prefill: Prefill) -> None:
         """The oldest launched step was committed, which began at ``started``."""
         idle = max(0.0, times.device_start - self._device_end) if self._device_end else 0.0
         self._device_end = times.device_end
         self._committed.append(
-            _Committed(
-                plan,
-                times,
-                self._planned.popleft(),
-                started,
-                time.monotonic(),
-                idle,
-                prefill_rows,
-                prefill_tokens,
-            )
+            (plan, times, self._planned.popleft(), started, time.monotonic(), idle, prefill)
         )
 
     def publishing(self) -> None:
@@ -108,7 +78,9 @@ class StepRecorder:
         self._device_end = 0.0
 
     def _record(self, step: _Committed, published: float) -> StepRecord:
-        plan, times, planned = step.plan, step.times, step.planned
+        plan, times, planned, started, ended, idle_before, prefill = step
+        running, waiting, kv_usage, preemptions = planned
+        prefill_rows, prefill_tokens, unfinished_rows = prefill
         cached = 0
         if plan.installs:
             installed = {install.row for install in plan.installs}
@@ -124,20 +96,20 @@ class StepRecorder:
             device_start=times.device_start,
             device_end=times.device_end,
             arrived=times.arrived,
-            commit_started=step.started,
-            committed=step.ended,
+            commit_started=started,
+            committed=ended,
             publish_started=self._publish_started,
             published=published,
-            idle_before=step.idle_before,
+            idle_before=idle_before,
             num_rows=num_rows,
-            num_tokens=step.prefill_tokens + num_rows - step.prefill_rows,
-            decode_rows=num_rows - step.prefill_rows,
-            prefill_tokens=step.prefill_tokens,
-            sampled_rows=sum(row.samples for row in plan.rows),
+            num_tokens=prefill_tokens + num_rows - prefill_rows,
+            decode_rows=num_rows - prefill_rows,
+            prefill_tokens=prefill_tokens,
+            sampled_rows=num_rows - unfinished_rows,
             installed_rows=len(plan.installs),
             cached_tokens=cached,
-            preemptions=planned.preemptions,
-            running=planned.running,
-            waiting=planned.waiting,
-            kv_usage=planned.kv_usage,
+            preemptions=preemptions,
+            running=running,
+            waiting=waiting,
+            kv_usage=kv_usage,
         )
