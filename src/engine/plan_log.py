@@ -190,8 +190,10 @@ class PlanLog:
     def _write(self) -> bool:
         """Write what there is, or wait for it; false at the end."""
         self._some.wait()
-        closing = self._closing.wait(_INTERVAL)
+        self._closing.wait(_INTERVAL)
         self._some.clear()
+        # Read after the wake-up is taken back, or one that came with the closing would be lost.
+        closing = self._closing.is_set()
         while self._pending and self._left > 0:
             line = msgspec.json.encode(self._writer.line(self._pending.popleft())) + b"\n"
             self._file.write(line)
