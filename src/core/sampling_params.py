@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from src.core.errors import InvalidRequestError
+from src.core.structured_output import StructuredOutput
 
 # Below this a temperature means greedy: dividing by it would overflow float32 logits.
 GREEDY_TEMPERATURE: Final = 1e-5
@@ -74,6 +75,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         They are of the model's raw distribution, before penalties, bias and temperature.
     skip_special_tokens, spaces_between_special_tokens
         How the tokens are turned into text.
+    structured_output
+        What the text must conform to: JSON, a regular expression, a choice, a grammar.
     """
 
     n: int = 1
@@ -98,6 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    structured_output: StructuredOutput | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -134,6 +138,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_range(name, count, 0, MAX_LOGPROBS)
         self._validate_strings()
         self._validate_token_ids(vocab_size)
+        if self.structured_output is not None:
+            raise InvalidRequestError(
+                "structured_output is not available yet", param="structured_output"
+            )
 
     def _validate_types(self) -> None:
         # What a program writes is not checked when it is constructed, unlike what is decoded.
