@@ -17,7 +17,7 @@ from src.http.body import decode
 from src.http.call import Call
 from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
 from src.http.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from src.http.protocol import (
+from src.http.protocol.chat import (
     MAX_MESSAGES,
     ChatAnswer,
     ChatBody,

@@ -19,7 +19,7 @@ from src.http.body import decode
 from src.http.call import Call
 from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
 from src.http.logprobs import LegacyLogprobs, TokenNames, join, prompt_logprobs
-from src.http.protocol import (
+from src.http.protocol.completions import (
     CompletionBody,
     CompletionChoice,
     CompletionRequest,

@@ -25,7 +25,7 @@ from src.core.errors import (
     SlipstreamError,
     UnavailableError,
 )
-from src.http.protocol import ErrorBody, ErrorDetail
+from src.http.protocol.errors import ErrorBody, ErrorDetail
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from src.engine.prompts import ChatOptions, Prompt
 from src.engine.submission import ResultCollector, Submission
 from src.http.call import Call
 from src.http.errors import GenerationFailedError
-from src.http.protocol import GenerationRequest, PromptTokensDetails, UsageBody
+from src.http.protocol.generation import GenerationRequest
+from src.http.protocol.usage import PromptTokensDetails, UsageBody
 
 DONE = b"data: [DONE]\n\n"
 

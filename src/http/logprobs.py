@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 
 from src.core.outputs import TokenLogprobs
-from src.http.protocol import (
+from src.http.protocol.logprobs import (
     ChatLogprob,
     ChatLogprobs,
     CompletionLogprobs,

@@ -8,7 +8,7 @@ import msgspec
 
 from src.engine.status import ModelInfo
 from src.http.call import Call
-from src.http.protocol import ModelCard, ModelList
+from src.http.protocol.models import ModelCard, ModelList
 from src.http.server import served_name
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.sampling_params import MAX_LOGPROBS, SamplingParams, shown
-from src.http.protocol import NEUTRAL, GenerationRequest
+from src.http.protocol.generation import NEUTRAL, GenerationRequest
 
 # OpenAI's and vLLM's default where a completion does not say.
 COMPLETION_MAX_TOKENS: Final = 16

@@ -1,14 +1,16 @@
-"""Every endpoint, field and error code stands in docs/api.md, and every metric in observability.md."""
+"""Every endpoint, field and error code stands in docs/api.md, metrics in observability.md."""
 
 import re
 
 import pytest
 
 from src.core.settings import CHECKOUT
-from src.http import protocol
 from src.http.application import ENDPOINTS
 from src.http.errors import _FAULTS, _KINDS
-from src.http.protocol import NEUTRAL, ChatRequest, CompletionRequest
+from src.http.protocol import chat
+from src.http.protocol.chat import ChatRequest
+from src.http.protocol.completions import CompletionRequest
+from src.http.protocol.generation import NEUTRAL
 from src.observability.metrics import EngineMetrics
 
 PAGE = (CHECKOUT / "docs" / "api.md").read_text()
@@ -26,9 +28,9 @@ def test_every_field_of_a_request_is_described() -> None:
 
 def test_the_bounds_of_lists_are_those_that_hold() -> None:
     bounds = (
-        f"At most {protocol.MAX_MESSAGES} messages, {protocol.MAX_CONTENT_PARTS} content parts and "
-        f"{protocol.MAX_TOOL_CALLS} tool calls in a message, {protocol.MAX_MESSAGES} of both in "
-        f"all, {protocol.MAX_TOOLS} tools and {protocol.MAX_DOCUMENTS} documents"
+        f"At most {chat.MAX_MESSAGES} messages, {chat.MAX_CONTENT_PARTS} content parts and "
+        f"{chat.MAX_TOOL_CALLS} tool calls in a message, {chat.MAX_MESSAGES} of both in "
+        f"all, {chat.MAX_TOOLS} tools and {chat.MAX_DOCUMENTS} documents"
     )
     assert bounds in PAGE.replace("\n", " ")
 

@@ -1,0 +1,112 @@
+"""What all requests that generate have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from src.core.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+# More tokens than any vocabulary has. It is walked on the event loop.
+MAX_ALLOWED_TOKEN_IDS: Final = 1 << 19
+
+# A field of `Unsupported` may be sent with one of these values: they ask for nothing.
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "audio": (),
+    "chat_template": (),
+    "early_stopping": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "modalities": ([], ["text"]),
+    "prompt_embeds": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+
+class Unsupported(msgspec.Struct, kw_only=True):
+    """Fields that would change the answer and that nothing here can do; see :data:`NEUTRAL`."""
+
+    audio: Any = None
+    chat_template: Any = None
+    early_stopping: Any = None
+    function_call: Any = None
+    functions: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    length_penalty: Any = None
+    logits_processors: Any = None
+    modalities: Any = None
+    prompt_embeds: Any = None
+    response_format: Any = None
+    return_token_ids: Any = None
+    structured_outputs: Any = None
+    suffix: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    web_search_options: Any = None
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream carries beside its text; the second is vLLM's."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(Unsupported, kw_only=True):
+    """What both endpoints take. ``None`` everywhere means "as if it were not there"."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    best_of: int | None = None
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    seed: int | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    # Ours: seconds after which the request ends with what it has.
+    timeout: Annotated[float, Meta(gt=0)] | None = None

@@ -1,0 +1,24 @@
+"""``/v1/models``."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One served name."""
+
+    id: str
+    object: str = "model"
+    created: int
+    root: str
+    max_model_len: int
+    owned_by: str = "slipstream"
+    parent: None = None
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The answer of ``/v1/models``."""
+
+    object: str = "list"
+    data: list[ModelCard]
