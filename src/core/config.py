@@ -111,9 +111,16 @@ class HttpSection(Section, frozen=True, kw_only=True):
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
     request_timeout: Seconds | None = None  # None: no deadline unless the client sets one
     shutdown_timeout: Seconds = 30.0
+    strict_fields: bool = False  # refuse fields that nobody has heard of
+    # What opens everything but the probes; without any the server is open to all.
+    api_keys: tuple[Secret, ...] = ()
+    api_key_file: str | None = None
     # What opens /debug; without either of the two there is nothing.
     admin_key: Secret | None = None
     admin_key_file: str | None = None
+    public_metrics: bool = False  # whether /metrics is as open as the probes
+    # Origins whose web pages may ask a browser to send requests here; "*" is all of them.
+    cors_origins: tuple[str, ...] = ()
 
 
 class ObservabilitySection(Section, frozen=True, kw_only=True):

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Final, TypeAlias, cast
+from typing import Final
 
 import anyio
 import msgspec
 
-from src.core.errors import InvalidRequestError, PromptTooLongError, RequestError
+from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Completion, Delta, GenerationResult, TokenLogprobs, Usage
 from src.core.sampling_params import SamplingParams, shown
 from src.engine.client import AsyncEngine
-from src.engine.prompts import ChatOptions
-from src.http.body import decode
 from src.http.call import Call
+from src.http.fields import RequestDecoder
+from src.http.fingerprint import system_fingerprint
 from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
 from src.http.logprobs import LegacyLogprobs, TokenNames, join, prompt_logprobs
+from src.http.prompts import Prompt, given_prompts, token_ids_of, tokens_to_keep
 from src.http.protocol.completions import (
     CompletionBody,
     CompletionChoice,
@@ -34,31 +35,33 @@ from src.http.sampling import (
 from src.http.server import served_name
 from src.text.detokenizer import IncrementalDetokenizer
 
-Prompt: TypeAlias = str | list[int]
-
-_DECODER: Final = msgspec.json.Decoder(CompletionRequest)
+_decode: Final = RequestDecoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 
 
 async def create_completion(call: Call) -> None:
     """Complete one prompt or several, each ``n`` times."""
-    request = decode(call.body, _DECODER)
+    request = _decode(call)
     refuse_unsupported(request)
     _check(request)
     config = call.server.config
     engine = await call.server.ready_engine()
     name = served_name(engine.model_info, request.model)
     context = engine.model_info.max_model_len
-    prompts = _prompts(request.prompt, config.http.max_prompts_per_request, context)
+    most = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    keep = tokens_to_keep(request.truncate_prompt_tokens, context, most)
+    prompts = given_prompts(request.prompt, config.http.max_prompts_per_request, context, keep)
     _check_number(len(prompts), request.n or 1, config.scheduler.max_waiting_requests)
-    token_ids = await _tokenized(engine, prompts, request.add_special_tokens)
+    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, keep)
     job = Job(
         prompts=[(ids, _params(engine, request, len(ids))) for ids in token_ids],
         priority=request.priority or 0,
         timeout=job_timeout(request, config.http.request_timeout),
         cache_salt=request.cache_salt or "",
     )
-    texts = await _texts(engine, prompts) if request.echo else None
+    texts = None
+    if request.echo:
+        texts = await _texts(engine, prompts if keep is None else token_ids)
     try:
         await run(
             call, engine, request, job, CompletionShape(request, name, engine, texts, token_ids)
@@ -90,64 +93,6 @@ def _check_number(num_prompts: int, n: int, most: int) -> None:
             "the waiting queue",
             param="n" if n > 1 else "prompt",
         )
-
-
-def _prompts(given: str | list[int | str | list[int]], most: int, context: int) -> list[Prompt]:
-    """The prompts of a request: a text and a list of token ids are one, other lists are several.
-
-    The length of a list of ids is checked before anything walks it.
-
-    Raises
-    ------
-    InvalidRequestError
-        There is none, there are too many, or a list mixes kinds.
-    PromptTooLongError
-        A list of token ids does not leave room for one token in the ``context``.
-    """
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise InvalidRequestError("prompt must not be an empty list", param="prompt")
-    kind = type(given[0])
-    if kind is int:
-        _check_length(given, context)
-    elif len(given) > most:
-        raise InvalidRequestError(
-            f"prompt may have at most {most} entries, got {len(given)}", param="prompt"
-        )
-    if set(map(type, given)) != {kind}:
-        raise InvalidRequestError(
-            "prompt must be a string, a list of token ids, a list of strings or a list of lists of "
-            "token ids, got a mixed list",
-            param="prompt",
-        )
-    if kind is int:
-        return [cast(list[int], given)]
-    for item in given:
-        if isinstance(item, list):
-            _check_length(item, context)
-    return cast(list[Prompt], given)
-
-
-def _check_length(token_ids: Sequence[object], context: int) -> None:
-    if len(token_ids) >= context:
-        raise PromptTooLongError(
-            f"the model's context is {context} tokens, the prompt has {len(token_ids)} and leaves "
-            "no room for output",
-            param="prompt",
-        )
-
-
-async def _tokenized(
-    engine: AsyncEngine, prompts: Sequence[Prompt], add_special_tokens: bool | None
-) -> list[list[int]]:
-    options = ChatOptions(add_special_tokens=add_special_tokens)
-    token_ids = []
-    for prompt in prompts:
-        token_ids.append(await engine.tokenize(prompt, chat=options))
-        # Others get the event loop between two prompts, which may be long.
-        await anyio.lowlevel.checkpoint()
-    return token_ids
 
 
 async def _texts(engine: AsyncEngine, prompts: Sequence[Prompt]) -> list[str]:
@@ -189,9 +134,10 @@ class CompletionShape:
         prompt_texts: Sequence[str] | None,
         prompt_token_ids: Sequence[list[int]],
     ) -> None:
-        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
+        self._fingerprint = system_fingerprint(engine.config)
         self._n = request.n or 1
         self._prompt_texts = prompt_texts
         self._prompt_token_ids = prompt_token_ids
@@ -206,7 +152,9 @@ class CompletionShape:
         self._counts_always = options is not None and bool(options.continuous_usage_stats)
         self._with_null_usage = options is not None and bool(options.include_usage)
         head = {"id": self.id, "object": "text_completion", "created": self._created}
-        self._head = b"data: " + _encode({**head, "model": model})[:-1] + b',"choices":['
+        head |= {"model": model, "system_fingerprint": self._fingerprint}
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
+        self._shows_token_ids = bool(request.return_token_ids)
         self._legacy: dict[int, LegacyLogprobs] = {}
 
     def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
@@ -235,6 +183,7 @@ class CompletionShape:
                 id=self.id,
                 created=self._created,
                 model=self._model,
+                system_fingerprint=self._fingerprint,
                 choices=choices,
                 usage=usage_body(self._counted(usage)),
             )
@@ -247,7 +196,11 @@ class CompletionShape:
         if legacy is None:
             legacy = self._legacy[index] = self._new_legacy(prompt)
         choice = self._choice(prompt, delta, legacy, delta.prompt_logprobs, first=first)
-        silent = not choice.text and choice.logprobs is None and choice.finish_reason is None
+        silent = (
+            not (choice.text or choice.token_ids)
+            and choice.logprobs is None
+            and choice.finish_reason is None
+        )
         if silent and not first:
             return b""
         return self._head + _encode(choice) + b"]" + self._usage_field(delta.usage) + b"}\n\n"
@@ -284,13 +237,18 @@ class CompletionShape:
             if piece.logprobs:
                 entries = legacy.entries(piece.token_ids, piece.logprobs)
                 logprobs = entries if logprobs is None else join(logprobs, entries)
-        return CompletionChoice(
+        choice = CompletionChoice(
             prompt * self._n + piece.index,
             text,
             logprobs,
             finish_reason(piece.finish_reason),
             stop_reason(piece.finish_reason, piece.stop_reason),
         )
+        if self._shows_token_ids:
+            choice.token_ids = [] if self._only_prompt else piece.token_ids
+            if first:
+                choice.prompt_token_ids = self._prompt_token_ids[prompt]
+        return choice
 
     def _counted(self, usage: Usage) -> Usage:
         if self._only_prompt:

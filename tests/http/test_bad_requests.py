@@ -123,7 +123,7 @@ async def test_bodies_that_are_no_request(
         ({"use_beam_search": True}, "use_beam_search"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"logits_processors": ["x"]}, "logits_processors"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"guided_json": {}}, "guided_json"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"echo": True, "stream": True, "logprobs": 1, "n": 2}, "echo"),

@@ -33,10 +33,8 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "modalities": ([], ["text"]),
     "prompt_embeds": (),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
     "structured_outputs": (),
     "suffix": ("",),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
 }
@@ -59,12 +57,26 @@ class Unsupported(msgspec.Struct, kw_only=True):
     modalities: Any = None
     prompt_embeds: Any = None
     response_format: Any = None
-    return_token_ids: Any = None
     structured_outputs: Any = None
     suffix: Any = None
-    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     web_search_options: Any = None
+
+
+class Accepted(Unsupported, kw_only=True):
+    """Fields without a meaning for a server of one's own, accepted whatever they hold."""
+
+    metadata: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    user: Any = None
+    verbosity: Any = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -74,7 +86,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Unsupported, kw_only=True):
+class GenerationRequest(Accepted, kw_only=True):
     """What both endpoints take. ``None`` everywhere means "as if it were not there"."""
 
     model: str | None = None
@@ -106,6 +118,11 @@ class GenerationRequest(Unsupported, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    # Only the last so many tokens of the prompt; -1: as many as fit.
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    # What the answer's id ends with.
+    request_id: Annotated[str, Meta(pattern="^[!-~]{1,128}$")] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     # Ours: seconds after which the request ends with what it has.

@@ -5,6 +5,7 @@ Two engines in one process do not collide. ``docs/observability.md`` lists every
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -190,6 +191,10 @@ class EngineMetrics(Collector):
         """A request was refused with a status of 400 or more; ``reason`` is an error's code."""
         self._own.http_rejections.child(reason).inc()
 
+    def on_unknown_field(self, name: str) -> None:
+        """A request had a field that was ignored because nobody has heard of it."""
+        self._own.unknown_fields.child(name if _FIELD.fullmatch(name) else OTHER).inc()
+
     def on_disconnect(self) -> None:
         """A client went away before its answer was complete."""
         self._own.client_disconnects.inc()
@@ -251,6 +256,9 @@ class EngineMetrics(Collector):
         self._vllm.refresh(readings)
         self._own.refresh(readings)
 
+
+# A client may call a field anything; what is shown of it is a plain word.
+_FIELD: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # What `Readings` counts since the start; the rest is of a moment.
 _COUNTED: Final = (

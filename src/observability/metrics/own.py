@@ -110,6 +110,9 @@ class OwnMetrics:
         self.http_rejections = counter(
             "http_rejections", "Requests refused with a status of 400 or more.", "reason"
         )
+        self.unknown_fields = counter(
+            "http_unknown_fields", "Fields of requests that nobody has heard of.", "field"
+        )
         self.queue_rejections = counter(
             "queue_rejections", "Requests that the engine did not admit.", "reason"
         )

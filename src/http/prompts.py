@@ -1,0 +1,110 @@
+"""The prompts of ``/v1/completions``, and how a prompt is cut to what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, TypeVar, cast
+
+import anyio
+
+from src.core.errors import InvalidRequestError, PromptTooLongError
+from src.core.sampling_params import shown
+from src.engine.client import AsyncEngine
+from src.engine.prompts import ChatOptions
+
+Prompt: TypeAlias = str | list[int]
+
+T = TypeVar("T")
+
+
+def given_prompts(
+    given: str | list[int | str | list[int]], most: int, context: int, keep: int | None = None
+) -> list[Prompt]:
+    """The prompts of a request: a text and a list of token ids are one, other lists are several.
+
+    The length of a list of ids is checked before anything walks it. With ``keep`` such a list is
+    cut to its last so many ids instead.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is none, there are more than ``most``, or a list mixes kinds.
+    PromptTooLongError
+        A list of token ids does not leave room for one token in the ``context``.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidRequestError("prompt must not be an empty list", param="prompt")
+    kind = type(given[0])
+    if kind is int:
+        given = _fitted(given, context, keep)
+    elif len(given) > most:
+        raise InvalidRequestError(
+            f"prompt may have at most {most} entries, got {len(given)}", param="prompt"
+        )
+    if set(map(type, given)) != {kind}:
+        raise InvalidRequestError(
+            "prompt must be a string, a list of token ids, a list of strings or a list of lists of "
+            "token ids, got a mixed list",
+            param="prompt",
+        )
+    if kind is int:
+        return [cast(list[int], given)]
+    return [
+        _fitted(item, context, keep) if isinstance(item, list) else cast(str, item)
+        for item in given
+    ]
+
+
+def tokens_to_keep(asked: int | None, context: int, max_tokens: int) -> int | None:
+    """How many tokens of a prompt ``truncate_prompt_tokens`` keeps; ``None`` keeps them all.
+
+    Raises
+    ------
+    InvalidRequestError
+        More than the context has room for, or none.
+    """
+    if asked is None:
+        return None
+    if asked == -1:
+        return max(1, context - max_tokens)
+    if not 1 <= asked < context:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be -1 or from 1 to {context - 1}, got {shown(asked)}",
+            param="truncate_prompt_tokens",
+        )
+    return asked
+
+
+async def token_ids_of(
+    engine: AsyncEngine,
+    prompts: Sequence[Prompt],
+    add_special_tokens: bool | None,
+    keep: int | None = None,
+) -> list[list[int]]:
+    """Token ids of each prompt, of which ``keep`` leaves the last so many."""
+    options = ChatOptions(add_special_tokens=add_special_tokens)
+    token_ids = []
+    for prompt in prompts:
+        if keep is not None and isinstance(prompt, str):
+            # Text of which nothing can be among the last tokens is not tokenized.
+            chars = engine.model_info.max_model_len * engine.tokenizer.max_token_chars
+            prompt = prompt[-chars:]
+        ids = await engine.tokenize(prompt, chat=options)
+        token_ids.append(ids if keep is None else ids[-keep:])
+        # Others get the event loop between two prompts, which may be long.
+        await anyio.lowlevel.checkpoint()
+    return token_ids
+
+
+def _fitted(token_ids: list[T], context: int, keep: int | None) -> list[T]:
+    if keep is not None:
+        return token_ids[-keep:]
+    if len(token_ids) >= context:
+        raise PromptTooLongError(
+            f"the model's context is {context} tokens, the prompt has {len(token_ids)} and leaves "
+            "no room for output",
+            param="prompt",
+        )
+    return token_ids
