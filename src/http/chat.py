@@ -5,28 +5,25 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from src.core.errors import InvalidRequestError, RequestError
+from src.core.errors import RequestError
 from src.core.outputs import Delta, GenerationResult, Usage
 from src.engine.client import AsyncEngine
-from src.engine.prompts import ChatOptions
-from src.http.body import decode
 from src.http.call import Call
+from src.http.conversation import conversation
+from src.http.fields import RequestDecoder
 from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
 from src.http.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from src.http.protocol.chat import (
-    MAX_MESSAGES,
     ChatAnswer,
     ChatBody,
     ChatChoice,
     ChatChunkChoice,
-    ChatMessage,
     ChatPiece,
     ChatRequest,
-    Tool,
 )
 from src.http.sampling import (
     check_top_logprobs,
@@ -37,16 +34,16 @@ from src.http.sampling import (
 )
 from src.http.server import served_name
 
-_DECODER: Final = msgspec.json.Decoder(ChatRequest)
+_decode: Final = RequestDecoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
 
 
 async def create_chat_completion(call: Call) -> None:
     """Answer a conversation ``n`` times."""
-    request = decode(call.body, _DECODER)
+    request = _decode(call)
     refuse_unsupported(request)
     _check(request)
-    messages = [_message(index, message) for index, message in enumerate(request.messages)]
+    messages, options = conversation(request)
     logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
     engine = await call.server.ready_engine()
     name = served_name(engine.model_info, request.model)
@@ -59,7 +56,7 @@ async def create_chat_completion(call: Call) -> None:
     )
     job = Job(
         prompts=[(messages, params)],
-        chat=_chat_options(request),
+        chat=options,
         priority=request.priority or 0,
         timeout=job_timeout(request, call.server.config.http.request_timeout),
         cache_salt=request.cache_salt or "",
@@ -83,79 +80,6 @@ def _check(request: ChatRequest) -> None:
     for index, tool in enumerate(tools):
         if tool.function.strict:
             raise unsupported(f"tools[{index}].function.strict", " = true")
-    _check_messages(request)
-
-
-def _check_messages(request: ChatRequest) -> None:
-    count = sum(
-        len(items)
-        for message in request.messages
-        for items in (message.content, message.tool_calls)
-        if isinstance(items, list)
-    )
-    if count > MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"messages may have at most {MAX_MESSAGES} content parts and tool calls in all, "
-            f"got {count}",
-            param="messages",
-        )
-    for index, message in enumerate(request.messages):
-        for field in ("function_call", "audio"):
-            if getattr(message, field) is not None:
-                raise unsupported(f"messages[{index}].{field}")
-        if isinstance(message.content, list):
-            for position, part in enumerate(message.content):
-                where = f"messages[{index}].content[{position}]"
-                if part.type not in ("text", "refusal"):
-                    raise InvalidRequestError(
-                        f"{where}.type: this model takes text only, got {part.type[:100]!r}",
-                        param=f"{where}.type",
-                        code="unsupported_parameter",
-                    )
-                if (part.text if part.type == "text" else part.refusal) is None:
-                    raise InvalidRequestError(
-                        f"{where}.{part.type} is required", param=f"{where}.{part.type}"
-                    )
-
-
-def _message(index: int, message: ChatMessage) -> dict[str, Any]:
-    """The message as a template sees it. ``developer`` is a newer name for ``system``."""
-    if message.content is None and message.role != "assistant":
-        where = f"messages[{index}].content"
-        raise InvalidRequestError(f"{where} is required", param=where)
-    built: dict[str, Any] = msgspec.to_builtins(message)
-    if isinstance(built.get("content"), list):
-        built["content"] = [
-            {key: value for key, value in part.items() if value is not None}
-            for part in built["content"]
-        ]
-    if message.role == "developer":
-        built["role"] = "system"
-    return built
-
-
-def _chat_options(request: ChatRequest) -> ChatOptions:
-    template_kwargs = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        template_kwargs.setdefault("reasoning_effort", request.reasoning_effort)
-    continues = bool(request.continue_final_message)
-    generates = request.add_generation_prompt
-    tools = None if request.tool_choice == "none" else request.tools
-    return ChatOptions(
-        tools=[_tool(tool) for tool in tools] if tools else None,
-        add_generation_prompt=not continues if generates is None else generates,
-        continue_final_message=continues,
-        documents=request.documents,
-        template_kwargs=template_kwargs,
-        add_special_tokens=request.add_special_tokens,
-    )
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    """The tool as a template sees it. Its schema, which may be large, is not copied."""
-    given = msgspec.structs.asdict(tool.function)
-    function = {name: value for name, value in given.items() if value is not None}
-    return {"type": tool.type, "function": function}
 
 
 def _spelt(error: RequestError, request: ChatRequest) -> RequestError:

@@ -1,0 +1,97 @@
+"""From a client's messages to what a chat template is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from src.core.errors import InvalidRequestError
+from src.engine.prompts import ChatOptions
+from src.http.protocol.chat import MAX_MESSAGES, ChatMessage, ChatRequest, Tool
+from src.http.sampling import unsupported
+
+
+def conversation(request: ChatRequest) -> tuple[list[dict[str, Any]], ChatOptions]:
+    """The messages as a template sees them, and what else it is told.
+
+    Raises
+    ------
+    InvalidRequestError
+        A message cannot be read; names its field.
+    """
+    _check(request)
+    messages = [_message(index, message) for index, message in enumerate(request.messages)]
+    return messages, _chat_options(request)
+
+
+def _check(request: ChatRequest) -> None:
+    count = sum(
+        len(items)
+        for message in request.messages
+        for items in (message.content, message.tool_calls)
+        if isinstance(items, list)
+    )
+    if count > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"messages may have at most {MAX_MESSAGES} content parts and tool calls in all, "
+            f"got {count}",
+            param="messages",
+        )
+    for index, message in enumerate(request.messages):
+        for field in ("function_call", "audio"):
+            if getattr(message, field) is not None:
+                raise unsupported(f"messages[{index}].{field}")
+        if isinstance(message.content, list):
+            for position, part in enumerate(message.content):
+                where = f"messages[{index}].content[{position}]"
+                if part.type not in ("text", "refusal"):
+                    raise InvalidRequestError(
+                        f"{where}.type: this model takes text only, got {part.type[:100]!r}",
+                        param=f"{where}.type",
+                        code="unsupported_parameter",
+                    )
+                if (part.text if part.type == "text" else part.refusal) is None:
+                    raise InvalidRequestError(
+                        f"{where}.{part.type} is required", param=f"{where}.{part.type}"
+                    )
+
+
+def _message(index: int, message: ChatMessage) -> dict[str, Any]:
+    """The message as a template sees it. ``developer`` is a newer name for ``system``."""
+    if message.content is None and message.role != "assistant":
+        where = f"messages[{index}].content"
+        raise InvalidRequestError(f"{where} is required", param=where)
+    built: dict[str, Any] = msgspec.to_builtins(message)
+    if isinstance(built.get("content"), list):
+        built["content"] = [
+            {key: value for key, value in part.items() if value is not None}
+            for part in built["content"]
+        ]
+    if message.role == "developer":
+        built["role"] = "system"
+    return built
+
+
+def _chat_options(request: ChatRequest) -> ChatOptions:
+    template_kwargs = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        template_kwargs.setdefault("reasoning_effort", request.reasoning_effort)
+    continues = bool(request.continue_final_message)
+    generates = request.add_generation_prompt
+    tools = None if request.tool_choice == "none" else request.tools
+    return ChatOptions(
+        tools=[_tool(tool) for tool in tools] if tools else None,
+        add_generation_prompt=not continues if generates is None else generates,
+        continue_final_message=continues,
+        documents=request.documents,
+        template_kwargs=template_kwargs,
+        add_special_tokens=request.add_special_tokens,
+    )
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    """The tool as a template sees it. Its schema, which may be large, is not copied."""
+    given = msgspec.structs.asdict(tool.function)
+    function = {name: value for name, value in given.items() if value is not None}
+    return {"type": tool.type, "function": function}
