@@ -165,19 +165,22 @@ class EngineLoop:
             if (request := self._unannounced.pop(install.request_key, None)) is not None
         ]
         forgettable, self._forgettable = self._forgettable, []
+        is_launched = True
         try:
             in_flight = self._runner.launch(plan, admitted, forgettable)
         # Nothing of it is on the device: as a step that failed there, it fails its requests.
         except Exception as error:
             in_flight = failed_step(plan, error)
             self._forgettable += forgettable
+            is_launched = False
         in_flight.future.add_done_callback(lambda _: self._wake.set())
         self._in_flight.append(in_flight)
         times = in_flight.times
         times.planned, times.plan_ended, times.launch_ended = planned, plan_ended, time.monotonic()
         self._observer.launched(plan, times, admitted, self.scheduler)
         self._is_settled = False
-        return True
+        # What its rows should have got they did not: no step of theirs may follow before it failed.
+        return is_launched
 
     def _commit(self, in_flight: InFlight) -> None:
         started = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from src.core.plan import BlockAppend, RowInstall
+from src.core.plan import BlockAppend, RowInstall, StepPlan
 from src.engine.transfer import upload
 
 # No token and no block has this number: consuming what was never produced fails loudly.
@@ -58,14 +58,19 @@ class RowState:
                 block_ids, torch.int32, self.device
             )
 
-    def neutralize(self, rows: list[int]) -> None:
-        """After a failed step: make what it did not produce a token like any other.
+    def neutralize(self, plan: StepPlan) -> None:
+        """After a failed step: give its rows the blocks that are theirs, and tokens like any other.
 
         A step that is queued behind it still names its rows. Their results are dropped, but they
-        must not make that step fail for the rows that joined it.
+        must not make that step fail for the rows that joined it, nor write keys and values where a
+        row's former owner had its blocks.
         """
-        for row in rows:
-            self.tokens[row].clamp_(min=0)
+        for install in plan.installs:
+            self.install(install)
+        for append in plan.block_appends:
+            self.append_blocks(append)
+        for step in plan.rows:
+            self.tokens[step.row].clamp_(min=0)
 
     def scatter_tokens(self, rows_s: Tensor, positions_s: Tensor, token_ids_s: Tensor) -> None:
         """Write sampled tokens back into their rows: [S] int64 each."""

@@ -182,8 +182,10 @@ class Runner:
         Where not even that is possible the device is lost, and nobody may wait for the step.
         """
         try:
-            with torch.inference_mode():
-                self._rows.neutralize([step.row for step in plan.rows])
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                for install in plan.installs:
+                    self._requests[install.row] = self._known[install.request_key]
+                self._rows.neutralize(plan)
         except Exception as again:
             lost = DeviceLostError(f"the rows of a failed step cannot be written: {again}")
             lost.__cause__ = error

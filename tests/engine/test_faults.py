@@ -130,6 +130,25 @@ async def test_a_fault_on_the_way_through_the_device_is_its_requests(
         assert len(runner._known) <= 1
 
 
+@pytest.mark.parametrize("name", ["launch", "_apply"])
+async def test_a_step_behind_one_that_got_no_blocks_does_not_fail_too(
+    checkpoint: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Wherever the fault falls, also where the failed step was to give its rows new blocks."""
+    config = small_config(checkpoint, scheduler__pipeline_depth=2, scheduler__max_num_seqs=2)
+    for at in range(2, 14):
+        with monkeypatch.context() as patch:
+            async with AsyncEngine.open(config) as engine:
+                fault = Fault(patch, Runner, name, at=at)
+                results = await all_of(engine)
+                assert fault.raised == 1
+                assert engine.metrics.value("slipstream_step_failures_total") == 1
+                assert 1 <= sum(isinstance(result, EngineDeadError) for result in results) <= 2
+                for result, tokens in zip(results, expected, strict=True):
+                    if isinstance(result, GenerationResult):
+                        assert result.token_ids == tokens
+
+
 @pytest.mark.parametrize(
     ("owner", "name"),
     [(Choice, "take"), (RequestStream, "put")],
