@@ -206,6 +206,8 @@ def _parse(setting: Setting, text: str, source: str) -> Any:
             try:
                 value = msgspec.json.decode(text)
             except msgspec.DecodeError as error:
+                if setting.is_secret:
+                    raise ConfigError(f"{source}: not a JSON list") from None
                 raise ConfigError(f"{source}={text!r}: not a JSON list: {error}") from error
         else:
             value = [part.strip() for part in text.split(",") if part.strip()]

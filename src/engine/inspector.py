@@ -87,6 +87,10 @@ class Inspector:
             omitted=omitted,
         )
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, those of running requests too."""
+        self._loaded().scheduler.reset_prefix_cache()
+
     def requests(self, limit: int = MAX_REQUESTS) -> RequestsView:
         """The first ``limit`` completions that are alive."""
         scheduler = self._loaded().scheduler

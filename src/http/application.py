@@ -7,6 +7,7 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from src.core.config import Config
 from src.core.errors import RequestError
-from src.http.admin import AdminEndpoint
 from src.http.call import Call, Endpoint, refuse
 from src.http.chat import create_chat_completion
 from src.http.completions import create_completion
-from src.http.debug import DEBUG_ENDPOINTS, nothing_here
+from src.http.debug import DEBUG_ENDPOINTS
 from src.http.errors import MethodNotAllowedError, RouteNotFoundError
+from src.http.guard import Guard
 from src.http.health import health, live, ready, version
 from src.http.lifespan import lifespan
 from src.http.metrics import show_metrics
@@ -52,27 +53,19 @@ def create_app(config: Config | None = None, *, owns_process: bool = True) -> St
         End the process when the model cannot be loaded or the engine dies. ``False`` is for a
         program that embeds the application and watches over it itself.
     """
+    server = Server(config, owns_process=owns_process)
     app = Starlette(
-        routes=[*_routes(), Route("/debug{rest:path}", AdminEndpoint(nothing_here))],
+        routes=[
+            Route(path, Endpoint(handler), methods=[verb]) for path, verb, handler in ENDPOINTS
+        ],
+        middleware=[Middleware(Guard, server=server)],
         exception_handlers={HTTPException: _no_route},
         lifespan=lifespan,
     )
     # `/v1/models/` is not `/v1/models`: a redirect would be built from the Host header.
     app.router.redirect_slashes = False
-    app.state.server = Server(config, owns_process=owns_process)
+    app.state.server = server
     return app
-
-
-def _routes() -> list[Route]:
-    """The endpoints; one under /debug gets the guard whether or not anybody thought of it."""
-    return [
-        Route(
-            path,
-            (AdminEndpoint if path.startswith("/debug") else Endpoint)(handler),
-            methods=[verb],
-        )
-        for path, verb, handler in ENDPOINTS
-    ]
 
 
 class _Refusal(Response):

@@ -15,7 +15,8 @@ import msgspec
 from src.core.errors import InvalidRequestError, NotReadyError
 from src.engine.client import AsyncEngine
 from src.http.call import Call
-from src.http.errors import MethodNotAllowedError, RouteNotFoundError
+from src.http.errors import RouteNotFoundError
+from src.observability.logs import LEVELS, current_level, set_level
 from src.observability.trace_events import trace_events
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -88,12 +89,32 @@ async def show_profile(call: Call) -> None:
     await call.answer(_encode(status), status=code, headers=_NO_STORE)
 
 
-async def nothing_here(call: Call) -> None:
-    """Everything else under ``/debug``, and other methods of what there is."""
-    path, method = call.scope["path"][:200], call.scope["method"][:20]
-    if path in PATHS:
-        raise MethodNotAllowedError(f"{path} does not take {method}")
-    raise RouteNotFoundError(f"there is nothing at {path}")
+async def reset_prefix_cache(call: Call) -> None:
+    """Forget all cached prefixes; requests that run go on, and nothing they compute is cached."""
+    _query(call)
+    _engine(call).inspector.reset_prefix_cache()
+    await call.answer(_encode({"reset": True}), headers=_NO_STORE)
+
+
+async def show_log_level(call: Call) -> None:
+    """What is logged."""
+    _query(call)
+    await _answer_log_level(call)
+
+
+async def change_log_level(call: Call) -> None:
+    """Log more or less from now on, until it is changed again or the server is restarted."""
+    level = _query(call, "level").get("level", "")
+    if level not in LEVELS:
+        raise InvalidRequestError(
+            f"level must be one of {', '.join(LEVELS)}, got {level[:50]!r}", param="level"
+        )
+    set_level(level)
+    await _answer_log_level(call)
+
+
+async def _answer_log_level(call: Call) -> None:
+    await call.answer(_encode({"level": current_level()}), headers=_NO_STORE)
 
 
 DEBUG_ENDPOINTS: Final = (
@@ -103,8 +124,10 @@ DEBUG_ENDPOINTS: Final = (
     ("/debug/plan", "GET", show_plan),
     ("/debug/profile", "POST", start_profile),
     ("/debug/profile", "GET", show_profile),
+    ("/debug/reset_prefix_cache", "POST", reset_prefix_cache),
+    ("/debug/log_level", "GET", show_log_level),
+    ("/debug/log_level", "POST", change_log_level),
 )
-PATHS: Final = frozenset(path for path, _, _ in DEBUG_ENDPOINTS)
 
 
 def _engine(call: Call) -> AsyncEngine:

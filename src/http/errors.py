@@ -38,6 +38,10 @@ class UnauthorizedError(RequestError):
     """The key is missing or wrong (HTTP 401)."""
 
 
+class PermissionDeniedError(RequestError):
+    """The key is good, and not for this (HTTP 403)."""
+
+
 class RouteNotFoundError(RequestError):
     """There is nothing at this path (HTTP 404)."""
 
@@ -68,6 +72,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 _KINDS: Final[tuple[tuple[type[BaseException], int, str, str | None], ...]] = (
     (InvalidRequestError, 400, "invalid_request_error", None),
     (UnauthorizedError, 401, "invalid_request_error", "invalid_api_key"),
+    (PermissionDeniedError, 403, "invalid_request_error", "permission_denied"),
     (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (RouteNotFoundError, 404, "invalid_request_error", "not_found"),
     (MethodNotAllowedError, 405, "invalid_request_error", "method_not_allowed"),

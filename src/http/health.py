@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from src.http.call import Call
 from src.core.version import VERSION
+from src.http.call import Call
 
 _encode: Final = msgspec.json.Encoder().encode
 _RETRY: Final = ((b"retry-after", b"1"),)

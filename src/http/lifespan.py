@@ -13,13 +13,14 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
+import msgspec
 from starlette.applications import Starlette
 
 from src.core.config import Config
 from src.core.errors import ConfigError, SlipstreamError
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
-from src.http.admin import admin_key_hash
+from src.http.guard import check_access
 from src.http.process_exit import (
     EXIT_ENGINE_DEAD,
     EXIT_LOAD_FAILED,
@@ -67,8 +68,10 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 def _configuration(server: Server) -> Config:
     try:
         config = server.given_config or load_config()
-        server.admin_key_hash = admin_key_hash(config.http)
-        return config
+        server.keys = check_access(config.http)
+        # From here on there are only hashes of them.
+        secretless = msgspec.structs.replace(config.http, api_keys=(), admin_key=None)
+        return msgspec.structs.replace(config, http=secretless)
     except ConfigError as error:
         if server.owns_process:
             end_process(EXIT_LOAD_FAILED, f"cannot start: {error}")

@@ -6,6 +6,7 @@ from src.core.config import Config
 from src.core.errors import ModelNotFoundError, NotReadyError
 from src.engine.client import AsyncEngine
 from src.engine.status import EngineStatus, ModelInfo, Stall
+from src.http.keys import Keys
 from src.observability.metrics import EngineMetrics
 
 
@@ -16,8 +17,8 @@ class Server:
         self.given_config = config
         self.config = config or Config()
         self.owns_process = owns_process
-        # What opens /debug; set when the configuration is known.
-        self.admin_key_hash: bytes | None = None
+        # Set when the configuration is known; until then nothing is open but the probes.
+        self.keys: Keys | None = None
         self._engine: AsyncEngine | None = None
         # Only until there is an engine with metrics of its own.
         self._metrics = EngineMetrics("")

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 ROOT: Final = "src"
+LEVELS: Final = ("debug", "info", "warning", "error")
 
 # What a LogRecord has of itself; everything else in it was given as `extra`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -53,6 +54,16 @@ class JsonFormatter(logging.Formatter):
             entry["traceback"] = self.formatException(record.exc_info)
         extras = {key: value for key, value in vars(record).items() if key not in _STANDARD}
         return msgspec.json.encode(extras | entry, enc_hook=str).decode()
+
+
+def current_level() -> str:
+    """What of the package's records is logged, as one of :data:`LEVELS`."""
+    return logging.getLevelName(logging.getLogger(ROOT).getEffectiveLevel()).lower()
+
+
+def set_level(level: str) -> None:
+    """Log the package's records of this level, one of :data:`LEVELS`, and above."""
+    logging.getLogger(ROOT).setLevel(level.upper())
 
 
 def setup_logging(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -33,6 +35,7 @@ class ServerProcess:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.early: dict[str, httpx.Response] = {}
+        self.verify: ssl.SSLContext | bool = True
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
         self.started = time.monotonic()
@@ -78,8 +81,13 @@ class ServerProcess:
         self._log.seek(0)
         return self._log.read()
 
+    def use_tls(self, authority: Path) -> None:
+        """Its answers come by TLS, vouched for by the certificate in this file."""
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.verify = ssl.create_default_context(cafile=authority)
+
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10)
+        return httpx.get(self.url + path, timeout=10, verify=self.verify)
 
     def wait_for(self, path: str, status: int = 200, seconds: float = START_SECONDS) -> None:
         """Wait until ``path`` answers with ``status``."""

@@ -1,0 +1,132 @@
+"""The guard in front of all routes: who has no key gets no further, whatever the route.
+
+It refuses by default: only the paths of :data:`OPEN` are let through, so a route that is added
+tomorrow is closed, and so is a path without a route. It reads the path where the router reads it,
+in the ASGI scope, and never from a URL, which would be rebuilt from the ``Host`` header.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from src.core.config import HttpSection
+from src.core.errors import ConfigError, NotReadyError, RequestError
+from src.http.call import Call, refuse
+from src.http.errors import PermissionDeniedError, RouteNotFoundError, UnauthorizedError
+from src.http.keys import Keys, bearer, credentials, load_keys
+from src.http.server import Server
+
+# What probes ask, who have no keys. They say how the server is, and nothing of what it does.
+OPEN: Final = frozenset({"/live", "/ready", "/health", "/ping"})
+METRICS: Final = "/metrics"
+DEBUG: Final = "/debug"
+
+CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="slipstream"'),)
+# What a page's script may read of an answer, beside what browsers always show.
+_EXPOSED: Final = ("retry-after", "traceresponse", "x-request-id")
+_ORIGIN: Final = re.compile(r"\*|https?://[^/\s*?#@]+")
+
+
+class Guard:
+    """An ASGI application around another one, which lets through who may pass."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app = app
+        self._server = server
+        self._cors: tuple[tuple[str, ...], ASGIApp] = ((), self._guarded)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer those who may not pass; run the application for the others."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._cors_app()(scope, receive, send)
+        else:
+            # No endpoint speaks anything else: the handshake of a WebSocket is answered with 403.
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _cors_app(self) -> ASGIApp:
+        """A browser's preflight has no key, so it is answered before the guard."""
+        origins = self._server.config.http.cors_origins
+        if origins != self._cors[0]:
+            cors = CORSMiddleware(
+                self._guarded,
+                allow_origins=origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=_EXPOSED,
+            )
+            self._cors = (origins, cors)
+        return self._cors[1]
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = _refusal(scope, self._server)
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        unknown = isinstance(refusal, UnauthorizedError)
+        headers = CHALLENGE if unknown else ()
+        await refuse(Call(self._server, scope, send), receive, refusal, headers=headers)
+
+
+def check_access(section: HttpSection) -> Keys:
+    """The configured keys, after a look at everything that says who may come in.
+
+    Raises
+    ------
+    ConfigError
+        What :func:`load_keys` raises, or an origin is none.
+    """
+    for origin in section.cors_origins:
+        if _ORIGIN.fullmatch(origin) is None:
+            raise ConfigError(
+                f"http.cors_origins: expected * or an origin such as https://example.org, "
+                f"got {origin!r}"
+            )
+    return load_keys(section)
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the router sees it: without the prefix under which a proxy serves it."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root) and (path == root or path[len(root)] == "/"):
+        return path[len(root) :]
+    return path
+
+
+def _refusal(scope: Scope, server: Server) -> RequestError | None:
+    """Why this request may not pass; ``None`` for one that may."""
+    path = route_path(scope)
+    if path in OPEN:
+        return None
+    keys = server.keys
+    if keys is None:
+        return NotReadyError("the server is starting")
+    if path.startswith(DEBUG):
+        return _debug_refusal(scope, keys)
+    if not len(keys.api) or (path == METRICS and server.config.http.public_metrics):
+        return None
+    given = credentials(scope)
+    if keys.api.admits(given):
+        return None
+    what = "this is no API key" if given else "an API key is needed"
+    return UnauthorizedError(f"{what}: Authorization: Bearer KEY, or x-api-key: KEY")
+
+
+def _debug_refusal(scope: Scope, keys: Keys) -> RequestError | None:
+    if not len(keys.admin):
+        # Nothing tells this from a path that does not exist, to those who may ask for one at all.
+        if not len(keys.api) or keys.api.admits(credentials(scope)):
+            return RouteNotFoundError(f"there is nothing at {scope['path'][:200]}")
+        return UnauthorizedError("an API key is needed: Authorization: Bearer KEY")
+    given = bearer(scope)
+    if keys.admin.admits(given):
+        return None
+    if len(keys.api) and keys.api.admits(given):
+        return PermissionDeniedError("this needs the admin key, and got an API key")
+    return UnauthorizedError("this needs the admin key: Authorization: Bearer KEY")

@@ -1,0 +1,165 @@
+"""Keys: where they come from, how they are kept, and how a request's is told from others.
+
+Neither a configured key nor what was given as one is ever kept, compared or shown as text, only as
+a hash. A configured key may be written as its hash from the start: ``sha256:`` and 64 hex digits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from starlette.types import Scope
+
+from src.core.config import HttpSection
+from src.core.errors import ConfigError
+
+MAX_KEYS: Final = 1024
+# Nobody's key is longer, and hashing is not for free.
+_MAX_CREDENTIALS: Final = 4096
+_MAX_FILE_BYTES: Final = 1 << 20
+
+_SCHEME: Final = b"bearer "
+_HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
+# What a client can send in a header and a configuration can hold in a list.
+_KEY: Final = re.compile(r"[!-~]{1,4096}")
+
+
+class KeyRing:
+    """Some keys, as hashes."""
+
+    def __init__(self, hashes: Iterable[bytes] = ()) -> None:
+        self._hashes = tuple(dict.fromkeys(hashes))
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def admits(self, credentials: Iterable[bytes]) -> bool:
+        """Whether one of ``credentials`` is one of the keys.
+
+        Takes the same time whichever of them it is, and how far a wrong one is right.
+        """
+        admitted = False
+        for given in credentials:
+            digest = _hash(given)
+            for known in self._hashes:
+                admitted |= hmac.compare_digest(digest, known)
+        return admitted
+
+    def shares(self, other: KeyRing) -> bool:
+        """Whether a key is in both."""
+        return not set(self._hashes).isdisjoint(other._hashes)
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """What opens what: ``api`` the endpoints (none: they are open), ``admin`` those of /debug."""
+
+    api: KeyRing = KeyRing()
+    admin: KeyRing = KeyRing()
+
+
+def load_keys(section: HttpSection) -> Keys:
+    """The configured keys.
+
+    Raises
+    ------
+    ConfigError
+        A key is empty, malformed or both of a client and of the administrator, a file cannot be
+        read or holds none, or a key is given in two ways.
+    """
+    names = [("http.api_keys", secret.reveal()) for secret in section.api_keys]
+    names += _lines("http.api_key_file", section.api_key_file)
+    if len(names) > MAX_KEYS:
+        raise ConfigError(f"there are {len(names)} API keys, at most {MAX_KEYS} are kept")
+    api = KeyRing(_configured(source, key) for source, key in names)
+    admin = admin_key(section)
+    keys = Keys(api, KeyRing([] if admin is None else [_configured("http.admin_key", admin)]))
+    if keys.api.shares(keys.admin):
+        raise ConfigError("the admin key is also an API key; it must be one of its own")
+    return keys
+
+
+def admin_key(section: HttpSection) -> str | None:
+    """The configured admin key; ``None`` without one.
+
+    Raises
+    ------
+    ConfigError
+        Both ways to give it are used, its file cannot be read, or it is empty.
+    """
+    if section.admin_key is not None and section.admin_key_file is not None:
+        raise ConfigError("http.admin_key and http.admin_key_file are both set; set one of them")
+    if section.admin_key is not None:
+        key, source = section.admin_key.reveal(), "http.admin_key"
+    elif section.admin_key_file is not None:
+        source = f"http.admin_key_file={section.admin_key_file}"
+        key = _read(source, section.admin_key_file)
+    else:
+        return None
+    if not key.strip():
+        raise ConfigError(f"{source}: the key is empty")
+    return key.strip()
+
+
+def bearer(scope: Scope) -> list[bytes]:
+    """What follows ``Bearer`` in the request; nothing if there is none, or more than one."""
+    value = _only(scope, b"authorization")
+    if value[: len(_SCHEME)].lower() != _SCHEME:
+        return []
+    return [token] if (token := value[len(_SCHEME) :].strip()) else []
+
+
+def credentials(scope: Scope) -> list[bytes]:
+    """All that a request gives as a key: as OpenAI's clients do, and as Anthropic's (x-api-key)."""
+    key = _only(scope, b"x-api-key").strip()
+    return [*bearer(scope), *([key] if key else [])]
+
+
+def _only(scope: Scope, name: bytes) -> bytes:
+    """The value of a header that is there once and not too long; empty otherwise."""
+    given = [value for key, value in scope["headers"] if key == name]
+    return given[0] if len(given) == 1 and len(given[0]) <= _MAX_CREDENTIALS else b""
+
+
+def _lines(setting: str, path: str | None) -> list[tuple[str, str]]:
+    """The keys of a file: one a line; empty lines and those that begin with # are none."""
+    if path is None:
+        return []
+    source = f"{setting}={path}"
+    lines = (line.strip() for line in _read(source, path).splitlines())
+    keys = [(source, line) for line in lines if line and not line.startswith("#")]
+    if not keys:
+        # Otherwise a file that was emptied by mistake would open the server to all.
+        raise ConfigError(f"{source}: there is no key in it")
+    return keys
+
+
+def _read(source: str, path: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            text = file.read(_MAX_FILE_BYTES + 1)
+        if len(text) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{source}: larger than {_MAX_FILE_BYTES} bytes")
+        return text.decode("utf-8")
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: cannot be read: {type(error).__name__}") from None
+
+
+def _configured(source: str, key: str) -> bytes:
+    hashed = _HASHED.fullmatch(key)
+    if hashed is not None:
+        return bytes.fromhex(hashed[1])
+    if key.startswith("sha256:"):
+        raise ConfigError(f"{source}: a hash is sha256: and 64 hex digits")
+    if _KEY.fullmatch(key) is None:
+        raise ConfigError(f"{source}: a key has 1 to 4096 printable characters and no space")
+    return _hash(key.encode())
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,334 @@
+"""Who may pass: every route is walked, with good keys and bad ones."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette._utils import get_route_path
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from src.core.config import Config, HttpSection, Secret
+from src.core.errors import ConfigError
+from src.core.settings import load_config
+from src.http import create_app
+from src.http.guard import DEBUG, METRICS, OPEN, check_access, route_path
+from src.http.keys import KeyRing, load_keys
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+ALICE, BOB, ADMIN = "sk-alice-0123456789", "sk-bob-0123456789", "sk-admin-0123456789"
+ORIGIN = "https://chat.example.org"
+# As files and secret stores of operators may have it: only the hash.
+HASHED_BOB = "sha256:" + hashlib.sha256(BOB.encode()).hexdigest()
+
+# One app without keys has all the routes there are; a parameter is any word.
+ROUTES = [
+    (route.path.replace("{model:path}", "tiny"), sorted(route.methods or ()))
+    for route in create_app(Config(), owns_process=False).routes
+    if isinstance(route, Route)
+]
+
+
+@pytest.fixture(scope="module")
+async def guarded(config: Config, anyio_backend: str) -> AsyncIterator[Starlette]:
+    http = msgspec.structs.replace(
+        config.http,
+        api_keys=(Secret(ALICE), Secret(HASHED_BOB)),
+        admin_key=Secret(ADMIN),
+        cors_origins=(ORIGIN,),
+    )
+    app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    async with app.router.lifespan_context(app):
+        await app.state.server.ready_engine()
+        yield app
+
+
+@pytest.fixture(scope="module")
+async def nobody(guarded: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(guarded)
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
+        yield client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def check_refusal(answer: httpx.Response, status: int, code: str) -> None:
+    assert answer.status_code == status, answer.text
+    if answer.request.method != "HEAD":
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (error["type"], error["code"]) == ("invalid_request_error", code)
+    challenged = answer.headers.get("www-authenticate", "").startswith("Bearer realm=")
+    assert challenged == (status == 401)
+
+
+def test_every_route_of_the_application_is_walked() -> None:
+    routes = create_app(Config(), owns_process=False).routes
+    # What is no plain route, such as a mounted application, would be walked by nobody.
+    assert len(ROUTES) == len(routes)
+    assert not [path for path, _ in ROUTES if "{" in path]
+
+
+@pytest.mark.parametrize(("path", "methods"), ROUTES)
+async def test_every_route_needs_a_key_but_the_probes(
+    nobody: httpx.AsyncClient, path: str, methods: list[str]
+) -> None:
+    for method in {*methods, "GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}:
+        for headers in ({}, bearer("wrong"), {"x-api-key": "wrong"}):
+            answer = await nobody.request(method, path, headers=headers)
+            if path in OPEN:
+                assert answer.status_code in (200, 405)
+            else:
+                check_refusal(answer, 401, "invalid_api_key")
+
+
+@pytest.mark.parametrize(("path", "methods"), ROUTES)
+async def test_every_route_takes_the_right_key_only(
+    nobody: httpx.AsyncClient, path: str, methods: list[str]
+) -> None:
+    is_admin = path.startswith(DEBUG)
+    for method in methods:
+        for key in (ALICE, BOB):
+            answer = await nobody.request(method, path, headers=bearer(key))
+            if is_admin:
+                check_refusal(answer, 403, "permission_denied")
+            else:
+                assert answer.status_code not in (401, 403), answer.text
+        answer = await nobody.request(method, path, headers=bearer(ADMIN))
+        if is_admin:
+            assert answer.status_code not in (401, 403), answer.text
+        elif path not in OPEN:
+            check_refusal(answer, 401, "invalid_api_key")
+
+
+async def test_what_is_nowhere_is_told_to_nobody(nobody: httpx.AsyncClient) -> None:
+    for path in ("/", "/nowhere", "/v1", "/health/", "/ping/x", "//health", "/HEALTH", "/%2e/live"):
+        check_refusal(await nobody.get(path), 401, "invalid_api_key")
+        answer = await nobody.get(path, headers=bearer(ALICE))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("headers", "admitted"),
+    [
+        (bearer(ALICE), True),
+        ({"authorization": f"bearer  {ALICE} "}, True),
+        ({"x-api-key": ALICE}, True),
+        # Anthropic's client sends both when it has both.
+        ({"authorization": "Bearer other", "x-api-key": BOB}, True),
+        ({"authorization": f"Bearer {BOB}", "x-api-key": "other"}, True),
+        ([("authorization", f"Bearer {ALICE}"), ("authorization", "Bearer x")], False),
+        ([("x-api-key", ALICE), ("x-api-key", ALICE)], False),
+        ({"authorization": ALICE}, False),
+        ({"authorization": f"Basic {ALICE}"}, False),
+        ({"authorization": "Bearer"}, False),
+        ({"authorization": "Bearer "}, False),
+        ({"x-api-key": ""}, False),
+        ({"authorization": f"Bearer {ALICE}x"}, False),
+        ({"authorization": f"Bearer {ALICE[:-1]}"}, False),
+        ({"authorization": f"Bearer {ALICE.upper()}"}, False),
+        ({"authorization": f"Bearer {HASHED_BOB}"}, False),
+        ({"authorization": "Bearer " + "x" * 5000}, False),
+        ({"authorization": "Bearer \xff\xfe"}, False),
+        ({"cookie": f"key={ALICE}"}, False),
+    ],
+)
+async def test_how_a_key_is_sent(nobody: httpx.AsyncClient, headers: Any, admitted: bool) -> None:
+    encoded = httpx.Headers(headers, encoding="latin-1")
+    answer = await nobody.get(f"/v1/models?api_key={ALICE}", headers=encoded)
+    assert answer.status_code == (200 if admitted else 401)
+
+
+async def test_a_body_is_not_read_for_those_who_may_not_pass(
+    guarded: Starlette, nobody: httpx.AsyncClient
+) -> None:
+    body = {"prompt": "hello", "max_tokens": 5}
+    before = guarded.state.server.metrics.value(
+        "slipstream_http_rejections_total", reason="invalid_api_key"
+    )
+    check_refusal(await nobody.post("/v1/completions", json=body), 401, "invalid_api_key")
+    huge = await nobody.post("/v1/completions", content=b" " * 1_000_000)
+    check_refusal(huge, 401, "invalid_api_key")
+    after = guarded.state.server.metrics.value(
+        "slipstream_http_rejections_total", reason="invalid_api_key"
+    )
+    assert after == before + 2
+
+
+async def test_the_path_that_decides_is_the_scope_s(guarded: Starlette) -> None:
+    for root, path, status in (
+        ("/api", "/api/health", 200),
+        ("/api", "/health", 200),
+        ("/api", "/api/v1/models", 401),
+        ("/health", "/v1/models", 401),
+        ("/health", "/health/v1/models", 401),
+        ("/health", "/health", 401),
+        ("/v1", "/v1/models", 401),
+    ):
+        transport = httpx.ASGITransport(guarded, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answer = await client.get(path, headers={"host": "x/health?"})
+        assert answer.status_code == status, (root, path)
+
+
+@given(root=st.text(alphabet="/abh", max_size=4), path=st.text(alphabet="/abh\n", max_size=9))
+def test_the_guard_reads_a_path_as_the_router_does(root: str, path: str) -> None:
+    scope = {"path": path, "root_path": root}
+    assert route_path(scope) == get_route_path(scope)
+
+
+async def test_a_websocket_is_closed(guarded: Starlette) -> None:
+    sent = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await guarded({"type": "websocket", "path": "/live", "headers": []}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+# Other origins
+
+
+async def test_a_configured_origin_may_ask_and_read(nobody: httpx.AsyncClient) -> None:
+    preflight = {
+        "origin": ORIGIN,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    answer = await nobody.options("/v1/completions", headers=preflight)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    answer = await nobody.get("/v1/models", headers={"origin": ORIGIN, **bearer(ALICE)})
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    # A page may read why it was refused, too.
+    refused = await nobody.get("/v1/models", headers={"origin": ORIGIN})
+    check_refusal(refused, 401, "invalid_api_key")
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+    stranger = {**preflight, "origin": "https://evil.example.org"}
+    answer = await nobody.options("/v1/completions", headers=stranger)
+    assert answer.status_code == 400
+    assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_without_configured_origins_nobody_is_allowed(client: httpx.AsyncClient) -> None:
+    preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    for answer in (
+        await client.options("/v1/completions", headers=preflight),
+        await client.get("/v1/models", headers={"origin": ORIGIN}),
+    ):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+# Settings
+
+
+async def test_metrics_may_be_open(config: Config) -> None:
+    http = msgspec.structs.replace(config.http, api_keys=(Secret(ALICE),), public_metrics=True)
+    app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    app.state.server.keys = check_access(http)
+    app.state.server.config = msgspec.structs.replace(config, http=http)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert (await client.get(METRICS)).status_code == 200
+        assert (await client.get("/version")).status_code == 401
+
+
+async def test_before_the_settings_are_read_only_the_probes_answer(config: Config) -> None:
+    transport = httpx.ASGITransport(create_app(config, owns_process=False))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert (await client.get("/live")).status_code == 200
+        for path in ("/version", "/debug/pool", "/nowhere"):
+            assert (await client.get(path)).status_code == 503
+
+
+def test_keys_come_from_settings_and_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# the team\n{ALICE}\n\n  {HASHED_BOB}\n")
+    config = load_config(
+        environ={
+            "SLIPSTREAM_HTTP__API_KEYS": "first-key,second-key",
+            "SLIPSTREAM_HTTP__API_KEY_FILE": str(file),
+        }
+    )
+    keys = load_keys(config.http).api
+    assert len(keys) == 4
+    for key in ("first-key", "second-key", ALICE, BOB):
+        assert keys.admits([key.encode()])
+    assert not keys.admits([HASHED_BOB.encode(), b"", b"three"])
+    assert not keys.admits([])
+    assert "first-key" not in f"{config.http}"
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        (HttpSection(api_keys=(Secret(""),)), "a key has"),
+        (HttpSection(api_keys=(Secret("with space"),)), "a key has"),
+        (HttpSection(api_keys=(Secret("sha256:12"),)), "64 hex digits"),
+        (HttpSection(api_keys=tuple(Secret(f"key{i}") for i in range(1025))), "at most 1024"),
+        (HttpSection(api_key_file="/dev/null"), "there is no key in it"),
+        (HttpSection(api_key_file="/dev/zero"), "larger than"),
+        (HttpSection(api_key_file="/nowhere/at/all"), "cannot be read"),
+        (HttpSection(api_keys=(Secret(BOB),), admin_key=Secret(BOB)), "one of its own"),
+        (HttpSection(cors_origins=("example.org",)), "expected .* or an origin"),
+        (HttpSection(cors_origins=("https://example.org/",)), "expected .* or an origin"),
+    ],
+)
+def test_settings_that_are_refused(section: HttpSection, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as refused:
+        check_access(section)
+    assert BOB not in str(refused.value)
+
+
+def test_a_bad_list_of_keys_is_not_echoed() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(environ={"SLIPSTREAM_HTTP__API_KEYS": f'["{ALICE}"'})
+    assert ALICE not in str(refused.value)
+
+
+def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair is compared, whichever is right, and with the function that is made for it."""
+    compared = []
+
+    def compare(left: bytes, right: bytes) -> bool:
+        compared.append((len(left), len(right)))
+        return left == right
+
+    monkeypatch.setattr("src.http.keys.hmac.compare_digest", compare)
+    ring = KeyRing(hashlib.sha256(key).digest() for key in (b"a", b"b", b"c"))
+    for given_keys in ([b"a"], [b"c"], [b"none"]):
+        compared.clear()
+        ring.admits(given_keys)
+        assert compared == [(32, 32)] * 3
+
+
+async def test_neither_the_engine_nor_logs_nor_metrics_know_a_key(
+    guarded: Starlette, nobody: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        body = {"prompt": "hello", "max_tokens": 2}
+        for headers in (bearer(ALICE), bearer(f"{ALICE}x"), {"x-api-key": BOB}):
+            await nobody.post("/v1/completions", json=body, headers=headers)
+        metrics = (await nobody.get(METRICS, headers=bearer(ALICE))).text
+    config = guarded.state.server.engine.config
+    assert (config.http.api_keys, config.http.admin_key) == ((), None)
+    for key in (ALICE, BOB, ADMIN):
+        assert key not in metrics
+        assert not [record for record in caplog.records if key in record.getMessage()]
