@@ -58,8 +58,8 @@ class FastSampling:
 
         For a new trace that is sampled, its trace id is preset.
         """
-        # The commonest header of all, read without the pattern: what has this shape and is malformed
-        # is not traced, where it would begin a trace of its own.
+        # The commonest header of all, read without the pattern: what has this shape and is
+        # malformed is not traced, where it would begin a trace of its own.
         if self._parent_based and len(traceparent) == _LENGTH and traceparent.endswith(b"-00"):
             return False
         if traceparent and (parent := _TRACEPARENT.fullmatch(traceparent)) is not None:
