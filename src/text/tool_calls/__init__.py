@@ -1,0 +1,1 @@
+"""Calls of tools in what a model writes: their syntaxes, read as they come."""

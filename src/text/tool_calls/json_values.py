@@ -1,0 +1,158 @@
+"""Strict JSON (RFC 8259), read as it comes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+from src.text.tool_calls.source import SPACE, NotACallError, Source, Steps
+
+MAX_DEPTH: Final = 128
+"""Bound on the nesting of containers, which clients' parsers would not survive either."""
+_MAX_NUMBER_CHARS: Final = 512
+
+_STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
+_NUMBER_RUN = re.compile(r"[-+.0-9eE]*")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_WORD_RUN = re.compile(r"[a-z]*")
+_HEX = frozenset("0123456789abcdefABCDEF")
+_CLOSING: Final = {"{": "}", "[": "]"}
+
+
+def read_value(source: Source) -> Steps[None]:
+    """Consume one value, and the white space before it.
+
+    Raises
+    ------
+    NotACallError
+        There is none, or it is nested deeper than `MAX_DEPTH`.
+    """
+    open_containers: list[str] = []
+    while True:
+        yield from source.run(SPACE)
+        character = yield from source.peek()
+        if character in ("{", "["):
+            yield from source.take()
+            if len(open_containers) == MAX_DEPTH:
+                raise NotACallError
+            open_containers.append(_CLOSING[character])
+            yield from source.run(SPACE)
+            if (yield from source.peek()) != open_containers[-1]:
+                if character == "{":
+                    yield from _read_key(source)
+                continue
+        else:
+            yield from _read_scalar(source, character)
+        # A value has ended, or is about to: close what it closes, up to the next comma.
+        while open_containers:
+            yield from source.run(SPACE)
+            character = yield from source.take()
+            if character == ",":
+                if open_containers[-1] == "}":
+                    yield from source.run(SPACE)
+                    yield from _read_key(source)
+                break
+            if character != open_containers.pop():
+                raise NotACallError
+        else:
+            return
+
+
+def read_string(source: Source) -> Steps[str]:
+    """Consume a string; return it as it is spelt, with its quotes.
+
+    Raises
+    ------
+    NotACallError
+        There is none.
+    """
+    yield from source.expect('"')
+    spelt = ['"']
+    while True:
+        spelt.append((yield from source.run(_STRING_RUN)))
+        character = yield from source.take()
+        spelt.append(character)
+        if character == '"':
+            return "".join(spelt)
+        if character != "\\":
+            raise NotACallError
+        escaped = yield from source.take()
+        spelt.append(escaped)
+        if escaped == "u":
+            for _ in range(4):
+                digit = yield from source.take()
+                if digit not in _HEX:
+                    raise NotACallError
+                spelt.append(digit)
+        elif not escaped or escaped not in '"\\/bfnrt':
+            raise NotACallError
+
+
+def read_text(source: Source) -> Steps[str]:
+    """Consume a string; return the text that it holds.
+
+    Raises
+    ------
+    NotACallError
+        There is none, or it has a lone surrogate.
+    """
+    text: str = json.loads((yield from read_string(source)))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise NotACallError from None
+    return text
+
+
+def is_object(text: str) -> bool:
+    """Whether the whole text is a JSON object."""
+    source = Source()
+    source.feed(text)
+    source.end()
+    try:
+        if _finished(source.peek()) != "{":
+            return False
+        _finished(read_value(source))
+        return not _finished(source.peek())
+    except NotACallError:
+        return False
+
+
+def read_number(source: Source) -> Steps[str]:
+    """Consume a number; return it as it is spelt.
+
+    Raises
+    ------
+    NotACallError
+        There is none.
+    """
+    spelt = yield from source.run(_NUMBER_RUN)
+    if len(spelt) > _MAX_NUMBER_CHARS or not _NUMBER.fullmatch(spelt):
+        raise NotACallError
+    return spelt
+
+
+def _read_key(source: Source) -> Steps[None]:
+    yield from read_string(source)
+    yield from source.run(SPACE)
+    yield from source.expect(":")
+
+
+def _read_scalar(source: Source, character: str) -> Steps[None]:
+    if character == '"':
+        yield from read_string(source)
+    elif character.isdigit() or character == "-":
+        yield from read_number(source)
+    elif (yield from source.run(_WORD_RUN)) not in ("true", "false", "null"):
+        raise NotACallError
+
+
+def _finished(reader: Steps[str] | Steps[None]) -> str | None:
+    """Run a reader whose text is all there."""
+    try:
+        next(reader)
+    except StopIteration as end:
+        result: str | None = end.value
+        return result
+    raise AssertionError("a reader waits for more of a text that has ended")

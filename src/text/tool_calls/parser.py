@@ -1,0 +1,53 @@
+"""The parser of answers that may hold calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from src.text.answer import AnswerEvent
+from src.text.tool_calls.calls import Calls
+from src.text.tool_calls.source import Source
+from src.text.tool_calls.syntaxes import Syntax, read_answer
+
+
+class ToolCallParser:
+    """Takes one choice's text apart into text and calls.
+
+    Parameters
+    ----------
+    syntax
+        How the model writes calls.
+    names
+        The functions that may be called; a call of another one is text.
+    parallel
+        Whether calls after the first are shown.
+    eager
+        Show arguments as they come, as is right where a grammar guarantees that they are whole.
+        Without it a call is shown when its arguments are whole and valid.
+    """
+
+    def __init__(
+        self,
+        syntax: Syntax,
+        names: Collection[str],
+        *,
+        parallel: bool = True,
+        eager: bool = False,
+    ) -> None:
+        self._source = Source()
+        self._calls = Calls(self._source, names, syntax.new_id, parallel=parallel, eager=eager)
+        self._reader = read_answer(syntax, self._calls)
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """Take the next piece of the text; return what has become certain by it."""
+        self._source.feed(text)
+        # It comes to its end with the text's only.
+        next(self._reader)
+        return self._calls.take_events()
+
+    def finish(self) -> list[AnswerEvent]:
+        """Return the rest, at the end of the text."""
+        self._source.end()
+        for _ in self._reader:
+            raise AssertionError("a reader waits for more of a text that has ended")
+        return self._calls.take_events()
