@@ -23,16 +23,29 @@ from src.http.errors import MethodNotAllowedError, RouteNotFoundError
 from src.http.guard import Guard
 from src.http.health import health, live, ready, version
 from src.http.lifespan import lifespan
+from src.http.load import get_load, is_sleeping, server_load
 from src.http.metrics import show_metrics
 from src.http.models import list_models, show_model
+from src.http.render import render_chat, render_completion
 from src.http.server import Server
+from src.http.tokens import detokenize, tokenize, tokenizer_info
 
 # Path, method, handler; docs/api.md describes each, and a test fails when it does not.
 ENDPOINTS: Final = (
     ("/v1/completions", "POST", create_completion),
+    ("/v1/completions/render", "POST", render_completion),
     ("/v1/chat/completions", "POST", create_chat_completion),
+    ("/v1/chat/completions/render", "POST", render_chat),
     ("/v1/models", "GET", list_models),
     ("/v1/models/{model:path}", "GET", show_model),
+    ("/tokenize", "POST", tokenize),
+    ("/detokenize", "POST", detokenize),
+    ("/tokenizer_info", "GET", tokenizer_info),
+    ("/get_load", "GET", get_load),
+    ("/load", "GET", server_load),
+    ("/is_sleeping", "GET", is_sleeping),
+    ("/ping", "GET", health),
+    ("/ping", "POST", health),
     ("/live", "GET", live),
     ("/ready", "GET", ready),
     ("/health", "GET", health),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 import msgspec
@@ -42,6 +42,34 @@ _encode = msgspec.json.Encoder().encode
 async def create_completion(call: Call) -> None:
     """Complete one prompt or several, each ``n`` times."""
     request = _decode(call)
+    try:
+        completion = await prepare_completion(call, request)
+        texts = await _texts(completion, request) if request.echo else None
+        shape = CompletionShape(request, completion, texts)
+        await run(call, completion.engine, request, completion.job, shape)
+    except RequestError as error:
+        respell_max_tokens(error, request)
+        raise
+
+
+class PreparedCompletion(NamedTuple):
+    """Prompts that may be submitted: who serves them, under which name, and as what."""
+
+    engine: AsyncEngine
+    model: str
+    job: Job
+    prompts: list[Prompt]
+    prompt_token_ids: list[list[int]]
+
+
+async def prepare_completion(call: Call, request: CompletionRequest) -> PreparedCompletion:
+    """Check a request and turn it into a job.
+
+    Raises
+    ------
+    SlipstreamError
+        The request cannot be served.
+    """
     refuse_unsupported(request)
     _check(request)
     config = call.server.config
@@ -59,16 +87,7 @@ async def create_completion(call: Call) -> None:
         timeout=job_timeout(request, config.http.request_timeout),
         cache_salt=request.cache_salt or "",
     )
-    texts = None
-    if request.echo:
-        texts = await _texts(engine, prompts if keep is None else token_ids)
-    try:
-        await run(
-            call, engine, request, job, CompletionShape(request, name, engine, texts, token_ids)
-        )
-    except RequestError as error:
-        respell_max_tokens(error, request)
-        raise
+    return PreparedCompletion(engine, name, job, prompts, token_ids)
 
 
 def _check(request: CompletionRequest) -> None:
@@ -95,13 +114,15 @@ def _check_number(num_prompts: int, n: int, most: int) -> None:
         )
 
 
-async def _texts(engine: AsyncEngine, prompts: Sequence[Prompt]) -> list[str]:
+async def _texts(completion: PreparedCompletion, request: CompletionRequest) -> list[str]:
     """The prompts as an echo shows them."""
+    truncates = request.truncate_prompt_tokens is not None
+    decode = completion.engine.tokenizer.decode
     return [
         prompt
-        if isinstance(prompt, str)
-        else await anyio.to_thread.run_sync(engine.tokenizer.decode, prompt)
-        for prompt in prompts
+        if isinstance(prompt, str) and not truncates
+        else await anyio.to_thread.run_sync(decode, token_ids)
+        for prompt, token_ids in zip(completion.prompts, completion.prompt_token_ids, strict=True)
     ]
 
 
@@ -129,18 +150,16 @@ class CompletionShape:
     def __init__(
         self,
         request: CompletionRequest,
-        model: str,
-        engine: AsyncEngine,
+        completion: PreparedCompletion,
         prompt_texts: Sequence[str] | None,
-        prompt_token_ids: Sequence[list[int]],
     ) -> None:
         self.id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._model = model
+        engine, self._model = completion.engine, completion.model
         self._fingerprint = system_fingerprint(engine.config)
         self._n = request.n or 1
         self._prompt_texts = prompt_texts
-        self._prompt_token_ids = prompt_token_ids
+        self._prompt_token_ids = completion.prompt_token_ids
         self._only_prompt = request.max_tokens == 0
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
         self._tokenizer = engine.tokenizer
@@ -152,7 +171,7 @@ class CompletionShape:
         self._counts_always = options is not None and bool(options.continuous_usage_stats)
         self._with_null_usage = options is not None and bool(options.include_usage)
         head = {"id": self.id, "object": "text_completion", "created": self._created}
-        head |= {"model": model, "system_fingerprint": self._fingerprint}
+        head |= {"model": self._model, "system_fingerprint": self._fingerprint}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._shows_token_ids = bool(request.return_token_ids)
         self._legacy: dict[int, LegacyLogprobs] = {}

@@ -69,6 +69,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._variants = {name: _Variant(source) for name, source in named.items()}
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """Name to Jinja source."""
+        return {name: variant.source for name, variant in self._variants.items()}
+
     def render(
         self,
         messages: Sequence[Message],
@@ -181,7 +186,7 @@ class _Variant:
     """One Jinja source, what it compiles to, and which forms of content it understands."""
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        self.source = source
         self._compiled: CompiledTemplate | None = None
         self._forms: tuple[bool, bool] | None = None
 
@@ -190,7 +195,7 @@ class _Variant:
         from src.text.chat_environment import CompiledTemplate
 
         if self._compiled is None:
-            self._compiled = CompiledTemplate(self._source)
+            self._compiled = CompiledTemplate(self.source)
         return self._compiled.render(variables)
 
     def takes_strings(self, special_tokens: Mapping[str, str]) -> bool:

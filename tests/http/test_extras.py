@@ -149,3 +149,31 @@ async def test_strict_fields_refuses_what_is_unknown(
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == ("no_stop_trim", "unknown_parameter")
     await complete(client, user="me", top_k=3)
+
+
+async def chat(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "Hi there"}], "max_tokens": 6, **fields}
+    answer = await client.post("/v1/chat/completions", json={"temperature": 0, **body})
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def test_a_chat_has_them_too(client: httpx.AsyncClient, engine: AsyncEngine) -> None:
+    prompt = await engine.tokenize([{"role": "user", "content": "Hi there"}])
+    body = (await chat(client, return_token_ids=True, request_id="mine")).json()
+    assert body["id"] == "chatcmpl-mine"
+    assert body["system_fingerprint"].startswith("fp_")
+    assert body["prompt_token_ids"] == prompt
+    ids = body["choices"][0]["token_ids"]
+    assert len(ids) == body["usage"]["completion_tokens"]
+    streamed = await chat(client, return_token_ids=True, stream=True)
+    events = [json.loads(event[6:]) for event in streamed.text.split("\n\n")[:-2]]
+    assert events[0]["prompt_token_ids"] == prompt
+    assert not any("prompt_token_ids" in event for event in events[1:])
+    assert [i for e in events for i in e["choices"][0].get("token_ids", [])] == ids
+    cut = (await chat(client, return_token_ids=True, truncate_prompt_tokens=3)).json()
+    assert cut["prompt_token_ids"] == prompt[-3:]
+    assert cut["usage"]["prompt_tokens"] == 3
+    plain = (await chat(client)).json()
+    assert "prompt_token_ids" not in plain
+    assert "token_ids" not in plain["choices"][0]
