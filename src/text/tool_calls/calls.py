@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from src.text.answer import AnswerEvent, ContentDelta, ToolCallArguments, ToolCallBegin
+from src.text.source import SPACE, MismatchError, Source, Steps
 from src.text.tool_calls.json_values import is_object, read_string, read_text, read_value
-from src.text.tool_calls.source import SPACE, NotACallError, Source, Steps
 
 MAX_CALLS: Final = 128
 """Calls in an answer; what would be one more is text."""
@@ -59,9 +59,9 @@ class Calls:
         return events
 
     def check_name(self, name: str) -> None:
-        """Raise `NotACallError` unless a call of this function may follow."""
+        """Raise `MismatchError` unless a call of this function may follow."""
         if name not in self._names or self._count >= MAX_CALLS:
-            raise NotACallError
+            raise MismatchError
 
     def content(self, text: str) -> None:
         """Show text."""
@@ -91,7 +91,7 @@ class Calls:
 
         Raises
         ------
-        NotACallError
+        MismatchError
             It has another form.
         """
         source = self.source
@@ -104,7 +104,7 @@ class Calls:
             key = yield from read_text(source)
             kind = "arguments" if key in _ARGUMENTS else key
             if kind in seen:
-                raise NotACallError
+                raise MismatchError
             seen.add(kind)
             yield from source.run(SPACE)
             yield from source.expect(":")
@@ -117,14 +117,14 @@ class Calls:
             elif kind in _IGNORED:
                 yield from read_string(source)
             else:
-                raise NotACallError
+                raise MismatchError
             yield from source.run(SPACE)
             if (yield from source.peek()) != ",":
                 break
             yield from source.take()
         yield from source.expect("}")
         if name is None or (needs_arguments and arguments is None):
-            raise NotACallError
+            raise MismatchError
         self.complete(name, arguments or "{}")
 
     def read_arguments(self, name: str | None) -> Steps[str]:
@@ -148,7 +148,7 @@ class Calls:
         if first == '"':
             text = (yield from read_text(source)).strip()
             if not is_object(text):
-                raise NotACallError
+                raise MismatchError
             return text
         yield from source.expect("null")
         return "{}"

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final
 
-from src.text.tool_calls.source import SPACE, NotACallError, Source, Steps
+from src.text.source import SPACE, MismatchError, Source, Steps
 
 MAX_DEPTH: Final = 128
 """Bound on the nesting of containers, which clients' parsers would not survive either."""
@@ -25,7 +25,7 @@ def read_value(source: Source) -> Steps[None]:
 
     Raises
     ------
-    NotACallError
+    MismatchError
         There is none, or it is nested deeper than `MAX_DEPTH`.
     """
     open_containers: list[str] = []
@@ -35,7 +35,7 @@ def read_value(source: Source) -> Steps[None]:
         if character in ("{", "["):
             yield from source.take()
             if len(open_containers) == MAX_DEPTH:
-                raise NotACallError
+                raise MismatchError
             open_containers.append(_CLOSING[character])
             yield from source.run(SPACE)
             if (yield from source.peek()) != open_containers[-1]:
@@ -54,7 +54,7 @@ def read_value(source: Source) -> Steps[None]:
                     yield from _read_key(source)
                 break
             if character != open_containers.pop():
-                raise NotACallError
+                raise MismatchError
         else:
             return
 
@@ -64,7 +64,7 @@ def read_string(source: Source) -> Steps[str]:
 
     Raises
     ------
-    NotACallError
+    MismatchError
         There is none.
     """
     yield from source.expect('"')
@@ -76,17 +76,17 @@ def read_string(source: Source) -> Steps[str]:
         if character == '"':
             return "".join(spelt)
         if character != "\\":
-            raise NotACallError
+            raise MismatchError
         escaped = yield from source.take()
         spelt.append(escaped)
         if escaped == "u":
             for _ in range(4):
                 digit = yield from source.take()
                 if digit not in _HEX:
-                    raise NotACallError
+                    raise MismatchError
                 spelt.append(digit)
         elif not escaped or escaped not in '"\\/bfnrt':
-            raise NotACallError
+            raise MismatchError
 
 
 def read_text(source: Source) -> Steps[str]:
@@ -94,14 +94,14 @@ def read_text(source: Source) -> Steps[str]:
 
     Raises
     ------
-    NotACallError
+    MismatchError
         There is none, or it has a lone surrogate.
     """
     text: str = json.loads((yield from read_string(source)))
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise NotACallError from None
+        raise MismatchError from None
     return text
 
 
@@ -115,7 +115,7 @@ def is_object(text: str) -> bool:
             return False
         _finished(read_value(source))
         return not _finished(source.peek())
-    except NotACallError:
+    except MismatchError:
         return False
 
 
@@ -124,12 +124,12 @@ def read_number(source: Source) -> Steps[str]:
 
     Raises
     ------
-    NotACallError
+    MismatchError
         There is none.
     """
     spelt = yield from source.run(_NUMBER_RUN)
     if len(spelt) > _MAX_NUMBER_CHARS or not _NUMBER.fullmatch(spelt):
-        raise NotACallError
+        raise MismatchError
     return spelt
 
 
@@ -145,7 +145,7 @@ def _read_scalar(source: Source, character: str) -> Steps[None]:
     elif character.isdigit() or character == "-":
         yield from read_number(source)
     elif (yield from source.run(_WORD_RUN)) not in ("true", "false", "null"):
-        raise NotACallError
+        raise MismatchError
 
 
 def _finished(reader: Steps[str] | Steps[None]) -> str | None:

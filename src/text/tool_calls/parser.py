@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from src.text.answer import AnswerEvent
+from src.text.source import Source
 from src.text.tool_calls.calls import Calls
-from src.text.tool_calls.source import Source
 from src.text.tool_calls.syntaxes import Syntax, read_answer
 
 

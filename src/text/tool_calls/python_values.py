@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any, Final
 
+from src.text.source import SPACE, MismatchError, Source, Steps
 from src.text.tool_calls.json_values import read_number
-from src.text.tool_calls.source import SPACE, NotACallError, Source, Steps
 
 MAX_DEPTH: Final = 32
 """Bound on the nesting of containers."""
@@ -49,7 +49,7 @@ def read_literal(source: Source, depth: int = 0) -> Steps[Any]:
 
     Raises
     ------
-    NotACallError
+    MismatchError
         There is none, or none that JSON can spell, or it is nested deeper than `MAX_DEPTH`.
     """
     first = yield from source.peek()
@@ -57,7 +57,7 @@ def read_literal(source: Source, depth: int = 0) -> Steps[Any]:
         return (yield from _read_string(source))
     if first in _CLOSING:
         if depth == MAX_DEPTH:
-            raise NotACallError
+            raise MismatchError
         yield from source.take()
         if first == "{":
             return (yield from _read_dict(source, depth))
@@ -66,7 +66,7 @@ def read_literal(source: Source, depth: int = 0) -> Steps[Any]:
         return json.loads((yield from read_number(source)))
     word = yield from source.run(NAME_RUN)
     if word not in _WORDS:
-        raise NotACallError
+        raise MismatchError
     return _WORDS[word]
 
 
@@ -75,7 +75,7 @@ def read_arguments(source: Source) -> Steps[str]:
 
     Raises
     ------
-    NotACallError
+    MismatchError
         It has another form: positional arguments, a name that comes twice.
     """
     values: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def read_arguments(source: Source) -> Steps[str]:
     while (yield from source.peek()) != ")":
         name = yield from source.run(NAME_RUN)
         if not name or name in values:
-            raise NotACallError
+            raise MismatchError
         yield from source.run(SPACE)
         yield from source.expect("=")
         yield from source.run(SPACE)
@@ -122,7 +122,7 @@ def _read_dict(source: Source, depth: int) -> Steps[dict[str, Any]]:
     while (yield from source.peek()) != "}":
         key = yield from read_literal(source, MAX_DEPTH)
         if not isinstance(key, str):
-            raise NotACallError
+            raise MismatchError
         yield from source.run(SPACE)
         yield from source.expect(":")
         yield from source.run(SPACE)
@@ -142,13 +142,13 @@ def _read_string(source: Source) -> Steps[str]:
         if character == quote:
             break
         if character != "\\":
-            raise NotACallError
+            raise MismatchError
         texts.append((yield from _read_escape(source)))
     try:
         # Two halves of a character, each written as an escape, are the character.
         return "".join(texts).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError:
-        raise NotACallError from None
+        raise MismatchError from None
 
 
 def _read_escape(source: Source) -> Steps[str]:
@@ -158,9 +158,9 @@ def _read_escape(source: Source) -> Steps[str]:
         for _ in range(_HEX_DIGITS[character]):
             digits += yield from source.take()
         if not _HEX.fullmatch(digits) or int(digits, 16) > 0x10FFFF:
-            raise NotACallError
+            raise MismatchError
         return chr(int(digits, 16))
     if not character:
-        raise NotACallError
+        raise MismatchError
     # As in Python, what is no escape is what it says.
     return _ESCAPES.get(character, "\\" + character)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from src.text.source import SPACE, MismatchError, Steps
 from src.text.tool_calls.calls import Calls
 from src.text.tool_calls.python_values import NAME_RUN, next_item, read_arguments
-from src.text.tool_calls.source import SPACE, NotACallError, Steps
 
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
 
@@ -78,7 +78,7 @@ def _attempt(syntax: Syntax, calls: Calls) -> Steps[None]:
     source = calls.source
     try:
         yield from syntax.read(calls)
-    except NotACallError:
+    except MismatchError:
         calls.abandon()
         return
     yield from source.run(SPACE)

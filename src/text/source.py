@@ -19,8 +19,8 @@ Steps: TypeAlias = Generator[None, None, T]
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
-class NotACallError(Exception):
-    """What began like a call is none: it stays text."""
+class MismatchError(Exception):
+    """Something else stands there: what began like a call, say, is none."""
 
 
 class Source:
@@ -57,6 +57,11 @@ class Source:
         self._held.clear()
         return text
 
+    def remainder(self) -> str:
+        """Return what has not been consumed, and leave nothing."""
+        text, self._buffer, self._at = self._buffer[self._at :], "", 0
+        return text
+
     def peek(self) -> Steps[str]:
         """Return the next character; empty at the end."""
         while self._at >= len(self._buffer):
@@ -88,12 +93,12 @@ class Source:
 
         Raises
         ------
-        NotACallError
+        MismatchError
             Something else stands there.
         """
         for character in text:
             if (yield from self.peek()) != character:
-                raise NotACallError
+                raise MismatchError
             self._consume(self._at + 1)
 
     def starts_with(self, text: str) -> Steps[bool]:
