@@ -107,6 +107,10 @@ class HttpSection(Section, frozen=True, kw_only=True):
 
     max_body_bytes: Positive = 8 * MIB
     body_timeout: Seconds = 30.0  # for a request's body to arrive
+    # Of a body: objects, lists and keys of objects; and values in lists and objects. What they cost
+    # to build is paid on the event loop.
+    max_json_nodes: Positive = 65_536
+    max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
     request_timeout: Seconds | None = None  # None: no deadline unless the client sets one

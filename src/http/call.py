@@ -19,6 +19,7 @@ from src.core.errors import DeadlineExceededError, RequestTooLargeError
 from src.http.body import (
     ClientDisconnectedError,
     check_content_type,
+    check_structure,
     declares_body,
     discard_body,
     header,
@@ -221,6 +222,8 @@ class Endpoint:
         try:
             if call.body:
                 check_content_type(call.scope)
+                limits = call.server.config.http
+                await check_structure(call.body, limits.max_json_nodes, limits.max_json_values)
             await self._handler(call)
         # The last line of defence: one request's fault ends with this request, and is logged.
         except Exception as error:

@@ -19,6 +19,8 @@ FROZEN = [
     "http.body_timeout",
     "http.cors_origins",
     "http.max_body_bytes",
+    "http.max_json_nodes",
+    "http.max_json_values",
     "http.max_prompts_per_request",
     "http.public_metrics",
     "http.ready_wait",

@@ -1,0 +1,151 @@
+"""What may be in a body is bounded before anything is built from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+
+from src.core.config import HttpSection
+from src.core.errors import InvalidRequestError
+from src.http import body as body_module
+from src.http.body import check_structure
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+# Texts full of what has a meaning outside of them.
+TEXTS = st.text(alphabet='{}[]:,"\\ \nae\u00e9\u4f60', max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def count(value: Any) -> tuple[int, int]:
+    """Nodes and commas, as the document's meaning has them."""
+    if not isinstance(value, list | dict):
+        return 0, 0
+    inner = value if isinstance(value, list) else list(value.values())
+    nodes = 1 + (len(value) if isinstance(value, dict) else 0)
+    values = max(0, len(value) - 1)
+    for item in inner:
+        found = count(item)
+        nodes, values = nodes + found[0], values + found[1]
+    return nodes, values
+
+
+@given(value=VALUES, piece=st.integers(1, 40), ascii_only=st.booleans())
+def test_what_is_counted_is_what_would_be_built(value: Any, piece: int, ascii_only: bool) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_module, "_PIECE_BYTES", piece)
+        assert body_module._structure_outside_texts(body) == count(value)
+
+
+@given(body=st.binary(max_size=200), piece=st.integers(1, 40))
+def test_counting_takes_any_bytes(body: bytes, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_module, "_PIECE_BYTES", piece)
+        nodes, values = body_module._structure_outside_texts(body)
+    assert 0 <= nodes + values <= len(body)
+
+
+async def test_texts_do_not_count() -> None:
+    body = json.dumps({"prompt": '{"a": [1, 2]}' * 1000}).encode()
+    await check_structure(body, max_nodes=10, max_values=10)
+    for bad in ([[]] * 11, [{"a": 1}] * 6, [1] * 12):
+        with pytest.raises(InvalidRequestError, match="at most 10"):
+            await check_structure(json.dumps(bad).encode(), max_nodes=10, max_values=10)
+    await check_structure(json.dumps([1] * 11).encode(), max_nodes=10, max_values=10)
+
+
+class Heartbeat:
+    """Measures the longest time for which the event loop attended to nobody else."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def beat(self) -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            self.longest = max(self.longest, now - last)
+            last = now
+
+
+MOST = 8 * 2**20
+
+
+def filled(head: str, unit: str, tail: str) -> bytes:
+    number = (MOST - len(head) - len(tail)) // len(unit)
+    return (head + (unit * number).rstrip(",") + tail).encode()
+
+
+CHAT = '{"messages":[{"role":"user","content":"x"}],'
+LARGE = {
+    "tools": (
+        "/v1/chat/completions",
+        filled(CHAT + '"tools":[', '{"function":{"name":"f"}},', "]}"),
+    ),
+    "objects": (
+        "/v1/chat/completions",
+        filled(CHAT + '"chat_template_kwargs":{"a":[', "{},", "]}}"),
+    ),
+    "lists": ("/v1/completions", filled('{"prompt":[', "[],", "]}")),
+    "keys": (
+        "/v1/chat/completions",
+        (CHAT + '"chat_template_kwargs":{').encode()
+        + b",".join(b'"k%d":1' % number for number in range(600_000))
+        + b"}}",
+    ),
+    "numbers": ("/v1/completions", filled('{"prompt":[', "1,", "]}")),
+    "texts": ("/v1/completions", filled('{"prompt":[', '"ab",', "]}")),
+    "brackets in a text": ("/v1/completions", filled('{"prompt":"', "{,[", '"}')),
+    "quotes in a text": ("/v1/completions", filled('{"prompt":"', '{\\"a\\":[', '"}')),
+    "depth": ("/v1/completions", filled('{"prompt":"x","y":', "[", "")),
+    "unknown": ("/v1/completions", filled('{"prompt":"x","max_tokens":1,"y":[', "[],", "]}")),
+    "one text": ("/v1/completions", filled('{"prompt":"', "word ", '"}')),
+    "a number": ("/v1/completions", filled('{"prompt":"x","n":', "9", "}")),
+    "backslashes": ("/v1/completions", filled('{"prompt":"', "\\\\", '"}')),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_no_body_holds_up_the_loop(
+    client: httpx.AsyncClient, app: Starlette, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = app.state.server.config
+    large = type(config.http)(max_body_bytes=MOST)
+    monkeypatch.setattr(
+        app.state.server, "config", type(config)(http=large, scheduler=config.scheduler)
+    )
+    path, body = LARGE[name]
+    heart = Heartbeat()
+    beating = asyncio.create_task(heart.beat())
+    try:
+        for _ in range(3):
+            answer = await client.post(
+                path, content=body, headers={"content-type": "application/json"}
+            )
+            assert answer.status_code == 400, answer.text
+    finally:
+        beating.cancel()
+    print(f"{name}: {heart.longest * 1e3:.0f} ms")
+    # Some tens of milliseconds; the rest is for machines that are busy with something else.
+    assert heart.longest < 0.3
+
+
+def test_the_defaults_leave_room_for_large_requests() -> None:
+    section = HttpSection()
+    # 512 tools of 100 nodes each; a batch of 64 prompts of 8000 token ids.
+    assert section.max_json_nodes > 512 * 100
+    assert section.max_json_values > 64 * 8000
