@@ -26,6 +26,7 @@ from src.http.lifespan import lifespan
 from src.http.load import get_load, is_sleeping, server_load
 from src.http.metrics import show_metrics
 from src.http.models import list_models, show_model
+from src.http.openapi.handlers import show_docs, show_openapi
 from src.http.render import render_chat, render_completion
 from src.http.server import Server
 from src.http.tokens import detokenize, tokenize, tokenizer_info
@@ -51,6 +52,8 @@ ENDPOINTS: Final = (
     ("/health", "GET", health),
     ("/metrics", "GET", show_metrics),
     ("/version", "GET", version),
+    ("/openapi.json", "GET", show_openapi),
+    ("/docs", "GET", show_docs),
     *DEBUG_ENDPOINTS,
 )
 
@@ -78,6 +81,7 @@ def create_app(config: Config | None = None, *, owns_process: bool = True) -> St
     # `/v1/models/` is not `/v1/models`: a redirect would be built from the Host header.
     app.router.redirect_slashes = False
     app.state.server = server
+    app.state.endpoints = ENDPOINTS
     return app
 
 

@@ -1,0 +1,74 @@
+"""Bounds of fields that the engine checks and not the decoder, as JSON schema.
+
+By the field's name: they are the same wherever it stands. Every constraint is put where its type
+fits, so the bound of a list's items and that of a single text may stand side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from src.core.sampling_params import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_BAD_WORD_CHARS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRING_CHARS,
+)
+from src.http.protocol.generation import NEUTRAL, Accepted, Unsupported
+
+_STOP: Final = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
+_TOKENS: Final = {"minimum": 0, "maximum": INT64_MAX}
+_LOGPROBS: Final = {"minimum": 0, "maximum": MAX_LOGPROBS}
+
+# Field -> JSON type -> constraints
+BOUNDS: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "n": {"integer": {"minimum": 1, "maximum": MAX_N}},
+    "temperature": {"number": {"minimum": 0, "maximum": 2}},
+    "top_p": {"number": {"exclusiveMinimum": 0, "maximum": 1}},
+    "top_k": {"integer": {"minimum": -1, "maximum": INT64_MAX}},
+    "min_p": {"number": {"minimum": 0, "maximum": 1}},
+    "presence_penalty": {"number": {"minimum": -2, "maximum": 2}},
+    "frequency_penalty": {"number": {"minimum": -2, "maximum": 2}},
+    "repetition_penalty": {"number": {"exclusiveMinimum": 0}},
+    "max_tokens": {"integer": _TOKENS},
+    "max_completion_tokens": {"integer": _TOKENS},
+    "min_tokens": {"integer": _TOKENS},
+    "seed": {"integer": {"minimum": INT64_MIN, "maximum": INT64_MAX}},
+    "priority": {"integer": {"minimum": INT64_MIN, "maximum": INT64_MAX}},
+    "logprobs": {"integer": _LOGPROBS},
+    "top_logprobs": {"integer": _LOGPROBS},
+    "prompt_logprobs": {"integer": _LOGPROBS},
+    "stop": {"string": _STOP, "array": {"items": {"type": "string", **_STOP}}},
+    "bad_words": {
+        "array": {"items": {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS}}
+    },
+    "logit_bias": {
+        "object": {
+            "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    },
+    "stop_token_ids": {"array": {"items": {"type": "integer", **_TOKENS}}},
+    "allowed_token_ids": {"array": {"minItems": 1, "items": {"type": "integer", **_TOKENS}}},
+    "tokens": {"array": {"items": {"type": "integer", **_TOKENS}}},
+    "prompt": {"string": {"minLength": 1}, "array": {"minItems": 1}},
+}
+
+
+def bound(name: str, schema: dict[str, Any]) -> None:
+    """Write a field's bounds into its schema."""
+    constraints = BOUNDS.get(name, {})
+    for branch in schema.get("anyOf", [schema]):
+        branch.update(constraints.get(branch.get("type"), {}))
+
+
+def describe_use(name: str, schema: dict[str, Any]) -> None:
+    """Say of a field whether it is refused, or accepted without an effect."""
+    if name in NEUTRAL and name in Unsupported.__struct_fields__:
+        neutral = NEUTRAL[name]
+        schema["enum"] = [None, *(value for value in neutral)]
+        schema["description"] = "Refused by name with any other value."
+    elif name in Accepted.__struct_fields__:
+        schema["description"] = "Accepted without an effect."

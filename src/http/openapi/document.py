@@ -1,0 +1,147 @@
+"""The OpenAPI document."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from src.core.version import VERSION
+from src.http.call import Handler
+from src.http.openapi.bounds import bound, describe_use
+from src.http.openapi.operations import JSON, OPERATIONS, Operation
+from src.http.protocol.errors import ErrorBody
+
+Endpoint: TypeAlias = tuple[str, str, Handler]
+Schema: TypeAlias = dict[str, Any]
+
+_TEMPLATE: Final = "#/components/schemas/{name}"
+_REQUEST_ID: Final = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
+
+
+def openapi_document(
+    endpoints: Iterable[Endpoint], *, keys: bool, admin: bool, public_metrics: bool
+) -> Schema:
+    """Everything about the endpoints that a program can know beforehand.
+
+    ``keys`` says that there are API keys, ``admin`` that there is an admin key: without one nothing
+    of ``/debug`` exists, and nothing is said of it.
+    """
+    schemas, components = _schemas()
+    paths: dict[str, Schema] = {}
+    for path, method, handler in endpoints:
+        operation = OPERATIONS[path, method]
+        if operation.closed == "admin" and not admin:
+            continue
+        described = _described(path, method, handler, operation, schemas)
+        if operation.closed == "admin":
+            described["security"] = [{"admin": []}]
+        elif keys and not (
+            operation.closed == "open" or (operation.closed == "metrics" and public_metrics)
+        ):
+            described["security"] = [{"bearer": []}, {"header": []}]
+        paths.setdefault(path.replace(":path}", "}"), {})[method.lower()] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Slipstream",
+            "version": VERSION,
+            "description": "OpenAI's protocol with vLLM's extensions, and Anthropic's messages.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "responses": {str(status): _refusal(status) for status in _REFUSALS},
+            "headers": {"RequestId": {"schema": {"type": "string"}}},
+            "securitySchemes": _security(keys=keys, admin=admin),
+        },
+    }
+
+
+_REFUSALS: Final = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503)
+
+
+@functools.cache
+def _schemas() -> tuple[dict[Any, Schema], dict[str, Schema]]:
+    """The schema of every type of a body, and what these refer to."""
+    requests = {op.request for op in OPERATIONS.values() if op.request is not None}
+    types = [*requests, ErrorBody]
+    for operation in OPERATIONS.values():
+        types += [kind for kind in operation.answers.values() if kind not in (None, *types)]
+    references, components = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
+    for kind in requests:
+        for name, schema in components[kind.__name__]["properties"].items():
+            bound(name, schema)
+            describe_use(name, schema)
+    return dict(zip(types, references, strict=True)), components
+
+
+def _described(
+    path: str, method: str, handler: Handler, operation: Operation, schemas: dict[Any, Schema]
+) -> Schema:
+    summary = (inspect.getdoc(handler) or "").partition("\n")[0]
+    described: Schema = {
+        "tags": [operation.tag],
+        "summary": summary,
+        "operationId": method.lower() + re.sub(r"\W+", "_", path.replace(":path", "")).rstrip("_"),
+        "responses": {
+            **{str(status): _answer(operation, schemas, status) for status in operation.answers},
+            **{
+                str(status): {"$ref": f"#/components/responses/{status}"}
+                for status in operation.refusals
+                if status not in operation.answers
+            },
+        },
+    }
+    if operation.parameters:
+        described["parameters"] = [
+            {"name": p.name, "in": p.place, "required": p.place == "path", "schema": p.schema}
+            for p in operation.parameters
+        ]
+    if operation.request is not None:
+        content = {JSON: {"schema": schemas[operation.request]}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _answer(operation: Operation, schemas: dict[Any, Schema], status: int) -> Schema:
+    kind = operation.answers[status]
+    schema: Schema = {} if kind is None else schemas[kind]
+    content: Schema = {operation.kind if kind is None else JSON: {"schema": schema}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "description": HTTPStatus(status).phrase,
+        "headers": _REQUEST_ID,
+        "content": content,
+    }
+
+
+def _refusal(status: int) -> Schema:
+    headers: Schema = dict(_REQUEST_ID)
+    text = {"schema": {"type": "string"}}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = text
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        headers["Retry-After"] = text
+    schema = {"$ref": _TEMPLATE.format(name=ErrorBody.__name__)}
+    return {
+        "description": HTTPStatus(status).phrase,
+        "headers": headers,
+        "content": {JSON: {"schema": schema}},
+    }
+
+
+def _security(*, keys: bool, admin: bool) -> Schema:
+    schemes: Schema = {}
+    if keys:
+        schemes["bearer"] = {"type": "http", "scheme": "bearer"}
+        schemes["header"] = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    if admin:
+        schemes["admin"] = {"type": "http", "scheme": "bearer", "description": "The admin key."}
+    return schemes

@@ -1,0 +1,40 @@
+"""``GET /openapi.json`` and ``GET /docs``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+import msgspec
+
+from src.http.call import Call
+from src.http.openapi.document import Schema, openapi_document
+from src.http.openapi.page import page
+
+# The page has no script, and nothing of it comes from elsewhere.
+_PAGE_HEADERS: Final = (
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+async def show_openapi(call: Call) -> None:
+    """The endpoints as an OpenAPI document."""
+    document = await anyio.to_thread.run_sync(_document, call)
+    await call.answer(msgspec.json.encode(document))
+
+
+async def show_docs(call: Call) -> None:
+    """The endpoints as a page to read."""
+    html = await anyio.to_thread.run_sync(lambda: page(_document(call)))
+    await call.answer(html.encode(), kind=b"text/html; charset=utf-8", headers=_PAGE_HEADERS)
+
+
+def _document(call: Call) -> Schema:
+    server = call.server
+    return openapi_document(
+        call.scope["app"].state.endpoints,
+        keys=server.keys is not None and len(server.keys.api) > 0,
+        admin=server.keys is not None and len(server.keys.admin) > 0,
+        public_metrics=server.config.http.public_metrics,
+    )
