@@ -20,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 
 from benchmarks.load import engine_client, random_prompts, side_by_side, throughput
@@ -27,7 +28,12 @@ from benchmarks.record import Figure, Recorder, add_common, figures_of
 from src import AsyncEngine, Config
 from src.core.settings import load_config
 
-FIGURES = {"output_throughput": "tok/s", "ttft_median": "ms", "tpot_median": "ms"}
+FIGURES = {
+    "output_throughput": "tok/s",
+    "ttft_median": "ms",
+    "tpot_median": "ms",
+    "cpu_per_token": "us",
+}
 
 # Takes OTLP over HTTP and says yes; tells how many bytes it got when its input is closed.
 RECEIVER = """
@@ -114,10 +120,10 @@ async def run(options: argparse.Namespace) -> None:
             if not observed.telemetry.traces:
                 raise RuntimeError("the exporters are not installed: the extra is `otel`")
             turns = await take_turns({"off": plain, "on": observed}, options)
-    costs = [
-        100 * (1 - b["output_throughput"] / a["output_throughput"])
-        for a, b in zip(turns["off"], turns["on"], strict=True)
-    ]
+    pairs = list(zip(turns["off"], turns["on"], strict=True))
+    costs = [100 * (1 - b["output_throughput"] / a["output_throughput"]) for a, b in pairs]
+    # What other programs do to the clock they do not do to this one.
+    cpu_costs = [100 * (b["cpu_per_token"] / a["cpu_per_token"] - 1) for a, b in pairs]
     recorder = Recorder("observability", save=not options.no_save)
     shape = {
         name: getattr(options, name)
@@ -134,6 +140,7 @@ async def run(options: argparse.Namespace) -> None:
         {
             "of_medians": Figure.of("%", [100 * (1 - medians[1] / medians[0])]),
             "of_pairs": Figure.of("%", costs),
+            "of_cpu_time": Figure.of("%", cpu_costs),
         },
         config=on,
         exports=got[0],
@@ -155,10 +162,14 @@ async def take_turns(
                 options.requests, options.input_len, vocab_size, seed=100 + repeat
             )
             client = engine_client(engines[name])
+            started = time.process_time()
             answers = await side_by_side(client, prompts, options.output_len, options.concurrency)
+            used = time.process_time() - started
             # The first turn warms up.
             if repeat >= 0:
-                found[name].append(throughput(answers, options.input_len))
+                figures = throughput(answers, options.input_len)
+                figures["cpu_per_token"] = 1e6 * used / (options.requests * options.output_len)
+                found[name].append(figures)
         order.reverse()
     return found
 
