@@ -27,6 +27,7 @@ from src.http.body import (
 )
 from src.http.errors import ErrorAnswer, answer_to
 from src.http.server import Server
+from src.http.spelling import error_spelling
 from src.http.tracing import begin_trace, end_trace
 from src.observability.tracing import RequestTrace
 
@@ -55,6 +56,8 @@ class Call:
         self.status: int | None = None
         self.trace: RequestTrace | None = None
         self._send = send
+        # How errors are spelt; an endpoint may put another one here once it streams.
+        self.spelling = error_spelling(scope["path"].removeprefix(scope.get("root_path", "")))
         asked = header(scope, b"x-request-id")
         self.id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
 
@@ -97,12 +100,13 @@ class Call:
         if self.trace is not None:
             self.trace.failed(error)
         if self.started:
-            await self.end(b"data: " + answer.body + b"\n\ndata: [DONE]\n\n")
+            await self.end(self.spelling.event(answer, self.id))
         else:
             await self._answer_error(answer)
 
     async def _answer_error(self, answer: ErrorAnswer) -> None:
-        await self.answer(answer.body, status=answer.status, headers=answer.headers)
+        body = self.spelling.body(answer, self.id)
+        await self.answer(body, status=answer.status, headers=answer.headers)
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
@@ -131,6 +135,7 @@ async def refuse(
     under them loses it. So the rest is read and dropped, within bounds, before the end is sent.
     """
     answer = answer_to(error)
+    body = call.spelling.body(answer, call.id)
     call.server.metrics.on_rejection(answer.reason)
     if call.trace is not None:
         call.trace.failed(error)
@@ -140,12 +145,12 @@ async def refuse(
         answer.status,
         (
             (b"content-type", JSON_TYPE),
-            (b"content-length", str(len(answer.body)).encode()),
+            (b"content-length", str(len(body)).encode()),
             *answer.headers,
             *headers,
             *([(b"connection", b"close")] if unread else []),
         ),
-        answer.body,
+        body,
     )
     if linger:
         try:

@@ -33,16 +33,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
 
 
-class Shape(Protocol):
-    """How an endpoint spells what the engine says. ``prompt`` is the index of a prompt.
-
-    ``id`` is what the answer is called.
-    """
-
-    id: str
+class EventShape(Protocol):
+    """How an endpoint spells what the engine says bit by bit."""
 
     def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
-        """Server-sent events for the next deltas of a prompt; empty when there is nothing new."""
+        """Server-sent events for the next deltas of a prompt; empty when there is nothing new.
+
+        ``prompt`` is the index of one.
+        """
+
+
+class Shape(EventShape, Protocol):
+    """How an endpoint spells all that the engine says. ``id`` is what the answer is called."""
+
+    id: str
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event after the last one, with the usage of the whole request."""
@@ -67,19 +71,24 @@ async def run(
     SlipstreamError
         Whatever the engine refuses a prompt for; all others are then aborted.
     """
-    if call.trace is not None:
-        call.trace.response_id = shape.id
-        call.trace.attributes["gen_ai.request.stream"] = bool(request.stream)
-        if request.model is not None:
-            call.trace.model = request.model
-    async with _submitted(engine, job, call) as submissions:
+    describe_trace(call, shape.id, request.model, stream=bool(request.stream))
+    async with submitted(engine, job, call) as submissions:
         if request.stream:
             options = request.stream_options
             with_usage = options is not None and bool(options.include_usage)
             await _stream(call, submissions, shape, with_usage=with_usage)
         else:
-            results = [await _collect(submission) for submission in submissions]
+            results = [await collected(submission) for submission in submissions]
             await call.answer(shape.body(results, _total(submissions)))
+
+
+def describe_trace(call: Call, response_id: str, model: str | None, *, stream: bool) -> None:
+    """Say in the call's trace, where there is one, what was asked for."""
+    if call.trace is not None:
+        call.trace.response_id = response_id
+        call.trace.attributes["gen_ai.request.stream"] = stream
+        if model is not None:
+            call.trace.model = model
 
 
 def usage_body(usage: Usage) -> UsageBody:
@@ -108,7 +117,7 @@ def stop_reason(reason: FinishReason | None, stopped_by: str | int | None) -> st
 
 
 @asynccontextmanager
-async def _submitted(engine: AsyncEngine, job: Job, call: Call) -> AsyncIterator[list[Submission]]:
+async def submitted(engine: AsyncEngine, job: Job, call: Call) -> AsyncIterator[list[Submission]]:
     """All prompts of the job, or none; leaving the block aborts what is unfinished."""
     async with AsyncExitStack() as stack:
         submissions = []
@@ -129,7 +138,14 @@ async def _submitted(engine: AsyncEngine, job: Job, call: Call) -> AsyncIterator
         yield submissions
 
 
-async def _collect(submission: Submission) -> GenerationResult:
+async def collected(submission: Submission) -> GenerationResult:
+    """All that a submission generates.
+
+    Raises
+    ------
+    SlipstreamError
+        It ended with something that is no answer.
+    """
     collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
     while deltas := await submission.take():
         for delta in deltas:
@@ -144,14 +160,14 @@ async def _stream(
     call: Call, submissions: Sequence[Submission], shape: Shape, *, with_usage: bool
 ) -> None:
     if len(submissions) == 1:
-        await _forward(call, 0, submissions[0], shape)
+        await forward(call, 0, submissions[0], shape)
     else:
         await _forward_all(call, submissions, shape)
     last = shape.usage_event(_total(submissions)) if with_usage else b""
     await call.end(last + DONE)
 
 
-async def _forward(call: Call, prompt: int, submission: Submission, shape: Shape) -> None:
+async def forward(call: Call, prompt: int, submission: Submission, shape: EventShape) -> None:
     """Write a prompt's deltas: one write for all that has come since the last one."""
     while deltas := await submission.take():
         for delta in deltas:
@@ -164,16 +180,16 @@ async def _forward_all(call: Call, submissions: Sequence[Submission], shape: Sha
     failures: list[Exception] = []
     async with anyio.create_task_group() as tasks:
 
-        async def forward(prompt: int, submission: Submission) -> None:
+        async def forward_one(prompt: int, submission: Submission) -> None:
             try:
-                await _forward(call, prompt, submission, shape)
+                await forward(call, prompt, submission, shape)
             # Kept for the caller as it is: a task group would wrap it into a group.
             except Exception as error:
                 failures.append(error)
                 tasks.cancel_scope.cancel()
 
         for prompt, submission in enumerate(submissions):
-            tasks.start_soon(forward, prompt, submission)
+            tasks.start_soon(forward_one, prompt, submission)
     if failures:
         raise failures[0]
 
