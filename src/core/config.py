@@ -102,6 +102,30 @@ class CompileSection(Section, frozen=True, kw_only=True):
     startup: Literal["background", "wait"] = "background"
 
 
+class StructuredOutputSection(Section, frozen=True, kw_only=True):
+    """Bounds of what a client may constrain its output with."""
+
+    max_bytes: Positive = 256 * 1024  # of a schema, regular expression, grammar or choice
+    max_depth: Positive = 64  # of brackets in a schema
+    max_choices: Positive = 4096
+    compile_seconds: Seconds = 5.0
+    compile_memory_bytes: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB
+    cached_grammars: NonNegative = 64  # that are kept compiled
+
+
+class ChatSection(Section, frozen=True, kw_only=True):
+    """How chats are rendered, and their answers read."""
+
+    tool_call_parser: Literal[
+        "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "json"
+    ] = "auto"
+    reasoning_parser: Literal["auto", "none", "think", "deepseek_r1", "mistral"] = "auto"
+    # Whether arguments are shown before they are whole where no grammar makes sure of them.
+    stream_tool_arguments: bool = False
+    # What requests may bring: nothing, chat_template_kwargs, or a chat_template too.
+    request_templates: Literal["none", "kwargs", "all"] = "kwargs"
+
+
 class HttpSection(Section, frozen=True, kw_only=True):
     """The HTTP server's limits."""
 
@@ -155,5 +179,7 @@ class Config(Section, frozen=True, kw_only=True):
     cache: CacheSection = CacheSection()
     scheduler: SchedulerSection = SchedulerSection()
     compile: CompileSection = CompileSection()
+    structured_output: StructuredOutputSection = StructuredOutputSection()
+    chat: ChatSection = ChatSection()
     http: HttpSection = HttpSection()
     observability: ObservabilitySection = ObservabilitySection()

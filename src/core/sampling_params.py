@@ -75,6 +75,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         They are of the model's raw distribution, before penalties, bias and temperature.
     skip_special_tokens, spaces_between_special_tokens
         How the tokens are turned into text.
+    kept_special_token_ids
+        Special tokens that are not skipped, for those who read the text and look for them.
     structured_output
         What the text must conform to: JSON, a regular expression, a choice, a grammar.
     """
@@ -101,6 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    kept_special_token_ids: tuple[int, ...] = ()
     structured_output: StructuredOutput | None = None
 
     @property
@@ -167,6 +170,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                         f"{name}: each string must have 1 to {most_chars} characters, "
                         f"got one of {len(word)}",
                         param=name,
+        _check_count("kept_special_token_ids", len(self.kept_special_token_ids), MAX_STOP_TOKEN_IDS)
+        _check_ids("kept_special_token_ids", self.kept_special_token_ids, vocab_size)
                     )
 
     def _validate_token_ids(self, vocab_size: int) -> None:

@@ -35,6 +35,7 @@ class ChatOptions:
     ``add_special_tokens`` says whether the tokenizer adds bos (and what else the model wants), to a
     plain text too; ``None`` adds it to a plain text, and not to messages, whose template has it.
     """
+    ``template`` is the source of one to take instead of the checkpoint's.
 
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -43,6 +44,7 @@ class ChatOptions:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool | None = None
 
+    template: str | None = None
 
 class RequestOptions(TypedDict, total=False):
     """What may be said of a request beside its prompt and its sampling parameters.
@@ -185,7 +187,7 @@ class RequestBuilder:
             )
         # A template is the checkpoint's program: it runs in a thread, since it may be slow.
         return await asyncio.to_thread(
-            self._tokenizer.chat_template.render,
+            self._template(chat).render,
             prompt,
             tools=chat.tools,
             add_generation_prompt=chat.add_generation_prompt,
@@ -209,6 +211,11 @@ class RequestBuilder:
                     param="prompt",
                 )
         return list(prompt)
+    def _template(self, chat: ChatOptions) -> ChatTemplate:
+        if chat.template is None:
+            return self._tokenizer.chat_template
+        return ChatTemplate(chat.template, special_tokens=self._tokenizer.special_tokens)
+
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         context, room = self._info.max_model_len, self._room(prompt_len)

@@ -131,6 +131,7 @@ def _text_of(request: Request, tokenizer: Tokenizer) -> OutputText:
         include_stop=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
+        kept_special_ids=params.kept_special_token_ids,
         min_tokens=params.min_tokens,
     )
 

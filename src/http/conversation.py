@@ -6,23 +6,41 @@ from typing import Any
 
 import msgspec
 
+from src.core.config import ChatSection
 from src.core.errors import InvalidRequestError
 from src.engine.prompts import ChatOptions
-from src.http.protocol.chat import MAX_MESSAGES, ChatMessage, ChatRequest, Tool
+from src.http.protocol.chat import MAX_MESSAGES, ChatMessage, ChatRequest
 from src.http.sampling import unsupported
+from src.http.tools import shown_tool
 
 
-def conversation(request: ChatRequest) -> tuple[list[dict[str, Any]], ChatOptions]:
+def conversation(
+    request: ChatRequest, settings: ChatSection
+) -> tuple[list[dict[str, Any]], ChatOptions]:
     """The messages as a template sees them, and what else it is told.
 
     Raises
     ------
     InvalidRequestError
-        A message cannot be read; names its field.
+        A message cannot be read, or the request brings what ``settings`` do not allow; names the
+        field.
     """
+    if request.chat_template is not None and settings.request_templates != "all":
+        raise _untrusted("chat_template", "all")
+    if request.chat_template_kwargs and settings.request_templates == "none":
+        raise _untrusted("chat_template_kwargs", "kwargs")
     _check(request)
     messages = [_message(index, message) for index, message in enumerate(request.messages)]
     return messages, _chat_options(request)
+
+
+def _untrusted(field: str, value: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{field} is not taken from requests by this server "
+        f'(chat.request_templates = "{value}" would allow it)',
+        param=field,
+        code="unsupported_parameter",
+    )
 
 
 def _check(request: ChatRequest) -> None:
@@ -81,17 +99,11 @@ def _chat_options(request: ChatRequest) -> ChatOptions:
     generates = request.add_generation_prompt
     tools = None if request.tool_choice == "none" else request.tools
     return ChatOptions(
-        tools=[_tool(tool) for tool in tools] if tools else None,
+        tools=[shown_tool(tool) for tool in tools] if tools else None,
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,
         documents=request.documents,
+        template=request.chat_template,
         template_kwargs=template_kwargs,
         add_special_tokens=request.add_special_tokens,
     )
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    """The tool as a template sees it. Its schema, which may be large, is not copied."""
-    given = msgspec.structs.asdict(tool.function)
-    function = {name: value for name, value in given.items() if value is not None}
-    return {"type": tool.type, "function": function}

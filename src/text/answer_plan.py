@@ -6,35 +6,90 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from src.core.config import ChatSection
 from src.core.structured_output import StructuredOutput
 from src.text.answer import AnswerParser, PlainAnswer, ToolOffer
+from src.text.answer_grammar import answer_grammar, forced_syntax
+from src.text.reasoning import ReasoningParser, ReasoningSyntax
+from src.text.tool_calls.detection import reasoning_syntax, tool_call_syntax
+from src.text.tool_calls.parser import ToolCallParser
+from src.text.tool_calls.syntaxes import Syntax
 
 if TYPE_CHECKING:
     from src.text.tokenizer import Tokenizer
 
+# Tokens of a prompt that are looked at: at its end, and of a message that is to be continued.
+_END_TOKENS = 32
+_CONTINUED_TOKENS = 1024
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class AnswerPlan:
-    """What follows from a model and a request.
+    """What follows from a model, its settings and a request.
 
     Attributes
     ----------
     structured_output
         For ``SamplingParams.structured_output``.
+    kept_special_token_ids
+        For ``SamplingParams.kept_special_token_ids``: tags that the parser must see.
+    forces_calls
+        Whether ``structured_output`` is a grammar of calls.
+    offer, calls
+        The tools, and how calls of them are written; ``None`` where calls are not read.
+    eager
+        Whether arguments are shown as they come.
+    reasoning, reasoning_is_open
+        How reasoning is marked, ``None`` where there can be none; whether the prompt has opened it.
     """
 
-    structured_output: StructuredOutput | None = None
+    structured_output: StructuredOutput | None
+    kept_special_token_ids: tuple[int, ...]
+    forces_calls: bool
+    offer: ToolOffer
+    calls: Syntax | None
+    eager: bool
+    reasoning: ReasoningSyntax | None
+    reasoning_is_open: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether answers are text and nothing else."""
+        return self.calls is None and self.reasoning is None
 
     def parser(self) -> AnswerParser:
         """A fresh parser, for one choice."""
-        return PlainAnswer()
+        parser: AnswerParser = PlainAnswer()
+        if self.calls is not None:
+            parser = ToolCallParser(
+                self.calls,
+                [tool["function"]["name"] for tool in self.offer.tools],
+                parallel=self.offer.parallel,
+                eager=self.eager,
+            )
+        if self.reasoning is not None:
+            parser = ReasoningParser(self.reasoning, parser, is_open=self.reasoning_is_open)
+        return parser
+
+
+def reasoning_of(
+    tokenizer: Tokenizer, settings: ChatSection, template: str | None = None
+) -> ReasoningSyntax | None:
+    """Return how reasoning is marked; `plan_answer` needs no prompt where it is not.
+
+    ``template`` is the one that stands in for the model's own.
+    """
+    return reasoning_syntax(settings.reasoning_parser, _source(tokenizer, template))
 
 
 def plan_answer(
     tokenizer: Tokenizer,
+    settings: ChatSection,
     prompt_token_ids: Sequence[int],
     offer: ToolOffer,
     *,
+    template: str | None = None,
+    continued: bool = False,
     structured_output: StructuredOutput | None = None,
 ) -> AnswerPlan:
     """Return the plan for the answer to a chat.
@@ -47,7 +102,55 @@ def plan_answer(
         The whole rendered prompt: templates may open the reasoning at its end.
     offer
         The request's tools.
+    template
+        The chat template that stands in for the model's own.
+    continued
+        Whether the prompt's last message is left open.
     structured_output
-        What the request itself asks for.
+        What the request itself asks of the answer's text.
+
+    Raises
+    ------
+    InvalidRequestError
+        A call is forced of a function whose parameters are no object.
     """
-    return AnswerPlan(structured_output=structured_output)
+    source = _source(tokenizer, template)
+    offers = bool(offer.tools) and offer.choice != "none"
+    forces_calls = offers and offer.choice == "required"
+    calls = tool_call_syntax(settings.tool_call_parser, source) if offers else None
+    if forces_calls:
+        calls = forced_syntax(calls)
+    reasoning = reasoning_syntax(settings.reasoning_parser, source)
+    stage = "closed"
+    if reasoning is not None:
+        end = prompt_token_ids[-(_CONTINUED_TOKENS if continued else _END_TOKENS) :]
+        stage = reasoning.stage(tokenizer.decode(end, False), continued=continued)
+    if not forces_calls and structured_output is not None and structured_output.kind == "grammar":
+        # It cannot be made a part of another grammar: it holds from the first character.
+        calls, stage = None, "closed"
+    if stage == "closed":
+        reasoning = None
+
+    def special(tag: str) -> int | None:
+        token_id = tokenizer.token_to_id(tag)
+        return token_id if token_id in tokenizer.special_ids else None
+
+    tags = [tag for syntax in (calls, reasoning) if syntax is not None for tag in syntax.tags]
+    return AnswerPlan(
+        structured_output=answer_grammar(
+            special, structured_output, calls, offer, reasoning, stage
+        ),
+        kept_special_token_ids=tuple(i for i in map(special, tags) if i is not None),
+        forces_calls=forces_calls,
+        offer=offer,
+        calls=calls,
+        eager=forces_calls or settings.stream_tool_arguments,
+        reasoning=reasoning,
+        reasoning_is_open=stage == "open",
+    )
+
+
+def _source(tokenizer: Tokenizer, template: str | None) -> str:
+    if template is not None or not tokenizer.has_chat_template:
+        return template or ""
+    return "\n".join(tokenizer.chat_template.sources.values())

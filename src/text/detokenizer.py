@@ -22,7 +22,7 @@ incremental UTF-8 decoder, which holds at most three bytes.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from src.text.pieces import CLEAN_UPS
@@ -45,6 +45,8 @@ class IncrementalDetokenizer:
     spaces_between_special_tokens
         False leaves out the space that some decoders (WordPiece, none) put between two adjacent
         added tokens. Other decoders put none.
+    kept_special_ids
+        Special tokens that are text in the output even where they are skipped.
     """
 
     def __init__(
@@ -54,9 +56,12 @@ class IncrementalDetokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        kept_special_ids: Collection[int] = (),
     ) -> None:
         self._pieces = tokenizer.pieces
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        if kept_special_ids:
+            self._skipped -= frozenset(kept_special_ids)
         self._added = None if spaces_between_special_tokens else tokenizer.added_tokens
         self._after_added = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors=self._pieces.errors)

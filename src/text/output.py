@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from src.text.detokenizer import IncrementalDetokenizer
@@ -35,6 +35,8 @@ class OutputText:
         Stop strings; none of them empty.
     include_stop
         Whether the stop string that ended the text stays in it.
+    kept_special_ids
+        See there too.
     min_tokens
         A stop string completed by an earlier token than this (counted from 1) is plain text.
 
@@ -51,6 +53,7 @@ class OutputText:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        kept_special_ids: Collection[int] = (),
         min_tokens: int = 0,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(
@@ -58,6 +61,7 @@ class OutputText:
             prompt_token_ids,
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
+            kept_special_ids=kept_special_ids,
         )
         self._stops = StopStrings(stop, include_stop) if stop else None
         self._min_tokens = min_tokens

@@ -8,6 +8,10 @@ FROZEN = [
     "cache.memory_bytes",
     "cache.memory_fraction",
     "cache.num_blocks",
+    "chat.reasoning_parser",
+    "chat.request_templates",
+    "chat.stream_tool_arguments",
+    "chat.tool_call_parser",
     "compile.enforce_eager",
     "compile.startup",
     "device.num_threads",
@@ -56,6 +60,12 @@ FROZEN = [
     "scheduler.max_waiting_tokens",
     "scheduler.pipeline_depth",
     "scheduler.policy",
+    "structured_output.cached_grammars",
+    "structured_output.compile_memory_bytes",
+    "structured_output.compile_seconds",
+    "structured_output.max_bytes",
+    "structured_output.max_choices",
+    "structured_output.max_depth",
 ]
 
 

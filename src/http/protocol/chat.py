@@ -11,6 +11,9 @@ from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.logprobs import ChatLogprobs, PromptLogprobs
 from src.http.protocol.usage import UsageBody
 
+# Longer than any checkpoint's own.
+MAX_TEMPLATE_CHARS: Final = 1 << 17
+MAX_FUNCTION_NAME_CHARS: Final = 256
 # Bounds of what is walked on the event loop, so that one body of the largest size cannot stall it.
 MAX_MESSAGES: Final = 4096
 MAX_CONTENT_PARTS: Final = 1024
@@ -60,7 +63,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 class ToolFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the model is told about a function."""
 
-    name: str
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_FUNCTION_NAME_CHARS)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -86,17 +89,36 @@ class ChatRequest(GenerationRequest, kw_only=True):
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=MAX_DOCUMENTS)] | None = None
     echo: bool | None = None
 
 
+class AnswerFunction(msgspec.Struct):
+    """The function that is called; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(msgspec.Struct, kw_only=True):
+    """A call that the assistant makes."""
+
+    id: str
+    type: str = "function"
+    function: AnswerFunction
+
+
 class ChatAnswer(msgspec.Struct, kw_only=True):
-    """The assistant's message."""
+    """The assistant's message. Reasoning has two names, the second of which vLLM had first."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[AnswerToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -110,11 +132,30 @@ class ChatChoice(msgspec.Struct):
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
+class PieceFunction(msgspec.Struct, omit_defaults=True):
+    """The name of a function, or more of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class PieceToolCall(msgspec.Struct, omit_defaults=True):
+    """The next piece of call ``index``; what is not in its arguments comes with the first."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: PieceFunction | None = None
+
+
 class ChatPiece(msgspec.Struct, omit_defaults=True):
     """The next piece of an answer; the role comes with the first."""
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[PieceToolCall] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):

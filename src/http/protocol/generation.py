@@ -20,7 +20,6 @@ MAX_ALLOWED_TOKEN_IDS: Final = 1 << 19
 # A field of `Unsupported` may be sent with one of these values: they ask for nothing.
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
-    "chat_template": (),
     "early_stopping": (False,),
     "function_call": ("none",),
     "functions": ([],),
@@ -44,7 +43,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
     """Fields that would change the answer and that nothing here can do; see :data:`NEUTRAL`."""
 
     audio: Any = None
-    chat_template: Any = None
     early_stopping: Any = None
     function_call: Any = None
     functions: Any = None
