@@ -17,7 +17,7 @@ from src.core.request import Request
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.engine.status import ModelInfo
 from src.observability.tracing import RequestTrace
-from src.text import Tokenizer
+from src.text import ChatTemplate, Tokenizer
 
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
