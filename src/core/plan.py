@@ -6,6 +6,8 @@ from its own rows, so a plan never waits for a token that only the device knows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from src.core.outputs import TokenLogprobs
@@ -94,10 +96,15 @@ class RowResult(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What came back from the device for one plan; ``rows`` in the plan's order."""
+    """What came back from the device for one plan; ``rows`` in the plan's order.
+
+    ``failures`` are requests, by their key, that cannot go on, and why; what their rows sampled
+    means nothing.
+    """
 
     step_id: int
     rows: list[RowResult]
+    failures: Sequence[tuple[int, str]] = ()
 
 
 class StepTimes(msgspec.Struct):

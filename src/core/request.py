@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from src.core.sampling_params import SamplingParams
@@ -34,6 +36,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Seconds on the same clock after which it ends with what it has; ``None`` is never.
     cache_salt
         Prefix-cache entries are shared only between requests with the same salt.
+    grammar
+        What ``params.structured_output`` was compiled to; only the device half looks into it.
     """
 
     key: int
@@ -47,3 +51,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival: float = 0.0
     deadline: float | None = None
     cache_salt: str = ""
+    grammar: Any = None
+
+    @property
+    def min_tokens_to_end(self) -> int:
+        """Output tokens before which an end token does not end the output.
+
+        A grammar lets an end token be chosen before ``min_tokens`` only where it allows nothing
+        else: the output is complete then.
+        """
+        return self.params.min_tokens if self.grammar is None else 0

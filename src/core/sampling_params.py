@@ -141,11 +141,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_range(name, count, 0, MAX_LOGPROBS)
         self._validate_strings()
         self._validate_token_ids(vocab_size)
-        if self.structured_output is not None:
-            raise InvalidRequestError(
-                "structured_output is not available yet", param="structured_output"
-            )
-
     def _validate_types(self) -> None:
         # What a program writes is not checked when it is constructed, unlike what is decoded.
         try:
@@ -170,13 +165,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                         f"{name}: each string must have 1 to {most_chars} characters, "
                         f"got one of {len(word)}",
                         param=name,
-        _check_count("kept_special_token_ids", len(self.kept_special_token_ids), MAX_STOP_TOKEN_IDS)
-        _check_ids("kept_special_token_ids", self.kept_special_token_ids, vocab_size)
                     )
 
     def _validate_token_ids(self, vocab_size: int) -> None:
         _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        _check_count("kept_special_token_ids", len(self.kept_special_token_ids), MAX_STOP_TOKEN_IDS)
+        _check_ids("kept_special_token_ids", self.kept_special_token_ids, vocab_size)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequestError(

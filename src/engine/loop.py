@@ -13,7 +13,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from src.core.errors import EngineDeadError, ShuttingDownError, SlipstreamError
+from src.core.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    ShuttingDownError,
+    SlipstreamError,
+)
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
@@ -190,6 +195,8 @@ class EngineLoop:
             result = in_flight.future.result()
         else:
             result = self._contain(in_flight.plan, error)
+        for key, reason in result.failures:
+            self._refuse(key, reason)
         for event in self.scheduler.commit(result):
             choice = self._choices[event.key]
             if choice.watches_text:
@@ -209,6 +216,14 @@ class EngineLoop:
             self.scheduler.finish(key, FinishReason.ERROR)
             self._fail(key, _failure("a step of this request failed", error))
         return StepResult(plan.step_id, [RowResult(r.row, r.generation, []) for r in plan.rows])
+
+    def _refuse(self, key: int, reason: str) -> None:
+        """End a request that its own wishes have led into a dead end."""
+        if self.scheduler.finish(key, FinishReason.ERROR) is not None:
+            # What it has comes before its end.
+            self._publish()
+            if key in self._choices:
+                self._fail(key, InvalidRequestError(reason, param="structured_output"))
 
     def _publish(self) -> None:
         unpublished, self._unpublished = self._unpublished, []

@@ -243,7 +243,7 @@ class _Writer:
             request.key,
             request.priority,
             request.max_tokens,
-            request.params.min_tokens,
+            request.min_tokens_to_end,
             request.params.prompt_logprobs,
             salt,
             [self._pseudonym(request.key, token) for token in request.prompt_token_ids],

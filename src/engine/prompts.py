@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -18,6 +18,9 @@ from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.engine.status import ModelInfo
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from src.engine.structured.compiler import GrammarCompiler
 
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
@@ -32,19 +35,19 @@ _INLINE_CHARS = 2048
 class ChatOptions:
     """How chat messages become a prompt; the fields of ``ChatTemplate.render``.
 
+    ``template`` is the source of one to take instead of the checkpoint's.
     ``add_special_tokens`` says whether the tokenizer adds bos (and what else the model wants), to a
     plain text too; ``None`` adds it to a plain text, and not to messages, whose template has it.
     """
-    ``template`` is the source of one to take instead of the checkpoint's.
 
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     documents: Sequence[Mapping[str, Any]] | None = None
+    template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool | None = None
 
-    template: str | None = None
 
 class RequestOptions(TypedDict, total=False):
     """What may be said of a request beside its prompt and its sampling parameters.
@@ -78,8 +81,13 @@ class RequestBuilder:
     """Validates, tokenizes and resolves; the only place that does."""
 
     def __init__(
-        self, tokenizer: Tokenizer, info: ModelInfo, model_end_token_ids: Sequence[int]
+        self,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        model_end_token_ids: Sequence[int],
+        grammars: GrammarCompiler,
     ) -> None:
+        self._grammars = grammars
         self._tokenizer = tokenizer
         self._info = info
         self._model_end_token_ids = frozenset(model_end_token_ids)
@@ -141,6 +149,12 @@ class RequestBuilder:
         seed = params.seed
         if seed is None:
             seed = secrets.randbits(63)
+        grammar = None
+        if params.structured_output is not None:
+            # Where no grammar allows more, an end token ends the output, ignored or not.
+            end_token_ids |= self._model_end_token_ids
+            self._check_stop_tokens(params)
+            grammar = await self._grammars.compile(params.structured_output)
         bad_words: tuple[tuple[int, ...], ...] = ()
         if params.bad_words:
             bad_words = await asyncio.to_thread(self._bad_words, params)
@@ -159,6 +173,7 @@ class RequestBuilder:
                 arrival=arrival,
                 deadline=None if timeout is None else arrival + timeout,
                 cache_salt=cache_salt,
+                grammar=grammar,
             )
             for index in range(params.n)
         ]
@@ -196,6 +211,11 @@ class RequestBuilder:
             **chat.template_kwargs,
         )
 
+    def _template(self, chat: ChatOptions) -> ChatTemplate:
+        if chat.template is None:
+            return self._tokenizer.chat_template
+        return ChatTemplate(chat.template, special_tokens=self._tokenizer.special_tokens)
+
     def _checked(self, prompt: Sequence[Any]) -> list[int]:
         self._room(len(prompt))
         most = self._info.vocab_size - 1
@@ -211,11 +231,6 @@ class RequestBuilder:
                     param="prompt",
                 )
         return list(prompt)
-    def _template(self, chat: ChatOptions) -> ChatTemplate:
-        if chat.template is None:
-            return self._tokenizer.chat_template
-        return ChatTemplate(chat.template, special_tokens=self._tokenizer.special_tokens)
-
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         context, room = self._info.max_model_len, self._room(prompt_len)
@@ -243,6 +258,16 @@ class RequestBuilder:
                 param="prompt",
             )
         return room
+
+    def _check_stop_tokens(self, params: SamplingParams) -> None:
+        """A token of text that ended the output would cut it anywhere."""
+        for token_id in params.stop_token_ids:
+            if token_id not in self._tokenizer.special_ids:
+                raise InvalidRequestError(
+                    f"stop_token_ids: with structured output only special tokens may end the "
+                    f"output, {token_id} is text",
+                    param="stop_token_ids",
+                )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         # A word is spelt by other tokens at the start of a text than after a space.

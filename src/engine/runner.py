@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -29,6 +29,7 @@ from src.engine.kv_cache import KVCache
 from src.engine.prompt_scores import PromptScores, score_prompts
 from src.engine.row_state import RowState
 from src.engine.sampling import SampleOutput, Sampler
+from src.engine.structured.row_grammars import RowGrammars, RowMasks
 from src.models.decoder import Decoder
 from src.models.regions import Regions
 from src.ops import paged_attention
@@ -53,12 +54,14 @@ class StepOutput:
 
     samples: SampleOutput | None
     prompt_scores: PromptScores | None
+    failures: Sequence[tuple[int, str]] = ()
 
     def to_host(self) -> StepOutput:
         """Begin the copy to host memory, without waiting for it."""
         return StepOutput(
             None if self.samples is None else self.samples.to_host(),
             None if self.prompt_scores is None else self.prompt_scores.to_host(),
+            self.failures,
         )
 
 
@@ -92,6 +95,7 @@ class Runner:
         # Of the device thread alone: row -> its newest owner, and unfinished requests by key.
         self._requests: list[Request | None] = [None] * len(rows.tokens)
         self._known: dict[int, Request] = {}
+        self._grammars = RowGrammars(len(rows.tokens), decoder.spec.vocab_size)
         self._on_cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
         self._num_threads = num_threads
@@ -161,6 +165,7 @@ class Runner:
         """
         self._device_thread.shutdown(wait=True)
         self._waiter_thread.shutdown(wait=True)
+        self._grammars.close()
         self.closed = True
 
     def _run(
@@ -206,9 +211,11 @@ class Runner:
             self._known[request.key] = request
         for key in ended:
             self._known.pop(key, None)
+            self._grammars.forget(key)
         self._apply(plan)
         output = self._compute(plan)
         if started is None:
+            self._follow(plan, output, None)
             result = self._read(plan, output)
             times.device_end = time.monotonic()
             _post(loop, in_flight, result)
@@ -216,7 +223,24 @@ class Runner:
         host_output = output.to_host()
         finished = _recorded_event()
         in_flight.holds += [output, host_output]
+        self._follow(plan, host_output, finished)
         self._waiter_thread.submit(self._await, in_flight, host_output, started, finished, loop)
+
+    def _follow(
+        self, plan: StepPlan, output: StepOutput, finished: torch.cuda.Event | None
+    ) -> None:
+        """Let the grammars know what the step samples, as soon as it is on the host."""
+        samples = output.samples
+        if samples is None:
+            return
+
+        def read() -> list[int]:
+            if finished is not None:
+                finished.synchronize()
+            token_ids: list[int] = samples.token_ids.tolist()
+            return token_ids
+
+        self._grammars.follow([step.row for step in plan.rows if step.samples], read)
 
     def _apply(self, plan: StepPlan) -> None:
         for install in plan.installs:
@@ -224,16 +248,26 @@ class Runner:
             self._requests[install.row] = request
             self._rows.install(install)
             self._sampler.state.install(install.row, request, install.prompt_len)
+            output = install.token_ids[install.prompt_len :]
+            self._grammars.install(install.row, request, output)
         for append in plan.block_appends:
             self._rows.append_blocks(append)
+        self._grammars.begin()
 
     def _compute(self, plan: StepPlan) -> StepOutput:
         inputs = build_inputs(plan, self._rows)
         # One look: the compiler may swap them between two steps.
         regions = self._regions
+        # They are computed while the forward runs; without a constrained row there are none.
+        awaited = self._grammars.masks(inputs.samplers.rows)
         hidden = self._forward(inputs, regions)
-        samples = self._sample(inputs, hidden, regions) if inputs.samplers.rows else None
-        return StepOutput(samples, self._score_prompts(plan, hidden, regions))
+        masks = None if awaited is None else awaited.result()
+        samples = self._sample(inputs, hidden, regions, masks) if inputs.samplers.rows else None
+        return StepOutput(
+            samples,
+            self._score_prompts(plan, hidden, regions),
+            () if masks is None else masks.failures,
+        )
 
     def _forward(self, inputs: StepInputs, regions: Regions) -> Tensor:
         """Hidden states [T, hidden_size]."""
@@ -263,9 +297,14 @@ class Runner:
 
         return self._decoder.forward(regions, inputs.input_ids_t, inputs.positions_t, attend)
 
-    def _sample(self, inputs: StepInputs, hidden: Tensor, regions: Regions) -> SampleOutput:
+    def _sample(
+        self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None
+    ) -> SampleOutput:
         logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
-        samples = self._sampler.sample(logits, inputs.samplers, self._rows.tokens)
+        batch = inputs.samplers
+        if masks is not None:
+            batch = replace(batch, banned=masks.banned(logits.shape[1], self._device))
+        samples = self._sampler.sample(logits, batch, self._rows.tokens)
         self._rows.scatter_tokens(
             inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
         )
@@ -303,7 +342,7 @@ class Runner:
                 )
             else:
                 rows.append(RowResult(step.row, step.generation, [], None, prompt_logprobs))
-        return StepResult(plan.step_id, rows)
+        return StepResult(plan.step_id, rows, output.failures)
 
     def _await(
         self,

@@ -24,6 +24,7 @@ from src.engine.runner import Runner
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduler import Scheduler, SchedulerLimits
 from src.engine.status import STARTUP_PHASES, ModelInfo, served_names
+from src.engine.structured.compiler import GrammarCompiler
 from src.models import Decoder, load_model, resolve_model
 from src.models.regions import TOKEN_ARGUMENTS, Regions
 from src.ops.cpu.build import cache_root, ensure_built, kernel_status
@@ -46,6 +47,7 @@ class EngineParts:
     tokenizer: Tokenizer
     info: ModelInfo
     builder: RequestBuilder
+    grammars: GrammarCompiler
     scheduler: Scheduler
     runner: Runner
     kv_plan: KVCachePlan
@@ -54,6 +56,7 @@ class EngineParts:
 
     def close(self) -> None:
         """Stop the device's threads and end the plan log. Blocks."""
+        self.grammars.close()
         self.runner.close()
         if self.plan_log is not None:
             self.plan_log.close()
@@ -135,10 +138,13 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         max_model_len,
     )
     limits = _limits(config, kv_plan, max_model_len)
+    end_ids = _end_token_ids(decoder, tokenizer)
+    grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
-        builder=RequestBuilder(tokenizer, info, _end_token_ids(decoder, tokenizer)),
+        builder=RequestBuilder(tokenizer, info, end_ids, grammars),
+        grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         runner=runner,
         kv_plan=kv_plan,

@@ -12,11 +12,12 @@ from src.core.request import Request
 def finish_reason(request: Request, token_id: int, num_output: int) -> FinishReason | None:
     """Why the output ends with ``token_id`` as its ``num_output``-th token (from 1), if it does.
 
-    An end token counts only after ``min_tokens`` others; the sampler does not choose one earlier.
+    An end token counts only after ``min_tokens`` others; the sampler does not choose one earlier,
+    but for an output whose grammar allows nothing else.
     The model's length needs no rule of its own: the prompt and ``max_tokens`` fit it, or the
     request was refused.
     """
-    if token_id in request.end_token_ids and num_output > request.params.min_tokens:
+    if token_id in request.end_token_ids and num_output > request.min_tokens_to_end:
         return FinishReason.STOP
     if num_output >= request.max_tokens:
         return FinishReason.LENGTH

@@ -60,6 +60,7 @@ DEVICE = {
     "transfer",
     "prompt_scores",
     "profiler",
+    "structured",
 }
 SHELL = {
     "loop",

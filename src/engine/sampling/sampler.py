@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from src.core.outputs import TokenLogprobs
-from src.engine.sampling.logits import add_bias, ban, ban_completions, keep_only, penalize
+from src.engine.sampling.logits import add_bias, ban, ban_completions, drop, keep_only, penalize
 from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs
 from src.engine.sampling.selection import Selection
 from src.engine.sampling.state import SamplingState
@@ -29,11 +29,14 @@ class SampleBatch:
         [S] position in its sequence of the token to be sampled; ``prompt_len`` for the first one.
     positions_s
         [S] int64, the same on the device, if the caller has it there already.
+    banned
+        [S, V] bool on the device: what the entries may never choose, if there is such.
     """
 
     rows: Sequence[int]
     positions: Sequence[int]
     positions_s: Tensor | None = None
+    banned: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,9 @@ class SampleOutput:
 class Sampler:
     """Applies every sampling parameter, in a fixed order, and draws.
 
-    The order: raw log-probabilities; allowed_token_ids; bad_words; min_tokens; logit_bias;
-    repetition, frequency and presence penalties; temperature; min_p; top_k; top_p; Gumbel-max. See
-    docs/sampling.md.
+    The order: raw log-probabilities; the grammar's masks; allowed_token_ids; bad_words; min_tokens;
+    logit_bias; repetition, frequency and presence penalties; temperature; min_p; top_k; top_p;
+    Gumbel-max. See docs/sampling.md.
 
     Nothing is carried from one call to the next but what the state's rows hold, so a row's token is
     a function of its logits, its tokens, its parameters and its position.
@@ -113,10 +116,12 @@ class Sampler:
             entries = selection.scored_entries
             if entries is not None:
                 raw = logits[entries]
-            elif selection.changes_logits or end_ban:
+            elif selection.changes_logits or end_ban or batch.banned is not None:
                 raw = logits.clone()
             else:
                 raw = logits
+        if batch.banned is not None:
+            drop(logits, batch.banned)
         if selection.allowed:
             keep_only(logits, selection.allowed.entries, selection.allowed.targets)
         if selection.banned:

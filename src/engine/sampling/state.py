@@ -174,7 +174,10 @@ class SamplingState:
             first_end_position=prompt_len + params.min_tokens,
             # Sorted: a set's order must not decide the order of anything.
             end_ids=self._ids(sorted(request.end_token_ids)) if params.min_tokens else None,
-            allowed_ids=self._ids(params.allowed_token_ids or ()),
+            # The masks of a grammar have them in already, and know where the output may end.
+            allowed_ids=self._ids(
+                params.allowed_token_ids or () if request.grammar is None else ()
+            ),
             banned_ids=self._ids(word[0] for word in words if len(word) == 1),
             bias_ids=self._ids(bias),
             bias_values=self._values(bias.values()),

@@ -1,0 +1,6 @@
+"""From what a client wants the text to be to masks of the tokens that a row may sample.
+
+`grammar_text` writes it in llguidance's language, `trial` tries to compile it in a process of its
+own, `compiler` does so for good and remembers it, `compiled` is the result, and `row_grammars`
+follows one per row. docs/structured-output.md has the semantics.
+"""

@@ -1,0 +1,242 @@
+"""Compiles grammars off the event loop, within bounds, and remembers the last of them.
+
+Each grammar is tried in another process first (`trial`): what crashes or hangs a compiler does so
+to that one. What passes is compiled here, in a thread, in about the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+from llguidance import LLTokenizer
+
+from src.core.config import StructuredOutputSection
+from src.core.errors import InvalidRequestError, QueueFullError
+from src.core.settings import CHECKOUT, PREFIX
+from src.core.structured_output import StructuredOutput
+from src.engine.structured.compiled import CompiledGrammar, GrammarError, compile_matcher
+from src.engine.structured.grammar_text import grammar_text, refusal
+from src.engine.structured.trial import Setup, Verdict, read_frame, write_frame
+from src.engine.structured.vocabulary import Vocabulary, continuation_encoder
+from src.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Grammars that are compiled at a time; one that takes long holds up one of them.
+_WORKERS: Final = 2
+# Grammars that may wait for that.
+_MAX_WAITING: Final = 256
+# Seconds for a process to begin, on a busy machine.
+_START_SECONDS: Final = 60.0
+
+
+class GrammarCompiler:
+    """The grammars of one model. Nothing is built before the first is asked for.
+
+    Parameters
+    ----------
+    vocab_size
+        Width of the model's logits.
+    end_token_ids
+        The model's own.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        end_token_ids: Sequence[int],
+        bounds: StructuredOutputSection,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_token_ids = tuple(i for i in end_token_ids if 0 <= i < vocab_size)
+        self._bounds = bounds
+        self._pool = ThreadPoolExecutor(_WORKERS, "slipstream-compile-grammar")
+        self._lock = threading.Lock()
+        self._built: tuple[Vocabulary, LLTokenizer] | None = None
+        self._idle: queue.LifoQueue[_Trial] = queue.LifoQueue()
+        self._trials: set[_Trial] = set()
+        self._closed = False
+        # Of the event loop alone: the last grammars, the newest last.
+        self._known: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
+        self._compiling: dict[StructuredOutput, asyncio.Future[CompiledGrammar]] = {}
+
+    async def compile(self, output: StructuredOutput) -> CompiledGrammar:
+        """The grammar, compiled now or before.
+
+        Raises
+        ------
+        InvalidRequestError
+            It cannot be compiled, or takes too long or too much.
+        QueueFullError
+            Too many wait for theirs.
+        """
+        known = self._known.get(output)
+        if known is not None:
+            self._known.move_to_end(output)
+            return known
+        compiling = self._compiling.get(output)
+        if compiling is None:
+            if len(self._compiling) >= _MAX_WAITING:
+                raise QueueFullError("too many grammars wait to be compiled")
+            compiling = asyncio.ensure_future(self._compile(output))
+            self._compiling[output] = compiling
+            compiling.add_done_callback(lambda done: self._compiled(output, done))
+        # Somebody else may wait for the same one: who goes away does not take it along.
+        try:
+            return await asyncio.shield(compiling)
+        except InvalidRequestError as error:
+            # A copy for each: one that is raised over and over keeps every traceback.
+            raise InvalidRequestError(error.message, param=error.param, code=error.code) from None
+
+    def close(self) -> None:
+        """End the processes; what is being compiled is refused."""
+        with self._lock:
+            self._closed = True
+            trials = list(self._trials)
+        for trial in trials:
+            trial.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    async def _compile(self, output: StructuredOutput) -> CompiledGrammar:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._compile_now, output
+        )
+
+    def _compiled(self, output: StructuredOutput, done: asyncio.Future[CompiledGrammar]) -> None:
+        del self._compiling[output]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._known[output] = done.result()
+        while len(self._known) > self._bounds.cached_grammars:
+            self._known.popitem(last=False)
+
+    def _compile_now(self, output: StructuredOutput) -> CompiledGrammar:
+        text = grammar_text(output, self._bounds)
+        vocabulary, tokenizer = self._vocabulary()
+        try:
+            return CompiledGrammar(compile_matcher(tokenizer, self._tried(text, vocabulary)))
+        except GrammarError as error:
+            raise refusal(str(error)) from None
+
+    def _vocabulary(self) -> tuple[Vocabulary, LLTokenizer]:
+        with self._lock:
+            if self._built is None:
+                if not self._end_token_ids:
+                    raise refusal("this model has no end token, so no output can be complete")
+                if self._tokenizer.cleans_up:
+                    raise refusal("this model's tokenizer changes its text afterwards")
+                vocabulary = Vocabulary.of(self._tokenizer, self._vocab_size, self._end_token_ids)
+                built = vocabulary.build(continuation_encoder(self._tokenizer))
+                self._built = vocabulary, built
+            return self._built
+
+    def _tried(self, text: str, vocabulary: Vocabulary) -> str:
+        """The text as it is to be compiled, once another process has survived it."""
+        try:
+            trial = self._idle.get_nowait()
+        except queue.Empty:
+            trial = self._start_trial(vocabulary)
+        try:
+            verdict = trial.verdict(text, self._bounds.compile_seconds)
+        except GrammarError:
+            with self._lock:
+                self._trials.discard(trial)
+            raise
+        self._idle.put(trial)
+        if verdict.fault:
+            raise GrammarError(verdict.fault)
+        return verdict.text
+
+    def _start_trial(self, vocabulary: Vocabulary) -> _Trial:
+        bounds = self._bounds
+        trial = _Trial()
+        with self._lock:
+            if self._closed:
+                trial.kill()
+                raise GrammarError("the engine was closed")
+            self._trials.add(trial)
+        trial.set_up(Setup(vocabulary, bounds.compile_memory_bytes, 2 * bounds.compile_seconds))
+        return trial
+
+
+class _Trial:
+    """One process of `trial`."""
+
+    def __init__(self) -> None:
+        # The server's keys are no concern of it.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "src.engine.structured.trial"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=CHECKOUT,
+            env=environment,
+        )
+
+    def set_up(self, setup: Setup) -> None:
+        """Tell it the vocabulary, and wait until it has that.
+
+        Raises
+        ------
+        GrammarError
+            It does not come up.
+        """
+        if self._ask(msgspec.msgpack.encode(setup), _START_SECONDS) is None:
+            raise GrammarError("the process that tries grammars did not start")
+
+    def verdict(self, text: str, seconds: float) -> Verdict:
+        """What it says of a grammar.
+
+        Raises
+        ------
+        GrammarError
+            It says nothing: it ran out of time, memory or stack, and is gone.
+        """
+        answer = self._ask(text.encode(), seconds)
+        if answer is None:
+            raise GrammarError(
+                f"it takes more than {seconds:g} s, too much memory or too deep a stack to compile"
+            )
+        return msgspec.msgpack.decode(answer, type=Verdict)
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+    def _ask(self, frame: bytes, seconds: float) -> bytes | None:
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        # Its end is the end of what is read here.
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.start()
+        answer = None
+        try:
+            with contextlib.suppress(OSError):
+                write_frame(requests, frame)
+                answer = read_frame(answers)
+        finally:
+            timer.cancel()
+        if answer is None:
+            self.kill()
+            logger.info("a grammar could not be compiled within its bounds")
+            with contextlib.suppress(OSError):
+                requests.close()
+            answers.close()
+        return answer

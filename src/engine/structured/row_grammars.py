@@ -1,0 +1,285 @@
+"""Masks of what constrained rows may sample next, computed while the device runs the forward.
+
+One thread follows the grammars. It learns a step's tokens where the step ends, not where the event
+loop commits it: the device's next forward is running or queued by then, and only that step's
+*sampling* waits for the masks. Batches without a constrained row never come here.
+
+A row's grammar stands where its output tokens have brought it, so it is rebuilt from them when a
+request resumes, and neither the batch nor the pipeline's depth has a say in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLExecutor, LLMatcher
+from torch import Tensor
+
+from src.core.request import Request
+from src.engine.structured.compiled import CompiledGrammar, fault_of
+from src.engine.transfer import upload
+
+logger = logging.getLogger(__name__)
+
+_BITS = 32
+# More do not help: a batch's masks are some tens of microseconds each.
+_MAX_THREADS = 4
+
+
+@dataclass(frozen=True)
+class RowMasks:
+    """What one batch may sample.
+
+    Attributes
+    ----------
+    packed
+        [S, W] int32 on the host: bit ``v % 32`` of word ``v // 32`` says that token ``v`` may be
+        sampled; all ones where a row is not constrained.
+    failures
+        (request key, reason) of rows whose grammar cannot go on; they may sample anything.
+    """
+
+    packed: np.ndarray
+    failures: Sequence[tuple[int, str]]
+
+    def banned(self, vocab_size: int, device: torch.device) -> Tensor:
+        """[S, V] bool on the device: what may not be sampled."""
+        inverted = np.invert(self.packed).view(np.uint8)
+        if device.type == "cpu":
+            bits = np.unpackbits(inverted, axis=1, count=vocab_size, bitorder="little")
+            return torch.from_numpy(bits).view(torch.bool)
+        # An eighth of the bytes on the way.
+        bytes_sb = upload(inverted, torch.uint8, device)  # [S, 4 W]
+        weights = torch.bitwise_left_shift(1, torch.arange(8, device=device)).to(torch.uint8)
+        bits_sb = (bytes_sb[:, :, None] & weights) != 0  # [S, 4 W, 8]
+        return bits_sb.flatten(1)[:, :vocab_size]
+
+
+class _Follower:
+    """One row's grammar, of the grammar thread alone.
+
+    Attributes
+    ----------
+    ended
+        Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
+    fault
+        Why it cannot go on.
+    """
+
+    def __init__(self, request: Request, num_words: int, vocab_size: int) -> None:
+        assert isinstance(request.grammar, CompiledGrammar)
+        self.key = request.key
+        self.matcher: LLMatcher = request.grammar.begin()
+        self.ended = False
+        self.fault: str | None = None
+        self._end_ids = request.end_token_ids
+        self._ends = _packed(request.end_token_ids, num_words, vocab_size)
+        allowed = request.params.allowed_token_ids
+        self._allowed = None if allowed is None else _packed(allowed, num_words, vocab_size)
+        self._goes_on = request.params.ignore_eos
+        # The model's own end tokens are in the grammar's masks already.
+        self._refines = self._goes_on or allowed is not None or bool(request.params.stop_token_ids)
+
+    def take(self, token_id: int) -> bool:
+        """Whether the matcher is to consume the token."""
+        if token_id in self._end_ids:
+            self.ended = True
+        return not self.ended
+
+    def fail(self, reason: str) -> None:
+        """It cannot go on."""
+        self.ended = True
+        self.fault = reason
+
+    def refine(self, mask: np.ndarray) -> None:
+        """Bring the request's other wishes into the grammar's own mask [W] int32, in place.
+
+        End tokens are in it where the output may end. With ``ignore_eos`` they are left only where
+        nothing else is; where ``allowed_token_ids`` leaves nothing, an output that may end ends.
+        """
+        if self._refines:
+            self._restrict(mask)
+        if not mask.any():
+            self.fail("no token continues what the grammar asks for")
+
+    def _restrict(self, mask: np.ndarray) -> None:
+        may_end = bool((mask & self._ends).any())
+        others = mask & ~self._ends
+        if self._allowed is not None:
+            others &= self._allowed
+        ends = self._ends if may_end else np.zeros_like(mask)
+        if others.any():
+            if self._goes_on:
+                ends = np.zeros_like(mask)
+            elif self._allowed is not None:
+                ends = ends & self._allowed
+        mask[:] = others | ends
+
+
+class RowGrammars:
+    """The grammars of the rows, driven by the device thread.
+
+    Parameters
+    ----------
+    max_num_rows
+        Rows, ``max_num_seqs``.
+    vocab_size
+        Width of the logits.
+    """
+
+    def __init__(self, max_num_rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._num_words = -(-vocab_size // _BITS)
+        # Of the device thread: the rows that are constrained, and what the grammar thread has not
+        # been told yet.
+        self._rows: dict[int, int] = {}
+        self._arrivals: list[tuple[int, Request, list[int]]] = []
+        self._departures: list[int] = []
+        # Of the grammar thread: row -> its grammar, and [rows, W] int32, row -> what it may sample.
+        self._followers: dict[int, _Follower] = {}
+        self._masks = np.zeros((max_num_rows, self._num_words), np.int32)
+        self._executor: LLExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "slipstream-grammar")
+
+    def install(self, row: int, request: Request, output_token_ids: list[int]) -> None:
+        """Give ``row`` to a request that has this output so far."""
+        if self._rows.pop(row, None) is not None:
+            self._departures.append(row)
+        if request.grammar is not None:
+            self._rows[row] = request.key
+            self._arrivals.append((row, request, output_token_ids))
+
+    def forget(self, key: int) -> None:
+        """The request has ended: let go of its grammar, if it has one."""
+        for row, owner in self._rows.items():
+            if owner == key:
+                del self._rows[row]
+                self._departures.append(row)
+                return
+
+    def begin(self) -> None:
+        """Begin to compute the first masks of those who were installed."""
+        if not self._arrivals and not self._departures:
+            return
+        arrivals, self._arrivals = self._arrivals, []
+        departures, self._departures = self._departures, []
+        self._submit([row for row, _, _ in arrivals], self._exchange, departures, arrivals)
+
+    def masks(self, rows: Sequence[int]) -> Future[RowMasks] | None:
+        """What these rows may sample next; ``None`` if none of them is constrained."""
+        if self._rows.keys().isdisjoint(rows):
+            return None
+        owners = [self._rows.get(row) for row in rows]
+        return self._thread.submit(self._gather, list(rows), owners)
+
+    def follow(self, rows: Sequence[int], read: Callable[[], Sequence[int]]) -> None:
+        """These rows sample the tokens that ``read`` returns; it may block until they are there."""
+        if not self._rows.keys().isdisjoint(rows):
+            self._submit(list(rows), self._advance, list(rows), read)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _submit(self, rows: list[int], function: Callable[..., None], *arguments: Any) -> None:
+        def contained() -> None:
+            try:
+                function(*arguments)
+            # A panic of the library is no Exception. Whatever it is, it is these requests' affair.
+            except BaseException:
+                logger.exception("grammars could not be followed")
+                for row in rows:
+                    if row in self._followers:
+                        self._followers[row].fail("the grammar could not be followed")
+
+        self._thread.submit(contained)
+
+    # On the grammar thread.
+
+    def _exchange(
+        self, departures: list[int], arrivals: list[tuple[int, Request, list[int]]]
+    ) -> None:
+        for row in departures:
+            self._followers.pop(row, None)
+        for row, request, output_token_ids in arrivals:
+            follower = _Follower(request, self._num_words, self._vocab_size)
+            self._followers[row] = follower
+            follower.matcher.consume_tokens(output_token_ids)
+        self._compute([row for row, _, _ in arrivals])
+
+    def _advance(self, rows: list[int], read: Callable[[], Sequence[int]]) -> None:
+        try:
+            token_ids = read()
+        # The step failed, and its requests with it.
+        except Exception as error:
+            logger.debug("the tokens of a failed step are not followed: %s", error)
+            return
+        moved = []
+        consumed = []
+        for row, token_id in zip(rows, token_ids, strict=True):
+            follower = self._followers.get(row)
+            if follower is not None and follower.take(token_id):
+                moved.append(row)
+                consumed.append((follower.matcher, token_id))
+        if consumed:
+            self._pool().consume_token_par(consumed)
+            self._compute(moved)
+
+    def _compute(self, rows: list[int]) -> None:
+        """The masks of rows whose grammars have moved."""
+        live = []
+        for row in rows:
+            follower = self._followers[row]
+            if follower.matcher.is_error():
+                follower.fail(fault_of(follower.matcher))
+            else:
+                live.append((row, follower))
+        if not live:
+            return
+        self._pool().unsafe_compute_mask_ptr(
+            [(follower.matcher, row) for row, follower in live],
+            self._masks.ctypes.data,
+            self._num_words * self._masks.itemsize,
+            len(self._masks),
+        )
+        for row, follower in live:
+            if follower.matcher.is_error():
+                follower.fail(fault_of(follower.matcher))
+            else:
+                follower.refine(self._masks[row])
+
+    def _gather(self, rows: list[int], owners: list[int | None]) -> RowMasks:
+        packed = self._masks[rows]
+        failures = []
+        for entry, (row, owner) in enumerate(zip(rows, owners, strict=True)):
+            if owner is None:
+                packed[entry] = -1
+                continue
+            follower = self._followers.get(row)
+            if follower is None or follower.key != owner:
+                failures.append((owner, "the grammar could not be begun"))
+                packed[entry] = -1
+            elif follower.fault is not None:
+                failures.append((owner, follower.fault))
+                packed[entry] = -1
+        return RowMasks(packed, failures)
+
+    def _pool(self) -> LLExecutor:
+        if self._executor is None:
+            cpus = len(os.sched_getaffinity(0))
+            self._executor = LLExecutor(num_threads=max(1, min(_MAX_THREADS, cpus // 2)))
+        return self._executor
+
+
+def _packed(token_ids: Iterable[int], num_words: int, vocab_size: int) -> np.ndarray:
+    """[W] int32: a bit for each token."""
+    bits = np.zeros(num_words * _BITS, np.uint8)
+    bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
