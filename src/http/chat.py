@@ -18,7 +18,7 @@ from src.http.protocol.chat import ChatRequest
 from src.http.sampling import (
     check_top_logprobs,
     refuse_unsupported,
-    respell_max_tokens,
+    respell_fields,
     sampling_params,
 )
 from src.http.server import served_name
@@ -26,6 +26,9 @@ from src.http.tools import tool_offer
 from src.text.answer_plan import AnswerPlan, plan_answer, reasoning_of
 
 _decode: Final = RequestDecoder(ChatRequest)
+
+# The parameter of the engine's that grammars of calls are given to.
+_GRAMMAR: Final = "structured_output"
 
 
 async def create_chat_completion(call: Call) -> None:
@@ -78,7 +81,11 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     most = request.max_completion_tokens
     max_tokens = request.max_tokens if most is None else most
     params = sampling_params(
-        request, info.default_sampling, max_tokens=max_tokens, logprobs=logprobs
+        request,
+        info.default_sampling,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        max_grammar_bytes=engine.config.structured_output.max_bytes,
     )
     keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_model_len, max_tokens or 1)
     prompt_token_ids = None
@@ -115,5 +122,9 @@ def spelt(error: RequestError, request: ChatRequest) -> RequestError:
     """The same error, with its field as this client spelt it."""
     if error.param == "prompt":
         error.param = "messages"
-    respell_max_tokens(error, request)
+    if error.param == _GRAMMAR and request.tool_choice not in (None, "none", "auto"):
+        # What is at fault in a grammar of calls is a schema.
+        error.param = "tools"
+        error.message = error.message.replace(_GRAMMAR, error.param, 1)
+    respell_fields(error, request)
     return error

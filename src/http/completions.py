@@ -28,7 +28,7 @@ from src.http.protocol.completions import (
 from src.http.sampling import (
     COMPLETION_MAX_TOKENS,
     refuse_unsupported,
-    respell_max_tokens,
+    respell_fields,
     sampling_params,
     unsupported,
 )
@@ -48,7 +48,7 @@ async def create_completion(call: Call) -> None:
         shape = CompletionShape(request, completion, texts)
         await run(call, completion.engine, request, completion.job, shape)
     except RequestError as error:
-        respell_max_tokens(error, request)
+        respell_fields(error, request)
         raise
 
 
@@ -141,6 +141,7 @@ def _params(engine: AsyncEngine, request: CompletionRequest, prompt_len: int) ->
         max_tokens=max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
+        max_grammar_bytes=engine.config.structured_output.max_bytes,
     )
 
 

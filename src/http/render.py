@@ -22,7 +22,7 @@ from src.http.protocol.chat import ChatRequest
 from src.http.protocol.completions import CompletionRequest
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.tokens import RenderBody
-from src.http.sampling import respell_max_tokens
+from src.http.sampling import respell_fields
 
 _decode_chat: Final = RequestDecoder(ChatRequest)
 _decode_completion: Final = RequestDecoder(CompletionRequest)
@@ -54,7 +54,7 @@ async def render_completion(call: Call) -> None:
             )
         ]
     except RequestError as error:
-        respell_max_tokens(error, request)
+        respell_fields(error, request)
         raise
     await call.answer(_encode(bodies))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.sampling_params import MAX_LOGPROBS, SamplingParams, shown
 from src.http.protocol.generation import NEUTRAL, GenerationRequest
+from src.http.structured import respell_structured_output, structured_output
 
 # OpenAI's and vLLM's default where a completion does not say.
 COMPLETION_MAX_TOKENS: Final = 16
@@ -41,10 +42,12 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    max_grammar_bytes: int,
 ) -> SamplingParams:
     """What the request asks for, on top of the checkpoint's ``defaults``.
 
-    ``prompt_logprobs`` stands in where the request does not ask for them itself.
+    ``max_grammar_bytes`` bounds what its text shall conform to. ``prompt_logprobs`` stands in
+    where the request does not ask for them itself.
     """
     given: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
     for name in _LISTS:
@@ -52,7 +55,11 @@ def sampling_params(
         given[name] = None if value is None else tuple(value)
     if request.stop is not None:
         given["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    given |= {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "structured_output": structured_output(request, max_grammar_bytes),
+    }
     if request.prompt_logprobs is None:
         given["prompt_logprobs"] = prompt_logprobs
     return SamplingParams(
@@ -68,13 +75,7 @@ def refuse_unsupported(request: GenerationRequest) -> None:
     InvalidRequestError
         Naming the field.
     """
-    for name, neutral in NEUTRAL.items():
-        value = getattr(request, name)
-        # By type too: to Python, 0 is False and True is 1.
-        if value is not None and not any(
-            type(value) is type(same) and value == same for same in neutral
-        ):
-            raise unsupported(name)
+    check_neutral(request, NEUTRAL)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise unsupported("best_of", " other than n")
     if request.stream_options is not None and not request.stream:
@@ -87,6 +88,23 @@ def refuse_unsupported(request: GenerationRequest) -> None:
         )
 
 
+def check_neutral(request: object, neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse a request with a field of ``neutral`` that has none of the values given there.
+
+    Raises
+    ------
+    InvalidRequestError
+        Naming the field.
+    """
+    for name, values in neutral.items():
+        value = getattr(request, name)
+        # By type too: to Python, 0 is False and True is 1.
+        if value is not None and not any(
+            type(value) is type(same) and value == same for same in values
+        ):
+            raise unsupported(name)
+
+
 def unsupported(name: str, what: str = "") -> InvalidRequestError:
     """The refusal of a field by name; ``what`` says which use of it, where some are supported."""
     return InvalidRequestError(
@@ -94,8 +112,9 @@ def unsupported(name: str, what: str = "") -> InvalidRequestError:
     )
 
 
-def respell_max_tokens(error: RequestError, request: GenerationRequest) -> None:
-    """Name the limit of tokens in an error as the client spelt it."""
+def respell_fields(error: RequestError, request: GenerationRequest) -> None:
+    """Name in an error as the client spelt them: the limit of tokens, and the form of the text."""
+    respell_structured_output(error, request)
     if error.param == "max_tokens" and request.max_completion_tokens is not None:
         error.param = "max_completion_tokens"
         error.message = error.message.replace("max_tokens", error.param)

@@ -110,6 +110,8 @@ class GrammarCompiler:
         for trial in trials:
             trial.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for trial in trials:
+            trial.close()
 
     async def _compile(self, output: StructuredOutput) -> CompiledGrammar:
         return await asyncio.get_running_loop().run_in_executor(
@@ -167,6 +169,7 @@ class GrammarCompiler:
         with self._lock:
             if self._closed:
                 trial.kill()
+                trial.close()
                 raise GrammarError("the engine was closed")
             self._trials.add(trial)
         trial.set_up(Setup(vocabulary, bounds.compile_memory_bytes, 2 * bounds.compile_seconds))
@@ -215,9 +218,17 @@ class _Trial:
         return msgspec.msgpack.decode(answer, type=Verdict)
 
     def kill(self) -> None:
-        """End it."""
+        """End it; who waits for its answer learns that there is none."""
         self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
+        """Let go of it, once it has ended."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            # What was not written yet has no reader any more.
+            with contextlib.suppress(OSError):
+                pipe.close()
 
     def _ask(self, frame: bytes, seconds: float) -> bytes | None:
         requests, answers = self._process.stdin, self._process.stdout
@@ -235,8 +246,6 @@ class _Trial:
             timer.cancel()
         if answer is None:
             self.kill()
+            self.close()
             logger.info("a grammar could not be compiled within its bounds")
-            with contextlib.suppress(OSError):
-                requests.close()
-            answers.close()
         return answer

@@ -13,6 +13,7 @@ from src.core.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from src.http.protocol.structured import ResponseFormat, StructuredOutputs
 
 # More tokens than any vocabulary has. It is walked on the event loop.
 MAX_ALLOWED_TOKEN_IDS: Final = 1 << 19
@@ -23,16 +24,10 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "early_stopping": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "modalities": ([], ["text"]),
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": ("",),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -46,16 +41,10 @@ class Unsupported(msgspec.Struct, kw_only=True):
     early_stopping: Any = None
     function_call: Any = None
     functions: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     length_penalty: Any = None
     logits_processors: Any = None
     modalities: Any = None
     prompt_embeds: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
     suffix: Any = None
     use_beam_search: Any = None
     web_search_options: Any = None
@@ -123,5 +112,14 @@ class GenerationRequest(Accepted, kw_only=True):
     request_id: Annotated[str, Meta(pattern="^[!-~]{1,128}$")] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    # What the text must conform to; at most one asks for something. The last are vLLM's older ones.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
     # Ours: seconds after which the request ends with what it has.
     timeout: Annotated[float, Meta(gt=0)] | None = None

@@ -1,0 +1,199 @@
+"""The fields by which clients say what an answer's text must be, at both endpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "sizes": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
+OPEN: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+}
+CHAT = {"messages": [{"role": "user", "content": "Say it."}]}
+TEXT = {"prompt": "Say it:"}
+
+
+async def answer(client: httpx.AsyncClient, **fields: Any) -> str:
+    """The text of a chat and of a completion with these fields, which are the same or both odd."""
+    texts = []
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
+        done = await client.post(path, json={**body, "max_tokens": 400, "seed": 3, **fields})
+        assert done.status_code == 200, done.text
+        (choice,) = done.json()["choices"]
+        assert choice["finish_reason"] == "stop"
+        texts.append(choice["text"] if "text" in choice else choice["message"]["content"])
+    if fields.get("stream"):
+        raise AssertionError("streams are read elsewhere")
+    return str(texts[0])
+
+
+@pytest.mark.parametrize("temperature", [0, 1, 2])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+            }
+        },
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA), "guided_decoding_backend": "auto"},
+    ],
+)
+async def test_every_spelling_of_a_schema_is_enforced(
+    client: httpx.AsyncClient, fields: dict[str, Any], temperature: float
+) -> None:
+    jsonschema.validate(json.loads(await answer(client, temperature=temperature, **fields)), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[a-f]{3}-[0-9]+x"}}, "[a-f]{3}-[0-9]+x"),
+        ({"guided_regex": "[a-f]{3}"}, "[a-f]{3}"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"guided_choice": ["ja/nein", "wohl \\ kaum"]}, r"ja/nein|wohl \\ kaum"),
+        ({"structured_outputs": {"grammar": 'start: "a" /[0-9]{2}/ "b"'}}, "a[0-9]{2}b"),
+        ({"guided_grammar": 'root ::= "a" [0-9] "b"'}, "a[0-9]b"),
+        (
+            {
+                "structured_outputs": {
+                    "json": OPEN,
+                    "disable_any_whitespace": True,
+                    "disable_additional_properties": True,
+                }
+            },
+            r'\{"ok": (true|false)\}',
+        ),
+        (
+            {
+                "structured_outputs": {
+                    "json": OPEN,
+                    "whitespace_pattern": "_?",
+                    "disable_additional_properties": True,
+                }
+            },
+            r'_?\{_?"ok"_?:_?(true|false)_?\}_?',
+        ),
+    ],
+)
+async def test_other_forms_hold_for_the_whole_text(
+    client: httpx.AsyncClient, fields: dict[str, Any], pattern: str
+) -> None:
+    assert re.fullmatch(pattern, await answer(client, temperature=2, **fields))
+
+
+async def test_any_object_is_an_object(client: httpx.AsyncClient) -> None:
+    fields = {"response_format": {"type": "json_object"}, "temperature": 1, "max_tokens": 30}
+    # A random model ends it early under a ban of what would lengthen it.
+    done = await client.post(
+        "/v1/chat/completions", json={**CHAT, **fields, "logit_bias": {}, "seed": 1}
+    )
+    (choice,) = done.json()["choices"]
+    text = choice["message"]["content"]
+    assert text.startswith("{")
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(text), dict)
+
+
+async def test_free_text_may_be_asked_for_by_name(client: httpx.AsyncClient) -> None:
+    fields = {"temperature": 0, "max_tokens": 8}
+    plain = await client.post("/v1/completions", json={**TEXT, **fields})
+    named = await client.post(
+        "/v1/completions", json={**TEXT, **fields, "response_format": {"type": "text"}}
+    )
+    assert named.json()["choices"] == plain.json()["choices"]
+
+
+async def test_a_streams_pieces_join_to_what_conforms(client: httpx.AsyncClient) -> None:
+    fields = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+    body = {**CHAT, **fields, "stream": True, "n": 3, "temperature": 2, "max_tokens": 400}
+    done = await client.post("/v1/chat/completions", json=body)
+    events = [json.loads(e[6:]) for e in done.text.split("\n\n") if e[6:].startswith("{")]
+    texts = dict.fromkeys(range(3), "")
+    for event in events:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+    for text in texts.values():
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "is required",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+            "is required",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"not": {"type": "string"}}},
+                }
+            },
+            "response_format",
+            "not",
+        ),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "with"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "got 2"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs", "empty"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least one"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs", "empty"),
+        ({"structured_outputs": {"choice": [5]}}, "structured_outputs.choice[0]", "str"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "no JSON schema"),
+        ({"structured_outputs": {"json": [1]}}, "structured_outputs.json", ""),
+        ({"structured_outputs": {"json": False}}, "structured_outputs", ""),
+        ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs", "unknown name"),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+            "with json",
+        ),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "with guided_json"),
+        (
+            {"guided_choice": ["a"], "guided_whitespace_pattern": " "},
+            "guided_whitespace_pattern",
+            "with guided_json",
+        ),
+        ({"guided_regex": "a", "stop_token_ids": [50]}, "stop_token_ids", "special"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_form_that_cannot_be_is_refused_by_its_name(
+    client: httpx.AsyncClient, path: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    body = CHAT if "chat" in path else TEXT
+    done = await client.post(path, json={**body, **fields})
+    error = done.json()["error"]
+    assert (done.status_code, error["param"]) == (400, param), error
+    assert words in error["message"]
+    assert "structured_output:" not in error["message"]
