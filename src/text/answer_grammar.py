@@ -62,8 +62,8 @@ def answer_grammar(
     parallel = offer.parallel
     if calls is not None and offer.choice == "required":
         answer = grammar.calls(calls, offer.tools, parallel=parallel)
-    elif wanted is None:
-        return None
+    elif wanted is None or wanted.kind == "grammar":
+        return wanted
     else:
         # A tag tells a call from JSON at its first character; from other text it may not.
         either = calls is not None and calls.name in _TAGGED and wanted.kind in _JSON

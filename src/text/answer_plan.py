@@ -125,9 +125,15 @@ def plan_answer(
     if reasoning is not None:
         end = prompt_token_ids[-(_CONTINUED_TOKENS if continued else _END_TOKENS) :]
         stage = reasoning.stage(tokenizer.decode(end, False), continued=continued)
-    if not forces_calls and structured_output is not None and structured_output.kind == "grammar":
-        # It cannot be made a part of another grammar: it holds from the first character.
-        calls, stage = None, "closed"
+    if (
+        stage == "open"
+        and not forces_calls
+        and structured_output is not None
+        and structured_output.kind == "grammar"
+    ):
+        # It cannot be made a part of another grammar: it holds from the first character, which is
+        # therefore none of the reasoning that the prompt has opened.
+        stage = "closed"
     if stage == "closed":
         reasoning = None
 
