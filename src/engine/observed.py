@@ -31,7 +31,8 @@ class Observed:
             return
         self._arrival = time.monotonic()
         self._prompt = prompt
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        # A chat may come as the token ids that its messages were rendered to.
+        is_chat = options.get("chat") is not None or _is_messages(prompt)
         self._operation = "chat" if is_chat else "text_completion"
         if "trace" in options:
             self._trace = options["trace"]
@@ -78,7 +79,7 @@ class Observed:
         if not most:
             return None
         prompt: Any = self._prompt
-        if isinstance(prompt, str) or self._operation == "chat":
+        if isinstance(prompt, str) or _is_messages(prompt):
             return prompt  # type: ignore[no-any-return]
         # No token is shorter than a character, but for parts of one.
         return tokenizer.decode(request.prompt_token_ids[:most])
@@ -102,3 +103,7 @@ class Observed:
         if failure is not None:
             trace.failed(failure)
         self._telemetry.end(trace)
+
+
+def _is_messages(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

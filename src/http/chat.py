@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final, NamedTuple
 
+import anyio
 import msgspec
 
 from src.core.errors import RequestError
@@ -94,7 +96,8 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     if keep is not None or request.return_token_ids or reasons:
         prompt_token_ids = await engine.tokenize(messages, chat=options)
         prompt_token_ids = prompt_token_ids if keep is None else prompt_token_ids[-keep:]
-    plan = plan_answer(
+    planned = functools.partial(
+        plan_answer,
         tokenizer,
         settings,
         prompt_token_ids or (),
@@ -103,6 +106,9 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
         continued=options.continue_final_message,
         structured_output=params.structured_output,
     )
+    # A grammar spells schemas, which may be large.
+    constrained = offer.choice == "required" or params.structured_output is not None
+    plan = await anyio.to_thread.run_sync(planned) if constrained else planned()
     params = msgspec.structs.replace(
         params,
         structured_output=plan.structured_output,
