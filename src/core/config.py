@@ -136,9 +136,13 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_json_nodes: Positive = 65_536
     max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
+    write_timeout: Seconds = 120.0  # for a reader to take anything, before it is given up
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
     request_timeout: Seconds | None = None  # None: no deadline unless the client sets one
     shutdown_timeout: Seconds = 30.0
+    # What /v1/responses keeps for a next turn; 0 keeps nothing.
+    max_stored_responses: NonNegative = 1024
+    max_stored_response_bytes: NonNegative = 64 * MIB
     strict_fields: bool = False  # refuse fields that nobody has heard of
     # What opens everything but the probes; without any the server is open to all.
     api_keys: tuple[Secret, ...] = ()

@@ -19,6 +19,7 @@ from src.http.call import Call, Endpoint, refuse
 from src.http.chat import create_chat_completion
 from src.http.completions import create_completion
 from src.http.debug import DEBUG_ENDPOINTS
+from src.http.direct import SERVER_SEND
 from src.http.errors import MethodNotAllowedError, RouteNotFoundError
 from src.http.guard import Guard
 from src.http.health import health, live, ready, version
@@ -28,6 +29,12 @@ from src.http.metrics import show_metrics
 from src.http.models import list_models, show_model
 from src.http.openapi.handlers import show_docs, show_openapi
 from src.http.render import render_chat, render_completion
+from src.http.responses.handlers import (
+    cancel_response,
+    create_response,
+    delete_response,
+    show_response,
+)
 from src.http.server import Server
 from src.http.tokens import detokenize, tokenize, tokenizer_info
 
@@ -37,6 +44,10 @@ ENDPOINTS: Final = (
     ("/v1/completions/render", "POST", render_completion),
     ("/v1/chat/completions", "POST", create_chat_completion),
     ("/v1/chat/completions/render", "POST", render_chat),
+    ("/v1/responses", "POST", create_response),
+    ("/v1/responses/{response_id}", "GET", show_response),
+    ("/v1/responses/{response_id}", "DELETE", delete_response),
+    ("/v1/responses/{response_id}/cancel", "POST", cancel_response),
     ("/v1/models", "GET", list_models),
     ("/v1/models/{model:path}", "GET", show_model),
     ("/tokenize", "POST", tokenize),
@@ -58,6 +69,15 @@ ENDPOINTS: Final = (
 )
 
 
+class Application(Starlette):
+    """Keeps the server's own ``send``, which the framework wraps."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Any message of the server's."""
+        scope[SERVER_SEND] = send
+        await super().__call__(scope, receive, send)
+
+
 def create_app(config: Config | None = None, *, owns_process: bool = True) -> Starlette:
     """An application with an engine of its own, which its lifespan opens and closes.
 
@@ -70,7 +90,7 @@ def create_app(config: Config | None = None, *, owns_process: bool = True) -> St
         program that embeds the application and watches over it itself.
     """
     server = Server(config, owns_process=owns_process)
-    app = Starlette(
+    app = Application(
         routes=[
             Route(path, Endpoint(handler), methods=[verb]) for path, verb, handler in ENDPOINTS
         ],

@@ -19,6 +19,7 @@ from src.http.call import Call
 from src.http.errors import GenerationFailedError
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.usage import PromptTokensDetails, UsageBody
+from src.observability.tracing import RequestTrace
 
 DONE = b"data: [DONE]\n\n"
 
@@ -72,7 +73,7 @@ async def run(
         Whatever the engine refuses a prompt for; all others are then aborted.
     """
     describe_trace(call, shape.id, request.model, stream=bool(request.stream))
-    async with submitted(engine, job, call) as submissions:
+    async with submitted(engine, job, call.id, call.trace) as submissions:
         if request.stream:
             options = request.stream_options
             with_usage = options is not None and bool(options.include_usage)
@@ -117,7 +118,9 @@ def stop_reason(reason: FinishReason | None, stopped_by: str | int | None) -> st
 
 
 @asynccontextmanager
-async def submitted(engine: AsyncEngine, job: Job, call: Call) -> AsyncIterator[list[Submission]]:
+async def submitted(
+    engine: AsyncEngine, job: Job, request_id: str, trace: RequestTrace | None
+) -> AsyncIterator[list[Submission]]:
     """All prompts of the job, or none; leaving the block aborts what is unfinished."""
     async with AsyncExitStack() as stack:
         submissions = []
@@ -125,12 +128,12 @@ async def submitted(engine: AsyncEngine, job: Job, call: Call) -> AsyncIterator[
             submission = engine.submit(
                 prompt,
                 params,
-                request_id=call.id,
+                request_id=request_id,
                 priority=job.priority,
                 timeout=job.timeout,
                 cache_salt=job.cache_salt,
                 chat=job.chat,
-                trace=call.trace,
+                trace=trace,
             )
             submissions.append(await stack.enter_async_context(submission))
             # Others get the event loop between two prompts, which may be long.
@@ -152,7 +155,7 @@ async def collected(submission: Submission) -> GenerationResult:
             collector.add(delta)
     result = collector.result(submission.usage)
     for completion in result.completions:
-        _check_end(completion.finish_reason, has_output=bool(completion.token_ids))
+        check_end(completion.finish_reason, has_output=bool(completion.token_ids))
     return result
 
 
@@ -171,7 +174,7 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
     """Write a prompt's deltas: one write for all that has come since the last one."""
     while deltas := await submission.take():
         for delta in deltas:
-            _check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
+            check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
         if events := shape.events(prompt, deltas):
             await call.write(events)
 
@@ -194,8 +197,14 @@ async def _forward_all(call: Call, submissions: Sequence[Submission], shape: Sha
         raise failures[0]
 
 
-def _check_end(reason: FinishReason | None, *, has_output: bool) -> None:
-    """Raise for an end that is not an answer."""
+def check_end(reason: FinishReason | None, *, has_output: bool) -> None:
+    """Raise for an end that is not an answer.
+
+    Raises
+    ------
+    RequestAbortedError, GenerationFailedError, DeadlineExceededError
+        What it was.
+    """
     if reason is FinishReason.ABORT:
         raise RequestAbortedError("the request was aborted by the server")
     if reason is FinishReason.ERROR:

@@ -7,6 +7,7 @@ from src.core.errors import ModelNotFoundError, NotReadyError
 from src.engine.client import AsyncEngine
 from src.engine.status import EngineStatus, ModelInfo, Stall
 from src.http.keys import Keys
+from src.http.responses.store import ResponseStore
 from src.observability.metrics import EngineMetrics
 
 
@@ -19,6 +20,7 @@ class Server:
         self.owns_process = owns_process
         # Set when the configuration is known; until then nothing is open but the probes.
         self.keys: Keys | None = None
+        self.responses = ResponseStore()
         self._engine: AsyncEngine | None = None
         # Only until there is an engine with metrics of its own.
         self._metrics = EngineMetrics("")

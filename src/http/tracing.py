@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from src.http.call import Call
 
 # Path of an endpoint that generates -> what the conventions call it.
-OPERATIONS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+}
 
 _SESSION_ID = re.compile(r"[!-~]{1,128}")
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from starlette.applications import Starlette
 
@@ -76,6 +77,16 @@ async def client(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
         transport=transport, base_url="http://slipstream", timeout=60
     ) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+async def demo_app(config: Config, anyio_backend: str) -> AsyncIterator[Starlette]:
+    """The bundled model, which knows how to call tools."""
+    model = ModelSection(served_model_name=("demo",))
+    app = create_app(msgspec.structs.replace(config, model=model), owns_process=False)
+    async with app.router.lifespan_context(app):
+        await app.state.server.ready_engine()
+        yield app
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from src.http.protocol.chat import ChatBody, ChatRequest
 from src.http.protocol.completions import CompletionBody, CompletionRequest
 from src.http.protocol.load import LoadBody, ServerLoadBody, SleepBody
 from src.http.protocol.models import ModelCard, ModelList
+from src.http.protocol.responses import DeletedResponse, ResponseBody, ResponseRequest
 from src.http.protocol.tokens import (
     DetokenizeBody,
     DetokenizeRequest,
@@ -84,6 +85,15 @@ def _debug(kind: str = JSON, *parameters: Parameter, status: int = 200) -> Opera
     )
 
 
+def _stored(answer: Any) -> Operation:
+    return Operation(
+        tag="Responses",
+        answers={200: answer},
+        parameters=(Parameter("response_id", {"type": "string", "minLength": 1}, "path"),),
+        refusals=(400, 401, 404, 500, 503),
+    )
+
+
 _HEALTH: Final = Operation(tag="Health", answers={200: HealthBody, 503: HealthBody}, closed="open")
 
 OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
@@ -101,6 +111,13 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ("/v1/chat/completions/render", "POST"): Operation(
         tag="Tokens", request=ChatRequest, answers={200: RenderBody}, refusals=_TOKENS
     ),
+    ("/v1/responses", "POST"): Operation(
+        tag="Generation", request=ResponseRequest, answers={200: ResponseBody}, streams=True,
+        refusals=_GENERATE,
+    ),
+    ("/v1/responses/{response_id}", "GET"): _stored(ResponseBody),
+    ("/v1/responses/{response_id}", "DELETE"): _stored(DeletedResponse),
+    ("/v1/responses/{response_id}/cancel", "POST"): _stored(ResponseBody),
     ("/v1/models", "GET"): Operation(tag="Models", answers={200: ModelList}, refusals=_READ),
     ("/v1/models/{model:path}", "GET"): Operation(
         tag="Models", answers={200: ModelCard}, refusals=(404, *_READ),

@@ -1,0 +1,1 @@
+"""``/v1/responses``: a chat in another spelling, with a memory of past answers."""

@@ -1,0 +1,228 @@
+"""``POST /v1/responses``, and what may be done with one that has been created."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from functools import partial
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
+from src.core.outputs import Delta
+from src.engine.submission import Submission
+from src.http.call import Call
+from src.http.chat import PreparedChat, prepare_chat
+from src.http.errors import answer_to
+from src.http.fields import RequestDecoder
+from src.http.generation import check_end, describe_trace, forward, submitted
+from src.http.keys import credentials
+from src.http.protocol.responses import NEUTRAL_IN_RESPONSES, DeletedResponse, ResponseRequest
+from src.http.respelling import respell
+from src.http.responses.shape import ResponseShape
+from src.http.responses.store import StoredResponse
+from src.http.responses.translation import FIELD_NAMES, Translation, translate
+from src.http.sampling import check_neutral, unsupported
+
+_decode: Final = RequestDecoder(ResponseRequest)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+async def create_response(call: Call) -> None:
+    """Answer a conversation, as items; the next request may go on from the answer."""
+    request = _decode(call)
+    _check(request)
+    owner = _owner(call)
+    store = call.server.responses
+    history = []
+    if request.previous_response_id is not None:
+        history = store.history(request.previous_response_id, owner)
+    try:
+        translation = translate(request, history)
+        chat = await prepare_chat(call, translation.chat)
+        work = _Work(call, request, translation, chat, owner)
+        if request.background:
+            await work.begin_background()
+        elif request.stream:
+            await work.stream()
+        else:
+            await work.answer()
+    except RequestError as error:
+        raise respell(error, FIELD_NAMES) from None
+
+
+async def show_response(call: Call) -> None:
+    """A response that has been stored, as far as it has come."""
+    query = parse_qs(call.scope["query_string"].decode("latin-1"))
+    if query.get("stream", ["false"]) != ["false"]:
+        raise unsupported("stream", " of a stored response")
+    entry = call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
+    await call.answer(_encode(entry.body))
+
+
+async def delete_response(call: Call) -> None:
+    """Forget a response."""
+    response_id = call.scope["path_params"]["response_id"]
+    call.server.responses.delete(response_id, _owner(call))
+    await call.answer(_encode(DeletedResponse(id=response_id)))
+
+
+async def cancel_response(call: Call) -> None:
+    """End a response that is being generated; one that is complete stays as it is."""
+    entry = call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
+    if entry.abort is not None:
+        entry.abort()
+    await call.answer(_encode(entry.body))
+
+
+def _check(request: ResponseRequest) -> None:
+    check_neutral(request, NEUTRAL_IN_RESPONSES)
+    if request.background and request.stream:
+        raise unsupported("background", " with stream")
+    if request.background and request.store is False:
+        raise InvalidRequestError(
+            "background may only be given where the response is stored", param="background"
+        )
+
+
+def _owner(call: Call) -> bytes:
+    """Tells those apart who have different keys."""
+    return hashlib.sha256(b"\0".join(credentials(call.scope))).digest()
+
+
+class _Work:
+    """One response being made."""
+
+    def __init__(
+        self,
+        call: Call,
+        request: ResponseRequest,
+        translation: Translation,
+        chat: PreparedChat,
+        owner: bytes,
+    ) -> None:
+        self._call = call
+        self._chat = chat
+        self._turn = translation.turn
+        self._shape = ResponseShape(request, translation, chat)
+        self._stored = request.store is not False
+        self._entry = StoredResponse(body=self._shape.response, owner=owner)
+        http = call.server.config.http
+        self._put = partial(
+            call.server.responses.put,
+            max_entries=http.max_stored_responses,
+            max_bytes=http.max_stored_response_bytes,
+        )
+        if self._stored and call.server.responses.has(self._shape.response.id):
+            raise InvalidRequestError(
+                "request_id names a response that there is already", param="request_id"
+            )
+        describe_trace(call, self._shape.response.id, request.model, stream=bool(request.stream))
+
+    async def answer(self) -> None:
+        """Answer with the whole response."""
+        call = self._call
+        chat = self._chat
+        try:
+            async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
+                self._keep(submission)
+                await self._read(submission)
+        except RequestAbortedError:
+            # Cancelled by another request: what there is of it is the answer.
+            if self._shape.response.status != "cancelled":
+                raise
+        finally:
+            self._end()
+        await call.answer(_encode(self._shape.response))
+
+    async def stream(self) -> None:
+        """Answer with events."""
+        call, shape, chat = self._call, self._shape, self._chat
+        try:
+            async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
+                self._keep(submission)
+                call.spelling = shape
+                await call.write(shape.opening())
+                await forward(call, 0, submission, shape)
+                last = shape.ending(submission.usage)
+            self._end()
+            await call.end(last)
+        except Exception as error:
+            shape.failed(answer_to(error))
+            raise
+        finally:
+            self._end()
+
+    async def begin_background(self) -> None:
+        """Answer at once, and go on."""
+        server = self._call.server
+        most = server.config.scheduler.max_waiting_requests
+        if server.responses.num_running >= most:
+            raise QueueFullError(
+                f"{most} responses are being generated in the background already", retry_after=1.0
+            )
+        task = asyncio.create_task(self._run(), name="slipstream-response")
+        server.responses.keep_running(task)
+        self._entry.abort = partial(self._cancel_task, task)
+        self._store()
+        await self._call.answer(_encode(self._shape.response))
+
+    async def _run(self) -> None:
+        chat = self._chat
+        try:
+            async with submitted(chat.engine, chat.job, self._call.id, None) as (submission,):
+                self._shape.response.status = "in_progress"
+                await self._read(submission)
+        # Nobody waits for it: what went wrong is part of the response.
+        except Exception as error:
+            self._shape.failed(answer_to(error))
+        finally:
+            self._end()
+
+    async def _read(self, submission: Submission) -> None:
+        shape = self._shape
+        has_output = False
+        while deltas := await submission.take():
+            for delta in deltas:
+                has_output = has_output or bool(delta.token_ids)
+                check_end(delta.finish_reason, has_output=has_output)
+                self._drain(delta)
+        for _ in shape.finish(submission.usage):
+            pass
+
+    def _drain(self, delta: Delta) -> None:
+        # Only the items count: nobody is told of them one by one.
+        for _ in self._shape.take(delta):
+            pass
+
+    def _keep(self, submission: Submission) -> None:
+        self._entry.abort = partial(self._cancel_submission, submission)
+        self._store()
+
+    def _cancel_task(self, task: asyncio.Task[None]) -> None:
+        self._shape.cancelled()
+        task.cancel()
+
+    def _cancel_submission(self, submission: Submission) -> None:
+        self._shape.cancelled()
+        submission.abort()
+
+    def _store(self) -> None:
+        if self._stored:
+            self._put(self._entry)
+
+    def _end(self) -> None:
+        """It goes on no further: from here on it may be gone on from."""
+        entry, shape = self._entry, self._shape
+        if entry.abort is None:
+            return
+        entry.abort = None
+        shape.cancelled()
+        if not self._stored or not self._call.server.responses.has(shape.response.id):
+            return
+        if shape.response.status in ("completed", "incomplete"):
+            entry.messages = [*self._turn, shape.message]
+        entry.size = len(_encode(entry.body)) + len(_encode(entry.messages))
+        self._put(entry)

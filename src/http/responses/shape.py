@@ -1,0 +1,293 @@
+"""How a response is spelt: its items as they come, and the whole."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from src.core.outputs import Delta, FinishReason, Usage
+from src.http.blocks import (
+    Block,
+    BlockBegin,
+    BlockDelta,
+    BlockEvent,
+    BlockReader,
+    ReasoningCount,
+)
+from src.http.chat import PreparedChat
+from src.http.errors import ErrorAnswer
+from src.http.logprobs import TokenNames, chat_logprobs
+from src.http.protocol.chat import ChatMessage, FunctionCall, ToolCall
+from src.http.protocol.logprobs import ChatLogprob
+from src.http.protocol.responses import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputFunctionCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    OutputTokensDetails,
+    ReasoningText,
+    ResponseBody,
+    ResponseError,
+    ResponseRequest,
+    ResponseUsage,
+)
+from src.http.responses.translation import Translation
+
+_encode: Final = msgspec.json.Encoder().encode
+
+# A type and its fields
+Event: TypeAlias = tuple[str, dict[str, Any]]
+
+
+class ResponseShape:
+    """One response on its way."""
+
+    def __init__(
+        self, request: ResponseRequest, translation: Translation, chat: PreparedChat
+    ) -> None:
+        self._namespaces = translation.namespaces
+        self._parser = chat.plan.parser()
+        self._names = TokenNames(chat.engine.tokenizer, as_ids=False)
+        self._reader = BlockReader()
+        self._reasoning = ReasoningCount()
+        # Of tokens that no text has been shown for, and of the open text.
+        self._logprobs: list[ChatLogprob] = []
+        self._shown_logprobs: list[ChatLogprob] = []
+        self._sequence = 0
+        self._finish_reason: FinishReason | None = None
+        self.response = _empty_response(request, chat)
+
+    def opening(self) -> bytes:
+        """The events before anything is generated."""
+        kinds = ("response.created", "response.in_progress")
+        return self._spelt((kind, {"response": self.response}) for kind in kinds)
+
+    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
+        """The events of the next deltas."""
+        return b"".join(self._spelt(self.take(delta)) for delta in deltas)
+
+    def take(self, delta: Delta) -> Iterator[Event]:
+        """Take what has been generated; give the events of it."""
+        logprobs = []
+        if delta.logprobs:
+            logprobs = chat_logprobs(self._names, delta.logprobs).content
+        events = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            events += self._parser.finish()
+        self._reasoning.count(len(delta.token_ids), events)
+        yield from self._item_events(self._reader.feed(events), logprobs)
+
+    def finish(self, usage: Usage) -> Iterator[Event]:
+        """Complete the response; give its last events."""
+        cut = self._finish_reason is not FinishReason.STOP
+        yield from self._item_events(self._reader.finish(), [], cut=cut)
+        response = self.response
+        response.usage = self._usage(usage)
+        response.completed_at = int(time.time())
+        if cut:
+            response.status = "incomplete"
+            response.incomplete_details = IncompleteDetails("max_output_tokens")
+        else:
+            response.status = "completed"
+        yield f"response.{response.status}", {"response": response}
+
+    def ending(self, usage: Usage) -> bytes:
+        """The last events."""
+        return self._spelt(self.finish(usage))
+
+    def failed(self, answer: ErrorAnswer) -> None:
+        """The response is over without being complete."""
+        if self.response.status == "in_progress":
+            self.response.status = "failed"
+            self.response.error = ResponseError("server_error", answer.detail.message)
+
+    def cancelled(self) -> None:
+        """Nobody wants it any more."""
+        if self.response.status in ("queued", "in_progress"):
+            self.response.status = "cancelled"
+
+    def body(self, answer: ErrorAnswer, request_id: str) -> bytes:
+        """An error, before anything was streamed."""
+        return answer.body
+
+    def event(self, answer: ErrorAnswer, request_id: str) -> bytes:
+        """An error, after something was streamed."""
+        self.failed(answer)
+        return self._spelt([("response.failed", {"response": self.response})])
+
+    @property
+    def message(self) -> ChatMessage:
+        """What the assistant has said, for the next turn."""
+        content = reasoning = ""
+        calls = []
+        for block in self._reader.blocks:
+            if block.kind == "text":
+                content += block.text
+            elif block.kind == "reasoning":
+                reasoning += block.text
+            else:
+                function = FunctionCall(name=block.name, arguments=block.text)
+                calls.append(ToolCall(id=block.id, function=function))
+        return ChatMessage(
+            role="assistant",
+            content=content or (None if calls else ""),
+            reasoning_content=reasoning or None,
+            tool_calls=calls or None,
+        )
+
+    def _item_events(
+        self, events: Iterable[BlockEvent], logprobs: list[ChatLogprob], *, cut: bool = False
+    ) -> Iterator[Event]:
+        self._logprobs += logprobs
+        for event in events:
+            block = event.block
+            if isinstance(event, BlockBegin):
+                yield from self._begun(block)
+            elif isinstance(event, BlockDelta):
+                yield from self._grown(block, event.text)
+            else:
+                yield from self._ended(block, "incomplete" if cut else "completed")
+
+    def _begun(self, block: Block) -> Iterator[Event]:
+        item = _new_item(block, self._namespaces)
+        self.response.output.append(item)
+        yield "response.output_item.added", {"output_index": block.index, "item": item}
+        if block.kind != "call":
+            part = OutputText(text="") if block.kind == "text" else ReasoningText(text="")
+            yield "response.content_part.added", {**_place(item, block), "part": part}
+
+    def _grown(self, block: Block, text: str) -> Iterator[Event]:
+        item = self.response.output[block.index]
+        if isinstance(item, OutputMessage):
+            new, self._logprobs = self._logprobs, []
+            self._shown_logprobs += new
+            shown = {**_place(item, block), "delta": text, "logprobs": _brief(new)}
+            yield "response.output_text.delta", shown
+        elif isinstance(item, OutputReasoning):
+            yield "response.reasoning_text.delta", {**_place(item, block), "delta": text}
+        else:
+            place = {"item_id": item.id, "output_index": block.index}
+            yield "response.function_call_arguments.delta", {**place, "delta": text}
+
+    def _ended(self, block: Block, status: str) -> Iterator[Event]:
+        item = self.response.output[block.index]
+        item.status = status
+        place = _place(item, block)
+        if isinstance(item, OutputMessage):
+            # Those of tokens without a text of their own come last.
+            part = OutputText(text=block.text, logprobs=self._shown_logprobs + self._logprobs)
+            self._shown_logprobs, self._logprobs = [], []
+            item.content = [part]
+            done = {**place, "text": block.text, "logprobs": _brief(part.logprobs)}
+            yield "response.output_text.done", done
+            yield "response.content_part.done", {**place, "part": part}
+        elif isinstance(item, OutputReasoning):
+            item.content = [ReasoningText(text=block.text)]
+            yield "response.reasoning_text.done", {**place, "text": block.text}
+            yield "response.content_part.done", {**place, "part": item.content[0]}
+        else:
+            item.arguments = block.text
+            del place["content_index"]
+            done = {**place, "arguments": block.text}
+            yield "response.function_call_arguments.done", done
+        yield "response.output_item.done", {"output_index": block.index, "item": item}
+
+    def _usage(self, usage: Usage) -> ResponseUsage:
+        return ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(self._reasoning.tokens),
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        )
+
+    def _spelt(self, events: Iterable[Event]) -> bytes:
+        spelt = bytearray()
+        for kind, fields in events:
+            event = {"type": kind, "sequence_number": self._sequence, **fields}
+            self._sequence += 1
+            spelt += b"event: " + kind.encode() + b"\ndata: " + _encode(event) + b"\n\n"
+        return bytes(spelt)
+
+
+def _new_item(block: Block, namespaces: Mapping[str, str]) -> OutputItem:
+    suffix = uuid.uuid4().hex
+    if block.kind == "text":
+        return OutputMessage(id=f"msg_{suffix}", status="in_progress", content=[])
+    if block.kind == "reasoning":
+        return OutputReasoning(id=f"rs_{suffix}", status="in_progress", content=[])
+    return OutputFunctionCall(
+        id=f"fc_{suffix}",
+        call_id=block.id,
+        name=block.name,
+        arguments="",
+        status="in_progress",
+        namespace=namespaces.get(block.name, msgspec.UNSET),
+    )
+
+
+def _brief(logprobs: Iterable[ChatLogprob]) -> list[dict[str, Any]]:
+    """As events have them: without the bytes."""
+    return [
+        {
+            "token": entry.token,
+            "logprob": entry.logprob,
+            "top_logprobs": [
+                {"token": top.token, "logprob": top.logprob} for top in entry.top_logprobs
+            ],
+        }
+        for entry in logprobs
+    ]
+
+
+def _place(item: OutputItem, block: Block) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": block.index, "content_index": 0}
+
+
+def _empty_response(request: ResponseRequest, chat: PreparedChat) -> ResponseBody:
+    ((_, params),) = chat.job.prompts
+    return ResponseBody(
+        id=f"resp_{request.request_id or uuid.uuid4().hex}",
+        created_at=int(time.time()),
+        status="queued" if request.background else "in_progress",
+        background=bool(request.background),
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        model=chat.model,
+        output=[],
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        reasoning={
+            "effort": request.reasoning.effort if request.reasoning else None,
+            "summary": None,
+        },
+        temperature=params.temperature,
+        text={"format": _format(request), "verbosity": _verbosity(request)},
+        tool_choice=request.tool_choice or "auto",
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=request.truncation or "disabled",
+    )
+
+
+def _format(request: ResponseRequest) -> dict[str, Any]:
+    form = request.text.format if request.text is not None else None
+    if form is None:
+        return {"type": "text"}
+    given = {**msgspec.structs.asdict(form)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _verbosity(request: ResponseRequest) -> str:
+    given = request.text.verbosity if request.text is not None else None
+    return given or "medium"

@@ -1,0 +1,317 @@
+"""From a request for a response to the chat that it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from src.core.errors import InvalidRequestError
+from src.http.body import invalid_field
+from src.http.protocol.chat import (
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    FunctionCall,
+    Tool,
+    ToolCall,
+    ToolFunction,
+)
+from src.http.protocol.responses import (
+    FunctionTool,
+    InputContent,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputMessage,
+    InputReasoning,
+    NamespaceTool,
+    ResponseRequest,
+)
+from src.http.protocol.structured import JsonSchemaFormat, ResponseFormat
+from src.http.respelling import Names
+from src.http.sampling import unsupported
+
+T = TypeVar("T")
+
+LOGPROBS: Final = "message.output_text.logprobs"
+
+# What a chat calls its fields, and what this protocol does.
+FIELD_NAMES: Final[Names] = (
+    (re.compile(r"(messages|prompt)\b.*"), "input"),
+    (re.compile(r"max(_completion)?_tokens\b"), "max_output_tokens"),
+    (re.compile(r"response_format\.json_schema\b"), "text.format"),
+    (re.compile(r"response_format\b"), "text.format"),
+    (re.compile(r"reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
+)
+
+# Fields that a chat has under the same name.
+_SAME: Final = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "priority",
+    "cache_salt",
+    "timeout",
+)
+_TEXT_PARTS: Final = ("input_text", "output_text", "text", "summary_text")
+
+
+class Translation(msgspec.Struct):
+    """The chat, and the messages of it that a next turn needs to know.
+
+    ``namespaces`` tells the namespace of a function that has one.
+    """
+
+    chat: ChatRequest
+    turn: list[ChatMessage]
+    namespaces: dict[str, str]
+
+
+def translate(request: ResponseRequest, history: Sequence[ChatMessage]) -> Translation:
+    """The chat that a request asks for; ``history`` is what was said before.
+
+    Raises
+    ------
+    InvalidRequestError
+        It asks for something that cannot be done or read; names the field.
+    """
+    turn = [*history, *_input_messages(request)]
+    if not turn:
+        raise InvalidRequestError("input is required", param="input")
+    tools, namespaces = _tools(request.tools or ())
+    wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    chat = ChatRequest(
+        messages=_with_instructions(request.instructions, turn),
+        tools=tools or None,
+        tool_choice=_tool_choice(request.tool_choice),
+        max_completion_tokens=request.max_output_tokens,
+        logprobs=wants_logprobs or None,
+        top_logprobs=request.top_logprobs if wants_logprobs else None,
+        response_format=_response_format(request),
+        reasoning_effort=effort if effort != "none" else None,
+        stream=request.stream,
+        **{name: getattr(request, name) for name in _SAME},
+    )
+    if request.truncation == "auto":
+        chat.truncate_prompt_tokens = -1
+    return Translation(chat, turn, namespaces)
+
+
+def _with_instructions(instructions: str | None, turn: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Instructions and the developer's first messages are one: many templates take no second."""
+    texts = [instructions] if instructions else []
+    rest = 0
+    for message in turn:
+        if message.role not in ("system", "developer"):
+            break
+        content = message.content
+        texts += [content] if isinstance(content, str) else [p.text or "" for p in content or ()]
+        rest += 1
+    leading = [ChatMessage(role="system", content="\n\n".join(texts))] if texts else []
+    return [*leading, *turn[rest:]]
+
+
+def _input_messages(request: ResponseRequest) -> list[ChatMessage]:
+    if request.input is None:
+        return []
+    if isinstance(request.input, str):
+        return [ChatMessage(role="user", content=request.input)]
+    reader = _ItemReader()
+    for index, item in enumerate(request.input):
+        reader.read(f"input[{index}]", item)
+    return reader.messages
+
+
+class _ItemReader:
+    """Joins what the assistant thought, said and called into one message, as templates expect."""
+
+    def __init__(self) -> None:
+        self.messages: list[ChatMessage] = []
+
+    def read(self, where: str, item: dict[str, Any]) -> None:
+        """Take the next item, whose field is ``where``."""
+        match item.get("type", "message"):
+            case "message":
+                self._message(where, read_item(where, item, InputMessage))
+            case "function_call":
+                self._call(read_item(where, item, InputFunctionCall))
+            case "function_call_output":
+                output = read_item(where, item, InputFunctionOutput)
+                content = _content(f"{where}.output", output.output)
+                self.messages.append(
+                    ChatMessage(role="tool", content=content, tool_call_id=output.call_id)
+                )
+            case "reasoning":
+                self._reasoning(read_item(where, item, InputReasoning))
+            case other:
+                raise InvalidRequestError(
+                    f"{where}.type: items of type {str(other)[:100]!r} are not understood",
+                    param=f"{where}.type",
+                    code="unsupported_parameter",
+                )
+
+    def _message(self, where: str, message: InputMessage) -> None:
+        content = _content(f"{where}.content", message.content)
+        last = self._assistant() if message.role == "assistant" else None
+        if last is not None and last.content is None and last.tool_calls is None:
+            last.content = content
+        else:
+            self.messages.append(ChatMessage(role=message.role, content=content))
+
+    def _call(self, call: InputFunctionCall) -> None:
+        message = self._assistant() or self._new_assistant()
+        function = FunctionCall(name=call.name, arguments=call.arguments)
+        message.tool_calls = [
+            *(message.tool_calls or ()),
+            ToolCall(id=call.call_id, function=function),
+        ]
+
+    def _reasoning(self, item: InputReasoning) -> None:
+        text = "\n".join(part.text for part in item.content or ())
+        if not text:
+            return
+        message = self._assistant()
+        if message is None or message.content is not None or message.tool_calls is not None:
+            message = self._new_assistant()
+        before = f"{message.reasoning_content}\n" if message.reasoning_content else ""
+        message.reasoning_content = before + text
+
+    def _assistant(self) -> ChatMessage | None:
+        last = self.messages[-1] if self.messages else None
+        return last if last is not None and last.role == "assistant" else None
+
+    def _new_assistant(self) -> ChatMessage:
+        self.messages.append(ChatMessage(role="assistant"))
+        return self.messages[-1]
+
+
+def read_item(where: str, item: Any, kind: type[T]) -> T:
+    """An untyped part of a request as what it is.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is not that; names its field, which is ``where`` or below it.
+    """
+    try:
+        return msgspec.convert(item, kind)
+    except msgspec.ValidationError as error:
+        refusal = invalid_field(error)
+        below = refusal.param
+        if below is None:
+            param = where
+            refusal.message = f"{where}: {refusal.message}"
+        else:
+            param = f"{where}{below}" if below.startswith("[") else f"{where}.{below}"
+            refusal.message = refusal.message.replace(below, param, 1)
+        refusal.param = param
+        raise refusal from None
+
+
+def _content(where: str, content: InputContent) -> str | list[ContentPart]:
+    if isinstance(content, str):
+        return content
+    parts = []
+    for index, part in enumerate(content):
+        if part.type in _TEXT_PARTS:
+            shown = ContentPart(type="text", text=part.text)
+        elif part.type == "refusal":
+            shown = ContentPart(type="text", text=part.refusal)
+        else:
+            raise InvalidRequestError(
+                f"{where}[{index}].type: this model takes text only, got {part.type[:100]!r}",
+                param=f"{where}[{index}].type",
+                code="unsupported_parameter",
+            )
+        if shown.text is None:
+            raise InvalidRequestError(
+                f"{where}[{index}].text is required", param=f"{where}[{index}].text"
+            )
+        parts.append(shown)
+    # One text is what every template takes.
+    return (parts[0].text or "") if len(parts) == 1 else parts
+
+
+def _tools(given: Sequence[dict[str, Any]]) -> tuple[list[Tool], dict[str, str]]:
+    """The functions among the tools; tools that run elsewhere are passed over."""
+    tools: dict[str, Tool] = {}
+    namespaces: dict[str, str] = {}
+    for index, item in enumerate(given):
+        where = f"tools[{index}]"
+        match item.get("type"):
+            case "function":
+                tool = _function(read_item(where, item, FunctionTool))
+                tools[tool.function.name] = tool
+            case "namespace":
+                namespace = read_item(where, item, NamespaceTool)
+                for position, inner in enumerate(namespace.tools):
+                    if inner.get("type") != "function":
+                        continue
+                    tool = _function(read_item(f"{where}.tools[{position}]", inner, FunctionTool))
+                    if tool.function.name in tools:
+                        continue
+                    tools[tool.function.name] = tool
+                    namespaces[tool.function.name] = namespace.name
+            case str():
+                continue
+            case _:
+                raise InvalidRequestError(f"{where}.type is required", param=f"{where}.type")
+    return list(tools.values()), namespaces
+
+
+def _function(tool: FunctionTool) -> Tool:
+    return Tool(
+        function=ToolFunction(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.parameters,
+            strict=tool.strict,
+        )
+    )
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """As a chat spells it."""
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            # Tools that run elsewhere are passed over here too.
+            functions = [
+                {"type": "function", "function": {"name": tool.get("name")}}
+                for tool in tools
+                if isinstance(tool, dict) and tool.get("type") == "function"
+            ]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
+        case {"type": str(kind)}:
+            raise unsupported("tool_choice", f" of type {kind[:100]!r}")
+        case _:
+            return choice
+
+
+def _response_format(request: ResponseRequest) -> ResponseFormat | None:
+    form = request.text.format if request.text is not None else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return ResponseFormat(type="json_object")
+    if form.schema is None:
+        raise InvalidRequestError("text.format.schema is required", param="text.format.schema")
+    return ResponseFormat(
+        type="json_schema",
+        json_schema=JsonSchemaFormat(name=form.name, schema=form.schema, strict=form.strict),
+    )
