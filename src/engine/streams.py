@@ -29,7 +29,8 @@ class RequestStream:
         self._cached_tokens = 0
         self._pending: dict[int, list[Delta]] = {}
         self._error: SlipstreamError | None = None
-        self._changed = asyncio.Event()
+        # What the reader waits for: not an event, which costs more than all the rest of a token.
+        self._news: asyncio.Future[None] | None = None
         # Output tokens of the longest completion that has ended.
         self.longest = 0
 
@@ -58,13 +59,18 @@ class RequestStream:
         self._pending.setdefault(delta.index, []).append(delta)
         if delta.finish_reason is not None:
             self._unfinished -= 1
-        self._changed.set()
+        self._tell()
 
     def fail(self, error: SlipstreamError) -> None:
         """End the stream with an error; what was not taken yet is still delivered first."""
         if not self.finished:
             self._error = error
-            self._changed.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        news = self._news
+        if news is not None and not news.done():
+            news.set_result(None)
 
     async def take(self) -> list[Delta]:
         """Wait for news and return one delta per choice that has any; empty at the end.
@@ -74,20 +80,21 @@ class RequestStream:
         SlipstreamError
             The one handed to :meth:`fail`.
         """
+        if self._pending:
+            # A reader that is never out of data would keep the loop to itself.
+            await asyncio.sleep(0)
         while not self._pending:
             if self._error is not None:
                 raise self._error
             if self._unfinished == 0:
                 return []
-            self._changed.clear()
-            await self._changed.wait()
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
         pending, self._pending = self._pending, {}
-        return [_joined(deltas) for deltas in pending.values()]
+        return [deltas[0] if len(deltas) == 1 else _joined(deltas) for deltas in pending.values()]
 
 
 def _joined(deltas: list[Delta]) -> Delta:
-    if len(deltas) == 1:
-        return deltas[0]
     last = deltas[-1]
     logprobs: list[TokenLogprobs] | None = None
     if any(delta.logprobs is not None for delta in deltas):

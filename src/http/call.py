@@ -6,6 +6,7 @@ else. The handler is then cancelled, which aborts whatever it has in the engine.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -25,6 +26,7 @@ from src.http.body import (
     header,
     read_body,
 )
+from src.http.direct import DirectWriter, direct_writer
 from src.http.errors import ErrorAnswer, answer_to
 from src.http.server import Server
 from src.http.spelling import error_spelling
@@ -56,6 +58,7 @@ class Call:
         self.status: int | None = None
         self.trace: RequestTrace | None = None
         self._send = send
+        self._direct: DirectWriter | None = None
         # How errors are spelt; an endpoint may put another one here once it streams.
         self.spelling = error_spelling(scope["path"].removeprefix(scope.get("root_path", "")))
         asked = header(scope, b"x-request-id")
@@ -81,10 +84,21 @@ class Call:
         """Send the next events of a stream; the first ones begin it."""
         if not self.started:
             await self._start(200, STREAM_HEADERS)
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        # After a disconnect `send` returns at once and for ever: without this, a producer that is
-        # never out of data would keep the loop to itself and never be cancelled.
-        await anyio.lowlevel.checkpoint()
+            self._direct = direct_writer(self.scope)
+        # Nothing else is done for most tokens of all streams.
+        if self._direct is not None and self._direct.write(events):
+            return
+        message = {"type": "http.response.body", "body": events, "more_body": True}
+        try:
+            async with asyncio.timeout(self.server.config.http.write_timeout):
+                await self._send(message)
+                # After a disconnect `send` returns at once and for ever: without this, a producer
+                # that is never out of data would keep the loop to itself and never be cancelled.
+                await asyncio.sleep(0)
+        except TimeoutError:
+            if self._direct is not None:
+                self._direct.abort()
+            raise ClientDisconnectedError from None
 
     async def end(self, events: bytes) -> None:
         """Send the last events of a stream."""
@@ -230,6 +244,8 @@ class Endpoint:
                 limits = call.server.config.http
                 await check_structure(call.body, limits.max_json_nodes, limits.max_json_values)
             await self._handler(call)
+        except ClientDisconnectedError:
+            call.disconnected = True
         # The last line of defence: one request's fault ends with this request, and is logged.
         except Exception as error:
             await call.fail(error)

@@ -79,7 +79,11 @@ class IncrementalDetokenizer:
         if self._added is None and not self._first and not self._strip_left:
             later, skipped = self._pieces.later, self._skipped
             data = b"".join([later(i) for i in token_ids if i not in skipped])
-            text = self._utf8.decode(data)
+            # Nearly always: the decoder's own way is several times as long.
+            if data.isascii() and not self._utf8.buffer:
+                text = data.decode("ascii")
+            else:
+                text = self._utf8.decode(data)
         else:
             text = "".join([self._push_one(i) for i in token_ids if i not in self._skipped])
         for replacer in self._replacers:

@@ -1,0 +1,333 @@
+"""What one streamed token costs the event loop, and where that goes.
+
+    python -m benchmarks.loop_time                        # 128 streams of 128 tokens
+    python -m benchmarks.loop_time --streams 64 --chat
+
+Processor time of the loop's own thread, divided by the tokens that were streamed: other work on the
+machine does not count, and neither does the device's step, which runs in a thread of its own.
+Three layers are measured, each with what is below it: the engine with one reader per stream; the
+ASGI application, whose writes go nowhere; and hypercorn on a socket, with clients in a process of
+their own. The differences are what a layer adds. Within the engine, phases are measured in a run of
+their own, with a clock around each of them, which is itself taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+
+from benchmarks.load import random_prompts
+from benchmarks.record import Figure, Recorder, add_common, figures_of
+from src import AsyncEngine, Config, SamplingParams
+from src.core.settings import load_config
+
+US = 1e6
+LAYERS = ("engine", "application", "hypercorn")
+
+# Sends every request at once and reads every answer to its end; bare, since it shares the CPUs.
+CLIENTS = """
+import selectors, socket, sys
+port, path = int(sys.argv[1]), sys.argv[2]
+bodies = sys.stdin.buffer.read().split(b"\\n")
+selector = selectors.DefaultSelector()
+for body in bodies:
+    client = socket.create_connection(("127.0.0.1", port))
+    head = f"POST {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: application/json\\r\\n"
+    client.sendall(head.encode() + b"Content-Length: %d\\r\\n\\r\\n" % len(body) + body)
+    selector.register(client, selectors.EVENT_READ, bytearray())
+left, writes, size = len(bodies), 0, 0
+while left:
+    for key, _ in selector.select():
+        data = key.fileobj.recv(65536)
+        writes, size = writes + 1, size + len(data)
+        key.data.extend(data)
+        if not data or key.data.endswith(b"data: [DONE]\\n\\n\\r\\n0\\r\\n\\r\\n"):
+            if not key.data.startswith(b"HTTP/1.1 200") or b'"error"' in key.data:
+                sys.exit(bytes(key.data[-500:]).decode())
+            selector.unregister(key.fileobj)
+            key.fileobj.close()
+            left -= 1
+        del key.data[15:-100]
+print(writes, size)
+"""
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loop_time", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", default="configs/demo.toml", metavar="FILE")
+    parser.add_argument("--streams", type=int, default=128, metavar="N", help="at once")
+    parser.add_argument("--input-len", type=int, default=16, metavar="I", help="tokens")
+    parser.add_argument("--output-len", type=int, default=400, metavar="O", help="tokens")
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=LAYERS)
+    parser.add_argument("--chat", action="store_true", help="chat chunks, not completions'")
+    add_common(parser, repeats=5)
+    return parser.parse_args(arguments)
+
+
+class Load:
+    """The requests of one turn, in the forms that the layers take."""
+
+    def __init__(self, options: argparse.Namespace, vocab_size: int) -> None:
+        self.prompts = random_prompts(options.streams, options.input_len, vocab_size)
+        self.output_len: int = options.output_len
+        self.path = "/v1/chat/completions" if options.chat else "/v1/completions"
+        fields = {
+            "max_tokens": options.output_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        asked: list[dict[str, Any]] = [{"prompt": prompt} for prompt in self.prompts]
+        if options.chat:
+            asked = [
+                {"messages": [{"role": "user", "content": f"story {number}"}]}
+                for number in range(options.streams)
+            ]
+        self.bodies = [json.dumps({**what, **fields}).encode() for what in asked]
+
+
+async def through_engine(engine: AsyncEngine, load: Load) -> None:
+    """One reader per stream, as a program of its own would have them."""
+
+    async def read(prompt: list[int]) -> None:
+        params = SamplingParams(temperature=0, max_tokens=load.output_len, ignore_eos=True)
+        async with engine.submit(prompt, params) as submission:
+            while await submission.take():
+                pass
+
+    await asyncio.gather(*(read(prompt) for prompt in load.prompts))
+
+
+async def through_app(app: Starlette, load: Load) -> None:
+    """The application, by a server that writes nothing."""
+
+    async def ask(body: bytes) -> None:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        gone = asyncio.Event()
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] != 200:
+                raise RuntimeError(f"status {message['status']}")
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.1"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": load.path,
+            "raw_path": load.path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+        }
+        await app(scope, receive, send)
+
+    await asyncio.gather(*(ask(body) for body in load.bodies))
+
+
+async def through_socket(port: int, load: Load) -> None:
+    """Hypercorn, and clients in another process."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CLIENTS, str(port), load.path),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate(b"\n".join(load.bodies))
+    if process.returncode:
+        raise RuntimeError("a client was refused")
+
+
+@contextlib.asynccontextmanager
+async def hypercorn(app: Starlette) -> AsyncIterator[int]:
+    """The application behind hypercorn in this very loop; yields the port."""
+    from hypercorn.asyncio.run import worker_serve
+    from hypercorn.config import Config as HypercornConfig
+    from hypercorn.utils import wrap_app
+
+    settings = HypercornConfig.from_toml("configs/hypercorn.toml")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    settings.bind = [f"127.0.0.1:{port}"]
+    settings.graceful_timeout = 1
+    stop = asyncio.Event()
+    serving = asyncio.create_task(
+        worker_serve(
+            wrap_app(app, settings.wsgi_max_body_size, "asgi"),
+            settings,
+            sockets=settings.create_sockets(),
+            shutdown_trigger=stop.wait,
+        )
+    )
+    while app.state.server.engine is None:
+        await asyncio.sleep(0.05)
+    await app.state.server.ready_engine()
+    yield port
+    stop.set()
+    await serving
+
+
+async def cost_per_token(turn: Callable[[], Awaitable[None]], num_tokens: int) -> float:
+    """Microseconds of this thread."""
+    started = time.thread_time()
+    await turn()
+    return US * (time.thread_time() - started) / num_tokens
+
+
+class Phases:
+    """Clocks around methods; what one of them calls is counted for the inner one only."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        self._inner = [0.0]
+        self._restore: list[Callable[[], None]] = []
+
+    def measure(self, name: str, owner: Any, method: str) -> None:
+        """Put a clock around a method of a class or an object, until :meth:`close`."""
+        original = getattr(owner, method)
+        was_own = method in vars(owner)
+        self.seconds.setdefault(name, 0.0)
+        self.calls.setdefault(name, 0)
+
+        @functools.wraps(original)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            self._inner.append(0.0)
+            started = time.thread_time()
+            try:
+                return original(*arguments, **options)
+            finally:
+                spent = time.thread_time() - started
+                self.seconds[name] += spent - self._inner.pop()
+                self.calls[name] += 1
+                self._inner[-1] += spent
+
+        setattr(owner, method, timed)
+        undo = functools.partial(setattr, owner, method, original)
+        self._restore.append(undo if was_own else functools.partial(delattr, owner, method))
+
+    def close(self) -> None:
+        """Take the clocks away."""
+        for undo in reversed(self._restore):
+            undo()
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[Phases]:
+    """Clocks around the parts of a turn, and around what a token meets on its way out."""
+    from hypercorn.asyncio.tcp_server import TCPServer
+    from hypercorn.protocol.h11 import H11Protocol
+
+    from src.engine.loop import EngineLoop
+    from src.engine.observer import EngineObserver
+    from src.engine.runner import Runner
+    from src.engine.scheduler import Scheduler
+    from src.engine.streams import Choice
+    from src.http.chat import ChatShape
+    from src.http.completions import CompletionShape
+    from src.text.output import OutputText
+
+    found = Phases()
+    for name, owner, method in (
+        ("loop", EngineLoop, "_turn"),
+        ("scheduler", Scheduler, "schedule"),
+        ("scheduler", Scheduler, "commit"),
+        ("launch", Runner, "launch"),
+        ("detokenize", OutputText, "push"),
+        ("deliver", Choice, "take"),
+        *(("observe", EngineObserver, m) for m in ("launched", "committed", "delivered", "turned")),
+        ("encode", CompletionShape, "events"),
+        ("encode", ChatShape, "events"),
+    ):
+        found.measure(name, owner, method)
+    assert TCPServer
+    assert H11Protocol
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def clock_cost() -> float:
+    """Seconds that one pair of readings adds to what is between them, and around them."""
+    started = time.thread_time()
+    for _ in range(10_000):
+        time.thread_time()
+    return (time.thread_time() - started) / 10_000
+
+
+async def run(options: argparse.Namespace) -> None:
+    overrides = [
+        ("compile.enforce_eager", "true"),
+        ("observability.stats_interval", "0"),
+        ("scheduler.max_num_seqs", str(options.streams)),
+        # Room for all, so that nobody is preempted.
+        ("cache.memory_bytes", str(512 * 2**20)),
+    ]
+    from src.http import create_app
+
+    config: Config = load_config(options.config, overrides=overrides)
+    app = create_app(config, owns_process=False)
+    recorder = Recorder("loop_time", save=not options.no_save)
+    async with hypercorn(app) as port:
+        engine = await app.state.server.ready_engine()
+        load = Load(options, engine.model_info.vocab_size)
+        num_tokens = options.streams * options.output_len
+        layers: dict[str, Callable[[], Awaitable[None]]] = {
+            "engine": lambda: through_engine(engine, load),
+            "application": lambda: through_app(app, load),
+            "hypercorn": lambda: through_socket(port, load),
+        }
+        repeats = []
+        for repeat in range(-1, options.repeats):
+            found = {
+                name: await cost_per_token(layers[name], num_tokens) for name in options.layers
+            }
+            if repeat >= 0:
+                repeats.append(found)
+        with phases() as clocks:
+            inside = await cost_per_token(layers["hypercorn"], num_tokens)
+    shape = {name: getattr(options, name) for name in ("streams", "input_len", "output_len", "chat")}
+    units = dict.fromkeys(options.layers, "us/token")
+    recorder.add("loop time per streamed token, with all below", figures_of(units, repeats),
+                 config=config, **shape)  # fmt: skip
+    once = clock_cost()
+    spent = {
+        name: max(0.0, US * (seconds - once * clocks.calls[name]) / num_tokens)
+        for name, seconds in clocks.seconds.items()
+    }
+    spent["rest"] = inside - sum(US * s / num_tokens for s in clocks.seconds.values())
+    recorder.add(
+        "of that, by phase (with clocks)",
+        {name: Figure.of("us/token", [value]) for name, value in spent.items()},
+        config=config,
+        calls={name: count / num_tokens for name, count in clocks.calls.items()},
+        **shape,
+    )
+
+
+def main() -> None:
+    asyncio.run(run(parse()))
+
+
+if __name__ == "__main__":
+    main()

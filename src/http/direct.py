@@ -1,0 +1,73 @@
+"""Streamed writes under hypercorn without its machinery: for the next piece of a begun answer.
+
+Between an ASGI ``send`` and the socket, hypercorn 0.18 runs four coroutines, a lock, two frozen
+dataclasses and h11's state machine, of which the next chunk of a chunked HTTP/1.1 answer needs
+nothing: no state changes. So where the server is exactly that, and only then, such a chunk is
+written to the connection's transport itself. Everything else (the head, the end, what must wait for
+a reader, HTTP/2, TLS handshakes, other servers) goes the ordinary way.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from starlette.types import Scope, Send
+
+# Where the server's own `send` is found, beneath the framework's wrappers around it.
+SERVER_SEND: Final = "slipstream.send"
+# Bytes that wait for the reader at most before a write waits too: asyncio's own high-water mark.
+_MAX_WAITING: Final = 64 * 1024
+
+
+class DirectWriter:
+    """Writes chunks of one answer."""
+
+    __slots__ = ("_stream", "_transport")
+
+    def __init__(self, stream: Any, transport: Any) -> None:
+        self._stream = stream
+        self._transport = transport
+
+    def write(self, data: bytes) -> bool:
+        """Write a chunk; ``False`` if it must go the ordinary way, since the reader is behind."""
+        transport = self._transport
+        if (
+            transport.get_write_buffer_size() > _MAX_WAITING
+            or self._stream.closed
+            or transport.is_closing()
+        ):
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def abort(self) -> None:
+        """End the connection at once, with whatever waits in it."""
+        self._transport.abort()
+
+
+def direct_writer(scope: Scope) -> DirectWriter | None:
+    """The writer of an answer whose head, without a length, has just been sent.
+
+    ``None`` where the server is another one, or this connection is of another kind.
+    """
+    send: Send | None = scope.get(SERVER_SEND)
+    stream = getattr(send, "__self__", None)
+    if stream is None or scope["http_version"] != "1.1" or scope["method"] == "HEAD":
+        return None
+    if "hypercorn.asyncio.tcp_server" not in sys.modules:
+        return None
+    import h11
+    from hypercorn.asyncio.tcp_server import TCPServer
+    from hypercorn.protocol.h11 import H11Protocol
+    from hypercorn.protocol.http_stream import HTTPStream
+
+    protocol: Any = getattr(getattr(stream, "send", None), "__self__", None)
+    server: Any = getattr(getattr(protocol, "send", None), "__self__", None)
+    if type(stream) is not HTTPStream or type(server) is not TCPServer:
+        return None
+    if type(protocol) is not H11Protocol or type(protocol.connection) is not h11.Connection:
+        return None
+    if protocol.connection.our_state is not h11.SEND_BODY:
+        return None
+    return DirectWriter(stream, server.writer.transport)
