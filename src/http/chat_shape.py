@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -120,7 +120,8 @@ class ChatShape:
         events = b""
         stream = self._streams.get(delta.index)
         if stream is None:
-            stream = self._streams[delta.index] = _ChoiceStream(self._plan.parser())
+            parser = None if self._plan.is_plain else self._plan.parser()
+            stream = self._streams[delta.index] = _ChoiceStream(parser)
             opening = ChatChunkChoice(delta.index, ChatPiece("assistant", self._echoed))
             events = self._chunk(opening, delta.usage, self._prompt_token_ids)
         pieces = stream.pieces(delta)
@@ -156,15 +157,17 @@ class ChatShape:
 
 
 class _ChoiceStream:
-    """One choice of a stream, read as it comes."""
+    """One choice of a stream, read as it comes; without a ``parser`` all of it is text."""
 
-    def __init__(self, parser: AnswerParser) -> None:
+    def __init__(self, parser: AnswerParser | None) -> None:
         self._parser = parser
         self.calls = False
         """Whether there has been a call."""
 
     def pieces(self, delta: Delta) -> list[ChatPiece]:
         """What a delta adds: text and reasoning in one piece, then one for each call."""
+        if self._parser is None:
+            return [ChatPiece(None, delta.text)] if delta.text else []
         events = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             events += self._parser.finish()
@@ -196,8 +199,10 @@ def _message(echoed: str, answer: Answer) -> ChatAnswer:
     return message
 
 
-def _pieces(events: Iterable[AnswerEvent]) -> tuple[list[ChatPiece], bool]:
+def _pieces(events: Sequence[AnswerEvent]) -> tuple[list[ChatPiece], bool]:
     """Events as pieces of a message, and whether a call is among them."""
+    if len(events) == 1 and isinstance(events[0], ContentDelta):
+        return [ChatPiece(None, events[0].text)], False
     content = reasoning = ""
     calls: dict[int, PieceToolCall] = {}
     for event in events:

@@ -7,6 +7,7 @@ model's own syntax has them, so that a forced call is one that the model was tra
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,8 +20,12 @@ from src.text.tool_calls.syntaxes import SYNTAXES, Syntax
 MAX_FORCED_CALLS: Final = 16
 """Calls in an answer that is forced to call: a model that found no end would go on for ever."""
 
-_SPACE: Final = r"/[ \t\r\n]*/"
+_SPACE: Final = r"/[ \t\r\n]{0,16}/"
 _ANYTHING: Final = r"/(.|\n)*/"
+# In JSON where it is free, as everywhere else.
+_WHITE_SPACE: Final = r"[ \t\r\n]{1,64}"
+# What ends a regular expression in Lark, and what is escaped already.
+_UNESCAPED: Final = re.compile(r"\\.|[/\n]", re.DOTALL)
 # As Python's json, and so most training data, writes it.
 _COMPACT: Final = {
     "whitespace_flexible": False,
@@ -85,7 +90,10 @@ class AnswerGrammar:
 
     def finish(self, start: str) -> StructuredOutput:
         """The grammar whose answers are ``start``."""
-        return StructuredOutput.grammar("\n".join([f"start: {start}", *self._rules]) + "\n")
+        text = "\n".join([f"start: {start}", *self._rules]) + "\n"
+        # Only strings and expressions can have it; it would be taken for the sign of another
+        # language of grammars.
+        return StructuredOutput.grammar(text.replace("::=", "\\u003a:="))
 
     def thinking(self, syntax: ReasoningSyntax, stage: str) -> str:
         """An expression for the reasoning before an answer; see `ReasoningSyntax.stage`."""
@@ -139,7 +147,7 @@ class AnswerGrammar:
                 return "FORM"
             case "regex":
                 assert isinstance(output.value, str)
-                self._rule("FORM", "/" + output.value.replace("/", "\\/") + "/")
+                self._rule("FORM", f"/{_UNESCAPED.sub(_escaped, output.value)}/")
                 return "FORM"
             case "grammar":
                 raise AssertionError("a grammar cannot be a part of another")
@@ -197,11 +205,15 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else '""'
 
 
-def _spaced(schema: Any, output: StructuredOutput) -> Any:
-    options: dict[str, Any] = {} if output.any_whitespace else dict(_COMPACT)
-    if output.whitespace_pattern is not None:
-        options["whitespace_pattern"] = output.whitespace_pattern
-    return {**schema, "x-guidance": options} if options and isinstance(schema, dict) else schema
+def _escaped(match: re.Match[str]) -> str:
+    return {"/": "\\/", "\n": "\\n"}.get(match[0], match[0])
+
+
+def _spaced(schema: Any, output: StructuredOutput) -> dict[str, Any]:
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    spaces = {"whitespace_pattern": output.whitespace_pattern or _WHITE_SPACE}
+    return {**schema, "x-guidance": spaces if output.any_whitespace else _COMPACT}
 
 
 def _parameters(index: int, function: Mapping[str, Any]) -> dict[str, Any]:

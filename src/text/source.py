@@ -40,7 +40,7 @@ class Source:
 
     def feed(self, text: str) -> None:
         """Append the next piece."""
-        self._buffer = self._buffer[self._at :] + text
+        self._buffer = self._buffer[self._at :] + text if self._at < len(self._buffer) else text
         self._at = 0
 
     def end(self) -> None:
@@ -53,6 +53,8 @@ class Source:
 
     def release(self) -> str:
         """Return what is held, which is then held no more."""
+        if not self._held:
+            return ""
         text = "".join(self._held)
         self._held.clear()
         return text
@@ -137,8 +139,11 @@ class Source:
 
     def _beginning_of(self, tag: str) -> int:
         """Length of the longest end of the text with which ``tag`` begins."""
-        longest = min(len(tag) - 1, len(self._buffer) - self._at)
-        return next((n for n in range(longest, 0, -1) if self._buffer.endswith(tag[:n])), 0)
+        buffer = self._buffer
+        start = buffer.find(tag[0], max(self._at, len(buffer) - len(tag) + 1))
+        while start >= 0 and not tag.startswith(buffer[start:]):
+            start = buffer.find(tag[0], start + 1)
+        return len(buffer) - start if start >= 0 else 0
 
     def _consume(self, end: int) -> None:
         if end > self._at:

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from src.core.config import ChatSection, StructuredOutputSection
+from src.core.config import ChatSection
 from src.core.errors import InvalidRequestError
 from src.core.settings import CHECKOUT
 from src.core.structured_output import StructuredOutput
 from src.engine.structured.compiled import compile_matcher
-from src.engine.structured.grammar_text import grammar_text
-from src.engine.structured.vocabulary import Vocabulary, continuation_encoder
+from src.engine.structured.vocabulary import Vocabulary
 from src.text.answer import ToolOffer
 from src.text.answer_plan import AnswerPlan, plan_answer
 from src.text.chat_template import ChatTemplate
@@ -70,14 +69,15 @@ def plan(
 @functools.cache
 def vocabulary(its: Tokenizer) -> Any:
     assert its.eos_token_id is not None
-    built = Vocabulary.of(its, its.vocab_size, [its.eos_token_id])
-    return built.build(continuation_encoder(its))
+    return Vocabulary.of(its, its.vocab_size, [its.eos_token_id]).build()
 
 
 def conforms(its: Tokenizer, output: StructuredOutput | None, text: str) -> bool:
     """Whether a whole answer may be this text."""
     assert output is not None
-    matcher = compile_matcher(vocabulary(its), grammar_text(output, StructuredOutputSection()))
+    assert output.kind == "grammar"
+    assert "::=" not in output.value
+    matcher = compile_matcher(vocabulary(its), str(output.value))
     token_ids = its.encode(text, add_special_tokens=False)
     return bool(matcher.try_consume_tokens(token_ids) == len(token_ids)) and matcher.is_accepting()
 
@@ -159,7 +159,7 @@ def test_properties_that_a_schema_does_not_name_are_left_out_unless_it_provides_
 
 
 def test_a_name_may_hold_what_json_and_grammars_escape() -> None:
-    name = 'say "hi" \\ {é}'
+    name = 'say "hi" \\ {é} ::= '
     offer = ToolOffer(tools=[{"function": {"name": name}}], choice="required")
     text = hermes(json.dumps({"name": name, "arguments": {}}, ensure_ascii=False))
     forced = plan(DEMO_TEMPLATE, offer)
@@ -203,7 +203,7 @@ FORMS = [
     (StructuredOutput.json({"type": "integer"}), "12", "x"),
     (StructuredOutput.json(True), '{"a": [1]}', "x"),
     (StructuredOutput.json_object(), '{"a": 1}', "[]"),
-    (StructuredOutput.regex("a/[bc]+"), "a/bcb", "a/"),
+    (StructuredOutput.regex("a/\\/[bc]\n::=+"), "a//b\n::=", "a/"),
     (StructuredOutput.choice(["yes", "no"]), "no", "maybe"),
 ]
 

@@ -54,7 +54,8 @@ class Calls:
 
     def take_events(self) -> list[AnswerEvent]:
         """What has become certain since the last time."""
-        self._show_captured()
+        if self._open:
+            self._show_captured()
         events, self._events = self._events, []
         return events
 
