@@ -52,7 +52,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @classmethod
     def regex(cls, pattern: str) -> StructuredOutput:
-        """Text of which the whole is a match of the pattern (Rust's syntax)."""
+        r"""Text of which the whole is a match of the pattern: Rust's syntax, ``\d`` is 0 to 9."""
         return cls(kind="regex", value=pattern)
 
     @classmethod

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 # Work on one mask, about 15 ms and 3 ms, and memory of one request, about 2 KB each, before it is
@@ -13,6 +15,19 @@ STEP_MAX_ITEMS: Final = 50_000
 MAX_LEXER_STATES: Final = 50_000
 
 _MAX_MESSAGE_CHARS: Final = 300
+_QUOTED_LINE: Final = re.compile(r"\n *[0-9]+ \|")
+
+
+# Where a grammar leaves no choice the library would choose the tokens; the model does, so that a
+# mask follows from the text alone, whatever tokens a request forbids.
+_OPTIONS: Final = '%llguidance {"no_forcing": true}'
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A grammar's text that nobody has read yet: Lark, or GBNF that is to be turned into that."""
+
+    text: str
+    is_gbnf: bool = False
 
 
 class GrammarError(Exception):
@@ -29,7 +44,7 @@ def parser_limits() -> LLParserLimits:
     )
 
 
-def compile_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+def compile_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     """A matcher at the beginning of the output, with its first mask computed.
 
     Raises
@@ -37,9 +52,8 @@ def compile_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
     GrammarError
         The grammar has a fault or does not end well within its limits, or nothing matches it.
     """
+    text = f"{lark}\n{_OPTIONS}\n"
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
-    if matcher.stop_reason() == "NoExtensionBias":
-        raise GrammarError("no text conforms to it")
     raise_fault(matcher)
     first = matcher.compute_bitmask()
     raise_fault(matcher)
@@ -62,7 +76,10 @@ def raise_fault(matcher: LLMatcher) -> None:
 
 def fault_of(matcher: LLMatcher) -> str:
     """Why a matcher is in its error state, in one short line."""
-    message = matcher.get_error().partition("<non-verbose/>")[0]
+    # The lines of the grammar that follow are the client's own.
+    message = _QUOTED_LINE.split(matcher.get_error().partition("<non-verbose/>")[0])[0]
+    if message.strip() == "NoExtensionBias":
+        return "no text conforms to it"
     return " ".join(message.split())[:_MAX_MESSAGE_CHARS] or "the grammar cannot be followed"
 
 

@@ -26,10 +26,15 @@ from src.core.config import StructuredOutputSection
 from src.core.errors import InvalidRequestError, QueueFullError
 from src.core.settings import CHECKOUT, PREFIX
 from src.core.structured_output import StructuredOutput
-from src.engine.structured.compiled import CompiledGrammar, GrammarError, compile_matcher
-from src.engine.structured.grammar_text import grammar_text, refusal
+from src.engine.structured.compiled import (
+    Candidate,
+    CompiledGrammar,
+    GrammarError,
+    compile_matcher,
+)
+from src.engine.structured.grammar_text import grammar_candidate, refusal
 from src.engine.structured.trial import Setup, Verdict, read_frame, write_frame
-from src.engine.structured.vocabulary import Vocabulary, continuation_encoder
+from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -127,10 +132,10 @@ class GrammarCompiler:
             self._known.popitem(last=False)
 
     def _compile_now(self, output: StructuredOutput) -> CompiledGrammar:
-        text = grammar_text(output, self._bounds)
+        candidate = grammar_candidate(output, self._bounds)
         vocabulary, tokenizer = self._vocabulary()
         try:
-            return CompiledGrammar(compile_matcher(tokenizer, self._tried(text, vocabulary)))
+            return CompiledGrammar(compile_matcher(tokenizer, self._tried(candidate, vocabulary)))
         except GrammarError as error:
             raise refusal(str(error)) from None
 
@@ -142,18 +147,17 @@ class GrammarCompiler:
                 if self._tokenizer.cleans_up:
                     raise refusal("this model's tokenizer changes its text afterwards")
                 vocabulary = Vocabulary.of(self._tokenizer, self._vocab_size, self._end_token_ids)
-                built = vocabulary.build(continuation_encoder(self._tokenizer))
-                self._built = vocabulary, built
+                self._built = vocabulary, vocabulary.build()
             return self._built
 
-    def _tried(self, text: str, vocabulary: Vocabulary) -> str:
-        """The text as it is to be compiled, once another process has survived it."""
+    def _tried(self, candidate: Candidate, vocabulary: Vocabulary) -> str:
+        """The Lark that is to be compiled, once another process has survived it."""
         try:
             trial = self._idle.get_nowait()
         except queue.Empty:
             trial = self._start_trial(vocabulary)
         try:
-            verdict = trial.verdict(text, self._bounds.compile_seconds)
+            verdict = trial.verdict(candidate, self._bounds.compile_seconds)
         except GrammarError:
             with self._lock:
                 self._trials.discard(trial)
@@ -161,7 +165,7 @@ class GrammarCompiler:
         self._idle.put(trial)
         if verdict.fault:
             raise GrammarError(verdict.fault)
-        return verdict.text
+        return verdict.lark
 
     def _start_trial(self, vocabulary: Vocabulary) -> _Trial:
         bounds = self._bounds
@@ -202,7 +206,7 @@ class _Trial:
         if self._ask(msgspec.msgpack.encode(setup), _START_SECONDS) is None:
             raise GrammarError("the process that tries grammars did not start")
 
-    def verdict(self, text: str, seconds: float) -> Verdict:
+    def verdict(self, candidate: Candidate, seconds: float) -> Verdict:
         """What it says of a grammar.
 
         Raises
@@ -210,7 +214,7 @@ class _Trial:
         GrammarError
             It says nothing: it ran out of time, memory or stack, and is gone.
         """
-        answer = self._ask(text.encode(), seconds)
+        answer = self._ask(msgspec.msgpack.encode(candidate), seconds)
         if answer is None:
             raise GrammarError(
                 f"it takes more than {seconds:g} s, too much memory or too deep a stack to compile"

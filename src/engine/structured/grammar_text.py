@@ -1,4 +1,4 @@
-"""A `StructuredOutput` in llguidance's language, once its size and its depth are known to be sane.
+"""A `StructuredOutput` in llguidance's Lark, once its size and its depth are known to be sane.
 
 Nothing here reads the grammar in earnest: that is done by the compiler, elsewhere.
 """
@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-from llguidance import LLMatcher
+from llguidance import regex_to_lark
 
 from src.core.config import StructuredOutputSection
 from src.core.errors import InvalidRequestError
 from src.core.structured_output import StructuredOutput
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
+from src.engine.structured.compiled import Candidate
 
 PARAM: Final = "structured_output"
 
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKET: Final = re.compile(r"[\[\]{}]")
 _ANY_OBJECT: Final = '{"type": "object"}'
-_BOOLEAN: Final = {"true": "{}", "false": '{"enum": []}'}
 # Bounded: a model that falls into white space comes out of it again.
 _WHITE_SPACE: Final = r"[ \t\r\n]{1,64}"
-_SEPARATORS: Final[JsonCompileOptions] = {
+_SEPARATORS: Final = {
     "item_separator": ", ",
     "key_separator": ": ",
     "whitespace_flexible": False,
@@ -38,8 +35,8 @@ def refusal(message: str) -> InvalidRequestError:
     return InvalidRequestError(f"{PARAM}: {message}", param=PARAM, code="invalid_grammar")
 
 
-def grammar_text(output: StructuredOutput, bounds: StructuredOutputSection) -> str:
-    """What llguidance compiles.
+def grammar_candidate(output: StructuredOutput, bounds: StructuredOutputSection) -> Candidate:
+    """What the compiler is to try.
 
     Raises
     ------
@@ -50,18 +47,20 @@ def grammar_text(output: StructuredOutput, bounds: StructuredOutputSection) -> s
     _check_text((*pieces, output.whitespace_pattern or ""), bounds)
     match output.kind:
         case "json_object":
-            return _json(_ANY_OBJECT, output)
+            return Candidate(_json(_ANY_OBJECT, output))
         case "json_schema":
             _check_depth(_one(output), bounds.max_depth)
-            return _json(_one(output), output)
+            return Candidate(_json(_one(output), output))
         case "regex":
             _check_filled(pieces)
-            return LLMatcher.grammar_from_regex(_one(output))
+            return Candidate(_regex(_one(output)))
         case "choice":
-            return _choice(pieces, bounds.max_choices)
+            return Candidate(_choice(pieces, bounds.max_choices))
         case "grammar":
             _check_filled(pieces)
-            return LLMatcher.grammar_from_lark(_one(output))
+            text = _one(output)
+            # What llama.cpp and xgrammar read.
+            return Candidate(text, is_gbnf="::=" in text)
 
 
 def _one(output: StructuredOutput) -> str:
@@ -97,19 +96,27 @@ def _check_depth(schema: str, most: int) -> None:
 
 
 def _json(schema: str, output: StructuredOutput) -> str:
-    # Options go with objects only.
-    schema = _BOOLEAN.get(schema.strip(), schema)
-    options: JsonCompileOptions = {}
-    if not output.any_whitespace:
-        options |= _SEPARATORS
-    elif output.whitespace_pattern is not None:
-        options["whitespace_pattern"] = output.whitespace_pattern
-    else:
-        options["whitespace_pattern"] = _WHITE_SPACE
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        decoded = json.loads(schema)
     except ValueError as error:
         raise refusal(f"the schema is not valid JSON: {error}") from None
+    if isinstance(decoded, bool):
+        decoded = {} if decoded else {"enum": []}
+    if not isinstance(decoded, dict):
+        raise refusal(f"a schema must be an object or a boolean, got {type(decoded).__name__}")
+    decoded["x-guidance"] = _json_options(output)
+    return f"start: %json {json.dumps(decoded, ensure_ascii=False)}"
+
+
+def _json_options(output: StructuredOutput) -> dict[str, Any]:
+    if not output.any_whitespace:
+        return dict(_SEPARATORS)
+    return {"whitespace_pattern": output.whitespace_pattern or _WHITE_SPACE}
+
+
+def _regex(pattern: str) -> str:
+    """As a terminal of Lark, with what that wants escaped; digits are 0 to 9, in no other script."""
+    return f"start: /{regex_to_lark(pattern, 'd')}/"
 
 
 def _choice(texts: tuple[str, ...], most: int) -> str:
@@ -120,4 +127,4 @@ def _choice(texts: tuple[str, ...], most: int) -> str:
     _check_filled(texts)
     # One terminal: the parser would follow thousands of rules side by side.
     alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}\n")
+    return f"start: CHOICE\nCHOICE: {alternatives}"

@@ -5,8 +5,8 @@ can be ended for that. This process can: it limits its own memory and stack, and
 takes too long.
 
 Run as ``python -m src.engine.structured.trial``. Frames on standard input and output are a length
-(4 bytes, big-endian) and a content: first a :class:`Setup` and an empty answer, then a grammar's
-text and its :class:`Verdict`, each in MessagePack but for the text.
+(4 bytes, big-endian) and MessagePack: first a :class:`Setup` and an empty answer, then
+:class:`Candidate` and :class:`Verdict` in turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from src.engine.structured.compiled import GrammarError, compile_matcher
+from src.engine.structured.compiled import Candidate, GrammarError, compile_matcher
 from src.engine.structured.vocabulary import Vocabulary
 
 # A fraction of what the server's threads have: what fits here fits there.
@@ -43,9 +43,9 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct):
-    """What became of a grammar: its text as it is to be compiled, or what is wrong with it."""
+    """What became of a grammar: the Lark that is to be compiled, or what is wrong with it."""
 
-    text: str = ""
+    lark: str = ""
     fault: str = "the compiler failed"
 
 
@@ -79,17 +79,18 @@ def main() -> None:
     while (content := read_frame(requests)) is not None:
         verdict = Verdict()
         signal.setitimer(signal.ITIMER_REAL, setup.seconds)
-        thread = threading.Thread(target=_try, args=(tokenizer, content.decode(), verdict))
+        thread = threading.Thread(target=_try, args=(tokenizer, content, verdict))
         thread.start()
         thread.join()
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(answers, msgspec.msgpack.encode(verdict))
 
 
-def _try(tokenizer: LLTokenizer, text: str, verdict: Verdict) -> None:
+def _try(tokenizer: LLTokenizer, content: bytes, verdict: Verdict) -> None:
+    candidate = msgspec.msgpack.decode(content, type=Candidate)
     try:
-        verdict.text = _lark(text)
-        compile_matcher(tokenizer, verdict.text)
+        verdict.lark = _lark(candidate.text) if candidate.is_gbnf else candidate.text
+        compile_matcher(tokenizer, verdict.lark)
     except GrammarError as error:
         verdict.fault = str(error)
     else:
@@ -97,9 +98,7 @@ def _try(tokenizer: LLTokenizer, text: str, verdict: Verdict) -> None:
 
 
 def _lark(text: str) -> str:
-    """The text, or Lark where it is what llama.cpp and xgrammar read: ``root ::= ...``."""
-    if text.lstrip().startswith("{") or "::=" not in text:
-        return text
+    """Lark for a text in GBNF."""
     try:
         lark: str = any_to_lark(text)
     # The converter raises whatever it meets.
