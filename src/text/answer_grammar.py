@@ -33,19 +33,27 @@ _COMPACT: Final = {
     "key_separator": ": ",
 }
 
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
 TokenOf: TypeAlias = Callable[[str], int | None]
 """Returns the id of the special token that a tag is, or None for one that is text."""
 
 
-def answer_grammar(
+class AnswerForm(NamedTuple):
+    """What an answer must conform to, if anything; whether all calls in it are then whole."""
+
+    output: StructuredOutput | None
+    has_calls: bool = False
+
+
+def answer_form(
     token_of: TokenOf,
     wanted: StructuredOutput | None,
     calls: Syntax | None,
     offer: ToolOffer,
     reasoning: ReasoningSyntax | None,
     stage: str,
-) -> StructuredOutput | None:
-    """Return what the whole answer must conform to; ``None`` for no such thing.
+) -> AnswerForm:
+    """Return what the whole answer must conform to.
 
     Parameters
     ----------
@@ -61,24 +69,27 @@ def answer_grammar(
     Raises
     ------
     InvalidRequestError
-        A call is forced of a function whose parameters are no object.
+        The parameters of a function are no object, and a grammar is made of them.
     """
     grammar = AnswerGrammar(token_of)
     parallel = offer.parallel
+    if calls is not None and offer.choice != "required" and not _may_join(calls, wanted):
+        # They can be read, but no grammar tells them from the rest of the answer.
+        calls = None
     if calls is not None and offer.choice == "required":
         answer = grammar.calls(calls, offer.tools, parallel=parallel)
-    elif wanted is None or wanted.kind == "grammar":
-        return wanted
-    else:
-        # A tag tells a call from JSON at its first character; from other text it may not.
-        either = calls is not None and calls.name in _TAGGED and wanted.kind in _JSON
-        if reasoning is None and not either:
-            return wanted
+    elif wanted is not None:
+        if wanted.kind == "grammar" or (reasoning is None and calls is None):
+            return AnswerForm(wanted)
         answer = grammar.form(wanted)
-        if calls is not None and either:
+        if calls is not None:
             answer = f"({answer} | {grammar.calls(calls, offer.tools, parallel=parallel)})"
+    elif calls is not None and any(tool["function"].get("strict") for tool in offer.tools):
+        answer = grammar.text_and_calls(calls, offer.tools, parallel=parallel)
+    else:
+        return AnswerForm(None)
     thinking = "" if reasoning is None else grammar.thinking(reasoning, stage)
-    return grammar.finish(f"{thinking} {answer}")
+    return AnswerForm(grammar.finish(f"{thinking} {answer}"), has_calls=calls is not None)
 
 
 class AnswerGrammar:
@@ -108,7 +119,7 @@ class AnswerGrammar:
         thinking = f"thought{end} SPACE"
         return thinking if stage == "open" else f"({self._tag(syntax.opening)} {thinking})?"
 
-    def calls(self, syntax: Syntax, tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
+    def calls(self, syntax: Syntax, tools: Tools, *, parallel: bool) -> str:
         """An expression for one call or, in parallel, for several.
 
         Raises
@@ -116,23 +127,59 @@ class AnswerGrammar:
         InvalidRequestError
             A function's parameters are no object.
         """
+        self._call(syntax, tools)
         form = _FORMS[syntax.name]
+        block = f"{self._opening(syntax)} {self._behind_opening(syntax, parallel=parallel)}"
+        if not (parallel and form.repeats_tags):
+            return block
+        return f"{block} ({_text(form.separator or '')} {block}){{0,{MAX_FORCED_CALLS - 1}}}"
+
+    def text_and_calls(self, syntax: Syntax, tools: Tools, *, parallel: bool) -> str:
+        """An expression for any text, in which the opening tag begins a call.
+
+        Only the arguments of ``strict`` functions conform to their parameters; the others' are
+        objects.
+
+        Raises
+        ------
+        InvalidRequestError
+            The parameters of a strict function are no object.
+        """
+        assert syntax.opening is not None
+        self._call(syntax, tools, only_strict=True)
+        times = f"{{0,{MAX_FORCED_CALLS}}}" if parallel else "?"
+        block = self._behind_opening(syntax, parallel=parallel)
+        if self._token_of(syntax.opening) is not None:
+            self._rule("text", _ANYTHING)
+            return f"text ({self._opening(syntax)} {block} text){times}"
+        self._rule(f"text_and_tag[stop={json.dumps(syntax.opening)}]", _ANYTHING)
+        tag = re.escape(syntax.opening)
+        self._rule("TEXT", rf"{_ANYTHING} & ~/(.|\n)*{tag}(.|\n)*/")
+        return f"(text_and_tag {block}){times} TEXT"
+
+    def _call(self, syntax: Syntax, tools: Tools, *, only_strict: bool = False) -> None:
+        """Add the rule of a call, without what stands around it."""
         calls = []
         for index, tool in enumerate(tools):
-            schema = _parameters(index, tool["function"])
+            function = tool["function"]
+            schema = {"type": "object", "x-guidance": _COMPACT}
+            if function.get("strict") or not only_strict:
+                schema = _parameters(index, function)
             self._rule(f"arguments_{index}", "%json " + json.dumps(schema, ensure_ascii=False))
-            before, after = form.around(json.dumps(tool["function"]["name"], ensure_ascii=False))
+            before, after = _FORMS[syntax.name].around(function["name"])
             calls.append(f"{_text(before)} arguments_{index} {_text(after)}")
         self._rule("call", " | ".join(calls))
-        opening = self._tag(syntax.opening if form.tagged else None)
+
+    def _opening(self, syntax: Syntax) -> str:
+        return self._tag(syntax.opening if _FORMS[syntax.name].tagged else None)
+
+    def _behind_opening(self, syntax: Syntax, *, parallel: bool) -> str:
+        form = _FORMS[syntax.name]
         closing = self._tag(syntax.closing if form.tagged else None)
-        first, last = f"{opening} {_text(form.first)}", f"{_text(form.last)} {closing}"
-        if not parallel or form.separator is None:
-            return f"{first} call {last}"
-        more = f"{{0,{MAX_FORCED_CALLS - 1}}}"
-        if form.repeats_tags:
-            return f"{first} call {last} ({_text(form.separator)} {first} call {last}){more}"
-        return f"{first} call ({_text(form.separator)} call){more} {last}"
+        more = ""
+        if parallel and form.separator is not None and not form.repeats_tags:
+            more = f"({_text(form.separator)} call){{0,{MAX_FORCED_CALLS - 1}}}"
+        return f"{_text(form.first)} call {more} {_text(form.last)} {closing}"
 
     def form(self, output: StructuredOutput) -> str:
         """An expression for text of a form that is no grammar itself."""
@@ -178,8 +225,8 @@ class _Form(NamedTuple):
     repeats_tags: bool = False
 
     def around(self, name: str) -> tuple[str, str]:
-        """What stands before and behind the arguments; ``name`` is JSON text or a bare name."""
-        return self.before.replace("NAME", name), self.after
+        """What stands before and behind the arguments of a call of this function."""
+        return self.before.replace("NAME", json.dumps(name, ensure_ascii=False)), self.after
 
 
 _OBJECT: Final = '{"name": NAME, "arguments": '
@@ -192,13 +239,18 @@ _FORMS: Final[Mapping[str, _Form]] = {
 }
 
 
-_TAGGED: Final = frozenset(name for name, form in _FORMS.items() if form.tagged)
 _JSON: Final = ("json_schema", "json_object")
 
 
 def forced_syntax(syntax: Syntax | None) -> Syntax:
     """The syntax in which calls are forced: there is no grammar of Python for JSON schemas."""
     return SYNTAXES["json"] if syntax is None or syntax.name not in _FORMS else syntax
+
+
+def _may_join(syntax: Syntax, wanted: StructuredOutput | None) -> bool:
+    """Whether a grammar can tell a call from the rest: by its tag, and at its first character."""
+    form = _FORMS.get(syntax.name)
+    return form is not None and form.tagged and (wanted is None or wanted.kind in _JSON)
 
 
 def _text(text: str) -> str:

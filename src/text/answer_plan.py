@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from src.core.config import ChatSection
 from src.core.structured_output import StructuredOutput
 from src.text.answer import AnswerParser, PlainAnswer, ToolOffer
-from src.text.answer_grammar import answer_grammar, forced_syntax
+from src.text.answer_grammar import answer_form, forced_syntax
 from src.text.reasoning import ReasoningParser, ReasoningSyntax
 from src.text.tool_calls.detection import reasoning_syntax, tool_call_syntax
 from src.text.tool_calls.parser import ToolCallParser
@@ -142,15 +142,14 @@ def plan_answer(
         return token_id if token_id in tokenizer.special_ids else None
 
     tags = [tag for syntax in (calls, reasoning) if syntax is not None for tag in syntax.tags]
+    form = answer_form(special, structured_output, calls, offer, reasoning, stage)
     return AnswerPlan(
-        structured_output=answer_grammar(
-            special, structured_output, calls, offer, reasoning, stage
-        ),
+        structured_output=form.output,
         kept_special_token_ids=tuple(i for i in map(special, tags) if i is not None),
         forces_calls=forces_calls,
         offer=offer,
         calls=calls,
-        eager=forces_calls or settings.stream_tool_arguments,
+        eager=form.has_calls or settings.stream_tool_arguments,
         reasoning=reasoning,
         reasoning_is_open=stage == "open",
     )

@@ -181,6 +181,17 @@ def check_arguments(call: dict[str, Any]) -> None:
         assert type(value) is kinds[properties[key]["type"]]
 
 
+async def test_strict_functions_leave_the_choice_to_the_model(client: openai.AsyncOpenAI) -> None:
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    message, streamed = await both(client, ASKS_SUM, tools=strict)
+    (call,) = calls_of(message)
+    assert (call["name"], json.loads(call["arguments"])) == ("add", {"a": 123, "b": 456})
+    assert sum(bool(chunk.choices[0].delta.tool_calls) for chunk in streamed.chunks) > 2
+    said, _ = await both(client, [{"role": "user", "content": "Hello!"}], tools=strict)
+    free, _ = await both(client, [{"role": "user", "content": "Hello!"}], tools=TOOLS)
+    assert (said.content, said.tool_calls) == (free.content, free.tool_calls)
+
+
 async def test_a_named_function_is_called_whatever_is_asked(client: openai.AsyncOpenAI) -> None:
     named = {"type": "function", "function": {"name": "add"}}
     strict = [WEATHER, {**ADD, "function": {**ADD["function"], "strict": True}}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -234,6 +234,42 @@ def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
     assert not conforms(its, either.structured_output, "Well.")
     # Where no tag tells one from the other, there are no calls.
     assert plan(LLAMA3, ToolOffer(tools=TOOLS), wanted=wanted).structured_output is wanted
+
+
+STRICT = {"function": {**ADD["function"], "strict": True}}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    ("template", "one"), [(DEMO_TEMPLATE, hermes), (MISTRAL, lambda call: f"[TOOL_CALLS][{call}]")]
+)
+def test_calls_of_strict_functions_conform_though_the_model_need_not_call(
+    template: str, one: Callable[[str], str], special: bool
+) -> None:
+    its = tokenizer(template, special=special)
+    offered = plan(template, ToolOffer(tools=[STRICT, WEATHER]), special=special)
+    tag = "<tool_call>" if one is hermes else "[TOOL_CALLS]"
+    good, wrong = one(SUM), one(SUM.replace('"b"', '"c"'))
+    # Arguments of a function that is not strict are an object of whatever there is.
+    lax = one(PARIS.replace('"city": "Paris"', '"town": [1]'))
+    for text in ("", "Well.", "<tool", good, f"So.\n{good}", lax, f"{good} and {lax}. Done"):
+        assert conforms(its, offered.structured_output, text), text
+    for text in (wrong, f"{tag}x", f"So {good} and {wrong}", f"{good} {tag}"):
+        assert not conforms(its, offered.structured_output, text), text
+    result = read(offered.parser(), f"So. {good} {lax}")
+    assert [name for name, _ in result.calls] == ["add", "get_weather"]
+    alone = ToolOffer(tools=[STRICT, WEATHER], parallel=False)
+    once = plan(template, alone, special=special)
+    assert conforms(its, once.structured_output, f"So. {good} Done.")
+    assert not conforms(its, once.structured_output, f"So. {good} {good}")
+
+
+def test_no_grammar_is_made_of_functions_that_are_not_strict_or_have_no_tag() -> None:
+    assert plan(DEMO_TEMPLATE, ToolOffer(tools=TOOLS)).structured_output is None
+    for template in (LLAMA3, "{{ messages }}", "<|python_start|>"):
+        offered = plan(template, ToolOffer(tools=[STRICT]))
+        assert offered.structured_output is None
+        assert not offered.eager
 
 
 def test_a_grammar_of_the_clients_holds_from_the_first_character() -> None:
