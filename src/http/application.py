@@ -25,6 +25,7 @@ from src.http.guard import Guard
 from src.http.health import health, live, ready, version
 from src.http.lifespan import lifespan
 from src.http.load import get_load, is_sleeping, server_load
+from src.http.messages.handlers import count_tokens, create_message
 from src.http.metrics import show_metrics
 from src.http.models import list_models, show_model
 from src.http.openapi.handlers import show_docs, show_openapi
@@ -48,6 +49,8 @@ ENDPOINTS: Final = (
     ("/v1/responses/{response_id}", "GET", show_response),
     ("/v1/responses/{response_id}", "DELETE", delete_response),
     ("/v1/responses/{response_id}/cancel", "POST", cancel_response),
+    ("/v1/messages", "POST", create_message),
+    ("/v1/messages/count_tokens", "POST", count_tokens),
     ("/v1/models", "GET", list_models),
     ("/v1/models/{model:path}", "GET", show_model),
     ("/tokenize", "POST", tokenize),

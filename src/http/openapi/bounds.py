@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from src.core.sampling_params import (
     INT64_MAX,
     INT64_MIN,
@@ -17,6 +19,16 @@ from src.core.sampling_params import (
     MAX_STOP_STRING_CHARS,
 )
 from src.http.protocol.generation import NEUTRAL, Accepted, Unsupported
+from src.http.protocol.messages import (
+    NEUTRAL_IN_MESSAGES,
+    AcceptedByMessages,
+    UnsupportedByMessages,
+)
+from src.http.protocol.responses import (
+    NEUTRAL_IN_RESPONSES,
+    AcceptedByResponses,
+    UnsupportedByResponses,
+)
 
 _STOP: Final = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
 _TOKENS: Final = {"minimum": 0, "maximum": INT64_MAX}
@@ -64,11 +76,35 @@ def bound(name: str, schema: dict[str, Any]) -> None:
         branch.update(constraints.get(branch.get("type"), {}))
 
 
-def describe_use(name: str, schema: dict[str, Any]) -> None:
+# What no request can have, and what may be sent nevertheless; what has no effect.
+_FAMILIES: Final = (
+    (Unsupported, NEUTRAL, Accepted),
+    (UnsupportedByResponses, NEUTRAL_IN_RESPONSES, AcceptedByResponses),
+    (UnsupportedByMessages, NEUTRAL_IN_MESSAGES, AcceptedByMessages),
+)
+
+
+def refused_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, ...]]:
+    """The fields of a request that are refused, and with which values they are not."""
+    for refused, neutral, _ in _FAMILIES:
+        if issubclass(kind, refused):
+            return neutral
+    return {}
+
+
+def accepted_fields(kind: type[msgspec.Struct]) -> set[str]:
+    """The fields of a request that are accepted without an effect."""
+    for refused, _, accepted in _FAMILIES:
+        if issubclass(kind, accepted):
+            return set(accepted.__struct_fields__) - set(refused.__struct_fields__)
+    return set()
+
+
+def describe_use(kind: type[msgspec.Struct], name: str, schema: dict[str, Any]) -> None:
     """Say of a field whether it is refused, or accepted without an effect."""
-    if name in NEUTRAL and name in Unsupported.__struct_fields__:
-        neutral = NEUTRAL[name]
-        schema["enum"] = [None, *(value for value in neutral)]
+    refused = refused_fields(kind)
+    if name in refused:
+        schema["enum"] = [None, *refused[name]]
         schema["description"] = "Refused by name with any other value."
-    elif name in Accepted.__struct_fields__:
+    elif name in accepted_fields(kind):
         schema["description"] = "Accepted without an effect."

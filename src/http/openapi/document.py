@@ -16,6 +16,7 @@ from src.http.call import Handler
 from src.http.openapi.bounds import bound, describe_use
 from src.http.openapi.operations import JSON, OPERATIONS, Operation
 from src.http.protocol.errors import ErrorBody
+from src.http.spelling import AnthropicErrorBody
 
 Endpoint: TypeAlias = tuple[str, str, Handler]
 Schema: TypeAlias = dict[str, Any]
@@ -56,13 +57,19 @@ def openapi_document(
         "paths": paths,
         "components": {
             "schemas": components,
-            "responses": {str(status): _refusal(status) for status in _REFUSALS},
+            "responses": {
+                f"{prefix}{status}": _refusal(status, kind)
+                for kind, prefix in _RESPONSES.items()
+                for status in _REFUSALS
+            },
             "headers": {"RequestId": {"schema": {"type": "string"}}},
             "securitySchemes": _security(keys=keys, admin=admin),
         },
     }
 
 
+# Type of an error -> what the names of its responses begin with
+_RESPONSES: Final[dict[Any, str]] = {ErrorBody: "", AnthropicErrorBody: "Anthropic"}
 _REFUSALS: Final = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503)
 
 
@@ -70,14 +77,14 @@ _REFUSALS: Final = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503)
 def _schemas() -> tuple[dict[Any, Schema], dict[str, Schema]]:
     """The schema of every type of a body, and what these refer to."""
     requests = {op.request for op in OPERATIONS.values() if op.request is not None}
-    types = [*requests, ErrorBody]
+    types = [*requests, *_RESPONSES]
     for operation in OPERATIONS.values():
         types += [kind for kind in operation.answers.values() if kind not in (None, *types)]
     references, components = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
     for kind in requests:
         for name, schema in components[kind.__name__]["properties"].items():
             bound(name, schema)
-            describe_use(name, schema)
+            describe_use(kind, name, schema)
     return dict(zip(types, references, strict=True)), components
 
 
@@ -92,7 +99,9 @@ def _described(
         "responses": {
             **{str(status): _answer(operation, schemas, status) for status in operation.answers},
             **{
-                str(status): {"$ref": f"#/components/responses/{status}"}
+                str(status): {
+                    "$ref": f"#/components/responses/{_RESPONSES[operation.error]}{status}"
+                }
                 for status in operation.refusals
                 if status not in operation.answers
             },
@@ -122,14 +131,14 @@ def _answer(operation: Operation, schemas: dict[Any, Schema], status: int) -> Sc
     }
 
 
-def _refusal(status: int) -> Schema:
+def _refusal(status: int, kind: Any) -> Schema:
     headers: Schema = dict(_REQUEST_ID)
     text = {"schema": {"type": "string"}}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = text
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers["Retry-After"] = text
-    schema = {"$ref": _TEMPLATE.format(name=ErrorBody.__name__)}
+    schema = {"$ref": _TEMPLATE.format(name=kind.__name__)}
     return {
         "description": HTTPStatus(status).phrase,
         "headers": headers,

@@ -9,7 +9,14 @@ import msgspec
 from src.http.health import HealthBody
 from src.http.protocol.chat import ChatBody, ChatRequest
 from src.http.protocol.completions import CompletionBody, CompletionRequest
+from src.http.protocol.errors import ErrorBody
 from src.http.protocol.load import LoadBody, ServerLoadBody, SleepBody
+from src.http.protocol.messages import (
+    CountTokensRequest,
+    MessageBody,
+    MessageRequest,
+    TokenCount,
+)
 from src.http.protocol.models import ModelCard, ModelList
 from src.http.protocol.responses import DeletedResponse, ResponseBody, ResponseRequest
 from src.http.protocol.tokens import (
@@ -20,6 +27,7 @@ from src.http.protocol.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from src.http.spelling import AnthropicErrorBody
 from src.observability.logs import LEVELS
 
 JSON: Final = "application/json"
@@ -52,6 +60,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         With which statuses it refuses.
     closed
         Whether it needs an API key where there are any, or (``admin``) the admin key.
+    error
+        What a refusal looks like.
     """
 
     tag: str
@@ -62,6 +72,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[Parameter, ...] = ()
     refusals: tuple[int, ...] = ()
     closed: str = "key"
+    error: Any = ErrorBody
 
 
 _GENERATE: Final = (400, 401, 404, 408, 413, 415, 429, 500, 503)
@@ -118,6 +129,14 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ("/v1/responses/{response_id}", "GET"): _stored(ResponseBody),
     ("/v1/responses/{response_id}", "DELETE"): _stored(DeletedResponse),
     ("/v1/responses/{response_id}/cancel", "POST"): _stored(ResponseBody),
+    ("/v1/messages", "POST"): Operation(
+        tag="Generation", request=MessageRequest, answers={200: MessageBody}, streams=True,
+        refusals=_GENERATE, error=AnthropicErrorBody,
+    ),
+    ("/v1/messages/count_tokens", "POST"): Operation(
+        tag="Tokens", request=CountTokensRequest, answers={200: TokenCount}, refusals=_TOKENS,
+        error=AnthropicErrorBody,
+    ),
     ("/v1/models", "GET"): Operation(tag="Models", answers={200: ModelList}, refusals=_READ),
     ("/v1/models/{model:path}", "GET"): Operation(
         tag="Models", answers={200: ModelCard}, refusals=(404, *_READ),

@@ -81,7 +81,8 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
 
 def _response(answer: dict[str, Any]) -> str:
     if "$ref" in answer:
-        return '<a href="#ErrorBody"><code>ErrorBody</code></a>'
+        name = "AnthropicErrorBody" if "Anthropic" in answer["$ref"] else "ErrorBody"
+        return _type({"$ref": name})
     return f"{escape(answer['description'])}: {_content(answer['content'])}"
 
 

@@ -14,7 +14,7 @@ from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedE
 from src.core.outputs import Delta
 from src.engine.submission import Submission
 from src.http.call import Call
-from src.http.chat import PreparedChat, prepare_chat
+from src.http.chat import PreparedChat, prepare_chat, spelt
 from src.http.errors import answer_to
 from src.http.fields import RequestDecoder
 from src.http.generation import check_end, describe_trace, forward, submitted
@@ -39,8 +39,8 @@ async def create_response(call: Call) -> None:
     history = []
     if request.previous_response_id is not None:
         history = store.history(request.previous_response_id, owner)
+    translation = translate(request, history)
     try:
-        translation = translate(request, history)
         chat = await prepare_chat(call, translation.chat)
         work = _Work(call, request, translation, chat, owner)
         if request.background:
@@ -50,7 +50,7 @@ async def create_response(call: Call) -> None:
         else:
             await work.answer()
     except RequestError as error:
-        raise respell(error, FIELD_NAMES) from None
+        raise respell(spelt(error, translation.chat), FIELD_NAMES) from None
 
 
 async def show_response(call: Call) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from src.core.errors import InvalidRequestError
-from src.http.body import invalid_field
+from src.http.items import read_item, with_instructions
 from src.http.protocol.chat import (
     ChatMessage,
     ChatRequest,
@@ -32,8 +32,6 @@ from src.http.protocol.responses import (
 from src.http.protocol.structured import JsonSchemaFormat, ResponseFormat
 from src.http.respelling import Names
 from src.http.sampling import unsupported
-
-T = TypeVar("T")
 
 LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -95,7 +93,7 @@ def translate(request: ResponseRequest, history: Sequence[ChatMessage]) -> Trans
     wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     effort = request.reasoning.effort if request.reasoning is not None else None
     chat = ChatRequest(
-        messages=_with_instructions(request.instructions, turn),
+        messages=with_instructions(request.instructions, turn),
         tools=tools or None,
         tool_choice=_tool_choice(request.tool_choice),
         max_completion_tokens=request.max_output_tokens,
@@ -109,20 +107,6 @@ def translate(request: ResponseRequest, history: Sequence[ChatMessage]) -> Trans
     if request.truncation == "auto":
         chat.truncate_prompt_tokens = -1
     return Translation(chat, turn, namespaces)
-
-
-def _with_instructions(instructions: str | None, turn: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Instructions and the developer's first messages are one: many templates take no second."""
-    texts = [instructions] if instructions else []
-    rest = 0
-    for message in turn:
-        if message.role not in ("system", "developer"):
-            break
-        content = message.content
-        texts += [content] if isinstance(content, str) else [p.text or "" for p in content or ()]
-        rest += 1
-    leading = [ChatMessage(role="system", content="\n\n".join(texts))] if texts else []
-    return [*leading, *turn[rest:]]
 
 
 def _input_messages(request: ResponseRequest) -> list[ChatMessage]:
@@ -197,29 +181,6 @@ class _ItemReader:
     def _new_assistant(self) -> ChatMessage:
         self.messages.append(ChatMessage(role="assistant"))
         return self.messages[-1]
-
-
-def read_item(where: str, item: Any, kind: type[T]) -> T:
-    """An untyped part of a request as what it is.
-
-    Raises
-    ------
-    InvalidRequestError
-        It is not that; names its field, which is ``where`` or below it.
-    """
-    try:
-        return msgspec.convert(item, kind)
-    except msgspec.ValidationError as error:
-        refusal = invalid_field(error)
-        below = refusal.param
-        if below is None:
-            param = where
-            refusal.message = f"{where}: {refusal.message}"
-        else:
-            param = f"{where}{below}" if below.startswith("[") else f"{where}.{below}"
-            refusal.message = refusal.message.replace(below, param, 1)
-        refusal.param = param
-        raise refusal from None
 
 
 def _content(where: str, content: InputContent) -> str | list[ContentPart]:

@@ -1,0 +1,218 @@
+"""From Anthropic's messages to the chat that they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from src.core.errors import InvalidRequestError
+from src.http.items import read_item, with_instructions
+from src.http.protocol.chat import (
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    Tool,
+    ToolCall,
+    ToolFunction,
+)
+from src.http.protocol.messages import (
+    ClientTool,
+    ConversationRequest,
+    MessageRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from src.http.protocol.structured import JsonSchemaFormat, ResponseFormat
+from src.http.respelling import Names
+
+# What a chat calls its fields, and what this protocol does.
+FIELD_NAMES: Final[Names] = (
+    (re.compile(r"(messages|prompt)\b.*"), "messages"),
+    (re.compile(r"max_completion_tokens\b"), "max_tokens"),
+    (re.compile(r"stop\b"), "stop_sequences"),
+    (re.compile(r"response_format\b.*"), "output_config.format"),
+    (re.compile(r"reasoning_effort\b"), "output_config.effort"),
+    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
+)
+
+# Blocks that only mean something to the server that made them.
+_FOREIGN: Final = ("redacted_thinking",)
+
+
+def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatRequest:
+    """The chat that a request asks for.
+
+    ``sets_thinking`` says whether ``thinking`` may set a variable of the chat template.
+
+    Raises
+    ------
+    InvalidRequestError
+        It asks for something that cannot be done or read; names the field.
+    """
+    messages: list[ChatMessage] = []
+    for index, message in enumerate(request.messages):
+        where = f"messages[{index}].content"
+        if isinstance(message.content, str):
+            messages.append(ChatMessage(role=message.role, content=message.content))
+        elif message.role == "assistant":
+            messages.append(_assistant(where, message.content))
+        else:
+            messages += _user(where, message.content, message.role)
+    # A last message of the assistant is the beginning of its answer.
+    continues = messages[-1].role == "assistant" and messages[-1].tool_calls is None
+    choice = request.tool_choice
+    config = request.output_config
+    chat = ChatRequest(
+        model=request.model,
+        messages=with_instructions(_system(request), messages),
+        tools=_tools(request.tools or ()) or None,
+        tool_choice=_tool_choice(choice),
+        parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
+        reasoning_effort=None if config is None else config.effort,
+        continue_final_message=continues or None,
+    )
+    if config is not None and config.format is not None:
+        schema = JsonSchemaFormat(name="answer", schema=config.format.schema, strict=True)
+        chat.response_format = ResponseFormat(type="json_schema", json_schema=schema)
+    template_kwargs: dict[str, Any] = {}
+    if request.thinking is not None and sets_thinking:
+        template_kwargs["enable_thinking"] = request.thinking.type != "disabled"
+    if isinstance(request, MessageRequest):
+        template_kwargs |= request.chat_template_kwargs or {}
+        _sample(chat, request)
+    chat.chat_template_kwargs = template_kwargs or None
+    return chat
+
+
+def _sample(chat: ChatRequest, request: MessageRequest) -> None:
+    chat.max_tokens = request.max_tokens
+    chat.stream = request.stream
+    chat.stop = request.stop_sequences
+    chat.temperature = request.temperature
+    chat.top_p = request.top_p
+    chat.top_k = request.top_k
+    chat.seed = request.seed
+    chat.ignore_eos = request.ignore_eos
+    chat.priority = request.priority
+    chat.cache_salt = request.cache_salt
+    chat.timeout = request.timeout
+
+
+def _system(request: ConversationRequest) -> str | None:
+    if request.system is None or isinstance(request.system, str):
+        return request.system
+    texts = [
+        read_item(f"system[{index}]", block, TextBlock).text
+        for index, block in enumerate(request.system)
+    ]
+    return "\n\n".join(texts)
+
+
+def _assistant(where: str, blocks: Sequence[dict[str, Any]]) -> ChatMessage:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(blocks):
+        place = f"{where}[{index}]"
+        match block.get("type"):
+            case "text":
+                texts.append(read_item(place, block, TextBlock).text)
+            case "thinking":
+                thoughts.append(read_item(place, block, ThinkingBlock).thinking)
+            case "tool_use":
+                use = read_item(place, block, ToolUseBlock)
+                function = FunctionCall(name=use.name, arguments=use.input)
+                calls.append(ToolCall(id=use.id, function=function))
+            case str() as kind if kind in _FOREIGN:
+                continue
+            case other:
+                raise _not_understood(place, other)
+    return ChatMessage(
+        role="assistant",
+        content="".join(texts) if texts or not calls else None,
+        reasoning_content="\n".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
+
+
+def _user(where: str, blocks: Sequence[dict[str, Any]], role: Any) -> list[ChatMessage]:
+    """Results of tools are messages of their own, between what the user says."""
+    messages: list[ChatMessage] = []
+    texts: list[str] = []
+
+    def say() -> None:
+        if texts:
+            messages.append(ChatMessage(role=role, content="\n\n".join(texts)))
+            texts.clear()
+
+    for index, block in enumerate(blocks):
+        place = f"{where}[{index}]"
+        match block.get("type"):
+            case "text":
+                texts.append(read_item(place, block, TextBlock).text)
+            case "tool_result" if role == "user":
+                say()
+                result = read_item(place, block, ToolResultBlock)
+                content = _result(f"{place}.content", result)
+                messages.append(
+                    ChatMessage(role="tool", content=content, tool_call_id=result.tool_use_id)
+                )
+            case other:
+                raise _not_understood(place, other)
+    say()
+    if not messages:
+        raise InvalidRequestError(f"{where} must not be empty", param=where)
+    return messages
+
+
+def _result(where: str, result: ToolResultBlock) -> str:
+    if result.content is None or isinstance(result.content, str):
+        return result.content or ""
+    texts = []
+    for index, block in enumerate(result.content):
+        if block.get("type") != "text":
+            raise _not_understood(f"{where}[{index}]", block.get("type"))
+        texts.append(read_item(f"{where}[{index}]", block, TextBlock).text)
+    return "\n".join(texts)
+
+
+def _not_understood(where: str, kind: object) -> InvalidRequestError:
+    if not isinstance(kind, str):
+        return InvalidRequestError(f"{where}.type is required", param=f"{where}.type")
+    return InvalidRequestError(
+        f"{where}.type: blocks of type {kind[:100]!r} are not understood",
+        param=f"{where}.type",
+        code="unsupported_parameter",
+    )
+
+
+def _tools(given: Sequence[dict[str, Any]]) -> list[Tool]:
+    """The client's own tools; those that come without a schema run elsewhere."""
+    tools = []
+    for index, item in enumerate(given):
+        if item.get("type") not in (None, "custom"):
+            continue
+        tool = read_item(f"tools[{index}]", item, ClientTool)
+        function = ToolFunction(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.input_schema,
+            strict=tool.strict,
+        )
+        tools.append(Tool(function=function))
+    return tools
+
+
+def _tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    """As a chat spells it."""
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        if choice.name is None:
+            raise InvalidRequestError("tool_choice.name is required", param="tool_choice.name")
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
