@@ -128,7 +128,7 @@ class AnswerGrammar:
             A function's parameters are no object.
         """
         self._call(syntax, tools)
-        form = _FORMS[syntax.name]
+        form = self._form_of(syntax)
         block = f"{self._opening(syntax)} {self._behind_opening(syntax, parallel=parallel)}"
         if not (parallel and form.repeats_tags):
             return block
@@ -159,6 +159,7 @@ class AnswerGrammar:
 
     def _call(self, syntax: Syntax, tools: Tools, *, only_strict: bool = False) -> None:
         """Add the rule of a call, without what stands around it."""
+        form = self._form_of(syntax)
         calls = []
         for index, tool in enumerate(tools):
             function = tool["function"]
@@ -166,20 +167,24 @@ class AnswerGrammar:
             if function.get("strict") or not only_strict:
                 schema = _parameters(index, function)
             self._rule(f"arguments_{index}", "%json " + json.dumps(schema, ensure_ascii=False))
-            before, after = _FORMS[syntax.name].around(function["name"])
-            calls.append(f"{_text(before)} arguments_{index} {_text(after)}")
+            head = f"{_text(form.head(function['name']))} {self._tag(form.mark)}"
+            calls.append(f"{head} arguments_{index} {_text(form.after)}")
         self._rule("call", " | ".join(calls))
 
     def _opening(self, syntax: Syntax) -> str:
-        return self._tag(syntax.opening if _FORMS[syntax.name].tagged else None)
+        return self._tag(syntax.opening if self._form_of(syntax).tagged else None)
 
     def _behind_opening(self, syntax: Syntax, *, parallel: bool) -> str:
-        form = _FORMS[syntax.name]
+        form = self._form_of(syntax)
         closing = self._tag(syntax.closing if form.tagged else None)
         more = ""
         if parallel and form.separator is not None and not form.repeats_tags:
             more = f"({_text(form.separator)} call){{0,{MAX_FORCED_CALLS - 1}}}"
         return f"{_text(form.first)} call {more} {_text(form.last)} {closing}"
+
+    def _form_of(self, syntax: Syntax) -> _Form:
+        is_marked = syntax.name == "mistral" and self._token_of("[ARGS]") is not None
+        return _FORMS["mistral_marked" if is_marked else syntax.name]
 
     def form(self, output: StructuredOutput) -> str:
         """An expression for text of a form that is no grammar itself."""
@@ -212,11 +217,13 @@ class AnswerGrammar:
 class _Form(NamedTuple):
     """How a syntax has a call that is forced, around the JSON text of its arguments.
 
-    ``first`` and ``last`` stand next to the tags, ``before`` has the place of the function's name.
-    Without a ``separator`` there is one call only.
+    ``first`` and ``last`` stand next to the tags, ``before`` has the place of the function's name
+    (``None``: it stands there alone, and not as JSON); ``mark`` is another tag, behind it. Without
+    a ``separator`` there is one call only.
     """
 
-    before: str
+    before: str | None
+    mark: str | None = None
     after: str = "}"
     first: str = ""
     last: str = ""
@@ -224,9 +231,11 @@ class _Form(NamedTuple):
     tagged: bool = True
     repeats_tags: bool = False
 
-    def around(self, name: str) -> tuple[str, str]:
-        """What stands before and behind the arguments of a call of this function."""
-        return self.before.replace("NAME", json.dumps(name, ensure_ascii=False)), self.after
+    def head(self, name: str) -> str:
+        """What stands before the arguments of a call of this function."""
+        if self.before is None:
+            return name
+        return self.before.replace("NAME", json.dumps(name, ensure_ascii=False))
 
 
 _OBJECT: Final = '{"name": NAME, "arguments": '
@@ -235,6 +244,8 @@ _FORMS: Final[Mapping[str, _Form]] = {
     # Its templates refuse a message with several calls.
     "llama3_json": _Form('{"name": NAME, "parameters": ', tagged=False),
     "mistral": _Form(_OBJECT, first="[", last="]", separator=", "),
+    # Of tokenizers that have the mark.
+    "mistral_marked": _Form(None, "[ARGS]", after="", separator="", repeats_tags=True),
     "json": _Form(_OBJECT, first="[", last="]", separator=", ", tagged=False),
 }
 

@@ -145,6 +145,20 @@ def test_a_forced_call_is_one_that_the_parser_reads(
     assert two is None or not conforms(its, alone.structured_output, two)
 
 
+def test_a_tokenizer_with_marks_has_calls_written_with_them() -> None:
+    backend = Backend.from_file(str(DEMO / "tokenizer.json"))
+    backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    its = Tokenizer(
+        backend, special_tokens={"eos_token": "<|end|>"}, chat_template=ChatTemplate(MISTRAL)
+    )
+    forced = plan_answer(its, ChatSection(), [], REQUIRED)
+    one = '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}'
+    for text, number in ((one, 1), (one + one, 2)):
+        assert conforms(its, forced.structured_output, text)
+        assert read(forced.parser(), text) == Read("", [("add", '{"a": 1, "b": 2}')] * number)
+    assert not conforms(its, forced.structured_output, one.replace("1", '"1"'))
+
+
 def test_properties_that_a_schema_does_not_name_are_left_out_unless_it_provides_for_them() -> None:
     its = tokenizer(DEMO_TEMPLATE, special=False)
     free = {"name": "add", "parameters": {"properties": {}, "additionalProperties": True}}
@@ -159,7 +173,7 @@ def test_properties_that_a_schema_does_not_name_are_left_out_unless_it_provides_
 
 
 def test_a_name_may_hold_what_json_and_grammars_escape() -> None:
-    name = 'say "hi" \\ {é} ::= '
+    name = 'say "NAME" \\ {é} ::= '
     offer = ToolOffer(tools=[{"function": {"name": name}}], choice="required")
     text = hermes(json.dumps({"name": name, "arguments": {}}, ensure_ascii=False))
     forced = plan(DEMO_TEMPLATE, offer)

@@ -234,3 +234,12 @@ def test_a_long_prompt_is_not_read_through(kind: str) -> None:
     prompt = CountedPrompt(tokenizer.encode(" ".join(CORPUS[:3]), add_special_tokens=False) * 500)
     IncrementalDetokenizer(tokenizer, prompt, spaces_between_special_tokens=False)
     assert prompt.reads < 16
+
+
+def test_a_special_token_that_is_kept_is_text_in_the_output_and_others_are_not() -> None:
+    tokenizer = Tokenizer(BUILDERS["byte_level"]())
+    kept, other = sorted(tokenizer.special_ids)[:2]
+    word = tokenizer.encode("word", add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(tokenizer, [kept, other], kept_special_ids=[kept])
+    text = detokenizer.push([kept, *word, other]) + detokenizer.flush()
+    assert text == tokenizer.added_tokens[kept] + "word"
