@@ -174,7 +174,8 @@ async def test_a_failed_step_does_not_take_those_down_who_join_its_row_mates(
         tasks = []
         for index in range(13):
             tasks.append(asyncio.create_task(engine.generate([5 + index, 6, 7], params)))
-            await asyncio.sleep(0.02)
+            while steps <= index:
+                await asyncio.sleep(0.001)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         failed = [result for result in results if isinstance(result, BaseException)]
         assert 1 <= len(failed) <= 9

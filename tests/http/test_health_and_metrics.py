@@ -15,6 +15,7 @@ from src.core.config import Config
 from src.core.version import VERSION
 from src.engine import health
 from src.engine.runner import Runner
+from src.engine.startup import build_engine
 from src.http import create_app
 from tests.http.waiting import until
 
@@ -96,7 +97,16 @@ async def test_requests_wait_for_the_model_and_are_then_served(config: Config) -
         assert (await client.get("/ready")).status_code == 200
 
 
-async def test_requests_wait_no_longer_than_configured(config: Config) -> None:
+async def test_requests_wait_no_longer_than_configured(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+
+    def slow_build(*arguments: Any) -> Any:
+        assert asked.wait(60)
+        return build_engine(*arguments)
+
+    monkeypatch.setattr("src.engine.startup.build_engine", slow_build)
     http = msgspec.structs.replace(config.http, ready_wait=0.01)
     app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
     async with app.router.lifespan_context(app), client_of(app) as client:
@@ -104,6 +114,7 @@ async def test_requests_wait_no_longer_than_configured(config: Config) -> None:
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "model_loading"
         assert int(answer.headers["retry-after"]) >= 1
+        asked.set()
         await app.state.server._engine.wait_ready()
 
 

@@ -197,8 +197,9 @@ def test_a_half_sent_request_does_not_hold_the_end(environment: dict[str, str]) 
             time.sleep(0.1)
             server.terminate()
             started = time.monotonic()
-            assert server.wait_exit(15) == 0, server.output
-            assert time.monotonic() - started < 8
+            assert server.wait_exit(25) == 0, server.output
+            # Less than the 30 s that a body may take. From Python 3.12 on it is the last patience.
+            assert time.monotonic() - started < 20
 
 
 # Uvicorn raises the signal again after its orderly end.
