@@ -138,6 +138,8 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_prompts_per_request: Positive = 128
     write_timeout: Seconds = 120.0  # for a reader to take anything, before it is given up
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
+    # Until an answer begins: a stream's with its first token, others when they are whole.
+    first_byte_timeout: Seconds | None = None
     request_timeout: Seconds | None = None  # None: no deadline unless the client sets one
     shutdown_timeout: Seconds = 30.0
     # What /v1/responses keeps for a next turn; 0 keeps nothing.

@@ -20,6 +20,7 @@ from src.core.config import Config
 from src.core.errors import (
     EngineDeadError,
     NotReadyError,
+    QueueFullError,
     RequestAbortedError,
     ShuttingDownError,
     SlipstreamError,
@@ -55,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds that aborted requests have to leave the device.
 _ABORT_GRACE = 5.0
+# Seconds after which those who were refused are told to come back, at most.
+_MAX_RETRY_AFTER = 60.0
 
 
 class AsyncEngine:
@@ -429,6 +432,9 @@ class AsyncEngine:
             try:
                 submission = await self._queue(prompt, params, options, observed)
             except SlipstreamError as error:
+                if isinstance(error, QueueFullError):
+                    wait = self._observer.queue_wait(time.monotonic())
+                    error.retry_after = min(max(1.0, wait), _MAX_RETRY_AFTER)
                 self.metrics.on_refused(error)
                 raise
             try:

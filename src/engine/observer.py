@@ -80,8 +80,14 @@ class EngineObserver:
         self._choices: dict[int, Choice] = {}
         self.requests = RequestTracks(self._choices, section.timeline_requests)
         self.plans: deque[StepPlan] = deque(maxlen=_KEPT_PLANS)
+        # Seconds that the completion which was admitted last had waited, and when it was.
+        self._last_wait = self._last_admitted = 0.0
         # Row -> the completion that holds it, and how many of its tokens are computed as prefill.
         self._rows: dict[int, tuple[Choice, int]] = {}
+
+    def queue_wait(self, now: float) -> float:
+        """Seconds that a newcomer would wait in a full queue: as long as others did, or longer."""
+        return self._last_wait + max(0.0, now - self._last_admitted) if self._last_admitted else 0.0
 
     @_contained
     def submitted(self, choice: Choice) -> None:
@@ -109,7 +115,8 @@ class EngineObserver:
             self._rows[install.row] = (choice, len(install.token_ids))
         for request in admitted:
             record = self._choices[request.key].record
-            self._metrics.on_admitted(now - record.queued, record.trace_id)
+            self._last_wait, self._last_admitted = now - record.queued, now
+            self._metrics.on_admitted(self._last_wait, record.trace_id)
 
     @_contained
     def committed(self, plan: StepPlan, times: StepTimes, started: float) -> None:

@@ -16,7 +16,12 @@ from typing import Final, TypeAlias
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from src.core.errors import DeadlineExceededError, RequestTooLargeError
+from src.core.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    UnavailableError,
+)
 from src.http.body import (
     ClientDisconnectedError,
     check_content_type,
@@ -41,6 +46,8 @@ STREAM_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+TIMEOUT_HEADER: Final = b"x-request-timeout"
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -54,6 +61,8 @@ class Call:
         self.started = False
         self.finished = False
         self.disconnected = False
+        # Whether the answer should have begun by now.
+        self.overdue = False
         self.received = time.monotonic()
         self.status: int | None = None
         self.trace: RequestTrace | None = None
@@ -63,6 +72,24 @@ class Call:
         self.spelling = error_spelling(scope["path"].removeprefix(scope.get("root_path", "")))
         asked = header(scope, b"x-request-id")
         self.id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
+
+    def timeout(self, *others: float | None) -> float | None:
+        """Seconds that the request may take: the least of its header and of ``others``.
+
+        Raises
+        ------
+        InvalidRequestError
+            The header is no number of seconds.
+        """
+        given = [seconds for seconds in others if seconds is not None]
+        if (asked := header(self.scope, TIMEOUT_HEADER)) is not None:
+            if _SECONDS.fullmatch(asked) is None or not float(asked) > 0:
+                raise InvalidRequestError(
+                    f"X-Request-Timeout must be a number of seconds over 0, got {asked[:50]!r}",
+                    param="X-Request-Timeout",
+                )
+            given.append(float(asked))
+        return min(given, default=None)
 
     async def answer(
         self, body: bytes, *, status: int = 200, kind: bytes = JSON_TYPE, headers: Headers = ()
@@ -231,9 +258,25 @@ class Endpoint:
                 call.disconnected = not call.finished
                 tasks.cancel_scope.cancel()
 
+            async def expire(seconds: float) -> None:
+                await anyio.sleep(seconds)
+                call.overdue = not call.started
+                if call.overdue:
+                    tasks.cancel_scope.cancel()
+
             tasks.start_soon(watch)
+            if limits.first_byte_timeout is not None:
+                tasks.start_soon(expire, limits.first_byte_timeout)
             await self._run(call)
             tasks.cancel_scope.cancel()
+        if call.overdue and not call.started and not call.disconnected:
+            await call.fail(
+                UnavailableError(
+                    f"the answer did not begin within {limits.first_byte_timeout:g} s",
+                    retry_after=limits.first_byte_timeout or 1.0,
+                    code="first_byte_timeout",
+                )
+            )
         if call.disconnected:
             server.metrics.on_disconnect()
 

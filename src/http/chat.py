@@ -118,7 +118,7 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
         prompts=[(messages if prompt_token_ids is None else prompt_token_ids, params)],
         chat=options,
         priority=request.priority or 0,
-        timeout=job_timeout(request, call.server.config.http.request_timeout),
+        timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
     )
     return PreparedChat(engine, name, job, prompt_token_ids, plan)

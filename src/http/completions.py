@@ -84,7 +84,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     job = Job(
         prompts=[(ids, _params(engine, request, len(ids))) for ids in token_ids],
         priority=request.priority or 0,
-        timeout=job_timeout(request, config.http.request_timeout),
+        timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
     )
     return PreparedCompletion(engine, name, job, prompts, token_ids)

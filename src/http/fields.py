@@ -41,7 +41,7 @@ class RequestDecoder(Generic[T]):
             It is not JSON, or not such a request; names the field.
         """
         request = decode(call.body, self._decoder)
-        unknown = [name for name in _FIELDS.decode(call.body) if name not in self._known]
+        unknown = [name for name in decode(call.body, _FIELDS) if name not in self._known]
         if unknown and call.server.config.http.strict_fields:
             name = unknown[0][:_MAX_SHOWN_CHARS]
             raise InvalidRequestError(

@@ -56,10 +56,9 @@ class Shape(EventShape, Protocol):
         """The whole answer."""
 
 
-def job_timeout(request: GenerationRequest, configured: float | None) -> float | None:
+def job_timeout(request: GenerationRequest, call: Call) -> float | None:
     """Seconds until the deadline: the client's, but never later than the configured one."""
-    given = [seconds for seconds in (request.timeout, configured) if seconds is not None]
-    return min(given, default=None)
+    return call.timeout(request.timeout, call.server.config.http.request_timeout)
 
 
 async def run(

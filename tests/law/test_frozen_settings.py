@@ -22,6 +22,7 @@ FROZEN = [
     "http.api_keys",
     "http.body_timeout",
     "http.cors_origins",
+    "http.first_byte_timeout",
     "http.max_body_bytes",
     "http.max_json_nodes",
     "http.max_json_values",
