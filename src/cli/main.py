@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from src.cli import chat, generate, inspect, serve, top
+from src.cli import chat, generate, inspect, run_batch, serve, top
 from src.cli.options import EXIT_USAGE
 from src.core.errors import SlipstreamError
 
@@ -20,6 +20,7 @@ examples:
   python -m src serve --model /some/checkpoint --port 9000
   python -m src generate "Once upon a time" --max-tokens 32
   python -m src chat --set model.dtype=float32
+  python -m src run-batch -i requests.jsonl -o answers.jsonl
   python -m src inspect --output trace.json             save a server's timeline for ui.perfetto.dev
   python -m src top                                     watch a server in the terminal
 
@@ -54,6 +55,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, generate, chat, inspect, top):
+    for module in (serve, generate, chat, run_batch, inspect, top):
         module.add_command(commands)
     return parser

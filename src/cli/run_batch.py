@@ -1,0 +1,151 @@
+"""``python -m src run-batch``: answer the requests of a file into another one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+from tqdm import tqdm
+
+from src.cli.batch_file import (
+    BatchRequest,
+    answered,
+    check_requests,
+    failed,
+    finished,
+    problem,
+    read_requests,
+)
+from src.cli.in_process import InProcessAnswer, InProcessClient
+from src.cli.options import Commands, config_of
+from src.cli.options import add_command as add
+from src.core.config import Config
+from src.core.errors import ConfigError
+
+# Seconds until a request that the engine had no room for is sent again.
+_RETRY_SECONDS: Final = 0.5
+_MAX_SECONDS: Final = 30.0
+
+
+def add_command(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add(commands, "run-batch", "Answer the requests of an OpenAI batch file.", run)
+    parser.add_argument("-i", "--input", type=Path, required=True, metavar="FILE.jsonl")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE.jsonl",
+        help="where the answers go; what is there already is not asked for again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--overwrite", action="store_true", help="forget what the output file holds"
+    )
+    parser.add_argument(
+        "--concurrency", type=int, metavar="N",
+        help="requests at a time; by default twice scheduler.max_num_seqs",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    config = _for_oneself(config_of(arguments))
+    concurrency = arguments.concurrency
+    if concurrency is None:
+        concurrency = 2 * config.scheduler.max_num_seqs
+    if concurrency < 1:
+        raise ConfigError(f"--concurrency must be at least 1, got {concurrency}")
+    source, target = arguments.input, arguments.output
+    names = check_requests(source)
+    if target.exists() and target.samefile(source):
+        raise ConfigError(f"{target}: the output must not be the input")
+    if arguments.overwrite:
+        target.unlink(missing_ok=True)
+    done = finished(target) & names
+    if done:
+        print(f"{len(done)} of {len(names)} are done already", file=sys.stderr)
+    if len(done) < len(names):
+        wanted = (item for item in read_requests(source) if item.custom_id not in done)
+        batch = _Batch(wanted, len(names), len(done))
+        asyncio.run(batch.run(config, target, concurrency))
+        print(f"{batch.answered} answered, {batch.refused} refused", file=sys.stderr)
+    return 0
+
+
+def _for_oneself(config: Config) -> Config:
+    """Nobody but this process asks: no keys, and no more logs than a terminal is good for."""
+    quiet = config.observability.log_level == "info"
+    return msgspec.structs.replace(
+        config,
+        http=msgspec.structs.replace(
+            config.http,
+            api_keys=(),
+            api_key_file=None,
+            admin_key=None,
+            admin_key_file=None,
+            cors_origins=(),
+        ),
+        observability=msgspec.structs.replace(
+            config.observability,
+            log_level="warning" if quiet else config.observability.log_level,
+            stats_interval=0.0,
+        ),
+    )
+
+
+class _Batch:
+    """The requests that are left, and what has become of them."""
+
+    def __init__(self, requests: Iterator[BatchRequest], total: int, done: int) -> None:
+        self.answered = 0
+        self.refused = 0
+        self._requests = requests
+        self._bar = (total, done)
+
+    async def run(self, config: Config, target: Path, concurrency: int) -> None:
+        """Answer all of them, ``concurrency`` at a time."""
+        # Here and not at the top: other commands need no server.
+        from src.http import create_app
+
+        app = create_app(config, owns_process=False)
+        total, done = self._bar
+        async with app.router.lifespan_context(app):
+            await app.state.server.engine.wait_ready()
+            client = InProcessClient(app)
+            with (
+                target.open("ab") as output,
+                tqdm(total=total, initial=done, unit=" requests", smoothing=0.05) as bar,
+            ):
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in range(concurrency):
+                        tasks.create_task(self._work(client, output, bar))
+
+    async def _work(self, client: InProcessClient, output: BinaryIO, bar: tqdm[Any]) -> None:
+        for request in self._requests:
+            line = await self._answer(client, request)
+            # One write for a line: an interrupted run leaves at most one that is not whole.
+            output.write(line)
+            output.flush()
+            bar.set_postfix(refused=self.refused, refresh=False)
+            bar.update()
+
+    async def _answer(self, client: InProcessClient, request: BatchRequest) -> bytes:
+        if (what := problem(request)) is not None:
+            self.refused += 1
+            return failed(request, "invalid_request", what)
+        answer = await self._patiently(client, request)
+        if answer.status == 200:
+            self.answered += 1
+        else:
+            self.refused += 1
+        return answered(request, answer.status, answer.request_id, answer.body)
+
+    async def _patiently(self, client: InProcessClient, request: BatchRequest) -> InProcessAnswer:
+        """The answer, after waiting for as long as the engine has no room for it."""
+        wait = _RETRY_SECONDS
+        while (answer := await client.post(request.url, bytes(request.body))).status == 429:
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _MAX_SECONDS)
+        return answer

@@ -1,0 +1,190 @@
+"""Batch files end to end: the command in a process of its own, and interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src.cli.batch_file import BatchRequest, check_requests, finished, problem
+from src.core.errors import ConfigError
+from src.core.settings import CHECKOUT
+from tests.support.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("batch") / "tiny", tokenizer=True, max_position_embeddings=1024
+    )
+
+
+def line(name: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    fields = {"prompt": "one two", "max_tokens": 4, "temperature": 0, **body}
+    if url == "/v1/chat/completions":
+        fields.pop("prompt")
+        fields.setdefault("messages", [{"role": "user", "content": "Hi"}])
+    return {"custom_id": name, "method": "POST", "url": url, "body": fields}
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    return path
+
+
+def command(checkpoint: Path, source: Path, target: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "src", "run-batch", "-i", str(source), "-o", str(target),
+        "--model", str(checkpoint), "--set", "cache.num_blocks=512",
+        "--set", "compile.enforce_eager=true", "--set", "device.num_threads=1", *more,
+    ]  # fmt: skip
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+
+
+def answers(path: Path) -> dict[str, dict[str, Any]]:
+    parsed = [json.loads(entry) for entry in path.read_text().splitlines()]
+    by_name = {entry["custom_id"]: entry for entry in parsed}
+    assert len(by_name) == len(parsed)
+    return by_name
+
+
+@pytest.mark.slow
+def test_every_request_has_its_answer(checkpoint: Path, tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "in.jsonl",
+        [
+            line("a"),
+            line("b", "/v1/chat/completions"),
+            line("c", temperature=9),
+            line("d", "/v1/embeddings"),
+            line("e", stream=True),
+            line("f", n=2),
+        ],
+    )
+    target = tmp_path / "out.jsonl"
+    result = run(command(checkpoint, source, target))
+    assert result.returncode == 0, result.stderr
+    assert "6/6" in result.stderr
+    assert "3 answered, 3 refused" in result.stderr
+    got = answers(target)
+    assert set(got) == set("abcdef")
+    assert got["a"]["error"] is None
+    assert got["a"]["response"]["status_code"] == 200
+    assert got["a"]["response"]["body"]["object"] == "text_completion"
+    assert got["a"]["response"]["request_id"]
+    assert got["b"]["response"]["body"]["object"] == "chat.completion"
+    assert got["c"]["response"]["status_code"] == 400
+    assert got["c"]["response"]["body"]["error"]["param"] == "temperature"
+    for name in "de":
+        assert got[name]["response"] is None
+        assert got[name]["error"]["code"] == "invalid_request"
+    assert len(got["f"]["response"]["body"]["choices"]) == 2
+    # Again: nothing is left, and nothing is loaded for it.
+    before = target.read_text()
+    again = run(command(Path("/nowhere"), source, target))
+    assert again.returncode == 0
+    assert "6 of 6 are done already" in again.stderr
+    assert target.read_text() == before
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on(checkpoint: Path, tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "in.jsonl", [line(f"r{i}", max_tokens=60, ignore_eos=True) for i in range(200)]
+    )
+    target = tmp_path / "out.jsonl"
+    arguments = command(checkpoint, source, target, "--concurrency", "4")
+    process = subprocess.Popen(
+        arguments, cwd=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (target.exists() and target.read_bytes().count(b"\n") >= 5):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    begun = target.read_bytes().count(b"\n")
+    assert 5 <= begun < 200
+    # As a machine that was switched off would leave it.
+    with target.open("ab") as output:
+        output.write(b'{"id":"batch_req_1","custom_id":"r199","resp')
+    result = run(command(checkpoint, source, target))
+    assert result.returncode == 0, result.stderr
+    assert f"{begun} of 200 are done already" in result.stderr
+    got = answers(target)
+    assert set(got) == {f"r{i}" for i in range(200)}
+    # All requests are the same, so their answers are.
+    texts = {entry["response"]["body"]["choices"][0]["text"] for entry in got.values()}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("nonsense\n", "line 1"),
+        (json.dumps({"custom_id": "a"}) + "\n", "line 1"),
+        (json.dumps(line("a")) + "\n\n[]\n", "line 3"),
+        (2 * (json.dumps(line("a")) + "\n"), "twice"),
+    ],
+)
+def test_a_file_that_is_no_batch(tmp_path: Path, content: str, complaint: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(content)
+    with pytest.raises(ConfigError, match=complaint):
+        check_requests(source)
+
+
+def test_files_that_are_not_there_or_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        check_requests(tmp_path / "none.jsonl")
+    other = tmp_path / "other.txt"
+    other.write_text("something else\n")
+    with pytest.raises(ConfigError, match="no output of a batch"):
+        finished(other)
+    assert other.read_text() == "something else\n"
+    assert finished(tmp_path / "none.jsonl") == set()
+    source = write(tmp_path / "in.jsonl", [line("a")])
+    result = run(command(Path("/nowhere"), source, source))
+    assert result.returncode == 2
+    assert "must not be the input" in result.stderr
+
+
+def test_a_line_that_was_cut_short_is_cut_off(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text('{"custom_id":"a"}\n{"custom_id":"b"}\n{"custom_i')
+    assert finished(target) == {"a", "b"}
+    assert target.read_text() == '{"custom_id":"a"}\n{"custom_id":"b"}\n'
+    assert os.path.getsize(target) == 36
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"method": "GET"}, "method"),
+        ({"url": "/metrics"}, "url"),
+        ({"body": b"[]"}, "body"),
+        ({"body": b'{"stream":true}'}, "stream"),
+        ({"body": b'{"background":true}'}, "background"),
+        ({}, None),
+    ],
+)
+def test_what_cannot_be_a_part_of_a_batch(fields: dict[str, Any], what: str | None) -> None:
+    import msgspec
+
+    body = msgspec.Raw(fields.pop("body", b"{}"))
+    request = BatchRequest(**{"custom_id": "a", "url": "/v1/responses", "body": body, **fields})
+    found = problem(request)
+    assert found is None if what is None else what in (found or "")
