@@ -1,0 +1,137 @@
+"""Chunks that go to hypercorn's transport directly are the same bytes to a client, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from hypercorn.asyncio.run import worker_serve
+from hypercorn.config import Config
+from hypercorn.utils import wrap_app
+
+from src.http.direct import SERVER_SEND, DirectWriter, direct_writer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+PIECES = [b"data: x\n\n", b"y", b"z" * 70_000, "\u00e9".encode() * 1000]
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Callable[..., Any]) -> AsyncIterator[int]:
+    settings = Config()
+    settings.errorlog = None
+    settings.graceful_timeout = 0.5
+    listener = socket.create_server(("127.0.0.1", 0))
+    port: int = listener.getsockname()[1]
+    settings.bind = [f"fd://{listener.detach()}"]
+    stop = asyncio.Event()
+    task = asyncio.create_task(
+        worker_serve(
+            wrap_app(app, 2**20, "asgi"),
+            settings,
+            sockets=settings.create_sockets(),
+            shutdown_trigger=stop.wait,
+        )
+    )
+    yield port
+    stop.set()
+    await task
+
+
+async def lifespan(receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def answer_to(port: int, head: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head)
+    received = b""
+    while not received.endswith((b"0\r\n\r\n", b"end\n\n")) and (data := await reader.read(65536)):
+        received += data
+    writer.close()
+    return received
+
+
+async def test_a_client_sees_no_difference() -> None:
+    writers: list[DirectWriter | None] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            return await lifespan(receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        scope[SERVER_SEND] = send
+        direct = direct_writer(scope) if scope["path"] == "/direct" else None
+        writers.append(direct)
+        for piece in PIECES:
+            if direct is None or not direct.write(piece):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"end\n\n", "more_body": False})
+        return None
+
+    async with serving(app) as port:
+        found = []
+        for path in (b"/direct", b"/ordinary"):
+            answer = await answer_to(port, b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b"transfer-encoding: chunked" in head.lower()
+            found.append(body)
+        assert found[0] == found[1]
+        # The supported hypercorn is the one whose insides are known.
+        assert isinstance(writers[0], DirectWriter)
+        # HTTP/1.0 has no chunks, and a HEAD no body.
+        old = await answer_to(port, b"GET /direct HTTP/1.0\r\nHost: x\r\n\r\n")
+        assert old.endswith(b"".join(PIECES) + b"end\n\n")
+        assert writers[2] is None
+
+
+async def test_what_waits_for_a_reader_is_bounded() -> None:
+    written = asyncio.get_running_loop().create_future()
+    release = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            return await lifespan(receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        scope[SERVER_SEND] = send
+        direct = direct_writer(scope)
+        assert direct is not None
+        count = 0
+        while direct.write(b"x" * 10_000):
+            count += 1
+        written.set_result((count, direct._transport.get_write_buffer_size()))
+        await release.wait()
+        direct.abort()
+        return None
+
+    async with serving(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        count, waiting = await asyncio.wait_for(written, 20)
+        # The kernel's buffers, and little more.
+        assert count * 10_000 < 64 * 2**20
+        assert waiting < 64 * 1024 + 20_000
+        release.set()
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"http_version": "1.1", "method": "POST"},
+        {"http_version": "1.1", "method": "POST", SERVER_SEND: print},
+        {"http_version": "1.1", "method": "POST", SERVER_SEND: [].append},
+        {"http_version": "2", "method": "POST", SERVER_SEND: [].append},
+    ],
+)
+def test_other_servers_have_no_such_way(scope: dict[str, Any]) -> None:
+    assert direct_writer(scope) is None
