@@ -55,10 +55,8 @@ def compile_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     text = f"{lark}\n{_OPTIONS}\n"
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
     raise_fault(matcher)
-    first = matcher.compute_bitmask()
+    matcher.compute_bitmask()
     raise_fault(matcher)
-    if not any(first):
-        raise GrammarError("the model's vocabulary has no token to begin with")
     return matcher
 
 
@@ -79,7 +77,7 @@ def fault_of(matcher: LLMatcher) -> str:
     # The lines of the grammar that follow are the client's own.
     message = _QUOTED_LINE.split(matcher.get_error().partition("<non-verbose/>")[0])[0]
     if message.strip() == "NoExtensionBias":
-        return "no text conforms to it"
+        return "no text conforms to it, or none that the model's tokens can spell"
     return " ".join(message.split())[:_MAX_MESSAGE_CHARS] or "the grammar cannot be followed"
 
 

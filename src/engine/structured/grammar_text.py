@@ -115,7 +115,7 @@ def _json_options(output: StructuredOutput) -> dict[str, Any]:
 
 
 def _regex(pattern: str) -> str:
-    """As a terminal of Lark, with what that wants escaped; digits are 0 to 9, in no other script."""
+    """As a terminal of Lark, with what that wants escaped; digits are 0 to 9 alone."""
     return f"start: /{regex_to_lark(pattern, 'd')}/"
 
 

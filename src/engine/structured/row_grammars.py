@@ -56,10 +56,15 @@ class RowMasks:
             bits = np.unpackbits(inverted, axis=1, count=vocab_size, bitorder="little")
             return torch.from_numpy(bits).view(torch.bool)
         # An eighth of the bytes on the way.
-        bytes_sb = upload(inverted, torch.uint8, device)  # [S, 4 W]
-        weights = torch.bitwise_left_shift(1, torch.arange(8, device=device)).to(torch.uint8)
-        bits_sb = (bytes_sb[:, :, None] & weights) != 0  # [S, 4 W, 8]
-        return bits_sb.flatten(1)[:, :vocab_size]
+        return unpacked(upload(inverted, torch.uint8, device), vocab_size)
+
+
+def unpacked(packed: Tensor, vocab_size: int) -> Tensor:
+    """The bits of ``packed`` [S, B] uint8, least significant first, as [S, V] bool."""
+    # Not from a list: on CUDA that copies it from the host, and waits.
+    weights = torch.ones(8, dtype=torch.uint8, device=packed.device)
+    weights = weights << torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed[:, :, None] & weights) != 0).flatten(1)[:, :vocab_size]
 
 
 class _Follower:

@@ -1,0 +1,170 @@
+"""Compiling is bounded, and a grammar that goes over the bounds is its own request's affair."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from src.core.config import StructuredOutputSection
+from src.core.errors import InvalidRequestError, QueueFullError
+from src.core.settings import CHECKOUT
+from src.core.structured_output import StructuredOutput
+from src.engine.structured import compiler as module
+from src.engine.structured.compiler import GrammarCompiler
+from src.text import Tokenizer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+BOUNDS = StructuredOutputSection(
+    max_bytes=200_000, max_depth=8, max_choices=5, compile_seconds=30.0, cached_grammars=2
+)
+INTEGER = StructuredOutput.json({"type": "integer"})
+
+
+def build(**changes: float) -> GrammarCompiler:
+    values = {name: getattr(BOUNDS, name) for name in BOUNDS.__struct_fields__}
+    tokenizer = Tokenizer.from_directory(CHECKOUT / "configs" / "demo")
+    return GrammarCompiler(tokenizer, 2050, [1], StructuredOutputSection(**values | changes))
+
+
+@pytest.fixture
+async def compiler() -> AsyncIterator[GrammarCompiler]:
+    compiler = build()
+    yield compiler
+    compiler.close()
+
+
+def rules(count: int) -> StructuredOutput:
+    """Each derives the next: what reads it recurses."""
+    chain = "\n".join(f"r{i}: r{i + 1}" for i in range(count))
+    return StructuredOutput.grammar(f'start: r0\n{chain}\nr{count}: "b"')
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (StructuredOutput.json("[" * 9 + "]" * 9), "at most 8 deep"),
+        (StructuredOutput.json('{"a"'), "not valid JSON"),
+        (StructuredOutput.json("5"), "object or a boolean"),
+        (StructuredOutput.json(False), "Unsatisfiable"),
+        (StructuredOutput.json({"$ref": "#"}), "no text conforms"),
+        (StructuredOutput.json({"uniqueItems": True, "type": "array"}), "uniqueItems"),
+        (StructuredOutput.json({"$ref": "http://127.0.0.1:1/x.json"}), "does not fetch"),
+        (StructuredOutput.json({"type": "object", "if": {}, "then": {}}), "if"),
+        (StructuredOutput.regex("(" * 300 + ")" * 300), "invalid regex"),
+        (StructuredOutput.regex(r"(a)\1"), "backreferences"),
+        (StructuredOutput.regex("(?=a)b"), "look-around"),
+        (StructuredOutput.regex("a" * 200_001), "at most 200000 bytes"),
+        (StructuredOutput.regex("\ud800"), "lone surrogate"),
+        (StructuredOutput.regex(""), "must not be empty"),
+        (StructuredOutput.regex("[^\\s\\S]"), "no text conforms"),
+        (StructuredOutput.choice([]), "at least one"),
+        (StructuredOutput.choice(list("abcdef")), "at most 5"),
+        (StructuredOutput.choice(["a", ""]), "must not be empty"),
+        (StructuredOutput.grammar("start: missing"), "unknown name"),
+        (StructuredOutput.grammar("start: " + "(" * 5000 + '"a"' + ")" * 5000), "deeply nested"),
+        (StructuredOutput.grammar("root ::= ("), "GBNF"),
+        (rules(5000), "deep a stack"),
+        (StructuredOutput(kind="regex", value=("a", "b")), "must be one text"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else None,
+)
+async def test_what_cannot_be_compiled_is_refused(
+    compiler: GrammarCompiler, output: StructuredOutput, words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as raised:
+        await compiler.compile(output)
+    assert raised.value.param == "structured_output"
+    assert len(str(raised.value)) < 400
+    # Nobody else notices.
+    assert await compiler.compile(INTEGER)
+
+
+async def test_what_takes_too_long_is_given_up() -> None:
+    compiler = build(compile_seconds=1.0)
+    await compiler.compile(INTEGER)
+    started = time.monotonic()
+    with pytest.raises(InvalidRequestError, match="more than 1 s"):
+        await compiler.compile(StructuredOutput.json({"type": "integer", "multipleOf": 99999989}))
+    assert time.monotonic() - started < 20
+    # It is really at an end: the process was killed, and another takes its place.
+    assert await compiler.compile(StructuredOutput.regex("[a-z]+"))
+    compiler.close()
+
+
+async def test_what_takes_too_much_memory_is_given_up() -> None:
+    compiler = build(compile_memory_bytes=64 * 2**20, max_bytes=10**7)
+    await compiler.compile(INTEGER)
+    many = {f"p{i}": {"type": "string"} for i in range(20_000)}
+    with pytest.raises(InvalidRequestError, match="too much memory"):
+        await compiler.compile(StructuredOutput.json({"type": "object", "properties": many}))
+    assert await compiler.compile(StructuredOutput.regex("[a-z]+"))
+    compiler.close()
+
+
+async def test_one_that_hangs_does_not_hold_up_another() -> None:
+    compiler = build(compile_seconds=20.0)
+    await asyncio.gather(compiler.compile(INTEGER), compiler.compile(StructuredOutput.regex("a")))
+    hangs = asyncio.ensure_future(
+        compiler.compile(StructuredOutput.json({"type": "integer", "multipleOf": 99999989}))
+    )
+    await asyncio.sleep(0.05)
+    assert await compiler.compile(StructuredOutput.regex("[a-z]+"))
+    assert not hangs.done()
+    # Closing does not wait for it either.
+    compiler.close()
+    with pytest.raises((InvalidRequestError, asyncio.CancelledError)):
+        await hangs
+
+
+async def test_the_last_grammars_are_kept_and_asked_for_once(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[StructuredOutput] = []
+    compile_now = GrammarCompiler._compile_now
+
+    def counting(self: GrammarCompiler, output: StructuredOutput) -> object:
+        compiled.append(output)
+        return compile_now(self, output)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile_now", counting)
+    a, b, c = (StructuredOutput.regex(pattern) for pattern in ("a+", "b+", "c+"))
+    together = await asyncio.gather(*(compiler.compile(a) for _ in range(5)))
+    assert len(set(map(id, together))) == 1
+    assert await compiler.compile(b) is not together[0]
+    assert await compiler.compile(a) is together[0]
+    await compiler.compile(c)  # two are kept, and b was used least recently
+    assert await compiler.compile(a) is together[0]
+    await compiler.compile(b)
+    assert compiled == [a, b, c, b]
+
+
+async def test_who_goes_away_takes_nobody_along(compiler: GrammarCompiler) -> None:
+    first = asyncio.ensure_future(compiler.compile(INTEGER))
+    second = asyncio.ensure_future(compiler.compile(INTEGER))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second
+    assert first.cancelled()
+
+
+async def test_a_crowd_is_told_to_come_back(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_WAITING", 1)
+    first = asyncio.ensure_future(compiler.compile(INTEGER))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFullError):
+        await compiler.compile(StructuredOutput.regex("a"))
+    assert await first
+
+
+async def test_a_model_without_an_end_cannot_be_constrained() -> None:
+    tokenizer = Tokenizer.from_directory(CHECKOUT / "configs" / "demo")
+    compiler = GrammarCompiler(tokenizer, 2048, [], BOUNDS)
+    with pytest.raises(InvalidRequestError, match="no end token"):
+        await compiler.compile(INTEGER)
+    compiler.close()

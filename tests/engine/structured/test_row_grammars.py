@@ -1,0 +1,251 @@
+"""Masks of rows: a function of the grammar and the output, for every kind of tokenizer."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from src import LLM, FinishReason, SamplingParams
+from src.core.config import StructuredOutputSection
+from src.core.errors import InvalidRequestError
+from src.core.request import Request
+from src.core.structured_output import StructuredOutput
+from src.engine.structured.compiled import CompiledGrammar, GrammarError, compile_matcher
+from src.engine.structured.grammar_text import grammar_candidate
+from src.engine.structured.row_grammars import RowGrammars, RowMasks, unpacked
+from src.engine.structured.vocabulary import Vocabulary
+from src.text import Tokenizer
+from src.text.detokenizer import detokenize
+from tests.support.engines import small_config
+from tests.support.tokenizers import BUILDERS
+
+CPU = torch.device("cpu")
+TEXT = StructuredOutput.regex("[a-z ]{4,12}: [0-9]{2}")
+OBJECT = StructuredOutput.json(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 9},
+            "é": {"enum": ["日本", 1, True]},
+        },
+        "required": ["name", "é"],
+        "additionalProperties": False,
+    },
+    any_whitespace=False,
+)
+
+
+class Rows:
+    """Rows of one tokenizer, with some ids more than that has."""
+
+    def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size + 37
+        self.end_ids = frozenset(end_ids)
+        vocabulary = Vocabulary.of(tokenizer, self.vocab_size, end_ids)
+        self._built = vocabulary.build()
+        self.rows = RowGrammars(4, self.vocab_size)
+
+    def compile(self, output: StructuredOutput) -> CompiledGrammar:
+        candidate = grammar_candidate(output, StructuredOutputSection())
+        return CompiledGrammar(compile_matcher(self._built, candidate.text))
+
+    def install(
+        self,
+        row: int,
+        output: StructuredOutput | None,
+        done: list[int] | None = None,
+        **params: Any,
+    ) -> None:
+        grammar = None if output is None else self.compile(output)
+        request = Request(
+            key=100 + row,
+            prompt_token_ids=[1],
+            params=SamplingParams(structured_output=output, **params),
+            max_tokens=99,
+            end_token_ids=self.end_ids | set(params.get("stop_token_ids", ())),
+            grammar=grammar,
+        )
+        self.rows.install(row, request, done or [])
+        self.rows.begin()
+
+    def masks(self, rows: Sequence[int]) -> RowMasks:
+        awaited = self.rows.masks(rows)
+        assert awaited is not None
+        return awaited.result()
+
+    def allowed(self, row: int) -> list[int]:
+        masks = self.masks([row])
+        assert not masks.failures
+        banned = masks.banned(self.vocab_size, CPU)
+        return (~banned[0]).nonzero().flatten().tolist()
+
+
+def tokenizer_of(name: str) -> Rows:
+    tokenizer = Tokenizer(BUILDERS[name](), special_tokens={"eos_token": "</s>"})
+    assert tokenizer.eos_token_id is not None
+    return Rows(tokenizer, [tokenizer.eos_token_id])
+
+
+@pytest.fixture(params=["byte_level", "byte_fallback", "byte_fallback_no_strip"])
+def rows(request: pytest.FixtureRequest) -> Iterator[Rows]:
+    rows = tokenizer_of(request.param)
+    yield rows
+    rows.rows.close()
+
+
+def walk(rows: Rows, output: StructuredOutput, seed: int) -> list[int]:
+    """Any token that is allowed, to the end; the row is rebuilt at every other step."""
+    source = random.Random(seed)
+    done: list[int] = []
+    rows.install(0, output)
+    while True:
+        allowed = rows.allowed(0)
+        rows.install(1, output, done)
+        assert rows.allowed(1) == allowed
+        token_id = source.choice(allowed)
+        if token_id in rows.end_ids:
+            return done
+        done.append(token_id)
+        rows.rows.follow([0], partial(list, [token_id]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_allowed_leads_to_what_conforms(rows: Rows, seed: int) -> None:
+    prompt = rows.tokenizer.encode("fox")
+    text = detokenize(rows.tokenizer, walk(rows, TEXT, seed), prompt)
+    assert re.fullmatch("[a-z ]{4,12}: [0-9]{2}", text)
+    text = detokenize(rows.tokenizer, walk(rows, OBJECT, seed), prompt)
+    value = json.loads(text)
+    assert set(value) == {"name", "é"}
+    assert value["é"] in ["日本", 1, True]
+
+
+def test_a_vocabulary_that_cannot_spell_it_is_a_refusal() -> None:
+    rows = tokenizer_of("unigram")
+    with pytest.raises(GrammarError, match="can spell"):
+        rows.compile(StructuredOutput.choice(["ꙮ"]))
+
+
+def test_masks_are_of_their_entries_and_free_rows_are_free() -> None:
+    rows = tokenizer_of("byte_level")
+    rows.install(2, StructuredOutput.choice(["yes", "no"]))
+    assert rows.rows.masks([0, 1, 3]) is None
+    masks = rows.masks([3, 2])
+    banned = masks.banned(rows.vocab_size, CPU)
+    assert banned.shape == (2, rows.vocab_size)
+    assert not banned[0].any()
+    texts = {rows.tokenizer.token_text(i) for i in (~banned[1]).nonzero().flatten().tolist()}
+    assert {"y", "n"} <= texts <= {"y", "ye", "yes", "n", "no"}
+    rows.rows.forget(102)
+    assert rows.rows.masks([2]) is None
+    rows.rows.close()
+
+
+def test_end_tokens_are_where_the_text_may_end() -> None:
+    rows = tokenizer_of("byte_level")
+    end, other = rows.tokenizer.eos_token_id, rows.tokenizer.token_to_id("<|end|>")
+    assert end is not None
+    assert other is not None
+    once = StructuredOutput.regex("a{1,2}")
+    a = rows.tokenizer.encode("a", add_special_tokens=False)
+    rows.install(0, once, stop_token_ids=(other,))
+    assert not {end, other} & set(rows.allowed(0))
+    rows.install(0, once, a, stop_token_ids=(other,))
+    assert set(rows.allowed(0)) == {*a, end, other}
+    rows.install(0, once, a, ignore_eos=True)
+    assert rows.allowed(0) == a
+    rows.install(0, once, a * 2, ignore_eos=True)
+    assert rows.allowed(0) == [end]
+    rows.install(0, once, a, allowed_token_ids=(*a, 5))
+    assert rows.allowed(0) == a
+    rows.install(0, once, a * 2, allowed_token_ids=(*a, 5))
+    assert rows.allowed(0) == [end]
+    rows.rows.close()
+
+
+def test_a_dead_end_fails_its_row_alone() -> None:
+    rows = tokenizer_of("byte_level")
+    b = rows.tokenizer.encode("b", add_special_tokens=False)
+    rows.install(0, StructuredOutput.regex("a+"), allowed_token_ids=tuple(b))
+    rows.install(1, StructuredOutput.regex("b+"), allowed_token_ids=tuple(b))
+    masks = rows.masks([0, 1])
+    assert masks.failures == [(100, "no token continues what the grammar asks for")]
+    assert (masks.packed[0] == -1).all()
+    assert rows.allowed(1) == b
+    rows.rows.close()
+
+
+def test_a_token_that_was_not_allowed_fails_its_row() -> None:
+    rows = tokenizer_of("byte_level")
+    rows.install(0, StructuredOutput.regex("a+"))
+    rows.install(1, StructuredOutput.regex("a+"))
+    a, b = (rows.tokenizer.encode(text, add_special_tokens=False)[0] for text in "ab")
+    rows.rows.follow([0, 1], lambda: [b, a])
+    ((key, _),) = rows.masks([0, 1]).failures
+    assert key == 100
+    rows.rows.close()
+
+
+def test_a_step_that_failed_leaves_the_other_rows_alone() -> None:
+    rows = tokenizer_of("byte_level")
+    rows.install(0, StructuredOutput.regex("a+"))
+
+    def read() -> list[int]:
+        raise RuntimeError("the device failed")
+
+    rows.rows.follow([0], read)
+    rows.install(1, StructuredOutput.regex("b"))
+    assert rows.tokenizer.token_text(rows.allowed(1)[0]) == "b"
+    rows.rows.close()
+
+
+def test_masks_on_the_way_to_a_device_are_those_on_the_host() -> None:
+    packed = np.random.default_rng(0).integers(-(2**31), 2**31, (5, 4)).astype(np.int32)
+    masks = RowMasks(packed, ())
+    on_host = masks.banned(117, CPU)
+    words = torch.from_numpy(packed.astype(np.int64))
+    for token in range(117):
+        assert torch.equal(on_host[:, token], (words[:, token // 32] >> token % 32) & 1 == 0)
+    inverted = torch.from_numpy(np.invert(packed).view(np.uint8))
+    assert torch.equal(unpacked(inverted, 117), on_host)
+
+
+def test_a_dead_end_is_the_error_of_one_request_in_the_engine(demo: LLM) -> None:
+    digits = tuple(demo.engine.tokenizer.encode("1", add_special_tokens=False))
+    stuck = SamplingParams(
+        max_tokens=20, structured_output=StructuredOutput.regex("[a-z]+"), allowed_token_ids=digits
+    )
+    fine = SamplingParams(
+        temperature=0, max_tokens=20, structured_output=StructuredOutput.choice(["yes", "no"])
+    )
+    with pytest.raises(InvalidRequestError, match="no token continues") as raised:
+        demo.generate(["a", "b"], [stuck, stuck])
+    assert raised.value.param == "structured_output"
+    (result,) = demo.generate(["b"], fine)
+    assert result.text in ("yes", "no")
+    assert result.completions[0].finish_reason is FinishReason.STOP
+
+
+def test_an_ordinary_token_cannot_stop_a_constrained_output(demo: LLM) -> None:
+    params = SamplingParams(
+        structured_output=StructuredOutput.choice(["yes"]), stop_token_ids=(300,)
+    )
+    with pytest.raises(InvalidRequestError, match="only special tokens"):
+        demo.generate("a", params)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LLM]:
+    path = Path(__file__).parents[3] / "configs" / "demo"
+    with LLM(small_config(path, cache__block_size=16)) as llm:
+        yield llm
