@@ -8,13 +8,14 @@ escapes, ``{% break %}`` and ``{% continue %}``, and ``{% generation %}``, witho
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,6 +28,9 @@ MAX_OUTPUT_CHARACTERS = 16 * 2**20
 MAX_RANGE_NUMBERS = 1_000_000
 """Bound on the numbers drawn from all the ``range`` calls of one rendering."""
 _MAX_POWER_BITS = 4096
+MAX_SECONDS = 10.0
+"""Bound on the time of one rendering; looked at in every turn of a loop and call of a macro."""
+_TICK = "_tick"
 
 
 class CompiledTemplate:
@@ -62,7 +66,8 @@ class CompiledTemplate:
         kept: list[str] = []
         size = 0
         try:
-            for chunk in self._template.generate({**variables, "range": _counted_range()}):
+            own = {"range": _counted_range(), _TICK: _deadline(MAX_SECONDS)}
+            for chunk in self._template.generate({**variables, **own}):
                 size += len(chunk)
                 if size > MAX_OUTPUT_CHARACTERS:
                     raise _OutOfBoundsError(f"longer than {MAX_OUTPUT_CHARACTERS} characters")
@@ -93,6 +98,19 @@ class _OutOfBoundsError(jinja2.TemplateError):
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**"])
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        repeated: nodes.For | nodes.Macro | nodes.CallBlock
+        for repeated in (
+            *template.find_all(nodes.For),
+            *template.find_all(nodes.Macro),
+            *template.find_all(nodes.CallBlock),
+        ):
+            # Without this a loop of loops would run for ever, and no thread can be stopped.
+            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+            repeated.body.insert(0, nodes.ExprStmt(tick))
+        return template
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute ``left operator right`` unless the result would be huge."""
         if operator == "*":
@@ -119,10 +137,10 @@ class _GenerationBlock(Extension):
 
     tags = {"generation"}  # noqa: RUF012 (declared so by Jinja)
 
-    def parse(self, parser: Parser) -> CallBlock:
+    def parse(self, parser: Parser) -> nodes.CallBlock:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_render"), [], [], body, lineno=line)
+        return nodes.CallBlock(self.call_method("_render"), [], [], body, lineno=line)
 
     def _render(self, caller: Macro) -> str:
         return caller()
@@ -196,6 +214,17 @@ def _counted_range() -> Callable[..., range]:
         return numbers
 
     return counted
+
+
+def _deadline(seconds: float) -> Callable[[], None]:
+    """Return a function for one rendering that fails when so much time has passed."""
+    ends = time.monotonic() + seconds
+
+    def tick() -> None:
+        if time.monotonic() > ends:
+            raise _OutOfBoundsError(f"takes longer than {seconds:g} s")
+
+    return tick
 
 
 def _make_environment() -> _Environment:

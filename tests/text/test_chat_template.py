@@ -9,6 +9,7 @@ import pytest
 from packaging.version import Version
 
 from src.core.errors import InvalidRequestError, ModelLoadError
+from src.text import chat_environment
 from src.text.chat_template import ChatTemplate
 from src.text.tokenizer import Tokenizer
 from tests.support.tokenizers import byte_level, save
@@ -302,3 +303,17 @@ def test_where_a_checkpoint_keeps_its_template(
 def test_a_template_of_another_form_is_a_load_error(tmp_path: Path, config: Any) -> None:
     with pytest.raises(ModelLoadError, match=r"chat.template"):
         Tokenizer.from_directory(save(byte_level(), tmp_path, {"chat_template": config}))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in messages %}" * 4 + "{% endfor %}" * 4,
+        "{% macro more(n) %}{% if n %}{{ more(n - 1) }}{{ more(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ more(60) }}",
+    ],
+)
+def test_rendering_ends_in_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_environment, "MAX_SECONDS", 0.2)
+    with pytest.raises(InvalidRequestError, match="takes longer than"):
+        ChatTemplate(source).render([USER] * 1000)
