@@ -30,7 +30,7 @@ MAX_RANGE_NUMBERS = 1_000_000
 _MAX_POWER_BITS = 4096
 MAX_SECONDS = 10.0
 """Bound on the time of one rendering; looked at in every turn of a loop and call of a macro."""
-_TICK = "_tick"
+_END, _CHECK = "_end_of_time", "_check_time"
 
 
 class CompiledTemplate:
@@ -66,7 +66,7 @@ class CompiledTemplate:
         kept: list[str] = []
         size = 0
         try:
-            own = {"range": _counted_range(), _TICK: _deadline(MAX_SECONDS)}
+            own = {"range": _counted_range(), _END: time.monotonic() + MAX_SECONDS}
             for chunk in self._template.generate({**variables, **own}):
                 size += len(chunk)
                 if size > MAX_OUTPUT_CHARACTERS:
@@ -100,15 +100,16 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        repeated: nodes.For | nodes.Macro | nodes.CallBlock
-        for repeated in (
-            *template.find_all(nodes.For),
-            *template.find_all(nodes.Macro),
-            *template.find_all(nodes.CallBlock),
-        ):
+        bodies = [
+            *(loop.body for loop in template.find_all(nodes.For)),
+            *(macro.body for macro in template.find_all(nodes.Macro)),
+            *(block.body for block in template.find_all(nodes.CallBlock)),
+        ]
+        for body in bodies:
             # Without this a loop of loops would run for ever, and no thread can be stopped.
-            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
-            repeated.body.insert(0, nodes.ExprStmt(tick))
+            # As a filter, since each call goes through the sandbox.
+            end = nodes.Name(_END, "load")
+            body.insert(0, nodes.ExprStmt(nodes.Filter(end, _CHECK, [], [], None, None)))
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -216,15 +217,9 @@ def _counted_range() -> Callable[..., range]:
     return counted
 
 
-def _deadline(seconds: float) -> Callable[[], None]:
-    """Return a function for one rendering that fails when so much time has passed."""
-    ends = time.monotonic() + seconds
-
-    def tick() -> None:
-        if time.monotonic() > ends:
-            raise _OutOfBoundsError(f"takes longer than {seconds:g} s")
-
-    return tick
+def _check_time(end: float) -> None:
+    if time.monotonic() > end:
+        raise _OutOfBoundsError(f"takes longer than {MAX_SECONDS:g} s")
 
 
 def _make_environment() -> _Environment:
@@ -232,6 +227,7 @@ def _make_environment() -> _Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters[_CHECK] = _check_time
     environment.globals.update(
         raise_exception=_raise_exception,
         strftime_now=_strftime_now,
