@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from src.core.config import Config
     from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
     from src.core.sampling_params import SamplingParams
+    from src.core.structured_output import StructuredOutput
     from src.engine.client import AsyncEngine
     from src.engine.llm import LLM
     from src.engine.prompts import ChatOptions
@@ -26,6 +27,7 @@ __all__ = [
     "FinishReason",
     "GenerationResult",
     "SamplingParams",
+    "StructuredOutput",
     "Usage",
 ]
 
@@ -35,6 +37,7 @@ _HOMES = {
     "ChatOptions": "src.engine.prompts",
     "Config": "src.core.config",
     "SamplingParams": "src.core.sampling_params",
+    "StructuredOutput": "src.core.structured_output",
 }
 
 

@@ -37,6 +37,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     ----------
     arrival
         When its request reached the engine, before it was tokenized.
+    grammar_times
+        When its grammar was asked for, and when it was compiled or found; ``None`` without one.
     queued
         When it was put into the waiting queue.
     admitted
@@ -61,6 +63,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     arrival: float
     queued: float
+    grammar_times: tuple[float, float] | None = None
     admitted: list[float] = []
     preempted: list[float] = []
     chunks: list[ChunkRecord] = []

@@ -38,6 +38,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Prefix-cache entries are shared only between requests with the same salt.
     grammar
         What ``params.structured_output`` was compiled to; only the device half looks into it.
+    grammar_times
+        When that was asked for and when it was there, on the same clock.
     """
 
     key: int
@@ -52,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     cache_salt: str = ""
     grammar: Any = None
+    grammar_times: tuple[float, float] | None = None
 
     @property
     def min_tokens_to_end(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -149,12 +150,14 @@ class RequestBuilder:
         seed = params.seed
         if seed is None:
             seed = secrets.randbits(63)
-        grammar = None
+        grammar = grammar_times = None
         if params.structured_output is not None:
             # Where no grammar allows more, an end token ends the output, ignored or not.
             end_token_ids |= self._model_end_token_ids
             self._check_stop_tokens(params)
+            asked = time.monotonic()
             grammar = await self._grammars.compile(params.structured_output)
+            grammar_times = asked, time.monotonic()
         bad_words: tuple[tuple[int, ...], ...] = ()
         if params.bad_words:
             bad_words = await asyncio.to_thread(self._bad_words, params)
@@ -174,6 +177,7 @@ class RequestBuilder:
                 deadline=None if timeout is None else arrival + timeout,
                 cache_salt=cache_salt,
                 grammar=grammar,
+                grammar_times=grammar_times,
             )
             for index in range(params.n)
         ]

@@ -124,7 +124,11 @@ class Choice:
         self.index = index
         self.finished = False
         self.num_tokens = 0
-        self.record = RequestRecord(arrival=request.arrival, queued=time.monotonic())
+        self.record = RequestRecord(
+            arrival=request.arrival,
+            queued=time.monotonic(),
+            grammar_times=request.grammar_times,
+        )
         # Where it is traced, and the pieces of its text where its trace is to have them.
         self.trace: RequestTrace | None = None
         self.pieces: list[str] | None = None

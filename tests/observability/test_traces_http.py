@@ -107,6 +107,18 @@ async def test_a_chat_has_one_server_span_with_all_of_its_phases(
     )
 
 
+async def test_a_grammar_has_a_span_before_admission(
+    client: httpx.AsyncClient, spans: Spans
+) -> None:
+    fields = {"structured_outputs": {"choice": ["yes", "no"]}}
+    response = await client.post("/v1/chat/completions", json={**CHAT, **fields})
+    assert response.status_code == 200, response.text
+    children = {span.name: span for span in spans.children(spans.root("chat tiny"))}
+    asked, compiled = times(children["grammar compile"])
+    assert times(children["parse and tokenize"])[1] <= asked < compiled
+    assert times(children["admission"])[0] == compiled
+
+
 async def test_times_are_nested_ordered_and_add_up(client: httpx.AsyncClient, spans: Spans) -> None:
     response = await client.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 200

@@ -71,8 +71,11 @@ class SpanWriter:
         attributes = {"gen_ai.usage.input_tokens": prompt.num_tokens, "slipstream.prompt": index}
         self._child(trace, trace.context, "parse and tokenize", start, prompt.tokenized, attributes)
         if prompt.completions:
-            queued = prompt.completions[0].record.queued
-            self._child(trace, trace.context, "admission", prompt.tokenized, queued, attributes)
+            record, began = prompt.completions[0].record, prompt.tokenized
+            if record.grammar_times is not None:
+                asked, began = record.grammar_times
+                self._child(trace, trace.context, "grammar compile", asked, began, attributes)
+            self._child(trace, trace.context, "admission", began, record.queued, attributes)
         alone = len(trace.prompts) == len(prompt.completions) == 1
         for number, completion in enumerate(prompt.completions[:MAX_COMPLETIONS]):
             if alone:
