@@ -76,6 +76,10 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], **LONG}
         ("/v1/completions", {**PLAIN, "prompt": ["a", "b", "c"], "n": 2}),
         ("/v1/chat/completions", CHAT),
         ("/v1/chat/completions", {**CHAT, "stream": True, "n": 4}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 900, "ignore_eos": True}),
+        ("/v1/responses", {"input": "hello", "ignore_eos": True, "stream": True}),
+        ("/v1/messages", {**CHAT, "max_tokens": 900}),
+        ("/v1/messages", {**CHAT, "max_tokens": 900, "stream": True}),
     ],
 )
 async def test_a_disconnect_aborts_what_runs(

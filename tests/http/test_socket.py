@@ -7,6 +7,7 @@ import random
 import socket
 import time
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -194,3 +195,48 @@ def test_the_path_that_decides_is_the_one_that_was_asked_for(hypercorn: ServerPr
         )
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400"))
+
+
+def test_responses_and_their_events(hypercorn: ServerProcess, sync_client: openai.OpenAI) -> None:
+    with sync_client as client:
+        with client.responses.stream(
+            model="tiny", input="hello", temperature=0, max_output_tokens=12
+        ) as events:
+            received = list(events)
+        kinds = [event.type for event in received]
+        assert received[-1].type == "response.incomplete"
+        last = received[-1].response
+        assert kinds.count("response.output_text.delta") > 1
+        assert last.output_text
+        assert client.responses.retrieve(last.id).output_text == last.output_text
+        following = client.responses.create(
+            model="tiny", input="go on", previous_response_id=last.id, max_output_tokens=5
+        )
+        assert following.usage is not None
+        assert last.usage is not None
+        assert following.usage.input_tokens > last.usage.input_tokens
+
+
+def test_messages_and_their_events(hypercorn: ServerProcess) -> None:
+    fields = {"model": "tiny", "max_tokens": 12, "messages": [{"role": "user", "content": "hello"}]}
+    with anthropic.Anthropic(base_url=hypercorn.url, api_key="none", max_retries=0) as client:
+        with client.messages.stream(**fields, extra_body={"temperature": 0}) as events:
+            text = "".join(events.text_stream)
+            joined = events.get_final_message()
+        whole = client.messages.create(**fields, extra_body={"temperature": 0})
+        assert whole.content[0].text == text == joined.content[0].text
+        assert whole.usage.output_tokens == joined.usage.output_tokens == 12
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_client_that_leaves_a_stream_ends_it(hypercorn: ServerProcess, path: str) -> None:
+    body = {"stream": True, "ignore_eos": True, "max_output_tokens": 900}
+    body |= {"input": "hello"}
+    if path == "/v1/messages":
+        body = {"stream": True, "ignore_eos": True, "max_tokens": 900}
+        body |= {"messages": [{"role": "user", "content": "hello"}]}
+    with httpx.stream("POST", hypercorn.url + path, json=body, timeout=30) as answer:
+        assert answer.status_code == 200
+        for _ in zip(range(5), answer.iter_lines(), strict=False):
+            pass
+    wait_idle(hypercorn)

@@ -46,6 +46,7 @@ class AcceptedByResponses(UnsupportedByResponses, kw_only=True):
 
     access_programs: Any = None
     background_options: Any = None
+    client_metadata: Any = None
     # Calls of tools that a server runs by itself: there are none.
     max_tool_calls: Any = None
     moderation: Any = None
