@@ -107,6 +107,17 @@ def prometheus(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Generated requests of all kinds against a server: none makes it fail. Minutes."""
+    install(session, "test", "fuzz")
+    build_kernels(session)
+    files = ("tests/fuzz/api_fuzz.py", "tests/http/test_fuzz.py")
+    session.run(
+        *("python", "-m", "pytest", *files, *session.posargs), env={"HYPOTHESIS_EXAMPLES": "2000"}
+    )
+
+
+@nox.session
 def otel(session: nox.Session) -> None:
     """A server's spans arrive at real receivers, over HTTP and gRPC."""
     session.install("-e", ".[otel]", *nox.project.dependency_groups(PYPROJECT, "test"))
@@ -123,3 +134,16 @@ def otel(session: nox.Session) -> None:
         *("python", "-m", "pytest", "tests/observability/otel_receivers.py", *session.posargs),
         env={"OTEL_RECEIVERS": str(receivers)},
     )
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Real clients of Python and Node against a server of the demo model; names choose some.
+
+    Each is installed into an environment of its own kind, apart from this session's.
+    """
+    install(session, "test")
+    session.install("uv")
+    build_kernels(session)
+    folder = session.cache_dir.resolve() / "clients"
+    session.run("python", "-m", "tests.clients", "--environments", str(folder), *session.posargs)

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from src.core.config import Config
@@ -129,7 +129,15 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, method = request.scope["path"][:200], request.scope["method"][:20]
     if error.status_code == 405:
-        refusal: RequestError = MethodNotAllowedError(f"{path} does not take {method}")
-    else:
-        refusal = RouteNotFoundError(f"there is nothing at {path}")
-    return _Refusal(refusal, error.headers)
+        not_allowed = MethodNotAllowedError(f"{path} does not take {method}")
+        return _Refusal(not_allowed, {"allow": ", ".join(_methods_of(request))})
+    return _Refusal(RouteNotFoundError(f"there is nothing at {path}"), error.headers)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Methods of all routes of this path; the router knows those of the first."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    taken = [
+        route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE
+    ]
+    return sorted({method for methods in taken for method in methods})

@@ -65,7 +65,7 @@ BOUNDS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "stop_token_ids": {"array": {"items": {"type": "integer", **_TOKENS}}},
     "allowed_token_ids": {"array": {"minItems": 1, "items": {"type": "integer", **_TOKENS}}},
     "tokens": {"array": {"items": {"type": "integer", **_TOKENS}}},
-    "prompt": {"string": {"minLength": 1}, "array": {"minItems": 1}},
+    "prompt": {"array": {"minItems": 1}},
 }
 
 
