@@ -182,6 +182,21 @@ async def test_a_next_turn_goes_on_from_a_stored_one(client: httpx.AsyncClient) 
     assert third.output_text == await chat_text(client, messages)
 
 
+async def test_items_are_referred_to(client: httpx.AsyncClient) -> None:
+    first = await respond(client, input="One")
+    user = {"role": "user", "content": "One"}
+    two = {"role": "user", "content": "Two"}
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    second = await respond(client, input=[user, reference, two])
+    answer = {"role": "assistant", "content": first.output_text}
+    assert second.output_text == (await respond(client, input=[user, answer, two])).output_text
+    others = {"authorization": "Bearer other"}
+    body = {**GREEDY, "input": [user, reference]}
+    assert (await client.post(PATH, json=body, headers=others)).status_code == 400
+    await client.delete(f"{PATH}/{first.id}")
+    assert (await refused(client, input=[user, reference]))["param"] == "input[1].id"
+
+
 async def test_a_stored_response_is_shown_and_forgotten(client: httpx.AsyncClient) -> None:
     response = await respond(client, input="One")
     path = f"{PATH}/{response.id}"
@@ -419,6 +434,9 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
          "input[0].content[0].text"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_none"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference", "id": 5}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": "word " * 4000}, "input"),

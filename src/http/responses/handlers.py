@@ -39,7 +39,7 @@ async def create_response(call: Call) -> None:
     history = []
     if request.previous_response_id is not None:
         history = store.history(request.previous_response_id, owner)
-    translation = translate(request, history)
+    translation = translate(request, history, partial(store.item, owner=owner))
     try:
         chat = await prepare_chat(call, translation.chat)
         work = _Work(call, request, translation, chat, owner)

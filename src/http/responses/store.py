@@ -11,7 +11,7 @@ import msgspec
 from src.core.errors import InvalidRequestError
 from src.http.errors import RouteNotFoundError
 from src.http.protocol.chat import ChatMessage
-from src.http.protocol.responses import ResponseBody
+from src.http.protocol.responses import OutputItem, ResponseBody
 
 
 class StoredResponse(msgspec.Struct, kw_only=True):
@@ -43,6 +43,8 @@ class ResponseStore:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
+        # Id of an item -> name of the response that it is in
+        self._items: dict[str, str] = {}
         self._size = 0
         # What goes on after its request has been answered; the event loop keeps no task alive.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,6 +66,7 @@ class ResponseStore:
         """Keep an entry, or keep it with its new size, and forget the oldest over the bounds."""
         self._drop(entry.body.id)
         self._entries[entry.body.id] = entry
+        self._items.update((item.id, entry.body.id) for item in entry.body.output)
         self._size += entry.size
         while self._entries and (len(self._entries) > max_entries or self._size > max_bytes):
             self._drop(next(iter(self._entries)))
@@ -110,6 +113,13 @@ class ResponseStore:
             )
         return entry.messages
 
+    def item(self, item_id: str, owner: bytes) -> OutputItem | None:
+        """An item of a response that is complete; ``None`` if there is none that may be seen."""
+        entry = self._entries.get(self._items.get(item_id, ""))
+        if entry is None or entry.owner != owner or entry.messages is None:
+            return None
+        return next((item for item in entry.body.output if item.id == item_id), None)
+
     def delete(self, response_id: str, owner: bytes) -> None:
         """Forget a response, and end it if it is being generated. Raises what :meth:`get` does."""
         entry = self.get(response_id, owner)
@@ -126,3 +136,5 @@ class ResponseStore:
         entry = self._entries.pop(response_id, None)
         if entry is not None:
             self._size -= entry.size
+            for item in entry.body.output:
+                self._items.pop(item.id, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +27,7 @@ from src.http.protocol.responses import (
     InputMessage,
     InputReasoning,
     NamespaceTool,
+    OutputItem,
     ResponseRequest,
 )
 from src.http.protocol.structured import JsonSchemaFormat, ResponseFormat
@@ -78,15 +79,21 @@ class Translation(msgspec.Struct):
     namespaces: dict[str, str]
 
 
-def translate(request: ResponseRequest, history: Sequence[ChatMessage]) -> Translation:
-    """The chat that a request asks for; ``history`` is what was said before.
+def translate(
+    request: ResponseRequest,
+    history: Sequence[ChatMessage],
+    find_item: Callable[[str], OutputItem | None],
+) -> Translation:
+    """The chat that a request asks for.
+
+    ``history`` is what was said before, and ``find_item`` knows the items of past responses.
 
     Raises
     ------
     InvalidRequestError
         It asks for something that cannot be done or read; names the field.
     """
-    turn = [*history, *_input_messages(request)]
+    turn = [*history, *_input_messages(request, find_item)]
     if not turn:
         raise InvalidRequestError("input is required", param="input")
     tools, namespaces = _tools(request.tools or ())
@@ -109,12 +116,14 @@ def translate(request: ResponseRequest, history: Sequence[ChatMessage]) -> Trans
     return Translation(chat, turn, namespaces)
 
 
-def _input_messages(request: ResponseRequest) -> list[ChatMessage]:
+def _input_messages(
+    request: ResponseRequest, find_item: Callable[[str], OutputItem | None]
+) -> list[ChatMessage]:
     if request.input is None:
         return []
     if isinstance(request.input, str):
         return [ChatMessage(role="user", content=request.input)]
-    reader = _ItemReader()
+    reader = _ItemReader(find_item)
     for index, item in enumerate(request.input):
         reader.read(f"input[{index}]", item)
     return reader.messages
@@ -123,8 +132,9 @@ def _input_messages(request: ResponseRequest) -> list[ChatMessage]:
 class _ItemReader:
     """Joins what the assistant thought, said and called into one message, as templates expect."""
 
-    def __init__(self) -> None:
+    def __init__(self, find_item: Callable[[str], OutputItem | None]) -> None:
         self.messages: list[ChatMessage] = []
+        self._find_item = find_item
 
     def read(self, where: str, item: dict[str, Any]) -> None:
         """Take the next item, whose field is ``where``."""
@@ -141,12 +151,25 @@ class _ItemReader:
                 )
             case "reasoning":
                 self._reasoning(read_item(where, item, InputReasoning))
+            case "item_reference" | None if "id" in item:
+                self.read(where, self._referred(where, item["id"]))
             case other:
                 raise InvalidRequestError(
                     f"{where}.type: items of type {str(other)[:100]!r} are not understood",
                     param=f"{where}.type",
                     code="unsupported_parameter",
                 )
+
+    def _referred(self, where: str, item_id: object) -> dict[str, Any]:
+        found = self._find_item(item_id) if isinstance(item_id, str) else None
+        if found is None:
+            raise InvalidRequestError(
+                f"{where}.id: there is no item {str(item_id)[:100]!r}; it may have been forgotten, "
+                "or not stored",
+                param=f"{where}.id",
+            )
+        item: dict[str, Any] = msgspec.to_builtins(found)
+        return item
 
     def _message(self, where: str, message: InputMessage) -> None:
         content = _content(f"{where}.content", message.content)
