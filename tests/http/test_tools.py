@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import msgspec
 import openai
 import pytest
@@ -213,6 +214,41 @@ async def test_one_of_the_allowed_tools_is_called(client: openai.AsyncOpenAI) ->
     )
     (call,) = calls_of(message)
     assert call["name"] == "add"
+
+
+ORDER = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["a", "b\"{", None]},
+        "numbers": {"type": "array", "items": {"$ref": "#/$defs/small"}, "maxItems": 3},
+        "inner": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "maxLength": 5}},
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["kind", "numbers", "inner"],
+    "$defs": {"small": {"type": "integer", "minimum": -9, "maximum": 9}},
+}
+
+
+async def test_forced_arguments_are_valid_at_any_temperature(client: openai.AsyncOpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "order", "parameters": ORDER}}
+    answer = await ask(
+        client,
+        ASKS_NOTHING,
+        tools=[tool, WEATHER],
+        tool_choice={"type": "function", "function": {"name": "order"}},
+        temperature=2,
+        n=16,
+        seed=1,
+        max_tokens=200,
+    )
+    for choice in answer.choices:
+        (call,) = calls_of(choice.message)
+        assert choice.finish_reason == "tool_calls"
+        jsonschema.validate(json.loads(call["arguments"]), ORDER)
 
 
 async def test_a_forced_call_that_is_cut_short_says_so(client: openai.AsyncOpenAI) -> None:
