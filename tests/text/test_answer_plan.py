@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -19,8 +19,10 @@ from src.engine.structured.vocabulary import Vocabulary
 from src.text.answer import ToolOffer
 from src.text.answer_plan import AnswerPlan, plan_answer
 from src.text.chat_template import ChatTemplate
+from src.text.reasoning import REASONING_SYNTAXES
 from src.text.tokenizer import Tokenizer
 from src.text.tool_calls.detection import reasoning_syntax, tool_call_syntax
+from src.text.tool_calls.syntaxes import SYNTAXES
 from tests.text.answers import Read, read
 from tests.text.chat_templates import LLAMA3, MISTRAL, QWEN3
 
@@ -319,3 +321,14 @@ def test_what_the_settings_switch_off_is_text() -> None:
     assert read(off.parser(), text) == Read(text, [])
     none = plan(QWEN3, ToolOffer(tools=TOOLS, choice="none"))
     assert read(none.parser(), text) == Read(hermes(SUM), [], "a")
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [("tool_call_parser", SYNTAXES), ("reasoning_parser", REASONING_SYNTAXES)],
+)
+def test_every_syntax_can_be_set_and_is_described(key: str, known: Mapping[str, object]) -> None:
+    choices = get_args(get_type_hints(ChatSection)[key])
+    assert set(choices) == {"auto", "none", *known}
+    page = (CHECKOUT / "docs" / "tools.md").read_text()
+    assert not [name for name in known if f"`{name}`" not in page]
