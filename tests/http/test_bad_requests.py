@@ -316,6 +316,9 @@ async def test_methods_that_do_not_exist(client: httpx.AsyncClient) -> None:
     assert check_error(answer, 405, None)["code"] == "method_not_allowed"
     assert answer.headers["allow"] == "POST"
     assert (await client.post("/live")).status_code == 405
+    # All of a path's methods, though each has a route of its own.
+    answer = await client.put("/v1/responses/resp_x")
+    assert answer.headers["allow"] == "DELETE, GET, HEAD"
 
 
 async def test_refusals_are_counted_by_reason(client: httpx.AsyncClient, app: Starlette) -> None:
