@@ -95,8 +95,10 @@ class Runner:
         # Of the device thread alone: row -> its newest owner, and unfinished requests by key.
         self._requests: list[Request | None] = [None] * len(rows.tokens)
         self._known: dict[int, Request] = {}
-        self._grammars = RowGrammars(len(rows.tokens), decoder.spec.vocab_size)
         self._on_cuda = self._device.type == "cuda"
+        self._grammars = RowGrammars(
+            len(rows.tokens), decoder.spec.vocab_size, on_cpu=not self._on_cuda
+        )
         self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
         self._num_threads = num_threads
         self.compiled = False
@@ -303,7 +305,7 @@ class Runner:
         logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
         batch = inputs.samplers
         if masks is not None:
-            batch = replace(batch, banned=masks.banned(logits.shape[1], self._device))
+            batch = replace(batch, mask=masks.to(self._device, logits.shape[1]))
         samples = self._sampler.sample(logits, batch, self._rows.tokens)
         self._rows.scatter_tokens(
             inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids

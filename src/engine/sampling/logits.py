@@ -28,11 +28,6 @@ def keep_only(logits: Tensor, entries: Tensor, targets: Tensor) -> None:
     flat[targets] = kept
 
 
-def drop(logits: Tensor, banned: Tensor) -> None:
-    """Set to -inf what ``banned`` [S, V] bool names."""
-    logits.masked_fill_(banned, -torch.inf)
-
-
 def ban(logits: Tensor, targets: Tensor) -> None:
     """Ban the flat ``targets`` [m] int64, which may repeat."""
     flat = logits.view(-1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from src.core.outputs import TokenLogprobs
-from src.engine.sampling.logits import add_bias, ban, ban_completions, drop, keep_only, penalize
+from src.engine.sampling.logits import add_bias, ban, ban_completions, keep_only, penalize
 from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs
 from src.engine.sampling.selection import Selection
 from src.engine.sampling.state import SamplingState
@@ -29,14 +29,14 @@ class SampleBatch:
         [S] position in its sequence of the token to be sampled; ``prompt_len`` for the first one.
     positions_s
         [S] int64, the same on the device, if the caller has it there already.
-    banned
-        [S, V] bool on the device: what the entries may never choose, if there is such.
+    mask
+        [S, V] float32 on the device, to be added: 0, or -inf for what may never be chosen.
     """
 
     rows: Sequence[int]
     positions: Sequence[int]
     positions_s: Tensor | None = None
-    banned: Tensor | None = None
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ class Sampler:
             entries = selection.scored_entries
             if entries is not None:
                 raw = logits[entries]
-            elif selection.changes_logits or end_ban or batch.banned is not None:
+            elif selection.changes_logits or end_ban or batch.mask is not None:
                 raw = logits.clone()
             else:
                 raw = logits
-        if batch.banned is not None:
-            drop(logits, batch.banned)
+        if batch.mask is not None:
+            logits += batch.mask
         if selection.allowed:
             keep_only(logits, selection.allowed.entries, selection.allowed.targets)
         if selection.banned:

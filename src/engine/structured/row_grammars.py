@@ -33,6 +33,12 @@ _BITS = 32
 _MAX_THREADS = 4
 
 
+# [256, 8] float32: what is added to the logits of eight tokens by the bits of their byte.
+_ADDENDS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class RowMasks:
     """What one batch may sample.
@@ -42,29 +48,99 @@ class RowMasks:
     packed
         [S, W] int32 on the host: bit ``v % 32`` of word ``v // 32`` says that token ``v`` may be
         sampled; all ones where a row is not constrained.
+    added
+        [S, V] float32, the same to be added to logits on the CPU; ``None`` for other devices.
     failures
         (request key, reason) of rows whose grammar cannot go on; they may sample anything.
     """
 
     packed: np.ndarray
+    added: np.ndarray | None
     failures: Sequence[tuple[int, str]]
 
-    def banned(self, vocab_size: int, device: torch.device) -> Tensor:
-        """[S, V] bool on the device: what may not be sampled."""
-        inverted = np.invert(self.packed).view(np.uint8)
-        if device.type == "cpu":
-            bits = np.unpackbits(inverted, axis=1, count=vocab_size, bitorder="little")
-            return torch.from_numpy(bits).view(torch.bool)
-        # An eighth of the bytes on the way.
-        return unpacked(upload(inverted, torch.uint8, device), vocab_size)
+    def to(self, device: torch.device, vocab_size: int) -> Tensor:
+        """[S, V] float32 on the device: 0 for what may be sampled, -inf for what may not."""
+        if self.added is not None:
+            return torch.from_numpy(self.added)
+        # A bit per token on the way.
+        return unpacked(upload(self.packed.view(np.uint8), torch.uint8, device), vocab_size)
 
 
 def unpacked(packed: Tensor, vocab_size: int) -> Tensor:
-    """The bits of ``packed`` [S, B] uint8, least significant first, as [S, V] bool."""
+    """[S, V] float32, 0 for a bit and -inf for none, from [S, B] uint8, lowest bits first."""
     # Not from a list: on CUDA that copies it from the host, and waits.
     weights = torch.ones(8, dtype=torch.uint8, device=packed.device)
     weights = weights << torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed[:, :, None] & weights) != 0).flatten(1)[:, :vocab_size]
+    barred = ((packed[:, :, None] & weights) == 0).flatten(1)[:, :vocab_size]
+    return torch.zeros(barred.shape, device=packed.device).masked_fill_(barred, -torch.inf)
+
+
+def _added(packed: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The same on the host, from [S, W] int32."""
+    # Many times faster than indexing.
+    added = np.take(_ADDENDS, packed.view(np.uint8), axis=0)  # [S, 4 W, 8]
+    return added.reshape(len(packed), -1)[:, :vocab_size]
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """What a request wants beside its grammar, where that changes masks.
+
+    Attributes
+    ----------
+    end_ids, allowed_ids
+        Tokens that end the output, and those that it may consist of, if they are given.
+    goes_on
+        Whether it is to end only where nothing else is possible.
+    """
+
+    end_ids: Iterable[int]
+    allowed_ids: Iterable[int] | None
+    goes_on: bool
+
+    @classmethod
+    def of(cls, request: Request) -> _Wishes | None:
+        params = request.params
+        # The model's own end tokens are in the grammar's masks already.
+        if not (params.ignore_eos or params.allowed_token_ids or params.stop_token_ids):
+            return None
+        return cls(request.end_token_ids, params.allowed_token_ids, params.ignore_eos)
+
+
+class _Restrictions:
+    """Of rows with wishes: brings those into the grammars' masks.
+
+    End tokens are in a mask where the output may end. With ``ignore_eos`` they are left only where
+    nothing else is; where ``allowed_token_ids`` leaves nothing, an output that may end ends.
+    """
+
+    def __init__(self, max_num_rows: int, num_words: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        # [rows, W] int32 and [rows] bool, by row.
+        self._ends = np.zeros((max_num_rows, num_words), np.int32)
+        self._allowed = np.zeros((max_num_rows, num_words), np.int32)
+        self._goes_on = np.zeros(max_num_rows, np.bool_)
+
+    def install(self, row: int, wishes: _Wishes) -> None:
+        """Give ``row`` these wishes."""
+        num_words = self._ends.shape[1]
+        self._ends[row] = _packed(wishes.end_ids, num_words, self._vocab_size)
+        self._allowed[row] = (
+            -1
+            if wishes.allowed_ids is None
+            else _packed(wishes.allowed_ids, num_words, self._vocab_size)
+        )
+        self._goes_on[row] = wishes.goes_on
+
+    def apply(self, masks: np.ndarray, rows: list[int]) -> None:
+        """Change the rows' masks [max_num_rows, W] int32, in place."""
+        given, ends, allowed = masks[rows], self._ends[rows], self._allowed[rows]
+        may_end = (given & ends).any(1, keepdims=True)
+        others = given & ~ends & allowed
+        # Where there is something else: no end at all, or those that are allowed themselves.
+        kept = np.where(self._goes_on[rows, None], 0, allowed)
+        ends &= np.where(others.any(1, keepdims=True), kept, -1)
+        masks[rows] = others | np.where(may_end, ends, 0)
 
 
 class _Follower:
@@ -78,19 +154,14 @@ class _Follower:
         Why it cannot go on.
     """
 
-    def __init__(self, request: Request, num_words: int, vocab_size: int) -> None:
+    def __init__(self, request: Request) -> None:
         assert isinstance(request.grammar, CompiledGrammar)
         self.key = request.key
         self.matcher: LLMatcher = request.grammar.begin()
         self.ended = False
         self.fault: str | None = None
+        self.wishes = _Wishes.of(request)
         self._end_ids = request.end_token_ids
-        self._ends = _packed(request.end_token_ids, num_words, vocab_size)
-        allowed = request.params.allowed_token_ids
-        self._allowed = None if allowed is None else _packed(allowed, num_words, vocab_size)
-        self._goes_on = request.params.ignore_eos
-        # The model's own end tokens are in the grammar's masks already.
-        self._refines = self._goes_on or allowed is not None or bool(request.params.stop_token_ids)
 
     def take(self, token_id: int) -> bool:
         """Whether the matcher is to consume the token."""
@@ -103,30 +174,6 @@ class _Follower:
         self.ended = True
         self.fault = reason
 
-    def refine(self, mask: np.ndarray) -> None:
-        """Bring the request's other wishes into the grammar's own mask [W] int32, in place.
-
-        End tokens are in it where the output may end. With ``ignore_eos`` they are left only where
-        nothing else is; where ``allowed_token_ids`` leaves nothing, an output that may end ends.
-        """
-        if self._refines:
-            self._restrict(mask)
-        if not mask.any():
-            self.fail("no token continues what the grammar asks for")
-
-    def _restrict(self, mask: np.ndarray) -> None:
-        may_end = bool((mask & self._ends).any())
-        others = mask & ~self._ends
-        if self._allowed is not None:
-            others &= self._allowed
-        ends = self._ends if may_end else np.zeros_like(mask)
-        if others.any():
-            if self._goes_on:
-                ends = np.zeros_like(mask)
-            elif self._allowed is not None:
-                ends = ends & self._allowed
-        mask[:] = others | ends
-
 
 class RowGrammars:
     """The grammars of the rows, driven by the device thread.
@@ -137,10 +184,13 @@ class RowGrammars:
         Rows, ``max_num_seqs``.
     vocab_size
         Width of the logits.
+    on_cpu
+        Whether the logits are on the host too.
     """
 
-    def __init__(self, max_num_rows: int, vocab_size: int) -> None:
+    def __init__(self, max_num_rows: int, vocab_size: int, *, on_cpu: bool) -> None:
         self._vocab_size = vocab_size
+        self._on_cpu = on_cpu
         self._num_words = -(-vocab_size // _BITS)
         # Of the device thread: the rows that are constrained, and what the grammar thread has not
         # been told yet.
@@ -150,6 +200,7 @@ class RowGrammars:
         # Of the grammar thread: row -> its grammar, and [rows, W] int32, row -> what it may sample.
         self._followers: dict[int, _Follower] = {}
         self._masks = np.zeros((max_num_rows, self._num_words), np.int32)
+        self._restrictions = _Restrictions(max_num_rows, self._num_words, vocab_size)
         self._executor: LLExecutor | None = None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar")
 
@@ -214,7 +265,9 @@ class RowGrammars:
         for row in departures:
             self._followers.pop(row, None)
         for row, request, output_token_ids in arrivals:
-            follower = _Follower(request, self._num_words, self._vocab_size)
+            follower = _Follower(request)
+            if follower.wishes is not None:
+                self._restrictions.install(row, follower.wishes)
             self._followers[row] = follower
             follower.matcher.consume_tokens(output_token_ids)
         self._compute([row for row, _, _ in arrivals])
@@ -254,11 +307,18 @@ class RowGrammars:
             self._num_words * self._masks.itemsize,
             len(self._masks),
         )
-        for row, follower in live:
+        self._restrict(live)
+        possible = np.any(self._masks[[row for row, _ in live]], axis=1, keepdims=True)
+        for (_, follower), is_possible in zip(live, possible, strict=True):
             if follower.matcher.is_error():
                 follower.fail(fault_of(follower.matcher))
-            else:
-                follower.refine(self._masks[row])
+            elif not is_possible:
+                follower.fail("no token continues what the grammar asks for")
+
+    def _restrict(self, live: list[tuple[int, _Follower]]) -> None:
+        rows = [row for row, follower in live if follower.wishes is not None]
+        if rows:
+            self._restrictions.apply(self._masks, rows)
 
     def _gather(self, rows: list[int], owners: list[int | None]) -> RowMasks:
         packed = self._masks[rows]
@@ -274,7 +334,8 @@ class RowGrammars:
             elif follower.fault is not None:
                 failures.append((owner, follower.fault))
                 packed[entry] = -1
-        return RowMasks(packed, failures)
+        added = _added(packed, self._vocab_size) if self._on_cpu else None
+        return RowMasks(packed, added, failures)
 
     def _pool(self) -> LLExecutor:
         if self._executor is None:

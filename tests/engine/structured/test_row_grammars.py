@@ -21,7 +21,7 @@ from src.core.request import Request
 from src.core.structured_output import StructuredOutput
 from src.engine.structured.compiled import CompiledGrammar, GrammarError, compile_matcher
 from src.engine.structured.grammar_text import grammar_candidate
-from src.engine.structured.row_grammars import RowGrammars, RowMasks, unpacked
+from src.engine.structured.row_grammars import RowGrammars, RowMasks, _added, unpacked
 from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
 from src.text.detokenizer import detokenize
@@ -53,7 +53,7 @@ class Rows:
         self.end_ids = frozenset(end_ids)
         vocabulary = Vocabulary.of(tokenizer, self.vocab_size, end_ids)
         self._built = vocabulary.build()
-        self.rows = RowGrammars(4, self.vocab_size)
+        self.rows = RowGrammars(4, self.vocab_size, on_cpu=True)
 
     def compile(self, output: StructuredOutput) -> CompiledGrammar:
         candidate = grammar_candidate(output, StructuredOutputSection())
@@ -86,8 +86,7 @@ class Rows:
     def allowed(self, row: int) -> list[int]:
         masks = self.masks([row])
         assert not masks.failures
-        banned = masks.banned(self.vocab_size, CPU)
-        return (~banned[0]).nonzero().flatten().tolist()
+        return (masks.to(CPU, self.vocab_size)[0] == 0).nonzero().flatten().tolist()
 
 
 def tokenizer_of(name: str) -> Rows:
@@ -141,10 +140,11 @@ def test_masks_are_of_their_entries_and_free_rows_are_free() -> None:
     rows.install(2, StructuredOutput.choice(["yes", "no"]))
     assert rows.rows.masks([0, 1, 3]) is None
     masks = rows.masks([3, 2])
-    banned = masks.banned(rows.vocab_size, CPU)
-    assert banned.shape == (2, rows.vocab_size)
-    assert not banned[0].any()
-    texts = {rows.tokenizer.token_text(i) for i in (~banned[1]).nonzero().flatten().tolist()}
+    mask = masks.to(CPU, rows.vocab_size)
+    assert mask.shape == (2, rows.vocab_size)
+    assert set(mask.unique().tolist()) == {0.0, -float("inf")}
+    assert not mask[0].any()
+    texts = {rows.tokenizer.token_text(i) for i in (mask[1] == 0).nonzero().flatten().tolist()}
     assert {"y", "n"} <= texts <= {"y", "ye", "yes", "n", "no"}
     rows.rows.forget(102)
     assert rows.rows.masks([2]) is None
@@ -210,14 +210,15 @@ def test_a_step_that_failed_leaves_the_other_rows_alone() -> None:
 
 
 def test_masks_on_the_way_to_a_device_are_those_on_the_host() -> None:
+    """Unpacked by torch, as on a GPU, and by numpy."""
     packed = np.random.default_rng(0).integers(-(2**31), 2**31, (5, 4)).astype(np.int32)
-    masks = RowMasks(packed, ())
-    on_host = masks.banned(117, CPU)
+    on_device = unpacked(torch.from_numpy(packed.view(np.uint8)), 117)
+    assert (on_device.shape, on_device.dtype) == ((5, 117), torch.float32)
     words = torch.from_numpy(packed.astype(np.int64))
     for token in range(117):
-        assert torch.equal(on_host[:, token], (words[:, token // 32] >> token % 32) & 1 == 0)
-    inverted = torch.from_numpy(np.invert(packed).view(np.uint8))
-    assert torch.equal(unpacked(inverted, 117), on_host)
+        bits = (words[:, token // 32] >> token % 32) & 1
+        assert torch.equal(on_device[:, token], torch.where(bits == 1, 0.0, -torch.inf))
+    assert np.array_equal(_added(packed, 117), on_device.numpy())
 
 
 def test_a_dead_end_is_the_error_of_one_request_in_the_engine(demo: LLM) -> None:
