@@ -18,7 +18,6 @@ from src.http.protocol.chat import (
 # A field of `UnsupportedByMessages` may be sent with one of these values: they ask for nothing.
 NEUTRAL_IN_MESSAGES: Final[dict[str, tuple[Any, ...]]] = {
     "container": (),
-    "context_management": ({}, {"edits": []}),
     "mcp_servers": ([],),
 }
 
@@ -27,7 +26,6 @@ class UnsupportedByMessages(msgspec.Struct, kw_only=True):
     """Fields that would change the answer and that nothing here can do."""
 
     container: Any = None
-    context_management: Any = None
     mcp_servers: Any = None
 
 
@@ -35,6 +33,8 @@ class AcceptedByMessages(UnsupportedByMessages, kw_only=True):
     """Fields without a meaning for a server of one's own, accepted whatever they hold."""
 
     cache_control: Any = None
+    # Edits of conversations that get too long: this server makes none.
+    context_management: Any = None
     diagnostics: Any = None
     inference_geo: Any = None
     metadata: Any = None
