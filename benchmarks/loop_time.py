@@ -24,7 +24,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 
 from benchmarks.load import random_prompts
@@ -151,9 +150,17 @@ async def through_socket(port: int, load: Load) -> None:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    output, _ = await process.communicate(b"\n".join(load.bodies))
+    await process.communicate(b"\n".join(load.bodies))
     if process.returncode:
         raise RuntimeError("a client was refused")
+
+
+def listening(port: int) -> None:
+    """Wait until somebody accepts connections there."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
@@ -178,8 +185,7 @@ async def hypercorn(app: Starlette) -> AsyncIterator[int]:
             shutdown_trigger=stop.wait,
         )
     )
-    while app.state.server.engine is None:
-        await asyncio.sleep(0.05)
+    await asyncio.to_thread(listening, port)
     await app.state.server.ready_engine()
     yield port
     stop.set()
@@ -234,16 +240,14 @@ class Phases:
 @contextlib.contextmanager
 def phases() -> Iterator[Phases]:
     """Clocks around the parts of a turn, and around what a token meets on its way out."""
-    from hypercorn.asyncio.tcp_server import TCPServer
-    from hypercorn.protocol.h11 import H11Protocol
-
     from src.engine.loop import EngineLoop
     from src.engine.observer import EngineObserver
     from src.engine.runner import Runner
     from src.engine.scheduler import Scheduler
     from src.engine.streams import Choice
-    from src.http.chat import ChatShape
+    from src.http.chat_shape import ChatShape
     from src.http.completions import CompletionShape
+    from src.http.direct import DirectWriter
     from src.text.output import OutputText
 
     found = Phases()
@@ -257,10 +261,9 @@ def phases() -> Iterator[Phases]:
         *(("observe", EngineObserver, m) for m in ("launched", "committed", "delivered", "turned")),
         ("encode", CompletionShape, "events"),
         ("encode", ChatShape, "events"),
+        ("write", DirectWriter, "write"),
     ):
         found.measure(name, owner, method)
-    assert TCPServer
-    assert H11Protocol
     try:
         yield found
     finally:
@@ -306,7 +309,9 @@ async def run(options: argparse.Namespace) -> None:
                 repeats.append(found)
         with phases() as clocks:
             inside = await cost_per_token(layers["hypercorn"], num_tokens)
-    shape = {name: getattr(options, name) for name in ("streams", "input_len", "output_len", "chat")}
+    shape = {
+        name: getattr(options, name) for name in ("streams", "input_len", "output_len", "chat")
+    }
     units = dict.fromkeys(options.layers, "us/token")
     recorder.add("loop time per streamed token, with all below", figures_of(units, repeats),
                  config=config, **shape)  # fmt: skip

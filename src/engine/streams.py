@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from src.core.errors import SlipstreamError
 from src.core.outputs import Delta, FinishReason, RequestEvent, TokenLogprobs, Usage
@@ -12,6 +13,9 @@ from src.core.records import RequestRecord
 from src.core.request import Request
 from src.observability.tracing import RequestTrace
 from src.text.output import OutputText
+
+# Takes a delta at once and whole, or refuses it untouched.
+Sink: TypeAlias = Callable[[Delta], bool]
 
 
 class RequestStream:
@@ -31,6 +35,7 @@ class RequestStream:
         self._error: SlipstreamError | None = None
         # What the reader waits for: not an event, which costs more than all the rest of a token.
         self._news: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
         # Output tokens of the longest completion that has ended.
         self.longest = 0
 
@@ -56,6 +61,10 @@ class RequestStream:
 
     def put(self, delta: Delta) -> None:
         """Hand over the next delta of a choice."""
+        sink = self._sink
+        if sink is not None and delta.finish_reason is None and sink(delta):
+            return
+        self._sink = None
         self._pending.setdefault(delta.index, []).append(delta)
         if delta.finish_reason is not None:
             self._unfinished -= 1
@@ -66,6 +75,15 @@ class RequestStream:
         if not self.finished:
             self._error = error
             self._tell()
+
+    def divert(self, sink: Sink) -> None:
+        """Hand the next deltas to ``sink`` as they are made, without waking the reader.
+
+        Until it refuses one, or the last one has come: then the reader has its turn again. That
+        wake-up costs more than all else that is done for a token.
+        """
+        if not self._pending and not self.finished:
+            self._sink = sink
 
     def _tell(self) -> None:
         news = self._news

@@ -13,7 +13,7 @@ from src.core.outputs import (
     Usage,
 )
 from src.core.request import Request
-from src.engine.streams import Choice, RequestStream
+from src.engine.streams import Choice, RequestStream, Sink
 from src.text.output import OutputText
 from src.text.tokenizer import Tokenizer
 
@@ -68,6 +68,14 @@ class Submission:
         for choice in self._choices:
             if not choice.finished:
                 self._loop.abort(choice.request.key)
+
+    def divert(self, sink: Sink) -> None:
+        """Hand the next deltas to ``sink`` as they are made: see :meth:`RequestStream.divert`.
+
+        Does nothing with several completions, whose deltas of a step are better taken together.
+        """
+        if len(self._choices) == 1:
+            self._stream.divert(sink)
 
     async def take(self) -> list[Delta]:
         """Wait for news and return one delta per completion that has any; empty at the end."""
@@ -133,6 +141,7 @@ def _text_of(request: Request, tokenizer: Tokenizer) -> OutputText:
         spaces_between_special_tokens=params.spaces_between_special_tokens,
         kept_special_ids=params.kept_special_token_ids,
         min_tokens=params.min_tokens,
+        judge=request.grammar.judge() if params.stop and request.grammar is not None else None,
     )
 
 

@@ -113,7 +113,8 @@ class Call:
             await self._start(200, STREAM_HEADERS)
             self._direct = direct_writer(self.scope)
         # Nothing else is done for most tokens of all streams.
-        if self._direct is not None and self._direct.write(events):
+        if self.writes_at_once:
+            self.write_at_once(events)
             return
         message = {"type": "http.response.body", "body": events, "more_body": True}
         try:
@@ -126,6 +127,16 @@ class Call:
             if self._direct is not None:
                 self._direct.abort()
             raise ClientDisconnectedError from None
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Whether the next events of the stream can be written now, without waiting."""
+        return self._direct is not None and self._direct.is_ready
+
+    def write_at_once(self, events: bytes) -> None:
+        """Write the next events of a stream that :attr:`writes_at_once`."""
+        assert self._direct is not None
+        self._direct.write(events)
 
     async def end(self, events: bytes) -> None:
         """Send the last events of a stream."""

@@ -29,17 +29,19 @@ class DirectWriter:
         self._stream = stream
         self._transport = transport
 
-    def write(self, data: bytes) -> bool:
-        """Write a chunk; ``False`` if it must go the ordinary way, since the reader is behind."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether a chunk may be written; when the reader is behind or gone it may not."""
         transport = self._transport
-        if (
+        return not (
             transport.get_write_buffer_size() > _MAX_WAITING
             or self._stream.closed
             or transport.is_closing()
-        ):
-            return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
+        )
+
+    def write(self, data: bytes) -> None:
+        """Write a chunk, when :attr:`is_ready`."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def abort(self) -> None:
         """End the connection at once, with whatever waits in it."""

@@ -171,11 +171,21 @@ async def _stream(
 
 async def forward(call: Call, prompt: int, submission: Submission, shape: EventShape) -> None:
     """Write a prompt's deltas: one write for all that has come since the last one."""
+
+    def write_at_once(delta: Delta) -> bool:
+        if not call.writes_at_once:
+            return False
+        if events := shape.events(prompt, (delta,)):
+            call.write_at_once(events)
+        return True
+
     while deltas := await submission.take():
         for delta in deltas:
             check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
         if events := shape.events(prompt, deltas):
             await call.write(events)
+        if call.writes_at_once:
+            submission.divert(write_at_once)
 
 
 async def _forward_all(call: Call, submissions: Sequence[Submission], shape: Shape) -> None:
