@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from src.text.detokenizer import IncrementalDetokenizer
 from src.text.stop_strings import StopStrings
@@ -24,6 +24,16 @@ class TextDelta(NamedTuple):
     one that completed the stop string. The caller drops the rest."""
 
 
+class TextJudge(Protocol):
+    """Knows the form that a text must have."""
+
+    def advance(self, text: str) -> None:
+        """The text goes on with this."""
+
+    def completes(self, text: str) -> bool:
+        """Whether the text would have its form if it went on with this and ended."""
+
+
 class OutputText:
     """The text of one choice, as it grows.
 
@@ -39,6 +49,9 @@ class OutputText:
         See there too.
     min_tokens
         A stop string completed by an earlier token than this (counted from 1) is plain text.
+    judge
+        Where the text must have a form: tells where it has it, so that a stop string is plain text
+        everywhere else.
 
     A token that ends the output by itself (the end token, a stop token id) has text only if it is
     pushed: leave it out unless its text is wanted.
@@ -55,6 +68,7 @@ class OutputText:
         spaces_between_special_tokens: bool = True,
         kept_special_ids: Collection[int] = (),
         min_tokens: int = 0,
+        judge: TextJudge | None = None,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -63,7 +77,9 @@ class OutputText:
             spaces_between_special_tokens=spaces_between_special_tokens,
             kept_special_ids=kept_special_ids,
         )
-        self._stops = StopStrings(stop, include_stop) if stop else None
+        self._judge = judge
+        may_end = None if judge is None else judge.completes
+        self._stops = StopStrings(stop, include_stop, may_end) if stop else None
         self._min_tokens = min_tokens
         self.num_tokens = 0
         """Tokens taken into the output so far."""
@@ -88,6 +104,8 @@ class OutputText:
                 allow_match=self.num_tokens >= self._min_tokens,
             )
             shown.append(text)
+            if self._judge is not None:
+                self._judge.advance(text)
             if stop is not None:
                 return TextDelta("".join(shown), stop, used)
         return TextDelta("".join(shown), None, len(token_ids))

@@ -13,7 +13,7 @@ string that the text ends with: exactly what has to be held back, in linear time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from src.core.errors import InvalidRequestError
 
@@ -27,6 +27,9 @@ class StopStrings:
         The stop strings, none of them empty.
     include_in_output
         Whether the matched stop string stays in the text.
+    may_end
+        Whether the text may end with these characters behind all that was let out; without it
+        always. Where it may not, a stop string is plain text.
 
     Raises
     ------
@@ -34,7 +37,12 @@ class StopStrings:
         A stop string is empty.
     """
 
-    def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
+    def __init__(
+        self,
+        stops: Sequence[str],
+        include_in_output: bool = False,
+        may_end: Callable[[str], bool] | None = None,
+    ) -> None:
         for i, stop in enumerate(stops):
             if not stop:
                 raise InvalidRequestError(
@@ -46,6 +54,7 @@ class StopStrings:
         self._states = [0] * len(self._stops)
         self._first_characters = frozenset(stop[0] for stop in self._stops)
         self._include = include_in_output
+        self._may_end = may_end
         self._held = ""
         self.matched: str | None = None
         """The stop string that ended the text, once one did."""
@@ -67,13 +76,16 @@ class StopStrings:
             for i, stop in enumerate(self._stops):
                 state = _advance(stop, self._failures[i], states[i], character)
                 if state == len(stop):
-                    if allow_match:
-                        return self._cut(text, position + 1, stop)
+                    shown = text[: self._end(position + 1, stop)]
+                    if allow_match and (self._may_end is None or self._may_end(shown)):
+                        self.matched = stop
+                        self._held = ""
+                        return shown, stop
                     state = self._failures[i][state]
                 states[i] = state
-        shown = len(text) - max(states)
-        self._held = text[shown:]
-        return text[:shown], None
+        certain = len(text) - max(states)
+        self._held = text[certain:]
+        return text[:certain], None
 
     def finish(self) -> str:
         """Return the held-back tail: the text ended without completing a stop string."""
@@ -81,10 +93,9 @@ class StopStrings:
         self._states = [0] * len(self._stops)
         return tail
 
-    def _cut(self, text: str, end: int, stop: str) -> tuple[str, str]:
-        self.matched = stop
-        self._held = ""
-        return text[: end if self._include else end - len(stop)], stop
+    def _end(self, end: int, stop: str) -> int:
+        """Where the text ends that a stop string up to ``end`` cuts."""
+        return end if self._include else end - len(stop)
 
 
 def _advance(stop: str, failure: list[int], state: int, character: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -88,11 +89,49 @@ class CompiledGrammar:
     ----------
     matcher
         At the beginning of the output; never moved.
+    tokenizer
+        Of the vocabulary that it was compiled for.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
         self._matcher = matcher
+        self._tokenizer = tokenizer
 
     def begin(self) -> LLMatcher:
         """A matcher of one's own, at the beginning of the output."""
         return self._matcher.deep_copy()
+
+    def judge(self) -> TextJudge:
+        """Follows the text of one output."""
+        return TextJudge(self._matcher.deep_copy(), self._tokenizer.greedy_tokenize)
+
+
+class TextJudge:
+    """Tells whether a text that grows is complete under a grammar.
+
+    It goes by the text, and not by the tokens that the model chose: a stop string may end within
+    one. Text that the grammar does not know, such as special tokens that are hidden from it, is
+    beyond it: everything is complete from there on.
+    """
+
+    def __init__(self, matcher: LLMatcher, tokenize: Callable[[str], list[int]]) -> None:
+        self._matcher = matcher
+        self._tokenize = tokenize
+        self._is_lost = False
+
+    def advance(self, text: str) -> None:
+        """The text goes on with this."""
+        token_ids = self._tokenize(text)
+        if not self._is_lost and self._matcher.try_consume_tokens(token_ids) < len(token_ids):
+            self._is_lost = True
+
+    def completes(self, text: str) -> bool:
+        """Whether the text would be complete if it went on with this and ended."""
+        if self._is_lost:
+            return True
+        token_ids = self._tokenize(text)
+        taken = self._matcher.try_consume_tokens(token_ids)
+        complete = taken == len(token_ids) and self._matcher.is_accepting()
+        if not self._matcher.rollback(taken):
+            self._is_lost = True
+        return complete or self._is_lost

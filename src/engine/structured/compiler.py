@@ -135,7 +135,8 @@ class GrammarCompiler:
         candidate = grammar_candidate(output, self._bounds)
         vocabulary, tokenizer = self._vocabulary()
         try:
-            return CompiledGrammar(compile_matcher(tokenizer, self._tried(candidate, vocabulary)))
+            lark = self._tried(candidate, vocabulary)
+            return CompiledGrammar(compile_matcher(tokenizer, lark), tokenizer)
         except GrammarError as error:
             raise refusal(str(error)) from None
 

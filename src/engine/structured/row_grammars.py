@@ -214,11 +214,10 @@ class RowGrammars:
 
     def forget(self, key: int) -> None:
         """The request has ended: let go of its grammar, if it has one."""
-        for row, owner in self._rows.items():
-            if owner == key:
-                del self._rows[row]
-                self._departures.append(row)
-                return
+        # More than one, where it lost a row that nobody has taken since.
+        for row in [row for row, owner in self._rows.items() if owner == key]:
+            del self._rows[row]
+            self._departures.append(row)
 
     def begin(self) -> None:
         """Begin to compute the first masks of those who were installed."""

@@ -118,6 +118,7 @@ OTHERS: list[dict[str, Any]] = [
     {"ignore_eos": True},
     {"n": 3, "logprobs": 2},
     {"stop_token_ids": (0,)},
+    {"stop": ("e", "1", ", ", "}"), "temperature": 0.7},
     {"allowed_token_ids": tuple(range(259)), "min_tokens": 3},
 ]
 

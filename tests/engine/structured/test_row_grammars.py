@@ -25,6 +25,7 @@ from src.engine.structured.row_grammars import RowGrammars, RowMasks, _added, un
 from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
 from src.text.detokenizer import detokenize
+from src.text.output import OutputText
 from tests.support.engines import small_config
 from tests.support.tokenizers import BUILDERS
 
@@ -57,7 +58,7 @@ class Rows:
 
     def compile(self, output: StructuredOutput) -> CompiledGrammar:
         candidate = grammar_candidate(output, StructuredOutputSection())
-        return CompiledGrammar(compile_matcher(self._built, candidate.text))
+        return CompiledGrammar(compile_matcher(self._built, candidate.text), self._built)
 
     def install(
         self,
@@ -235,6 +236,42 @@ def test_a_dead_end_is_the_error_of_one_request_in_the_engine(demo: LLM) -> None
     (result,) = demo.generate(["b"], fine)
     assert result.text in ("yes", "no")
     assert result.completions[0].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+def test_a_stop_string_counts_where_what_it_leaves_is_complete(name: str) -> None:
+    rows = tokenizer_of(name)
+    grammar = rows.compile(StructuredOutput.regex("x( [a-z]+)+;?"))
+
+    def text(given: str, stop: str, *, include: bool) -> tuple[str, str | None]:
+        output = OutputText(
+            rows.tokenizer,
+            rows.tokenizer.encode("fox"),
+            stop=[stop],
+            include_stop=include,
+            judge=grammar.judge(),
+        )
+        # What stands before it keeps tokenizers from putting a space in front.
+        ids = rows.tokenizer.encode("|" + given, add_special_tokens=False)
+        pieces = [output.push([token_id]).text for token_id in _behind(rows, ids, given)]
+        return "".join(pieces) + output.finish(), output.stop
+
+    # After a word, not within the beginning, nor where a space is left over.
+    assert text("x ab end", " end", include=False) == ("x ab", " end")
+    assert text("x ab end", "end", include=False) == ("x ab end", None)
+    assert text("x ab end", "end", include=True) == ("x ab end", "end")
+    assert text("x ab end", "x", include=False) == ("x ab end", None)
+    assert text("x ab;", " ", include=False) == ("x ab;", None)
+    assert text("x a b c", " ", include=False) == ("x a", " ")
+    rows.rows.close()
+
+
+def _behind(rows: Rows, ids: list[int], text: str) -> list[int]:
+    """The last of the tokens, those that spell the text."""
+    for start in range(len(ids)):
+        if b"".join(map(rows.tokenizer.token_bytes, ids[start:])) == text.encode():
+            return ids[start:]
+    raise AssertionError(text)
 
 
 def test_an_ordinary_token_cannot_stop_a_constrained_output(demo: LLM) -> None:
