@@ -65,5 +65,5 @@ CLIENTS = (
     Client("vllm-router", ROUTER, "with_vllm_router.py", "vllm-router", outside=True, seconds=600),
     Client("node-openai", NODE, "with_openai.mjs", "openai"),
     Client("node-ai-sdk", NODE, "with_ai_sdk.mjs", "ai"),
-    Client("codex", NODE, "with_codex.py", "@openai/codex", outside=True),
+    Client("codex", NODE, "with_codex.py", "@openai/codex", outside=True, seconds=600),
 )

@@ -43,6 +43,9 @@ ADD_NUMBERS: dict[str, Any] = {
     "strict": False,
 }
 
+# A type that Codex sends and only OpenAI's models know: it is passed over.
+CODEX_NAMESPACE = {"type": "namespace", "name": "agents", "description": "", "tools": [ADD_NUMBERS]}
+
 
 class Person(pydantic.BaseModel):
     name: str
@@ -64,7 +67,7 @@ def test_a_response() -> None:
         {},
         {"instructions": "You are Slip.", "store": False, "include": [], "truncation": "auto"},
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": SUM}]}]},
-        {"input": WEATHER, "tools": [GET_WEATHER, ADD_NUMBERS, {"type": "web_search"}]},
+        {"input": WEATHER, "tools": [GET_WEATHER, {"type": "web_search"}, CODEX_NAMESPACE]},
         {"max_output_tokens": 16, "top_p": 0.9, "reasoning": {"effort": "low"}},
         {"text": {"format": {"type": "json_object"}}, "input": PERSON},
     ],
