@@ -24,6 +24,7 @@ from src.core.settings import load_config
 from src.http import create_app
 from src.http.guard import DEBUG, METRICS, OPEN, check_access, route_path
 from src.http.keys import KeyRing, load_keys
+from src.http.spelling import ANTHROPIC
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -67,7 +68,10 @@ def bearer(key: str) -> dict[str, str]:
 
 def check_refusal(answer: httpx.Response, status: int, code: str) -> None:
     assert answer.status_code == status, answer.text
-    if answer.request.method != "HEAD":
+    if answer.request.method != "HEAD" and answer.request.url.path.startswith(ANTHROPIC):
+        assert (answer.json()["type"], status) == ("error", 401)
+        assert answer.json()["error"]["type"] == "authentication_error"
+    elif answer.request.method != "HEAD":
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert (error["type"], error["code"]) == ("invalid_request_error", code)
