@@ -137,7 +137,8 @@ def test_every_server_serves_and_streams(servers: dict[str, ServerProcess], name
             timeout=0.3,
         )
     deadline = time.monotonic() + 10
-    while 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' not in server.get("/metrics").text:
+    idle = 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0'
+    while idle not in server.get("/metrics").text:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
