@@ -59,7 +59,7 @@ CLIENTS = (
     Client("pydantic-ai", SDKS, "with_pydantic_ai.py", "pydantic-ai-slim"),
     Client("openai-agents", SDKS, "with_openai_agents.py", "openai-agents"),
     Client("litellm", LITELLM, "with_litellm.py", "litellm"),
-    Client("lm-eval", LM_EVAL, "with_lm_eval.py", "lm-eval", outside=True),
+    Client("lm-eval", LM_EVAL, "with_lm_eval.py", "lm-eval", outside=True, seconds=600),
     Client("guidellm", GUIDELLM, "with_guidellm.py", "guidellm", outside=True),
     Client("aiperf", AIPERF, "with_aiperf.py", "aiperf", outside=True),
     Client("vllm-router", ROUTER, "with_vllm_router.py", "vllm-router", outside=True, seconds=600),

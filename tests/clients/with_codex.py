@@ -1,6 +1,6 @@
 """`codex exec` with a local provider: its own instructions, its own tools, two turns.
 
-Runs in the project's environment, which starts the server: Codex sends some fourteen thousand tokens
+Runs in the project's environment, which starts the server: Codex sends some 14,000 tokens
 of the demo model's, far more than its context. With a longer one it answers nonsense, in the right
 form, which is what counts here.
 """

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.clients.common import BASE_URL, MODEL
 
 CHECKPOINT = "configs/demo"
-SECONDS = 240
+SECONDS = 400
 QUESTIONS = [
     ("A baby dog is called a", [" puppy", " kitten", " calf. The cow is large"]),
     ("The capital of Italy is", [" Rome.", " Paris.", " a city in the south"]),
@@ -138,7 +138,8 @@ def test_log_likelihoods(samples: dict[str, Any], reference: Reference) -> None:
 
 
 def test_rolling_log_likelihoods(samples: dict[str, Any], reference: Reference) -> None:
-    (prefix,) = reference.encode(reference.tokenizer.eos_token)
+    # What it puts before a text that has no context.
+    prefix = reference.tokenizer.bos_token_id
     for text, sample in zip(TEXTS, samples["demo_rolling"], strict=True):
         expected, _ = reference.score([prefix, *reference.encode(text)], 1)
         ((value,),) = sample["resps"]
