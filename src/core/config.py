@@ -7,6 +7,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from src.core.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
@@ -113,6 +123,20 @@ class StructuredOutputSection(Section, frozen=True, kw_only=True):
     cached_grammars: NonNegative = 64  # that are kept compiled
 
 
+class LimitsSection(Section, frozen=True, kw_only=True):
+    """How much a client may ask for of what costs by its size; never more than holds anyway."""
+
+    max_n: Annotated[int, Meta(ge=1, le=MAX_N)] = MAX_N
+    max_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = MAX_LOGPROBS
+    max_stop_strings: Annotated[int, Meta(ge=0, le=MAX_STOP_STRINGS)] = MAX_STOP_STRINGS
+    max_stop_string_chars: Annotated[int, Meta(ge=1, le=MAX_STOP_STRING_CHARS)] = (
+        MAX_STOP_STRING_CHARS
+    )
+    max_stop_token_ids: Annotated[int, Meta(ge=0, le=MAX_STOP_TOKEN_IDS)] = MAX_STOP_TOKEN_IDS
+    max_bad_words: Annotated[int, Meta(ge=0, le=MAX_BAD_WORDS)] = MAX_BAD_WORDS
+    max_logit_bias: Annotated[int, Meta(ge=0, le=MAX_LOGIT_BIAS)] = MAX_LOGIT_BIAS
+
+
 class ChatSection(Section, frozen=True, kw_only=True):
     """How chats are rendered, and their answers read."""
 
@@ -186,6 +210,7 @@ class Config(Section, frozen=True, kw_only=True):
     scheduler: SchedulerSection = SchedulerSection()
     compile: CompileSection = CompileSection()
     structured_output: StructuredOutputSection = StructuredOutputSection()
+    limits: LimitsSection = LimitsSection()
     chat: ChatSection = ChatSection()
     http: HttpSection = HttpSection()
     observability: ObservabilitySection = ObservabilitySection()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
+from src.core.config import LimitsSection
 from src.core.errors import InvalidRequestError, PromptTooLongError
+from src.core.limits import check_limits
 from src.core.request import Request
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.engine.status import ModelInfo
@@ -87,7 +89,9 @@ class RequestBuilder:
         info: ModelInfo,
         model_end_token_ids: Sequence[int],
         grammars: GrammarCompiler,
+        limits: LimitsSection,
     ) -> None:
+        self._limits = limits
         self._grammars = grammars
         self._tokenizer = tokenizer
         self._info = info
@@ -142,6 +146,7 @@ class RequestBuilder:
             Prompt and output do not fit the context.
         """
         params.validate(vocab_size=self._info.vocab_size)
+        check_limits(params, self._limits)
         _check_rest(priority, timeout, cache_salt)
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
         end_token_ids = frozenset(params.stop_token_ids)

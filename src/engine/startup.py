@@ -143,7 +143,7 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
-        builder=RequestBuilder(tokenizer, info, end_ids, grammars),
+        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits),
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         runner=runner,

@@ -67,6 +67,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "chat.reasoning_parser": "none",
         "chat.request_templates": "all",
         "structured_output.compile_memory_bytes": "268435456",
+        "limits.max_stop_strings": "3",
         "http.ready_wait": "1.5",
         "http.request_timeout": "2.5",
         "http.shutdown_timeout": "2.5",
