@@ -145,6 +145,14 @@ def _params(engine: AsyncEngine, request: CompletionRequest, prompt_len: int) ->
     )
 
 
+def plain_piece(index: int, text: str) -> bytes:
+    """The JSON of a :class:`CompletionChoice` that has text and nothing else."""
+    return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}' % (
+        index,
+        _encode(text),
+    )
+
+
 class CompletionShape:
     """Spells one request's answers. ``prompt_texts`` are given when they are to be echoed."""
 
@@ -175,6 +183,8 @@ class CompletionShape:
         head |= {"model": self._model, "system_fingerprint": self._fingerprint}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._shows_token_ids = bool(request.return_token_ids)
+        self._is_plain = not (self._counts_always or self._only_prompt or self._shows_token_ids)
+        self._tail = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
         self._legacy: dict[int, LegacyLogprobs] = {}
 
     def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
@@ -215,6 +225,9 @@ class CompletionShape:
         first = legacy is None
         if legacy is None:
             legacy = self._legacy[index] = self._new_legacy(prompt)
+        elif self._is_plain and delta.logprobs is None and delta.finish_reason is None:
+            # Most tokens of most streams.
+            return self._head + plain_piece(index, delta.text) + self._tail if delta.text else b""
         choice = self._choice(prompt, delta, legacy, delta.prompt_logprobs, first=first)
         silent = (
             not (choice.text or choice.token_ids)
