@@ -186,7 +186,7 @@ async def hypercorn(app: Starlette) -> AsyncIterator[int]:
         )
     )
     await asyncio.to_thread(listening, port)
-    await app.state.server.ready_engine()
+    await app.state.server.engine.wait_ready()
     yield port
     stop.set()
     await serving
