@@ -141,6 +141,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_range(name, count, 0, MAX_LOGPROBS)
         self._validate_strings()
         self._validate_token_ids(vocab_size)
+
     def _validate_types(self) -> None:
         # What a program writes is not checked when it is constructed, unlike what is decoded.
         try:
