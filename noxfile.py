@@ -140,7 +140,8 @@ def otel(session: nox.Session) -> None:
 def clients(session: nox.Session) -> None:
     """Real clients of Python and Node against a server of the demo model; names choose some.
 
-    Each is installed into an environment of its own kind, apart from this session's.
+    They are installed into environments of their own, apart from this session's; where nothing of
+    one needs torch, uv does it in a tenth of pip's time.
     """
     install(session, "test")
     session.install("uv")
