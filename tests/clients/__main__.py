@@ -155,7 +155,7 @@ def command_of(client: Client, root: Path, report: Path) -> list[str]:
         reporters += ["--test-reporter=junit", f"--test-reporter-destination={report}"]
         return ["node", "--test", *reporters, str(copies / script.name)]
     python = sys.executable if client.outside else client.environment.programs(root) / "python"
-    settings = ["-c", str(HERE / "pytest.ini"), "--rootdir", str(CHECKOUT)]
+    settings = ["-c", str(HERE / "settings.ini"), "--rootdir", str(CHECKOUT)]
     return [str(python), "-m", "pytest", *settings, f"--junitxml={report}", str(script)]
 
 
