@@ -348,7 +348,7 @@ def _install(level: str, library: KernelLibrary) -> None:
     name = f"cpp-{level}"
     PAGED_ATTENTION.install_cpu(Kernel(name, library.paged_attention))
     GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
-    LINEAR.install_cpu(Kernel(name, library.linear))
+    LINEAR.install_cpu(Kernel(name, library.streamed_linear))
     _state.library = library
     _state.status = name
     _log.info("CPU kernels: %s", name)

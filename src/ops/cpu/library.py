@@ -57,7 +57,7 @@ class KernelLibrary:
         self._philox.argtypes = (ctypes.c_uint64,) * 3 + (ctypes.c_void_p,)
         self.paged_attention = _bind_attention(self._library)
         self.gumbel_argmax = _bind_gumbel(self._library)
-        self.linear = _bind_linear(self._library)
+        self.streamed_linear = _bind_linear(self._library)
 
     def philox(self, seed: int, position: int, group: int) -> tuple[int, int, int, int]:
         """The four random words of counter (position, group) under key `seed`."""
