@@ -92,7 +92,7 @@ async def _probe() -> dict[str, float]:
         # What is not built in this configuration is there when the engine is ready.
         built: dict[str, Callable[[], bool]] = {
             "kernels": lambda: on_cuda or kernel_status() != "reference",
-            "compiled": lambda: config.compile.enforce_eager or engine.stats.compiled,
+            "compiled": lambda: not config.compile.is_on or engine.stats.compiled,
         }
         async with asyncio.timeout(_SECONDS):
             while not seen.keys() >= built.keys():

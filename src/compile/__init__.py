@@ -1,6 +1,20 @@
-"""torch.compile policy: which functions are compiled, with which symbolic sizes, cached where."""
+"""Compiles pure functions on tensors: ahead of time in other processes, or just in time.
 
+Nothing here knows of models. On the CPU functions are compiled ahead of time (`ahead`): the serving
+process only loads shared libraries. On CUDA they are compiled at their first call (`just_in_time`),
+which is not imported with this package because it brings the compiler in.
+"""
+
+from src.compile.ahead import Compilation, CompilationClosedError, CompilationError
 from src.compile.artifacts import use_artifact_cache
-from src.compile.functions import CompiledFunction, compile_functions
+from src.compile.job import Job
+from src.compile.loaded import LoadedFunction
 
-__all__ = ["CompiledFunction", "compile_functions", "use_artifact_cache"]
+__all__ = [
+    "Compilation",
+    "CompilationClosedError",
+    "CompilationError",
+    "Job",
+    "LoadedFunction",
+    "use_artifact_cache",
+]

@@ -1,9 +1,27 @@
-"""Where compiled code is kept between starts."""
+"""Where compiled code is kept between starts.
+
+Layout: ``<root>/regions/<key of the job>/{manifest.json,<digest>.so,<digest>.cpp}``. The manifest
+is written last and names the rest by content, so that a reader sees a whole artifact or none, and
+a library that a process has loaded is never written over.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from src.compile.job import Job
+
+_log = logging.getLogger(__name__)
 
 
 def use_artifact_cache(directory: Path) -> None:
@@ -11,6 +29,77 @@ def use_artifact_cache(directory: Path) -> None:
 
     Inductor keys its entries by code, options, versions and CPU, writes them atomically and
     rebuilds what it cannot read, so processes may share the directory. A place that the user chose
-    through torch's own variable is left alone. Must run before the process compiles anything.
+    through torch's own variable is left alone. Must run before the process, or one that it starts,
+    compiles anything.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory / "inductor"))
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One compiled function on disk.
+
+    Attributes
+    ----------
+    library
+        A shared library with AOTInductor's C interface.
+    source
+        The code that calls the kernels, as it was generated.
+    result
+        ``module:name`` of the named tuple that the function returns, None for a single tensor.
+    """
+
+    library: Path
+    source: Path
+    result: str | None
+
+
+class ArtifactCache:
+    """Artifacts by job, shared by processes."""
+
+    def __init__(self, root: Path) -> None:
+        self._directory = root / "regions"
+
+    def find(self, job: Job) -> Artifact | None:
+        """A whole and unchanged artifact of ``job``, None if there is none."""
+        directory = self._directory / job.key
+        try:
+            manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
+            library = directory / manifest["library"]
+            if hashlib.sha256(library.read_bytes()).hexdigest() != manifest["sha256"]:
+                raise ValueError("the library changed since it was built")
+            return Artifact(library, directory / manifest["source"], manifest["result"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("compiled code in %s is unusable (%s)", directory, error)
+            return None
+
+    def discard(self, job: Job) -> None:
+        """Forget the artifact of ``job``, so that it is built again."""
+        with contextlib.suppress(OSError):
+            (self._directory / job.key / "manifest.json").unlink()
+
+    @contextlib.contextmanager
+    def locked(self, job: Job) -> Iterator[Path]:
+        """The directory of ``job``, this process's alone to write to.
+
+        The system drops a lock with its holder, so none goes stale.
+        """
+        directory = self._directory / job.key
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(directory / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield directory
+
+    @staticmethod
+    def publish(directory: Path, library: Path, source: Path, result: str | None) -> None:
+        """Move an artifact's files, on the same file system, to where readers find them."""
+        digest = hashlib.sha256(library.read_bytes()).hexdigest()
+        names = {"library": f"{digest[:16]}.so", "source": f"{digest[:16]}.cpp"}
+        manifest = {**names, "sha256": digest, "result": result}
+        os.replace(library, directory / names["library"])
+        os.replace(source, directory / names["source"])
+        written = library.with_name("manifest.json")
+        written.write_text(json.dumps(manifest, indent=1))
+        os.replace(written, directory / "manifest.json")

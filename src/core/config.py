@@ -105,11 +105,17 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
 
 
 class CompileSection(Section, frozen=True, kw_only=True):
-    """torch.compile and its artifacts."""
+    """Compiled code and its artifacts."""
 
-    enforce_eager: bool = False  # True: never compile
-    # Whether the first requests wait for the compiler or are served eagerly until it is done.
-    startup: Literal["background", "wait"] = "background"
+    enforce_eager: bool = False  # True: as startup = "off"
+    # Whether the first requests wait for the compiler, are served eagerly until it is done, or all
+    # are served eagerly.
+    startup: Literal["background", "wait", "off"] = "background"
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is compiled at all."""
+        return not self.enforce_eager and self.startup != "off"
 
 
 class StructuredOutputSection(Section, frozen=True, kw_only=True):

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from src.compile import CompiledFunction
 from src.core.errors import EngineDeadError, SlipstreamError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
@@ -33,6 +32,8 @@ from src.engine.structured.row_grammars import RowGrammars, RowMasks
 from src.models.decoder import Decoder
 from src.models.regions import Regions
 from src.ops import paged_attention
+from src.ops.cpu.compiled import Caller
+from src.ops.cpu.forward import CompiledForward
 
 T = TypeVar("T")
 
@@ -65,6 +66,14 @@ class StepOutput:
         )
 
 
+class Code(NamedTuple):
+    """What a step's forward pass runs."""
+
+    regions: Regions
+    # Everything from token ids to hidden states in one call; None: region by region.
+    forward: CompiledForward | None = None
+
+
 class Runner:
     """The only owner of the device: streams, threads, rows and KV memory.
 
@@ -87,7 +96,7 @@ class Runner:
         num_threads: int,
     ) -> None:
         self._decoder = decoder
-        self._regions = regions
+        self._code = Code(regions)
         self._kv_cache = kv_cache
         self._rows = rows
         self._sampler = sampler
@@ -121,9 +130,12 @@ class Runner:
     @property
     def num_graphs(self) -> int:
         """Graphs that the compiler made of the regions in use; more than those, it recompiled."""
-        return sum(
-            region.num_graphs for region in self._regions if isinstance(region, CompiledFunction)
-        )
+        return sum(getattr(region, "num_graphs", 0) for region in self._code.regions)
+
+    @property
+    def num_threads(self) -> int:
+        """Intra-op threads of a step."""
+        return self._num_threads
 
     def launch(
         self, plan: StepPlan, admitted: Sequence[Request], ended: Sequence[int] = ()
@@ -142,28 +154,49 @@ class Runner:
         """Run something on the device thread, behind the steps that are launched."""
         return self._device_thread.submit(function)
 
-    def compile(self, regions: Regions) -> None:
-        """Compile ``regions`` by running them once on padding, then use them from the next step on.
+    def swap_in(self, code: Code, seconds: float | None = None) -> None:
+        """Try compiled code on padding, then use it from the next step on.
 
-        Blocks; meant for a thread of its own while steps go on with the regions of before. The
-        padding writes neither KV memory nor rows, so it disturbs no step.
+        Blocks; meant for a thread of its own while steps go on with the code of before. The padding
+        writes neither KV memory nor rows, so it disturbs no step. Code that is compiled at its
+        first call is so here.
+
+        Parameters
+        ----------
+        seconds
+            That its compilation took before.
         """
         # Compiled code is guarded by the number of threads, which belongs to the calling thread.
         torch.set_num_threads(self._num_threads)
         started = time.monotonic()
         with torch.inference_mode():
-            hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows), regions)
-            self._decoder.logits(regions, hidden)
+            hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows), code)
+            self._decoder.logits(code.regions, hidden)
         if self._on_cuda:
             torch.cuda.synchronize(self._device)
-        self._regions = regions
-        self.compile_seconds = time.monotonic() - started
+        self._code = code
+        self.compile_seconds = (seconds or 0.0) + time.monotonic() - started
         self.compiled = True
+
+    def compiled_forward(self, caller: Caller, regions: Regions) -> CompiledForward:
+        """The forward pass in one call, of regions that were compiled ahead of time."""
+        spec = self._decoder.spec
+        return CompiledForward(
+            caller,
+            [region.bind(*arguments) for region, arguments in self._decoder.calls(regions)],
+            self._kv_cache.keys,
+            self._kv_cache.values,
+            [window or 0 for window in spec.sliding_windows],
+            num_heads=self._decoder.region_spec.num_heads,
+            scale=spec.attention_scale,
+            num_threads=self._num_threads,
+        )
 
     def close(self) -> None:
         """Let the launched steps end and stop the threads. Blocks.
 
-        A compilation in another thread ends at the end of the region that it is in.
+        What compiles in another thread at its first call ends at the end of the region that it is
+        in.
         """
         self._device_thread.shutdown(wait=True)
         self._waiter_thread.shutdown(wait=True)
@@ -258,21 +291,32 @@ class Runner:
 
     def _compute(self, plan: StepPlan) -> StepOutput:
         inputs = build_inputs(plan, self._rows)
-        # One look: the compiler may swap them between two steps.
-        regions = self._regions
+        # One look: the compiler may swap it between two steps.
+        code = self._code
         # They are computed while the forward runs; without a constrained row there are none.
         awaited = self._grammars.masks(inputs.samplers.rows)
-        hidden = self._forward(inputs, regions)
+        hidden = self._forward(inputs, code)
         masks = None if awaited is None else awaited.result()
-        samples = self._sample(inputs, hidden, regions, masks) if inputs.samplers.rows else None
+        samples = (
+            self._sample(inputs, hidden, code.regions, masks) if inputs.samplers.rows else None
+        )
         return StepOutput(
             samples,
-            self._score_prompts(plan, hidden, regions),
+            self._score_prompts(plan, hidden, code.regions),
             () if masks is None else masks.failures,
         )
 
-    def _forward(self, inputs: StepInputs, regions: Regions) -> Tensor:
+    def _forward(self, inputs: StepInputs, code: Code) -> Tensor:
         """Hidden states [T, hidden_size]."""
+        if code.forward is not None:
+            return code.forward(
+                inputs.input_ids_t,
+                inputs.positions_t,
+                inputs.block_tables_b,
+                inputs.query_start_loc,
+                inputs.seq_lens_b,
+                inputs.slot_mapping_t,
+            )
         spec = self._decoder.spec
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -297,7 +341,7 @@ class Runner:
             )
             return out.flatten(1)
 
-        return self._decoder.forward(regions, inputs.input_ids_t, inputs.positions_t, attend)
+        return self._decoder.forward(code.regions, inputs.input_ids_t, inputs.positions_t, attend)
 
     def _sample(
         self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from src.compile import compile_functions, use_artifact_cache
+from src.compile import use_artifact_cache
 from src.core.config import MIB, Config
 from src.core.errors import ConfigError
+from src.engine.compilation import RegionCompilation
 from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from src.engine.plan_log import PlanLog, RecordingScheduler
 from src.engine.profiler import StepProfiler
@@ -25,8 +26,7 @@ from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduler import Scheduler, SchedulerLimits
 from src.engine.status import STARTUP_PHASES, ModelInfo, served_names
 from src.engine.structured.compiler import GrammarCompiler
-from src.models import Decoder, load_model, resolve_model
-from src.models.regions import TOKEN_ARGUMENTS, Regions
+from src.models import Decoder, load_model, outline_model, resolve_model
 from src.ops.cpu.build import cache_root, ensure_built, kernel_status
 from src.text import Tokenizer
 
@@ -53,10 +53,13 @@ class EngineParts:
     kv_plan: KVCachePlan
     plan_log: PlanLog | None
     profiler: StepProfiler
+    compilation: RegionCompilation | None
 
     def close(self) -> None:
-        """Stop the device's threads and end the plan log. Blocks."""
+        """Stop compilers and the device's threads, and end the plan log. Blocks."""
         self.grammars.close()
+        if self.compilation is not None:
+            self.compilation.close()
         self.runner.close()
         if self.plan_log is not None:
             self.plan_log.close()
@@ -70,7 +73,6 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     ModelLoadError, ConfigError
         With one readable reason.
     """
-    started = time.perf_counter()
     device = resolve_device(config.device.type)
     if config.model.quantization is not None and device.type != "cpu":
         raise ConfigError(
@@ -84,6 +86,39 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
+    compilation = _begin_compilation(config, path, device) if config.compile.is_on else None
+    try:
+        return _build_parts(config, report, path, device, compilation)
+    except BaseException:
+        if compilation is not None:
+            compilation.close()
+        raise
+
+
+def _begin_compilation(config: Config, path: Path, device: torch.device) -> RegionCompilation:
+    """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
+    if device.type != "cpu":
+        return RegionCompilation(None, 0, cache_root(), awaited=True)
+    outline = outline_model(
+        path,
+        dtype=config.model.dtype,
+        max_model_len=config.model.max_model_len,
+        quantization=config.model.quantization,
+        group_size=config.model.quantization_group_size,
+    )
+    num_threads = config.device.num_threads or default_threads(outline)
+    awaited = config.compile.startup == "wait"
+    return RegionCompilation(outline, num_threads, cache_root(), awaited=awaited)
+
+
+def _build_parts(
+    config: Config,
+    report: Report,
+    path: Path,
+    device: torch.device,
+    compilation: RegionCompilation | None,
+) -> EngineParts:
+    started = time.perf_counter()
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     tokenizer = Tokenizer.from_directory(path)
     decoder = load_model(
@@ -124,9 +159,12 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         Sampler(SamplingState(config.scheduler.max_num_seqs, decoder.spec.vocab_size, device)),
         num_threads=config.device.num_threads or default_threads(decoder),
     )
-    if not config.compile.enforce_eager:
+    if compilation is not None:
         report("compile", STARTUP_PHASES["compile"], "compiling")
-        _compile(runner, decoder, wait=config.compile.startup == "wait")
+        if config.compile.startup == "wait":
+            compilation.finish(runner, decoder)
+        else:
+            compilation.finish_in_background(runner, decoder)
     info = _model_info(config, decoder, max_model_len)
     logger.info(
         "%s ready in %.1f s: %s, %s, attention %s, context %d tokens",
@@ -150,6 +188,7 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         kv_plan=kv_plan,
         plan_log=plan_log,
         profiler=StepProfiler(runner.call),
+        compilation=compilation,
     )
 
 
@@ -177,28 +216,6 @@ def default_threads(decoder: Decoder) -> int:
     """
     size = sum(tensor.nbytes for tensor in decoder.parameters().values())
     return 1 if size < _SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
-
-
-def _compile(runner: Runner, decoder: Decoder, *, wait: bool) -> None:
-    """Compile the regions now, or in a thread that swaps them in between two steps."""
-    regions = Regions(*compile_functions(decoder.regions, TOKEN_ARGUMENTS))
-    if wait:
-        runner.compile(regions)
-        return
-
-    def compile_and_swap() -> None:
-        started = time.perf_counter()
-        try:
-            runner.compile(regions)
-        except Exception:
-            # Whatever a compiler says that the end of the process has overtaken is of no interest.
-            if not runner.closed and threading.main_thread().is_alive():
-                logger.exception("compilation failed: the model goes on uncompiled")
-        else:
-            logger.info("compiled in %.1f s, in the background", time.perf_counter() - started)
-
-    # No daemon: a process that ends in the middle of generated code is aborted by the C++ runtime.
-    threading.Thread(target=compile_and_swap, name="slipstream-compile", daemon=False).start()
 
 
 def _weights_progress(report: Report) -> Callable[[int, int], None]:

@@ -7,7 +7,7 @@
 from src.models.config import GenerationDefaults, ModelConfig
 from src.models.decoder import Attend, Decoder, DecoderSpec, LayerKVSpec
 from src.models.hub import resolve_model
-from src.models.loader import load_model
+from src.models.loader import load_model, outline_model
 from src.models.regions import (
     EAGER_REGIONS,
     AttentionInputs,
@@ -33,6 +33,7 @@ __all__ = [
     "Regions",
     "load_config",
     "load_model",
+    "outline_model",
     "resolve_model",
     "supported_architectures",
 ]

@@ -190,6 +190,41 @@ class Decoder:
         """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
         return regions.logits(self.head, hidden)
 
+    def region_arguments(self, num_tokens: int) -> tuple[tuple[Any, ...] | None, ...]:
+        """Arguments of a call of each region, on the model's device, which may be meta.
+
+        All of a region's calls have arguments of these shapes, strides and dtypes, but for the
+        number of tokens. None stands for a region that this depth never calls.
+        """
+        spec, table, config = self.region_spec, self.rope_table, self.spec
+        ids = torch.empty(num_tokens, dtype=torch.int64, device=config.device)
+        attn_out = self._empty(num_tokens, spec.num_heads * spec.head_dim)
+        hidden = self._empty(num_tokens, config.hidden_size)
+        return (
+            (spec, self.embedding, self.pre[0], table, ids, ids),
+            (spec, self.post[0], self.pre[-1], table, attn_out, hidden, ids)
+            if config.num_layers > 1
+            else None,
+            (spec, self.post[-1], self.final_norm, attn_out, hidden),
+            (self.head, hidden),
+        )
+
+    def calls(self, regions: Regions) -> list[tuple[Any, tuple[Any, ...]]]:
+        """The regions that `forward` calls, in order, with their arguments.
+
+        Those that count tokens are None: all calls' others are the same in every step.
+        """
+        spec, table = self.region_spec, self.rope_table
+        middles = [
+            (regions.middle, (spec, self.post[layer], self.pre[layer + 1], table, *(None,) * 3))
+            for layer in range(self.spec.num_layers - 1)
+        ]
+        return [
+            (regions.first, (spec, self.embedding, self.pre[0], table, None, None)),
+            *middles,
+            (regions.last, (spec, self.post[-1], self.final_norm, None, None)),
+        ]
+
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """What each layer keeps per token, in layer order, so that memory is planned by group."""
         return tuple(

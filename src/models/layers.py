@@ -13,6 +13,7 @@ from torch.nn import functional
 from src import ops
 from src.distributed import Group
 from src.models.quantization import Weight
+from src.ops.linear import INT4_RUN
 
 
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -22,7 +23,9 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     this call, not another model.
     """
     if isinstance(weight, torch.Tensor):
-        if x.device.type != "cpu" or x.dtype == torch.float32:
+        # The op has nothing better for rows that are no whole number of runs either.
+        is_streamed = x.dtype != torch.float32 and weight.shape[1] % INT4_RUN == 0
+        if x.device.type != "cpu" or not is_streamed:
             return functional.linear(x, weight, bias)
         return ops.linear(x, weight, None, bias)
     return ops.linear(x, weight.values, weight.scales, bias)

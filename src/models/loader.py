@@ -84,6 +84,33 @@ def load_model(
     return decoder
 
 
+def outline_model(
+    path: Path,
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    quantization: Method | None = None,
+    group_size: int = 32,
+) -> Decoder:
+    """The model that `load_model` gives, on the meta device: every shape and no value.
+
+    Reads nothing but `config.json`. Arguments are those of `load_model`.
+
+    Raises:
+        ModelLoadError: as `load_model` does of a configuration.
+    """
+    config = load_config(path)
+    decoder = family_of(config.architecture)(
+        config,
+        dtype=resolve_dtype(dtype, config),
+        device=torch.device("meta"),
+        max_positions=resolve_max_positions(max_model_len, config),
+    )
+    if quantization is not None:
+        decoder.quantize(quantization, group_size)
+    return decoder
+
+
 def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
     """The torch dtype of `auto` (the checkpoint's own) or of a name.
 

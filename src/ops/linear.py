@@ -87,7 +87,9 @@ def _cost(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None)
 
 
 LINEAR = Op(
-    "linear",
+    # Code that is compiled ahead of time calls it by a C name made of this one, in a namespace that
+    # is torch's too: hence not just "linear".
+    "streamed_linear",
     "(Tensor x, Tensor weight, Tensor? scales, Tensor? bias) -> Tensor",
     reference=reference,
     fake=_fake,

@@ -28,6 +28,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.timeout(900)  # of which compilers take most, where nothing is in the cache
 @pytest.mark.parametrize("mode", MODES)
 async def test_every_mode_gives_the_golden_answers(mode: str) -> None:
     changes = {"scheduler__max_num_seqs": 64, **MODES[mode]}

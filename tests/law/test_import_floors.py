@@ -65,6 +65,7 @@ DEVICE = {
 SHELL = {
     "loop",
     "startup",
+    "compilation",
     "client",
     "engine_thread",
     "llm",

@@ -16,7 +16,7 @@ OPCHECKED = {
         {"dtype": torch.bfloat16, "head_dim": 8, "sliding_window": 7},
     ],
     "gumbel_argmax": [{"rows": 3, "vocab_size": 65}],
-    "linear": [
+    "streamed_linear": [
         {"tokens": 3, "inputs": 64, "outputs": 5, "has_bias": True},
         {"tokens": 2, "inputs": 128, "outputs": 9, "dtype": torch.bfloat16, "weight": "int4/64"},
     ],
@@ -81,7 +81,7 @@ def test_cost_is_positive_and_grows(op: Op) -> None:
     small, large = {
         "paged_attention": ({"rows": ((1, 10),)}, {"rows": ((1, 100),)}),
         "gumbel_argmax": ({"rows": 1, "vocab_size": 10}, {"rows": 1, "vocab_size": 100}),
-        "linear": (
+        "streamed_linear": (
             {"tokens": 1, "inputs": 32, "outputs": 8},
             {"tokens": 1, "inputs": 64, "outputs": 8},
         ),

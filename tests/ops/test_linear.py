@@ -41,7 +41,7 @@ def test_sums_are_those_of_float64(
             has_bias=True,
         )
         for library in libraries.values():
-            assert_matches(library.linear(*args), args)
+            assert_matches(library.streamed_linear(*args), args)
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,29 +63,33 @@ def test_a_token_is_the_same_bits_in_any_company(
     first = data.draw(st.integers(0, tokens - 1))
     last = data.draw(st.integers(first + 1, tokens))
     for library in libraries.values():
-        whole = library.linear(x, weight, scales, bias)
+        whole = library.streamed_linear(x, weight, scales, bias)
         torch.set_num_threads(data.draw(st.integers(1, 3)))
-        part = library.linear(x[first:last], weight, scales, bias)
+        part = library.streamed_linear(x[first:last], weight, scales, bias)
         assert torch.equal(part, whole[first:last])
 
 
 def test_rows_may_lie_apart_and_there_may_be_none(libraries: dict[str, KernelLibrary]) -> None:
     x, weight, scales, bias = LINEAR.build("cpu", tokens=6, inputs=192, outputs=8, weight="int8")
     for library in libraries.values():
-        whole = library.linear(x, weight, scales, bias)
+        whole = library.streamed_linear(x, weight, scales, bias)
         assert torch.equal(
-            library.linear(x[:, :128], weight[:, :128].contiguous(), scales, bias),
-            (library.linear(x[:, :128].contiguous(), weight[:, :128].contiguous(), scales, bias)),
+            library.streamed_linear(x[:, :128], weight[:, :128].contiguous(), scales, bias),
+            (
+                library.streamed_linear(
+                    x[:, :128].contiguous(), weight[:, :128].contiguous(), scales, bias
+                )
+            ),
         )
-        assert torch.equal(library.linear(x[::2], weight, scales, bias), whole[::2])
-        assert library.linear(x[:0], weight, scales, bias).shape == (0, 8)
+        assert torch.equal(library.streamed_linear(x[::2], weight, scales, bias), whole[::2])
+        assert library.streamed_linear(x[:0], weight, scales, bias).shape == (0, 8)
 
 
 def test_one_bad_token_stays_its_own(library: KernelLibrary) -> None:
     x, weight, scales, bias = LINEAR.build("cpu", tokens=9, inputs=128, outputs=16)
-    expected = library.linear(x, weight, scales, bias)
+    expected = library.streamed_linear(x, weight, scales, bias)
     x[4] = torch.nan
-    got = library.linear(x, weight, scales, bias)
+    got = library.streamed_linear(x, weight, scales, bias)
     assert got[4].isnan().all()
     others = [0, 1, 2, 3, 5, 6, 7, 8]
     assert torch.equal(got[others], expected[others])
@@ -93,15 +97,15 @@ def test_one_bad_token_stays_its_own(library: KernelLibrary) -> None:
 
 def test_rows_that_no_group_fits_are_left_to_torch(library: KernelLibrary) -> None:
     args = LINEAR.build("cpu", tokens=3, inputs=50, outputs=7, dtype=torch.bfloat16)
-    assert torch.equal(library.linear(*args), LINEAR.reference(*args))
+    assert torch.equal(library.streamed_linear(*args), LINEAR.reference(*args))
 
 
 def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
     x, weight, _, _ = LINEAR.build("cpu", tokens=3, inputs=64, outputs=7)
     with pytest.raises(ValueError, match=r"in x.s dtype"):
-        library.linear(x.bfloat16(), weight, None, None)
+        library.streamed_linear(x.bfloat16(), weight, None, None)
     with pytest.raises(ValueError, match="contiguous"):
-        library.linear(x, weight.T.contiguous().T, None, None)
+        library.streamed_linear(x, weight.T.contiguous().T, None, None)
     packed = torch.zeros(7, 32, dtype=torch.uint8)
     with pytest.raises(ValueError, match="multiple of 32"):
-        library.linear(x, packed, torch.ones(7, 4), None)
+        library.streamed_linear(x, packed, torch.ones(7, 4), None)

@@ -1,9 +1,10 @@
 // The plain C interface that Python calls through ctypes. Field order and widths are repeated in
 // library.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 2
+#define SLIPSTREAM_ABI 3
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -15,6 +16,7 @@ enum Status : int {
   kBadLengths = 3,    // query_start_loc or seq_lens contradict each other or the tensors
   kBadShape = 4,      // head_dim, heads or block_size outside of what the kernel is made for
   kOutOfMemory = 5,
+  kCompiledFailed = 6,  // code that was compiled ahead of time says so; it knows why
 };
 
 // Strides are in elements; heads lie head_dim apart and the last dimension is contiguous.
@@ -65,3 +67,66 @@ typedef int LinearFunction(const LinearArgs*);
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
+
+// Code that was compiled ahead of time. A Handle is a pointer to an at::Tensor.
+typedef void* Handle;
+
+struct TorchFunctions {  // aoti_torch_...
+  int32_t (*new_handle)(Handle, Handle*);
+  int32_t (*delete_tensor)(Handle);
+  int32_t (*from_blob)(void* data, int64_t dims, const int64_t* sizes, const int64_t* strides,
+                       int64_t offset, int32_t dtype, int32_t device_type, int32_t device_index,
+                       Handle*);
+  int32_t (*empty_strided)(int64_t dims, const int64_t* sizes, const int64_t* strides,
+                           int32_t dtype, int32_t device_type, int32_t device_index, Handle*);
+  int32_t (*get_data_ptr)(Handle, void**);
+  int32_t (*get_dim)(Handle, int64_t*);
+  int32_t (*get_sizes)(Handle, int64_t**);
+  int32_t (*get_strides)(Handle, int64_t**);
+  int32_t (*get_dtype)(Handle, int32_t*);
+};
+
+// torch's numbers of dtypes, and ours (a DType or a WeightKind).
+struct DTypePair {
+  int32_t torch;
+  int64_t ours;
+};
+constexpr DTypePair kTorchDTypes[] = {
+    {6, kFloat32}, {15, kBFloat16}, {5, kFloat16}, {1, kInt8}, {0, kInt4}};
+
+constexpr int kMaxDims = 3;
+constexpr int kMaxTokenInputs = 3;
+
+struct BoundInput {
+  Handle handle;  // of a weight; null of an argument whose dimension 0 counts tokens
+  int64_t dtype;  // torch's number; the rest is of token arguments only
+  int64_t dims, sizes[kMaxDims];  // sizes[0] is unused
+};
+
+// AOTInductorModelContainerRunSingleThreaded
+typedef int32_t CompiledFunction(void* container, Handle* inputs, size_t num_inputs,
+                                 Handle* outputs, size_t num_outputs, void* stream, void* proxy);
+
+struct Bound;  // a compiled function and its weights
+
+struct ForwardArgs {
+  const Bound* const* calls;  // [layers + 1]: first, middle of each layer but one, last
+  int64_t layers;
+  void* input_ids;   // int64 [tokens]
+  void* positions;   // int64 [tokens]
+  void* const* key_caches;    // [layers]
+  void* const* value_caches;  // [layers]
+  const int64_t* sliding_windows;  // [layers]
+  Handle* hidden;          // the result
+  AttentionArgs attention;  // what all layers share; `out` is room for one layer's output
+};
+
+SLIPSTREAM_EXPORT void slipstream_use_torch(const TorchFunctions*);
+SLIPSTREAM_EXPORT Bound* slipstream_bind(CompiledFunction*, void* container, const BoundInput*,
+                                         int64_t num_inputs, int64_t num_outputs, int64_t threads);
+SLIPSTREAM_EXPORT void slipstream_unbind(Bound*);
+// `data` are the token arguments, contiguous; results are the caller's. Not for two threads at once.
+SLIPSTREAM_EXPORT int slipstream_call(const Bound*, int64_t tokens, void* const* data,
+                                      Handle* results);
+// A whole step from token ids to hidden states.
+SLIPSTREAM_EXPORT int slipstream_forward(const ForwardArgs*);

@@ -40,7 +40,7 @@ COMPILE_TIMEOUT = 300 * SECONDS
 CHECK_TIMEOUT = 60 * SECONDS
 
 _SOURCES = Path(__file__).parent
-_UNITS = ("attention.cpp", "gumbel.cpp", "linear.cpp", "self_check.cpp")
+_UNITS = ("attention.cpp", "compiled.cpp", "gumbel.cpp", "linear.cpp", "self_check.cpp")
 _FLAGS = [
     "-std=c++17",
     "-O3",
@@ -292,6 +292,7 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.status = "reference"
+        self.library: KernelLibrary | None = None
         self.thread: threading.Thread | None = None
         self.failed = False
         self.builds = 0
@@ -303,6 +304,11 @@ _state = _State()
 def kernel_status() -> str:
     """What serves CPU calls now: "cpp-" and the name of a level, or "reference"."""
     return _state.status
+
+
+def kernel_library() -> KernelLibrary | None:
+    """The library that serves CPU calls now, None for the references."""
+    return _state.library
 
 
 def kernel_builds() -> int:
@@ -342,7 +348,8 @@ def _install(level: str, library: KernelLibrary) -> None:
     name = f"cpp-{level}"
     PAGED_ATTENTION.install_cpu(Kernel(name, library.paged_attention))
     GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
-    LINEAR.install_cpu(Kernel(name, library.linear))
+    LINEAR.install_cpu(Kernel(name, library.streamed_linear))
+    _state.library = library
     _state.status = name
     _log.info("CPU kernels: %s", name)
 

@@ -18,13 +18,13 @@ from torch import Tensor
 from src.ops.linear import INT4_RUN
 from src.ops.linear import reference as reference_linear
 
-ABI = 2
+ABI = 3
 
 _ATTENTION = struct.Struct("@10P15qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_KINDS = {torch.int8: 8, torch.uint8: 4} | _DTYPES
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
 _ERRORS = {
     1: "slot_mapping names a slot outside of the cache",
     2: "a block table names a block outside of the cache",
@@ -42,6 +42,7 @@ class KernelLibrary:
     """One built instruction set level; `paged_attention` and `gumbel_argmax` are the kernels."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             # AttributeError: a library without our symbols.
             self._library = ctypes.CDLL(str(path))
@@ -56,7 +57,7 @@ class KernelLibrary:
         self._philox.argtypes = (ctypes.c_uint64,) * 3 + (ctypes.c_void_p,)
         self.paged_attention = _bind_attention(self._library)
         self.gumbel_argmax = _bind_gumbel(self._library)
-        self.linear = _bind_linear(self._library)
+        self.streamed_linear = _bind_linear(self._library)
 
     def philox(self, seed: int, position: int, group: int) -> tuple[int, int, int, int]:
         """The four random words of counter (position, group) under key `seed`."""
@@ -152,13 +153,13 @@ def _bind_attention(library: ctypes.CDLL) -> Callable[..., None]:
                 block_size,
                 max_blocks,
                 sliding_window,
-                _DTYPES[dtype],
+                DTYPES[dtype],
                 threads(),
                 scale,
             )
         )
         if status:
-            _raise(status)
+            raise_status(status)
 
     return paged_attention
 
@@ -233,20 +234,21 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 inputs,
                 outputs,
                 row_stride,
-                _DTYPES[x.dtype],
+                DTYPES[x.dtype],
                 _KINDS[weight.dtype],
                 group,
                 threads(),
             )
         )
         if status:
-            _raise(status)
+            raise_status(status)
         return out
 
     return linear
 
 
-def _raise(status: int) -> None:
+def raise_status(status: int) -> None:
+    """Raise what a status of the library (abi.h) says."""
     if status in _ERRORS:
         raise ValueError(_ERRORS[status])
     raise MemoryError("no memory for what a kernel computes on the way")

@@ -1,4 +1,4 @@
-"""Compiles pure functions on tensors once each, with one symbolic token dimension.
+"""Compiles pure functions on tensors at their first call, with one symbolic token dimension.
 
 A dense decoder is three distinct functions around its attention calls. Weights are their arguments,
 so each is captured once however many layers there are, and the attention op is the split point

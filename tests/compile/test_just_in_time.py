@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from src.compile import compile_functions, use_artifact_cache
+from src.compile.just_in_time import compile_functions
 
 
 def project(weight: Tensor, x: Tensor) -> Tensor:
@@ -49,14 +47,3 @@ def test_models_of_one_process_do_not_use_up_each_other_s_limit() -> None:
         weight, x = torch.randn(4, width), torch.randn(5, 4)
         torch.testing.assert_close(compiled(weight, x), project(weight, x))
     assert graphs() == limit + 3
-
-
-def test_artifacts_go_where_they_are_told_unless_the_user_chose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    use_artifact_cache(tmp_path)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
-    use_artifact_cache(tmp_path)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"

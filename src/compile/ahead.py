@@ -1,0 +1,177 @@
+"""Has jobs compiled by other processes, and loads what they leave in the cache.
+
+The serving process imports no compiler, holds no lock for one and cannot die of one: it waits for
+its children in a thread. Concurrent starts share their work through the cache's locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+from src.compile.artifacts import ArtifactCache
+from src.compile.job import Job
+from src.compile.loaded import LoadedFunction
+from src.compile.worker_setup import Setup
+from src.core.settings import CHECKOUT, PREFIX
+from src.ops.cpu.compiled import Caller, CompiledCodeError
+
+_log = logging.getLogger(__name__)
+
+# More would want more memory, about a GiB each, than they save time on four functions.
+_MAX_WORKERS: Final = 2
+_MESSAGE_CHARS: Final = 2000
+_COMMAND: Final = (sys.executable, "-m", "src.compile.worker")
+
+
+class CompilationError(Exception):
+    """Compiled code could not be had; the text says why."""
+
+
+class CompilationClosedError(CompilationError):
+    """Nobody wants it any more."""
+
+
+class Compilation:
+    """Some jobs, on their way from now on.
+
+    Parameters
+    ----------
+    root
+        Of the caches; all processes that share it share the work.
+    niceness
+        Of the compilers: how far they yield to whoever serves meanwhile.
+    """
+
+    def __init__(self, jobs: Sequence[Job], root: Path, niceness: int = 10) -> None:
+        self._jobs = list(jobs)
+        self._niceness = niceness
+        self._root = root
+        self._cache = ArtifactCache(root)
+        self._lock = threading.Lock()
+        self._workers: list[_Worker] = []
+        self._closed = False
+        self.num_compiled = 0
+        self._start()
+
+    def load(self, caller: Caller) -> list[LoadedFunction]:
+        """Wait for the workers, then load every job's function, in order. Blocks.
+
+        What is in the cache but cannot be loaded is compiled once more.
+
+        Raises
+        ------
+        CompilationError
+            A worker failed or was killed, or what it made cannot be loaded.
+        """
+        self._wait()
+        try:
+            return self._load(caller)
+        except CompiledCodeError as error:
+            _log.warning("compiled code is unusable and built again (%s)", error)
+        for job in self._jobs:
+            self._cache.discard(job)
+        self._start()
+        self._wait()
+        try:
+            return self._load(caller)
+        except CompiledCodeError as error:
+            raise CompilationError(str(error)) from error
+
+    def close(self) -> None:
+        """Kill what still compiles."""
+        with self._lock:
+            self._closed = True
+            for worker in self._workers:
+                worker.kill()
+
+    def _start(self) -> None:
+        missing = [job for job in self._jobs if self._cache.find(job) is None]
+        count = min(_MAX_WORKERS, len(missing), len(os.sched_getaffinity(0)))
+        with self._lock:
+            if not self._closed:
+                self._workers = [
+                    _Worker(Setup(tuple(missing[i::count]), self._root, self._niceness))
+                    for i in range(count)
+                ]
+
+    def _wait(self) -> None:
+        faults = []
+        for worker in self._workers:
+            compiled, fault = worker.wait()
+            self.num_compiled += compiled
+            if fault is not None:
+                faults.append(fault)
+        if self._closed:
+            raise CompilationClosedError("closed while compiling")
+        if faults:
+            raise CompilationError("; ".join(faults))
+
+    def _load(self, caller: Caller) -> list[LoadedFunction]:
+        functions = []
+        for job in self._jobs:
+            artifact = self._cache.find(job)
+            if artifact is None:
+                raise CompiledCodeError(f"{job.function} is not in the cache any more")
+            functions.append(LoadedFunction(job, artifact, caller))
+        return functions
+
+
+class _Worker:
+    """One process of `worker`, and the group of those that it starts."""
+
+    def __init__(self, setup: Setup) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+        # It compiles for the CPU alone, in itself.
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=CHECKOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        # One that has died already is told of by `wait`.
+        with contextlib.suppress(BrokenPipeError):
+            pickle.dump(setup, self._process.stdin)
+            # Not closed: that it stays open tells the worker that this process lives.
+            self._process.stdin.flush()
+
+    def wait(self) -> tuple[int, str | None]:
+        """Until its end: how many jobs it compiled, and what went wrong. Blocks."""
+        assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        answers: list[dict[str, Any]] = [json.loads(line) for line in self._process.stdout]
+        status = self._process.wait()
+        self._process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with self._errors:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip()
+        faults = [answer["error"] for answer in answers if "error" in answer]
+        if status != 0:
+            faults.append(f"the compiler's process ended with {status}: {said[-_MESSAGE_CHARS:]}")
+        compiled = sum(bool(answer.get("compiled")) for answer in answers)
+        return compiled - len(faults), "; ".join(faults) or None
+
+    def kill(self) -> None:
+        """End it and every compiler that it runs, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,0 +1,166 @@
+"""What to compile ahead of time, told to another process and to the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from src.ops.cpu.build import cpu_flags
+
+# Of what the worker writes and the loader expects.
+_FORMAT: Final = 1
+_PACKAGE: Final = Path(__file__).parent
+
+OPTIONS: Final[Mapping[str, Any]] = {
+    # The wrapper only calls; its optimization costs seconds and saves under a microsecond.
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+    "aot_inductor.enable_line_tables": False,
+    # Four functions are too few for precompiled headers to pay for themselves; workers would wait
+    # for each other's, and the openssl command would be needed.
+    "aot_inductor.precompile_headers": False,
+}
+"""Inductor's; those that this torch does not know are left out."""
+
+
+class TensorMeta(NamedTuple):
+    """An argument without its data."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorMeta:
+        """Of a tensor on any device, `meta` too."""
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One function and everything that its code depends on.
+
+    Attributes
+    ----------
+    function
+        ``module:name`` of a pure function on tensors.
+    arguments
+        As in a call, with a `TensorMeta` for each tensor. Tuples may be nested; what is no tensor
+        is a constant of the compiled code and has a `repr` that tells all of it.
+    token_arguments
+        Positions of the arguments whose dimension 0 counts tokens: any number from 0 on.
+    num_threads
+        Threads that the code's loops are cut into.
+    """
+
+    function: str
+    arguments: tuple[Any, ...]
+    token_arguments: tuple[int, ...]
+    num_threads: int
+    key: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self._digest())
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        token_arguments: tuple[int, ...],
+        num_threads: int,
+    ) -> Job:
+        """The job of ``function`` with arguments like these, which may be meta tensors."""
+        name = f"{function.__module__}:{function.__qualname__}"
+        return cls(name, _without_data(arguments), token_arguments, num_threads)
+
+    def resolve(self) -> Callable[..., Any]:
+        """The function."""
+        function: Callable[..., Any] = resolve(self.function)
+        return function
+
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        parts = [
+            repr((_FORMAT, self, dict(OPTIONS))),
+            f"{torch.__version__} {torch.version.git_version}",
+            " ".join((platform.system(), platform.machine(), *sorted(cpu_flags()))),
+        ]
+        texts = [part.encode() for part in parts]
+        texts += [path.read_bytes() for path in _sources(self.resolve())]
+        for text in texts:
+            digest.update(len(text).to_bytes(8, "little") + text)
+        return digest.hexdigest()[:24]
+
+
+def resolve(name: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def flatten(arguments: Any, is_leaf: Callable[[Any], bool]) -> Iterator[Any]:
+    """The leaves of nested tuples, in order; what is neither is passed over."""
+    if is_leaf(arguments):
+        yield arguments
+    elif isinstance(arguments, tuple):
+        for item in arguments:
+            yield from flatten(item, is_leaf)
+
+
+def substitute(arguments: Any, is_leaf: Callable[[Any], bool], values: Iterator[Any]) -> Any:
+    """The same nested tuples with the next of ``values`` in place of each leaf."""
+    if is_leaf(arguments):
+        return next(values)
+    if not isinstance(arguments, tuple):
+        return arguments
+    items = [substitute(item, is_leaf, values) for item in arguments]
+    return type(arguments)(*items) if hasattr(arguments, "_fields") else tuple(items)
+
+
+def is_meta(value: Any) -> bool:
+    """Whether it stands for a tensor."""
+    return isinstance(value, TensorMeta)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is one."""
+    return isinstance(value, torch.Tensor)
+
+
+def _without_data(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    metas = (TensorMeta.of(tensor) for tensor in flatten(arguments, is_tensor))
+    bare: tuple[Any, ...] = substitute(arguments, is_tensor, metas)
+    return bare
+
+
+def _sources(function: Callable[..., Any]) -> list[Path]:
+    """Files of the function's own top package that its module reaches, and the worker's."""
+    package = function.__module__.partition(".")[0]
+    names, pending = set[str](), [function.__module__]
+    while pending:
+        name = pending.pop()
+        if name in names or name.partition(".")[0] != package or name not in sys.modules:
+            continue
+        names.add(name)
+        for value in vars(sys.modules[name]).values():
+            owner = value.__name__ if isinstance(value, ModuleType) else _owner(value)
+            if owner is not None:
+                pending.append(owner)
+    files = {inspect.getsourcefile(sys.modules[name]) for name in names}
+    reached = {Path(file) for file in files if file is not None}
+    return sorted(reached | {_PACKAGE / "job.py", _PACKAGE / "worker.py"})
+
+
+def _owner(value: Any) -> str | None:
+    owner = getattr(value, "__module__", None)
+    return owner if isinstance(owner, str) else None

@@ -1,0 +1,77 @@
+"""A function that was compiled ahead of time, called like the one that it was made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from src.compile.artifacts import Artifact
+from src.compile.job import Job, flatten, is_meta, is_tensor, resolve
+from src.ops.cpu.compiled import Bound, Caller, CompiledCode
+
+
+class LoadedFunction:
+    """``job``'s function from ``artifact``; no compiler is needed, and none could run.
+
+    It keeps the weights of its calls alive. One thread at a time may call it.
+
+    Raises
+    ------
+    CompiledCodeError
+        The artifact cannot be loaded.
+    """
+
+    def __init__(self, job: Job, artifact: Artifact, caller: Caller) -> None:
+        metas = []
+        for position, argument in enumerate(job.arguments):
+            for meta in flatten(argument, is_meta):
+                is_weight = position not in job.token_arguments
+                metas.append(None if is_weight else (meta.shape, meta.dtype))
+        self._job = job
+        self._caller = caller
+        self._code = CompiledCode(caller, artifact.library, metas)
+        self._result = None if artifact.result is None else resolve(artifact.result)
+        self._fixed = [i for i in range(len(job.arguments)) if i not in job.token_arguments]
+        # By the identity of the other arguments, which are kept so that it stays theirs.
+        self._bound: dict[tuple[int, ...], tuple[Bound, list[Any]]] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that the compiler made of it."""
+        return 1
+
+    def bind(self, *arguments: Any) -> Bound:
+        """The function with its weights, of arguments as in a call (those of tokens are unread)."""
+        fixed = [arguments[position] for position in self._fixed]
+        key = tuple(map(id, fixed))
+        if key not in self._bound:
+            inputs: list[Tensor | None] = []
+            for position, (argument, meta) in enumerate(
+                zip(arguments, self._job.arguments, strict=True)
+            ):
+                if position in self._job.token_arguments:
+                    inputs.append(None)
+                    continue
+                tensors = list(flatten(argument, is_tensor))
+                _check(tensors, list(flatten(meta, is_meta)))
+                inputs += tensors
+            bound = self._caller.bind(self._code, inputs, self._job.num_threads)
+            self._bound[key] = bound, fixed
+        return self._bound[key][0]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it with arguments like the job's."""
+        tokens = [arguments[position] for position in self._job.token_arguments]
+        results = self.bind(*arguments)(
+            *[tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tokens]
+        )
+        return results[0] if self._result is None else self._result(*results)
+
+
+def _check(tensors: list[Tensor], metas: list[Any]) -> None:
+    for tensor, meta in zip(tensors, metas, strict=True):
+        if (tuple(tensor.shape), tensor.stride(), tensor.dtype) != meta:
+            raise ValueError(
+                f"compiled for {meta}, got {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
+            )

@@ -1,0 +1,138 @@
+"""A process that compiles jobs ahead of time: `python -m src.compile.worker`.
+
+It reads one `Setup` from standard input and writes one line of JSON per job. What a compiler takes
+from a process (its memory, its interpreter lock, its life) it takes from this one. When standard
+input ends, whoever asked is gone, and so is this process with every compiler that it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from src.compile.artifacts import ArtifactCache
+from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitute
+from src.compile.worker_setup import Setup
+from src.ops.linear import LINEAR
+
+# Generated code calls the library of CPU kernels instead of going through torch's dispatcher.
+_C_SHIMS: Final = {
+    LINEAR.overload: [
+        "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
+        "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* ret)"
+    ],
+}
+
+
+def main() -> None:
+    """Compile what standard input asks for."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # compilers may write there
+    setup: Setup = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_the_input, daemon=True).start()
+    os.nice(setup.niceness)
+    cache = ArtifactCache(setup.root)
+    for job in setup.jobs:
+        began, cpu = time.monotonic(), os.times()
+        answer: dict[str, Any] = {"key": job.key}
+        try:
+            with cache.locked(job) as directory:
+                answer["compiled"] = cache.find(job) is None
+                if answer["compiled"]:
+                    _compile_into(job, directory)
+        except Exception as error:
+            answer["error"] = f"{type(error).__name__}: {error}"
+        used = os.times()
+        answer["seconds"] = time.monotonic() - began
+        answer["cpu_seconds"] = sum(used[:4]) - sum(cpu[:4])
+        answers.write(json.dumps(answer) + "\n")
+
+
+def _end_with_the_input() -> None:
+    # No buffered file: the interpreter would wait for its lock when it ends.
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _compile_into(job: Job, directory: Path) -> None:
+    """Leave the artifact of ``job`` in ``directory``, whole or not at all."""
+    torch.set_num_threads(job.num_threads)
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        package = Path(scratch) / "model.pt2"
+        result = _export(job, package)
+        library, source = Path(scratch) / "library.so", Path(scratch) / "wrapper.cpp"
+        with zipfile.ZipFile(package) as archive:
+            for name in archive.namelist():
+                if name.endswith(".so"):
+                    _extract(archive, name, library)
+                elif name.endswith(".wrapper.cpp"):
+                    _extract(archive, name, source)
+        ArtifactCache.publish(directory, library, source, result)
+
+
+def _extract(archive: zipfile.ZipFile, name: str, target: Path) -> None:
+    with archive.open(name) as packed, target.open("wb") as file:
+        shutil.copyfileobj(packed, file)
+
+
+def _export(job: Job, package: Path) -> str | None:
+    """Compile into a package; the name of the result's type, None for a single tensor."""
+    from torch._inductor import aoti_compile_and_package
+    from torch.export import Dim, export
+    from torch.fx.experimental import _config as symbolic_shapes
+
+    function = job.resolve()
+    result: list[str | None] = []
+
+    class Flat(torch.nn.Module):
+        """The function on its tensors alone."""
+
+        def forward(self, *tensors: torch.Tensor) -> Any:
+            outcome = function(*substitute(job.arguments, is_meta, iter(tensors)))
+            if is_tensor(outcome):
+                result[:] = [None]
+                return outcome
+            result[:] = [f"{type(outcome).__module__}:{type(outcome).__qualname__}"]
+            return tuple(outcome)
+
+    tensors, shapes = [], []
+    for position, argument in enumerate(job.arguments):
+        counts_tokens = position in job.token_arguments
+        for meta in flatten(argument, is_meta):
+            # Never written, so never in memory.
+            tensors.append(torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype))
+            shapes.append({0: Dim.DYNAMIC} if counts_tokens else None)
+    # Otherwise sizes 0 and 1 would be taken for special ones.
+    with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        program = export(Flat(), tuple(tensors), dynamic_shapes=(tuple(shapes),), strict=False)
+        with contextlib.redirect_stdout(sys.stderr):
+            aoti_compile_and_package(
+                program, package_path=str(package), inductor_configs=_known_options()
+            )
+    return result[0]
+
+
+def _known_options() -> dict[str, Any]:
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    options = {name: value for name, value in OPTIONS.items() if name in known}
+    return options | {"aot_inductor.custom_ops_to_c_shims": _C_SHIMS}
+
+
+if __name__ == "__main__":
+    main()

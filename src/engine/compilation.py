@@ -1,0 +1,136 @@
+"""Gets a model's regions compiled while the engine starts and serves, and swaps them in.
+
+On the CPU other processes compile, from the configuration alone, so that they begin before the
+weights are read. On CUDA this process compiles just in time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from src.compile import (
+    Compilation,
+    CompilationClosedError,
+    CompilationError,
+    Job,
+)
+from src.engine.runner import Code, Runner
+from src.models import Decoder, Regions
+from src.models.regions import TOKEN_ARGUMENTS
+from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.cpu.compiled import Caller, CompiledCodeError
+
+logger = logging.getLogger(__name__)
+
+# For the shapes alone: no more is known of the dimension that it stands for.
+_NUM_TOKENS = 8
+_NICENESS = 10
+
+
+class RegionCompilation:
+    """The compiled code of one engine, on its way.
+
+    Parameters
+    ----------
+    outline
+        The model that will be served, without its weights; on CUDA None, and nothing begins yet.
+    num_threads
+        That a step computes with.
+    root
+        Of the caches.
+    awaited
+        Whether nobody is served meanwhile, to whom compilers would have to yield.
+    """
+
+    def __init__(
+        self, outline: Decoder | None, num_threads: int, root: Path, *, awaited: bool
+    ) -> None:
+        self._started = time.monotonic()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ahead: Compilation | None = None
+        self._called: list[int] = []
+        if outline is not None:
+            jobs = []
+            arguments = outline.region_arguments(_NUM_TOKENS)
+            functions: tuple[Callable[..., Any], ...] = outline.regions
+            for i, (function, given) in enumerate(zip(functions, arguments, strict=True)):
+                if given is not None:
+                    self._called.append(i)
+                    jobs.append(Job.of(function, given, TOKEN_ARGUMENTS[i], num_threads))
+            self._ahead = Compilation(jobs, root, 0 if awaited else _NICENESS)
+
+    def finish(self, runner: Runner, decoder: Decoder) -> None:
+        """Wait for the compiled code, and have ``runner`` use it from its next step on. Blocks.
+
+        Whatever goes wrong is logged, and the model goes on uncompiled.
+        """
+        try:
+            if self._ahead is None:
+                self._compile_just_in_time(runner, decoder)
+            else:
+                self._load(self._ahead, runner, decoder)
+        except CompilationClosedError:
+            logger.debug("closed while compiling")
+        except (CompilationError, CompiledCodeError) as error:
+            logger.error("the model goes on uncompiled: %s", error)
+        except Exception:
+            # Whatever a compiler says that the end of the process has overtaken is of no interest.
+            if not self._closed.is_set() and threading.main_thread().is_alive():
+                logger.exception("compilation failed: the model goes on uncompiled")
+        else:
+            logger.info("compiled in %.1f s", time.monotonic() - self._started)
+
+    def finish_in_background(self, runner: Runner, decoder: Decoder) -> None:
+        """As `finish`, in a thread."""
+        self._thread = threading.Thread(
+            target=self.finish,
+            args=(runner, decoder),
+            name="slipstream-compile",
+            # One that waits for other processes may be left behind. One that compiles may not: a
+            # process that ends in the middle of generated code is aborted by the C++ runtime.
+            daemon=self._ahead is not None,
+        )
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread of `finish_in_background`. Blocks."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Stop; processes are killed. Blocks for less than one trial of compiled code.
+
+        What compiles just in time goes on to the end of the region that it is in.
+        """
+        self._closed.set()
+        if self._ahead is not None:
+            self._ahead.close()
+            self.join()
+
+    def _load(self, ahead: Compilation, runner: Runner, decoder: Decoder) -> None:
+        # Compiled code calls them.
+        ensure_built(wait=True)
+        library = kernel_library()
+        if library is None:
+            raise CompilationError("compiled code needs the compiled CPU kernels")
+        caller = Caller(library.path)
+        functions: list[Any] = list(decoder.regions)
+        for i, function in zip(self._called, ahead.load(caller), strict=True):
+            functions[i] = function
+        regions = Regions(*functions)
+        code = Code(regions, runner.compiled_forward(caller, regions))
+        if self._closed.is_set():
+            raise CompilationClosedError("closed while loading compiled code")
+        runner.swap_in(code, time.monotonic() - self._started)
+
+    def _compile_just_in_time(self, runner: Runner, decoder: Decoder) -> None:
+        # Here and not at the top: it brings the compiler in.
+        from src.compile.just_in_time import compile_functions
+
+        runner.swap_in(Code(Regions(*compile_functions(decoder.regions, TOKEN_ARGUMENTS))))

@@ -1,0 +1,213 @@
+"""Calls code that AOTInductor compiled ahead of time, through the kernel library (`compiled.cpp`).
+
+ctypes releases the interpreter lock for the whole of a call; torch's own loader of such code holds
+it. Weights are bound once: a call hands over only what changes from step to step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+_MAX_DIMS: Final = 3
+_BOUND_INPUT: Final = struct.Struct(f"@P2q{_MAX_DIMS}q").pack
+# In the order of TorchFunctions.
+_TORCH_FUNCTIONS: Final = (
+    "aoti_torch_new_tensor_handle",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_create_tensor_from_blob",
+    "aoti_torch_empty_strided",
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_dtype",
+)
+_TORCH_LIBRARY: Final = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+_DTYPES: Final = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.int64: "int64",
+    torch.int32: "int32",
+}
+_STATUS_COMPILED_FAILED: Final = 6
+
+
+class CompiledCodeError(RuntimeError):
+    """Code that was compiled ahead of time cannot be loaded, or failed."""
+
+
+class Caller:
+    """The kernel library as what calls compiled code and is called by it.
+
+    Parameters
+        path: The library that serves the ops. From here on its symbols are visible to code that is
+            loaded later, which finds the ops' C functions among them.
+
+    Raises
+        CompiledCodeError: This torch has not the C interface that is needed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            torch_library = ctypes.CDLL(str(_TORCH_LIBRARY))
+            functions = [
+                ctypes.cast(getattr(torch_library, name), ctypes.c_void_p).value
+                for name in _TORCH_FUNCTIONS
+            ]
+            self.dtype_codes = {
+                dtype: int(getattr(torch_library, f"aoti_torch_dtype_{name}")())
+                for dtype, name in _DTYPES.items()
+            }
+        except (OSError, AttributeError) as error:
+            raise CompiledCodeError(f"{path}: {error}") from error
+        self._library.slipstream_use_torch(struct.pack(f"@{len(functions)}P", *functions))
+        self._bind: Any = self._library.slipstream_bind
+        self._bind.restype = ctypes.c_void_p
+        self._bind.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p) + (
+            ctypes.c_int64,
+        ) * 3
+        self.unbind: Any = self._library.slipstream_unbind
+        self.unbind.argtypes = (ctypes.c_void_p,)
+        self.call: Any = self._library.slipstream_call
+        self.call.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p)
+        self.forward: Any = self._library.slipstream_forward
+        self.forward.argtypes = (ctypes.c_char_p,)
+
+    def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None], num_threads: int) -> Bound:
+        """Fix the weights of a call; None stands for an argument that counts tokens."""
+        weights = [tensor for tensor in inputs if tensor is not None]
+        handles = iter(_handles(weights))
+        packed = b"".join(
+            _BOUND_INPUT(0 if tensor is None else next(handles), *meta)
+            for tensor, meta in zip(inputs, code.metas, strict=True)
+        )
+        address = self._bind(
+            code.run_address, code.container, packed, len(inputs), code.num_outputs, num_threads
+        )
+        return Bound(self, code, address)
+
+
+class CompiledCode:
+    """One loaded artifact. It stays loaded for the life of the process.
+
+    Parameters
+        path: A shared library with AOTInductor's C interface.
+        metas: Per input, shape and dtype where dimension 0 counts tokens, None for a weight.
+
+    Raises
+        CompiledCodeError: It is no such library, or not for this torch.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        path: Path,
+        metas: Sequence[tuple[tuple[int, ...], torch.dtype] | None],
+    ) -> None:
+        self.metas = [_described(caller, meta) for meta in metas]
+        handle, count = ctypes.c_void_p(), ctypes.c_size_t()
+        try:
+            library = ctypes.CDLL(str(path))
+            create = library.AOTInductorModelContainerCreateWithDevice
+            count_outputs = library.AOTInductorModelContainerGetNumOutputs
+            run = library.AOTInductorModelContainerRunSingleThreaded
+            count_inputs = library.AOTInductorModelContainerGetNumInputs
+        except (OSError, AttributeError) as error:
+            raise CompiledCodeError(f"{path}: {error}") from error
+        self._library = library
+        if create(ctypes.byref(handle), ctypes.c_size_t(1), b"cpu", None):
+            raise CompiledCodeError(f"{path}: {self.last_error()}")
+        self.container = handle.value
+        self.run_address = ctypes.cast(run, ctypes.c_void_p).value
+        count_inputs(handle, ctypes.byref(count))
+        if count.value != len(metas):
+            raise CompiledCodeError(f"{path}: takes {count.value} tensors, not {len(metas)}")
+        count_outputs(handle, ctypes.byref(count))
+        self.num_outputs = count.value
+
+    def last_error(self) -> str:
+        """Why the last call of this thread failed, as far as this torch's code tells."""
+        try:
+            function: Any = self._library.AOTInductorGetLastError
+        except AttributeError:
+            return "compiled code failed, see standard error"
+        function.restype = ctypes.c_char_p
+        return (function() or b"no reason given").decode(errors="replace")
+
+
+class Bound:
+    """A compiled function with its weights, which it keeps alive.
+
+    One thread at a time may call it.
+    """
+
+    def __init__(self, caller: Caller, code: CompiledCode, address: int) -> None:
+        self.address = address
+        self._caller = caller
+        self._code = code
+        self._count = code.num_outputs
+        self._results = ctypes.c_void_p * code.num_outputs
+        self._data = struct.Struct(f"@{sum(meta[1] > 0 for meta in code.metas)}P").pack
+        weakref.finalize(self, caller.unbind, address).atexit = False
+
+    def __call__(self, *tokens: Tensor) -> list[Tensor]:
+        """Call it; the arguments that count tokens are contiguous and in the declared dtypes.
+
+        Raises
+            CompiledCodeError: The code failed.
+        """
+        results = self._results()
+        data = self._data(*[tensor.data_ptr() for tensor in tokens])
+        status = self._caller.call(self.address, len(tokens[0]), data, results)
+        if status:
+            self.fail(status)
+        return stolen(results)
+
+    def fail(self, status: int) -> None:
+        """Raise what a status of the library says."""
+        if status == _STATUS_COMPILED_FAILED:
+            raise CompiledCodeError(self._code.last_error())
+        raise CompiledCodeError(f"the kernel library refused a call ({status})")
+
+
+_new_capsule: Any = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+_capsule_name: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+_capsule_pointer: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def stolen(handles: Any) -> list[Tensor]:
+    """The tensors of an array of handles, which are used up."""
+    capsules = [_new_capsule(handle, None, None) for handle in handles]
+    tensors: list[Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
+    return tensors
+
+
+def _handles(tensors: list[Tensor]) -> list[int]:
+    capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)
+    return [_capsule_pointer(capsule, _capsule_name(capsule)) for capsule in capsules]
+
+
+def _described(caller: Caller, meta: tuple[tuple[int, ...], torch.dtype] | None) -> tuple[int, ...]:
+    if meta is None:
+        return (0,) * (2 + _MAX_DIMS)
+    shape, dtype = meta
+    if not 1 <= len(shape) <= _MAX_DIMS or dtype not in caller.dtype_codes:
+        raise CompiledCodeError(f"arguments of shape {shape} and {dtype} cannot count tokens")
+    padding = (1,) * (_MAX_DIMS - len(shape))
+    return (caller.dtype_codes[dtype], len(shape), *shape, *padding)

@@ -1,0 +1,306 @@
+"""Compiled by another process, once for all who share a cache, and called without a compiler."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.compile import (
+    Compilation,
+    CompilationClosedError,
+    CompilationError,
+    Job,
+    LoadedFunction,
+    ahead,
+    use_artifact_cache,
+)
+from src.compile.artifacts import ArtifactCache
+from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.cpu.compiled import Caller
+from src.ops.linear import LINEAR
+from tests.compile.functions import Mixed, Weights, impossible, mix, project
+
+# On a machine that does other things too, a compiler takes its time.
+pytestmark = pytest.mark.timeout(900)
+
+MIX = (0.5, Weights(torch.randn(96, 48), None), torch.randn(50, 48))
+SLEEP = ("sleep", "600")
+
+
+def tokens(count: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 48), torch.arange(count) % 50
+
+
+def mix_job(num_threads: int = 1) -> Job:
+    return Job.of(mix, (*MIX, *tokens(4)), (3, 4), num_threads)
+
+
+@pytest.fixture(scope="module")
+def caller() -> Caller:
+    ensure_built(wait=True)
+    library = kernel_library()
+    assert library is not None, "these tests need a C++ compiler"
+    return Caller(library.path)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def mixed(root: Path, caller: Caller) -> LoadedFunction:
+    """Compiled by two starts at once."""
+    job = mix_job()
+    starts = [Compilation([job], root) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        loaded = [pool.submit(start.load, caller) for start in starts]
+        functions = [future.result()[0] for future in loaded]
+    assert sum(start.num_compiled for start in starts) == 1
+    return functions[0]
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@torch.inference_mode()
+def test_any_number_of_tokens(mixed: LoadedFunction) -> None:
+    for count in (4, 0, 1, 2, 3, 7, 300):
+        x, positions = tokens(count)
+        got = mixed(*MIX, x, positions)
+        assert isinstance(got, Mixed)
+        torch.testing.assert_close(got, mix(*MIX, x, positions))
+
+
+@torch.inference_mode()
+def test_weights_are_arguments_and_strided_tokens_are_copied(mixed: LoadedFunction) -> None:
+    x, positions = torch.randn(48, 9).t(), torch.arange(18)[::2]
+    for _ in range(3):
+        weights = (0.5, Weights(torch.randn(96, 48), None), torch.randn(50, 48))
+        torch.testing.assert_close(mixed(*weights, x, positions), mix(*weights, x, positions))
+
+
+def test_other_weights_than_it_was_compiled_for_are_refused(mixed: LoadedFunction) -> None:
+    narrow = (0.5, Weights(torch.randn(96, 40), None), torch.randn(50, 48))
+    with pytest.raises(ValueError, match="compiled for"):
+        mixed(*narrow, *tokens(3))
+
+
+@pytest.mark.usefixtures("mixed")
+def test_weights_live_as_long_as_the_function(root: Path, caller: Caller) -> None:
+    (function,) = Compilation([mix_job()], root).load(caller)
+    weight = torch.randn(96, 48)
+    function(0.5, Weights(weight, None), MIX[2], *tokens(3))
+    kept = weakref.ref(weight)
+    del weight
+    assert kept() is not None
+    del function
+    assert kept() is None
+
+
+@pytest.mark.usefixtures("mixed", "no_processes")
+def test_the_second_start_compiles_nothing(root: Path, caller: Caller) -> None:
+    second = Compilation([mix_job()], root)
+    assert len(second.load(caller)) == 1
+    assert second.num_compiled == 0
+
+
+@pytest.mark.usefixtures("mixed")
+def test_what_is_corrupt_or_foreign_is_built_again(
+    tmp_path: Path, caller: Caller, root: Path
+) -> None:
+    job, cache = mix_job(), ArtifactCache(tmp_path)
+    good = ArtifactCache(root).find(job)
+    assert good is not None
+    with cache.locked(job) as directory:
+        pass
+    for text in ("", "{}", '{"library": 3}'):
+        (directory / "manifest.json").write_text(text)
+        assert cache.find(job) is None
+    (tmp_path / "library.so").write_bytes(good.library.read_bytes())
+    (tmp_path / "wrapper.cpp").write_text("")
+    cache.publish(directory, tmp_path / "library.so", tmp_path / "wrapper.cpp", good.result)
+    copied = cache.find(job)
+    assert copied is not None
+    copied.library.write_bytes(copied.library.read_bytes()[:-1])
+    assert cache.find(job) is None
+    # Whole, and not what it should be.
+    (tmp_path / "library.so").write_text("no library")
+    (tmp_path / "wrapper.cpp").write_text("")
+    cache.publish(directory, tmp_path / "library.so", tmp_path / "wrapper.cpp", good.result)
+    again = Compilation([job], tmp_path)
+    (function,) = again.load(caller)
+    assert again.num_compiled == 1
+    x, positions = tokens(5)
+    torch.testing.assert_close(function(*MIX, x, positions), mix(*MIX, x, positions))
+
+
+@torch.inference_mode()
+def test_the_interpreter_runs_on_during_a_call(mixed: LoadedFunction) -> None:
+    x, positions = tokens(400_000)
+    took, gaps, ended = 0.0, [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not ended.is_set():
+            time.sleep(0.0005)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.perf_counter()
+    mixed(*MIX, x, positions)
+    took = time.perf_counter() - began
+    ended.set()
+    ticking.join()
+    assert took > 0.02
+    # A call that held the lock would let it tick twice at most.
+    assert len(gaps) > 4
+    assert max(gaps) < 0.9 * took
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_projections_are_those_of_the_op(root: Path, caller: Caller, dtype: torch.dtype) -> None:
+    matrices: list[Any] = []
+    for kind in ("same", "int8", "int4/32"):
+        _, weight, scales, bias = LINEAR.build(
+            "cpu", tokens=1, inputs=64, outputs=64, dtype=dtype, weight=kind, has_bias=True
+        )
+        matrices.append((weight, bias if scales is None else scales))
+    weights = tuple(tensor for pair in matrices for tensor in pair)
+    job = Job.of(project, (torch.randn(4, 64).to(dtype), *weights), (0,), 2)
+    (function,) = Compilation([job], root).load(caller)
+    torch.set_num_threads(2)
+    try:
+        for count in (1, 2, 70):
+            x = torch.randn(count, 64).to(dtype)
+            torch.testing.assert_close(
+                function(x, *weights), project(x, *weights), rtol=2**-7, atol=2**-7
+            )
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_generated_code_allocates_nothing_the_size_of_a_weight(
+    mixed: LoadedFunction, root: Path
+) -> None:
+    artifact = ArtifactCache(root).find(mix_job())
+    assert artifact is not None
+    assert_allocates_tokens_only(artifact.source.read_text())
+
+
+def assert_allocates_tokens_only(source: str) -> None:
+    """Every buffer has a size that varies, and nothing is cloned."""
+    run = source[source.index("::run_impl(") :]
+    allocated = re.findall(r"aoti_torch_empty_strided\(\d+, (\w+),", run)
+    assert allocated
+    constant = set(re.findall(r"static constexpr int64_t (\w+)\[\]", run))
+    assert not constant.intersection(allocated)
+    assert not re.search(r"aoti_torch\w*_(clone|copy_|contiguous)\w*\(", run)
+
+
+def test_everything_that_code_depends_on_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, positions = tokens(4)
+    keys = {mix_job().key, mix_job(num_threads=2).key}
+    keys.add(Job.of(mix, (0.25, *MIX[1:], x, positions), (3, 4), 1).key)
+    keys.add(Job.of(mix, (*MIX, x.double(), positions), (3, 4), 1).key)
+    biased = Weights(MIX[1].gate, torch.randn(96))
+    keys.add(Job.of(mix, (0.5, biased, MIX[2], x, positions), (3, 4), 1).key)
+    keys.add(Job.of(mix, (0.5, MIX[1], torch.randn(51, 48), x, positions), (3, 4), 1).key)
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    keys.add(mix_job().key)
+    assert len(keys) == 7
+    monkeypatch.undo()
+    meta = tuple(t.to("meta") for t in (MIX[2], x, positions))
+    on_meta = (0.5, Weights(MIX[1].gate.to("meta"), None), *meta)
+    assert Job.of(mix, on_meta, (3, 4), 1).key == mix_job().key
+
+
+def test_what_cannot_be_compiled_is_told(tmp_path: Path, caller: Caller) -> None:
+    compilation = Compilation([Job.of(impossible, (torch.randn(4),), (0,), 1)], tmp_path)
+    with pytest.raises(CompilationError, match=r"DataDependent|data-dependent"):
+        compilation.load(caller)
+
+
+def test_a_compiler_that_crashes_takes_nobody_along(
+    tmp_path: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_COMMAND", ("sh", "-c", "echo oh no >&2; kill -SEGV $$"))
+    with pytest.raises(CompilationError, match="-11: oh no"):
+        Compilation([mix_job()], tmp_path).load(caller)
+
+
+def test_closing_kills_the_compiler_and_all_that_it_runs(
+    tmp_path: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setattr(ahead, "_COMMAND", ("sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"))
+    compilation = Compilation([mix_job()], tmp_path)
+    threading.Timer(0.5, compilation.close).start()
+    began = time.monotonic()
+    with pytest.raises(CompilationClosedError):
+        compilation.load(caller)
+    assert time.monotonic() - began < 60
+    assert is_gone(int(pid_file.read_text()))
+
+
+def test_a_compiler_ends_with_the_process_that_wanted_it(tmp_path: Path) -> None:
+    script = (
+        "import os, sys, pathlib\n"
+        "from tests.compile.test_ahead import mix_job\n"
+        "from src.compile import Compilation\n"
+        f"compilation = Compilation([mix_job()], pathlib.Path({str(tmp_path)!r}))\n"
+        "print(compilation._workers[0]._process.pid, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    told = subprocess.run(
+        [ahead.sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ahead.CHECKOUT,
+    )
+    pid, deadline = int(told.stdout), time.monotonic() + 120
+    while not is_gone(pid):
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.1)
+    assert ArtifactCache(tmp_path).find(mix_job()) is None
+
+
+def is_gone(pid: int) -> bool:
+    """Ended, whether or not somebody has noticed."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return status.rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_artifacts_go_where_they_are_told_unless_the_user_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    use_artifact_cache(tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    use_artifact_cache(tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"

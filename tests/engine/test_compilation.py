@@ -1,0 +1,194 @@
+"""Compiled code comes from other processes, for all depths, and nothing is compiled after that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src import AsyncEngine, SamplingParams
+from src.compile import ahead
+from src.compile.artifacts import ArtifactCache
+from src.compile.job import Job
+from src.core.settings import CHECKOUT
+from src.engine import startup
+from src.models import outline_model
+from src.models.regions import TOKEN_ARGUMENTS
+from src.ops.cpu.build import cache_root
+from tests.compile.test_ahead import assert_allocates_tokens_only
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engines import greedy, random_prompts, small_config
+
+# Compilers take their time on a machine that does other things too.
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+COMPILED = {"compile__enforce_eager": False, "compile__startup": "wait"}
+BACKGROUND = {"compile__enforce_eager": False, "compile__startup": "background"}
+
+WARM_START = """
+import asyncio, json, subprocess, sys
+from pathlib import Path
+from src import AsyncEngine, SamplingParams
+from tests.support.engines import small_config
+
+started = []
+popen = subprocess.Popen
+class Counting(popen):
+    def __init__(self, command, *args, **kwargs):
+        started.append(command if isinstance(command, str) else list(command))
+        super().__init__(command, *args, **kwargs)
+subprocess.Popen = Counting
+
+async def main():
+    config = small_config(Path(sys.argv[1]), compile__enforce_eager=False, compile__startup="wait")
+    one = SamplingParams(temperature=0, max_tokens=1)
+    async with AsyncEngine.open(config) as engine:
+        assert engine.stats.compiled
+        for length in range(1, 201):
+            await engine.generate([7 + length % 50] * length, one)
+        graphs = engine._parts.runner.num_graphs
+    compilers = [n for n in ("torch._dynamo", "torch._inductor", "sympy") if n in sys.modules]
+    print(json.dumps({"started": started, "graphs": graphs, "compilers": compilers}))
+
+asyncio.run(main())
+"""
+
+
+def jobs_of(directory: Path) -> list[Job]:
+    outline = outline_model(directory)
+    return [
+        Job.of(function, arguments, token_arguments, 1)
+        for function, arguments, token_arguments in zip(
+            outline.regions, outline.region_arguments(8), TOKEN_ARGUMENTS, strict=True
+        )
+        if arguments is not None
+    ]
+
+
+async def test_compiled_bfloat16_stays_close_to_uncompiled(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, tokenizer=True, dtype=torch.bfloat16, tie=True)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    prompts = random_prompts(6, longest=30, seed=4)
+    scored = []
+    for changes in ({}, COMPILED):
+        async with AsyncEngine.open(small_config(directory, **changes)) as engine:
+            results = await asyncio.gather(*(engine.generate(p, params) for p in prompts))
+            assert engine.stats.compiled == bool(changes)
+        entries = [entry for result in results for entry in result.prompt_logprobs or [] if entry]
+        scored.append([entry.logprob for entry in entries])
+    # Compiled code rounds to bfloat16 where uncompiled code does, or less often.
+    assert scored[1] == pytest.approx(scored[0], abs=0.25)
+
+
+async def test_a_warm_start_imports_no_compiler_and_no_shape_brings_one(
+    checkpoint: Path,
+) -> None:
+    async with AsyncEngine.open(small_config(checkpoint, **COMPILED)) as engine:
+        assert engine.stats.compiled
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", WARM_START, str(checkpoint)],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["graphs"] == 4
+    assert seen["compilers"] == []
+    # The kernels' cache asks the C++ compiler for its name, and nobody asks it for more.
+    assert [command for command in seen["started"] if command[-1] != "--version"] == []
+
+
+def test_depth_needs_no_code_of_its_own(tmp_path: Path) -> None:
+    keys = []
+    for depth in (1, 2, 48):
+        directory = make_checkpoint(tmp_path / str(depth), num_hidden_layers=depth)
+        keys.append([job.key for job in jobs_of(directory)])
+    one, two, many = keys
+    assert two == many
+    assert len(two) == 4
+    assert one == [two[0], *two[2:]]
+
+
+async def test_generated_code_copies_no_weight(checkpoint: Path) -> None:
+    async with AsyncEngine.open(small_config(checkpoint, **COMPILED)):
+        pass
+    for job in jobs_of(checkpoint):
+        artifact = ArtifactCache(cache_root()).find(job)
+        assert artifact is not None
+        assert_allocates_tokens_only(artifact.source.read_text())
+
+
+async def test_one_layer_needs_no_middle(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, tokenizer=True, num_hidden_layers=1)
+    prompts = random_prompts(4, longest=30, seed=6)
+    results = []
+    for changes in ({}, COMPILED):
+        async with AsyncEngine.open(small_config(directory, **changes)) as engine:
+            results.append(await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts)))
+            assert engine.stats.compiled == bool(changes)
+    assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+
+
+@pytest.mark.parametrize("mode", [COMPILED, BACKGROUND])
+async def test_a_compiler_that_fails_leaves_the_model_uncompiled(
+    checkpoint: Path,
+    reference: Any,
+    tmp_path: Path,
+    mode: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(startup, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(ahead, "_COMMAND", ("sh", "-c", "echo no compiler >&2; exit 3"))
+    prompt = random_prompts(1, longest=20)[0]
+    with caplog.at_level(logging.ERROR):
+        async with AsyncEngine.open(small_config(checkpoint, **mode)) as engine:
+            parts = engine._parts
+            assert parts is not None
+            assert parts.compilation is not None
+            await asyncio.to_thread(parts.compilation.join)
+            result = await engine.generate(prompt, GREEDY)
+            assert not engine.stats.compiled
+    assert result.token_ids == greedy(reference, prompt, 12)
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1
+    assert "goes on uncompiled" in told[0]
+    assert "no compiler" in told[0]
+
+
+async def test_requests_are_served_and_the_engine_closes_while_a_compiler_runs(
+    checkpoint: Path, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(ahead, "_COMMAND", ("sleep", "600"))
+    prompt = random_prompts(1, longest=20)[0]
+    async with AsyncEngine.open(small_config(checkpoint, **BACKGROUND)) as engine:
+        result = await engine.generate(prompt, GREEDY)
+        assert not engine.stats.compiled
+        began = time.monotonic()
+    assert time.monotonic() - began < 30
+    assert result.token_ids == greedy(reference, prompt, 12)
+
+
+@pytest.mark.parametrize("off", [{"compile__startup": "off"}, {}])
+async def test_off_starts_no_compiler(
+    checkpoint: Path, off: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_COMMAND", ("false",))
+    eager = {"compile__enforce_eager": not off}
+    async with AsyncEngine.open(small_config(checkpoint, **eager, **off)) as engine:
+        parts = engine._parts
+        assert parts is not None
+        assert parts.compilation is None
