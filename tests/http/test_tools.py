@@ -219,7 +219,7 @@ async def test_one_of_the_allowed_tools_is_called(client: openai.AsyncOpenAI) ->
 ORDER = {
     "type": "object",
     "properties": {
-        "kind": {"enum": ["a", "b\"{", None]},
+        "kind": {"enum": ["a", 'b"{', None]},
         "numbers": {"type": "array", "items": {"$ref": "#/$defs/small"}, "maxItems": 3},
         "inner": {
             "type": "object",
