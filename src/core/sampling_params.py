@@ -59,7 +59,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words
         Strings whose token sequences are never completed.
     max_tokens
-        Output tokens at most; ``None`` is as many as fit the model's context.
+        Output tokens at most; ``None`` is what the checkpoint's ``generation_config.json`` says
+        (``max_new_tokens``), or as many as fit the model's context.
     min_tokens
         Neither an end token nor a stop string ends the output before this many tokens.
     stop

@@ -255,7 +255,10 @@ class RequestBuilder:
                 f"{params.min_tokens}",
                 param="min_tokens",
             )
-        return room if params.max_tokens is None else params.max_tokens
+        if params.max_tokens is not None:
+            return params.max_tokens
+        wanted = self._info.default_max_tokens
+        return room if wanted is None else min(room, max(1, wanted, params.min_tokens))
 
     def _room(self, prompt_len: int) -> int:
         """Tokens of output that the context leaves."""

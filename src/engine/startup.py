@@ -254,6 +254,7 @@ def _model_info(config: Config, decoder: Decoder, max_model_len: int) -> ModelIn
         dtype=str(decoder.spec.dtype).removeprefix("torch."),
         created=int(time.time()),
         default_sampling=_default_sampling(decoder),
+        default_max_tokens=decoder.config.generation.max_new_tokens,
     )
 
 

@@ -84,7 +84,8 @@ class ModelInfo:
     """The model as its clients see it.
 
     ``default_sampling`` holds the checkpoint's own sampling parameters, by the names of
-    :class:`~src.core.sampling_params.SamplingParams`.
+    :class:`~src.core.sampling_params.SamplingParams`; ``default_max_tokens`` is how much output its
+    makers want where nobody says, ``None`` is as much as fits.
     """
 
     name: str
@@ -94,6 +95,7 @@ class ModelInfo:
     dtype: str
     created: int
     default_sampling: dict[str, Any]
+    default_max_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -46,6 +48,22 @@ async def until_running(engine: AsyncEngine, count: int = 1) -> None:
 async def until_idle(engine: AsyncEngine) -> None:
     while engine.stats.num_running or engine.stats.kv_usage:
         await asyncio.sleep(0.001)
+
+
+async def test_a_checkpoint_says_how_much_output_there_is_by_default(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "model")
+    generation = tmp_path / "model" / "generation_config.json"
+    values = json.loads(generation.read_text()) if generation.is_file() else {}
+    generation.write_text(json.dumps({**values, "max_new_tokens": 5}))
+    async with AsyncEngine.open(small_config(tmp_path / "model")) as engine:
+        room = engine.model_info.max_model_len - 3
+        for asked, prompt_len, tokens in ((None, 3, 5), (9, 3, 9), (None, room, 3)):
+            params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=asked)
+            result = await engine.generate([7] * prompt_len, params)
+            assert len(result.token_ids) == tokens
+            assert result.finish_reason is FinishReason.LENGTH
 
 
 async def test_streamed_pieces_join_to_the_whole(engine: AsyncEngine) -> None:
