@@ -19,7 +19,7 @@ settings.register_profile("slipstream", _COMMON, derandomize=True)
 settings.register_profile("search", _COMMON, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "slipstream"))
 
-# A shell's background jobs ignore Ctrl-C, and would pass that on to every process that a test starts.
+# A shell's background jobs ignore Ctrl-C, and would pass that on to what a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
