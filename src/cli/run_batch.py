@@ -26,10 +26,13 @@ from src.cli.options import Commands, config_of
 from src.cli.options import add_command as add
 from src.core.config import Config
 from src.core.errors import ConfigError
+from src.engine.client import AsyncEngine
 
 # Seconds until a request that the engine had no room for is sent again.
 _RETRY_SECONDS: Final = 0.5
 _MAX_SECONDS: Final = 30.0
+# Some requests were not answered, and may be when they are asked for again.
+_EXIT_FAILED: Final = 1
 
 
 def add_command(commands: Commands) -> None:
@@ -68,10 +71,27 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{len(done)} of {len(names)} are done already", file=sys.stderr)
     if len(done) < len(names):
         wanted = (item for item in read_requests(source) if item.custom_id not in done)
-        batch = _Batch(wanted, len(names), len(done))
-        asyncio.run(batch.run(config, target, concurrency))
-        print(f"{batch.answered} answered, {batch.refused} refused", file=sys.stderr)
+        return _answer_all(_Batch(wanted, len(names), len(done)), config, target, concurrency)
     return 0
+
+
+def _answer_all(batch: _Batch, config: Config, target: Path, concurrency: int) -> int:
+    """Run a batch and say what it came to; returns the exit code."""
+    # Here and not at the top: other commands need no server.
+    from src.http.process_exit import EXIT_ENGINE_DEAD, first_line
+
+    dead = asyncio.run(batch.run(config, target, concurrency))
+    print(f"{batch.answered} answered, {batch.refused} refused", file=sys.stderr)
+    if dead is not None:
+        reason = f"the engine died: {first_line(dead)}"
+        code = EXIT_ENGINE_DEAD
+    elif batch.failed:
+        reason = f"{batch.failed} failed through no fault of their own"
+        code = _EXIT_FAILED
+    else:
+        return 0
+    print(f"slipstream: {reason}; run it again for what is not answered", file=sys.stderr)
+    return code
 
 
 def _for_oneself(config: Config) -> Config:
@@ -101,18 +121,20 @@ class _Batch:
     def __init__(self, requests: Iterator[BatchRequest], total: int, done: int) -> None:
         self.answered = 0
         self.refused = 0
+        self.failed = 0
         self._requests = requests
         self._bar = (total, done)
 
-    async def run(self, config: Config, target: Path, concurrency: int) -> None:
-        """Answer all of them, ``concurrency`` at a time."""
+    async def run(self, config: Config, target: Path, concurrency: int) -> BaseException | None:
+        """Answer all of them, ``concurrency`` at a time; returns why the engine died, if it did."""
         # Here and not at the top: other commands need no server.
         from src.http import create_app
 
         app = create_app(config, owns_process=False)
         total, done = self._bar
         async with app.router.lifespan_context(app):
-            await app.state.server.engine.wait_ready()
+            engine: AsyncEngine = app.state.server.engine
+            await engine.wait_ready()
             client = InProcessClient(app)
             with (
                 target.open("ab") as output,
@@ -120,22 +142,34 @@ class _Batch:
             ):
                 async with asyncio.TaskGroup() as tasks:
                     for _ in range(concurrency):
-                        tasks.create_task(self._work(client, output, bar))
+                        tasks.create_task(self._work(engine, client, output, bar))
+            return engine.status.error
 
-    async def _work(self, client: InProcessClient, output: BinaryIO, bar: tqdm[Any]) -> None:
+    async def _work(
+        self, engine: AsyncEngine, client: InProcessClient, output: BinaryIO, bar: tqdm[Any]
+    ) -> None:
         for request in self._requests:
             line = await self._answer(client, request)
-            # One write for a line: an interrupted run leaves at most one that is not whole.
-            output.write(line)
-            output.flush()
-            bar.set_postfix(refused=self.refused, refresh=False)
-            bar.update()
+            if line is None:
+                self.failed += 1
+            else:
+                # One write for a line: an interrupted run leaves at most one that is not whole.
+                output.write(line)
+                output.flush()
+                bar.set_postfix(refused=self.refused, refresh=False)
+                bar.update()
+            # Nobody else would be answered.
+            if engine.status.error is not None:
+                return
 
-    async def _answer(self, client: InProcessClient, request: BatchRequest) -> bytes:
+    async def _answer(self, client: InProcessClient, request: BatchRequest) -> bytes | None:
+        """The line of a request; ``None`` if it failed and may be answered another time."""
         if (what := problem(request)) is not None:
             self.refused += 1
             return failed(request, "invalid_request", what)
         answer = await self._patiently(client, request)
+        if answer.status >= 500:
+            return None
         if answer.status == 200:
             self.answered += 1
         else:

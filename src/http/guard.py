@@ -56,7 +56,7 @@ class Guard:
             cors = CORSMiddleware(
                 self._guarded,
                 allow_origins=origins,
-                allow_methods=("GET", "POST"),
+                allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",),
                 expose_headers=_EXPOSED,
             )

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from src.cli.batch_file import BatchRequest, check_requests, finished, problem
+from src.cli.main import main
 from src.core.errors import ConfigError
 from src.core.settings import CHECKOUT
+from src.engine.row_state import RowState
+from src.engine.runner import Runner
 from tests.support.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.timeout(240)
@@ -129,6 +132,63 @@ def test_an_interrupted_run_goes_on(checkpoint: Path, tmp_path: Path) -> None:
     # All requests are the same, so their answers are.
     texts = {entry["response"]["body"]["choices"][0]["text"] for entry in got.values()}
     assert len(texts) == 1
+
+
+def settings(checkpoint: Path) -> list[str]:
+    return command(checkpoint, Path("in"), Path("out"))[8:]
+
+
+@pytest.mark.parametrize("fatal", [True, False], ids=["engine", "request"])
+def test_what_failed_is_not_done(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fatal: bool,
+) -> None:
+    source = write(tmp_path / "in.jsonl", [line(f"r{i}") for i in range(40)])
+    target = tmp_path / "out.jsonl"
+    arguments = ["run-batch", "-i", str(source), "-o", str(target), "--concurrency", "2"]
+    arguments += settings(checkpoint)
+    forward, neutralize = Runner._forward, RowState.neutralize
+    calls = 0
+
+    def failing(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 20:
+            raise RuntimeError("injected")
+        return forward(*given)
+
+    def lost(*given: Any) -> None:
+        if fatal:
+            raise RuntimeError("the device is lost\nand a trace")
+        neutralize(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "_forward", failing)
+        patch.setattr(RowState, "neutralize", lost)
+        code = main(arguments)
+    told = capsys.readouterr().err
+    last = told.splitlines()[-1]
+    done = answers(target)
+    assert {entry["response"]["status_code"] for entry in done.values()} == {200}
+    if fatal:
+        assert code == 4
+        assert "the engine died: DeviceLostError" in last
+        assert 2 <= len(done) < 30
+        assert calls == 20
+    else:
+        assert code == 1
+        failed = 40 - len(done)
+        assert 1 <= failed <= 2
+        assert f"{failed} failed" in last
+    assert f"{len(done)} answered, 0 refused" in told
+    # Again: exactly those are asked for.
+    assert main(arguments) == 0
+    assert f"{len(done)} of 40 are done already" in capsys.readouterr().err
+    assert set(answers(target)) == {f"r{i}" for i in range(40)}
+    assert {entry["response"]["status_code"] for entry in answers(target).values()} == {200}
 
 
 @pytest.mark.parametrize(

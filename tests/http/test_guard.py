@@ -219,6 +219,13 @@ async def test_a_configured_origin_may_ask_and_read(nobody: httpx.AsyncClient) -
     answer = await nobody.options("/v1/completions", headers=preflight)
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == ORIGIN
+    # Of every method that a route has
+    methods = {name for _, names in ROUTES for name in names} - {"HEAD"}
+    assert "DELETE" in methods
+    for method in methods:
+        asked = {**preflight, "access-control-request-method": method}
+        answer = await nobody.options("/v1/responses/resp_1", headers=asked)
+        assert answer.status_code == 200, method
     answer = await nobody.get("/v1/models", headers={"origin": ORIGIN, **bearer(ALICE)})
     assert answer.headers["access-control-allow-origin"] == ORIGIN
     assert "x-request-id" in answer.headers["access-control-expose-headers"]

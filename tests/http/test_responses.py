@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import httpx
+import msgspec
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -229,11 +230,103 @@ async def test_others_do_not_see_it(client: httpx.AsyncClient) -> None:
     assert (await client.post(PATH, json=again, headers=bob)).status_code == 400
 
 
-async def test_the_memory_is_bounded(client: httpx.AsyncClient, app: Starlette) -> None:
-    store: ResponseStore = app.state.server.responses
-    section = app.state.server.config.http
-    assert len(store) <= section.max_stored_responses
-    assert store.size <= section.max_stored_response_bytes
+@pytest.fixture
+def store(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> ResponseStore:
+    """An empty one, instead of what other tests have filled."""
+    store = ResponseStore()
+    monkeypatch.setattr(app.state.server, "responses", store)
+    return store
+
+
+def bounded(app: Starlette, monkeypatch: pytest.MonkeyPatch, **bounds: int) -> None:
+    config = app.state.server.config
+    http = msgspec.structs.replace(config.http, **bounds)
+    monkeypatch.setattr(app.state.server, "config", msgspec.structs.replace(config, http=http))
+
+
+async def test_the_memory_is_bounded(
+    client: httpx.AsyncClient,
+    app: Starlette,
+    store: ResponseStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = 20_000
+    bounded(app, monkeypatch, max_stored_response_bytes=limit)
+    text = "x " * 300
+    first = await respond(client, input=text, request_id="first")
+    alone = store.size
+    assert len(text) < alone < limit
+    names = [first.id]
+    for number in range(20):
+        names.append((await respond(client, input=text, request_id=f"r{number}")).id)
+        assert store.size <= limit
+    # About as many as there is room for, and the newest ones.
+    assert limit // alone - 2 <= len(store) < len(names)
+    found = [(await client.get(f"{PATH}/{name}")).status_code for name in names]
+    forgotten = len(names) - len(store)
+    assert found == [404] * forgotten + [200] * len(store)
+    assert (await refused(client, previous_response_id=first.id))["param"]
+    for name in names[forgotten:]:
+        await client.delete(f"{PATH}/{name}")
+    assert (len(store), store.size) == (0, 0)
+
+
+async def test_responses_that_are_too_large_or_too_many_are_not_kept(
+    client: httpx.AsyncClient,
+    app: Starlette,
+    store: ResponseStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for bounds in ({"max_stored_response_bytes": 100}, {"max_stored_responses": 0}):
+        bounded(app, monkeypatch, **bounds)
+        response = await respond(client, input="One " * 20)
+        assert (len(store), store.size) == (0, 0)
+        assert (await client.get(f"{PATH}/{response.id}")).status_code == 404
+        error = await refused(client, input="One " * 20, background=True)
+        assert error["param"] == "background"
+        monkeypatch.undo()
+        monkeypatch.setattr(app.state.server, "responses", store)
+
+
+async def test_responses_that_are_being_generated_count(
+    client: httpx.AsyncClient,
+    app: Starlette,
+    engine: AsyncEngine,
+    store: ResponseStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = 10_000
+    bounded(app, monkeypatch, max_stored_response_bytes=limit)
+    done = await respond(client, input="One")
+    body = {
+        "input": "One",
+        "background": True,
+        "max_output_tokens": 900,
+        "ignore_eos": True,
+        "metadata": {f"k{index}": "y" * 500 for index in range(6)},
+    }
+    begun: list[str] = []
+    while len(begun) < 10:
+        answer = await client.post(PATH, json=body)
+        if answer.status_code != 200:
+            break
+        begun.append(answer.json()["id"])
+        assert 3000 * len(begun) < store.size <= limit
+    # What is done makes room for them; they make none for each other.
+    assert len(begun) == 3
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert (await client.get(f"{PATH}/{done.id}")).status_code == 404
+    # Nor does one that is answered at once push them out.
+    await respond(client, input="x " * 300)
+    for name in begun:
+        assert (await client.post(f"{PATH}/{name}/cancel")).json()["status"] == "cancelled"
+    for _ in range(500):
+        if not (engine.stats.num_running or store.num_running):
+            break
+        await anyio.sleep(0.01)
+    assert (await respond(client, input="One", background=True)).status == "queued"
+    assert store.size <= limit
 
 
 async def test_a_response_in_the_background_is_asked_for_again(client: httpx.AsyncClient) -> None:
@@ -296,7 +389,47 @@ async def test_a_stream_is_cancelled_from_beside(
 
 async def test_a_name_is_taken_once(client: httpx.AsyncClient) -> None:
     assert (await respond(client, input="x", request_id="mine")).id == "resp_mine"
-    assert (await refused(client, request_id="mine"))["param"] == "request_id"
+    for fields in ({}, {"stream": True}, {"background": True}):
+        assert (await refused(client, request_id="mine", **fields))["param"] == "request_id"
+
+
+async def test_a_name_is_taken_once_by_requests_at_the_same_time(
+    client: httpx.AsyncClient, store: ResponseStore, engine: AsyncEngine
+) -> None:
+    body = {**GREEDY, "input": "x", "request_id": "mine"}
+    answers: list[httpx.Response] = []
+
+    async def ask() -> None:
+        answers.append(await client.post(PATH, json=body))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(ask)
+    assert sorted(answer.status_code for answer in answers) == [200, 400, 400, 400]
+    assert (await client.get(f"{PATH}/resp_mine")).json()["status"] == "incomplete"
+    assert len(store) == 1
+    assert engine.stats.num_running == 0
+
+
+async def test_a_name_is_its_owners(client: httpx.AsyncClient, store: ResponseStore) -> None:
+    """Nobody learns from it, nor loses by it, that somebody else has one of the same name."""
+    keys = [{"authorization": f"Bearer {name}"} for name in ("alice", "bob")]
+    answers: dict[int, httpx.Response] = {}
+
+    async def ask(index: int) -> None:
+        body = {**GREEDY, "input": f"Say {index}", "request_id": "same"}
+        answers[index] = await client.post(PATH, json=body, headers=keys[index])
+
+    async with anyio.create_task_group() as tasks:
+        for index in range(2):
+            tasks.start_soon(ask, index)
+    for index, headers in enumerate(keys):
+        assert answers[index].status_code == 200
+        shown = await client.get(f"{PATH}/resp_same", headers=headers)
+        assert shown.content == answers[index].content
+    await client.delete(f"{PATH}/resp_same", headers=keys[0])
+    assert (await client.get(f"{PATH}/resp_same", headers=keys[0])).status_code == 404
+    assert (await client.get(f"{PATH}/resp_same", headers=keys[1])).status_code == 200
 
 
 async def test_the_model_calls_a_function(demo: httpx.AsyncClient) -> None:
@@ -362,6 +495,7 @@ async def test_tools_that_run_elsewhere_are_passed_over(demo: httpx.AsyncClient)
     response = await respond(demo, input=ASKS_WEATHER, tools=tools, max_output_tokens=60)
     calls = [item for item in response.output if item.type == "function_call"]
     assert [(call.name, call.namespace) for call in calls] == [("get_weather", "city")]
+    assert [tool.type for tool in response.tools] == ["namespace"]
     answer = await demo.post(PATH, json={**GREEDY, "input": "x", "tools": [{"type": "newest"}]})
     assert answer.status_code == 200
 

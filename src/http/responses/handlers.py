@@ -109,16 +109,13 @@ class _Work:
         self._shape = ResponseShape(request, translation, chat)
         self._stored = request.store is not False
         self._entry = StoredResponse(body=self._shape.response, owner=owner)
+        # Until it is complete it is as large as what it was asked with.
+        self._size = len(call.body)
         http = call.server.config.http
-        self._put = partial(
-            call.server.responses.put,
-            max_entries=http.max_stored_responses,
-            max_bytes=http.max_stored_response_bytes,
-        )
-        if self._stored and call.server.responses.has(self._shape.response.id):
-            raise InvalidRequestError(
-                "request_id names a response that there is already", param="request_id"
-            )
+        self._bounds = {
+            "max_entries": http.max_stored_responses,
+            "max_bytes": http.max_stored_response_bytes,
+        }
         describe_trace(call, self._shape.response.id, request.model, stream=bool(request.stream))
 
     async def answer(self) -> None:
@@ -163,11 +160,31 @@ class _Work:
             raise QueueFullError(
                 f"{most} responses are being generated in the background already", retry_after=1.0
             )
+        self._check_room()
+        self._store(self._size)
         task = asyncio.create_task(self._run(), name="slipstream-response")
         server.responses.keep_running(task)
         self._entry.abort = partial(self._cancel_task, task)
-        self._store()
+        # And not at the end of its coroutine, which never begins if it is cancelled at once.
+        task.add_done_callback(lambda _: self._end())
+        # It is held for long, and has been read.
+        self._call.body = b""
         await self._call.answer(_encode(self._shape.response))
+
+    def _check_room(self) -> None:
+        store, bounds = self._call.server.responses, self._bounds
+        if not bounds["max_entries"] or self._size > bounds["max_bytes"]:
+            raise InvalidRequestError(
+                "background: the response cannot be stored, for it would be over "
+                "http.max_stored_responses or http.max_stored_response_bytes",
+                param="background",
+            )
+        if not store.has_room(self._size, **bounds):
+            raise QueueFullError(
+                "the responses that are being generated in the background take all the room there "
+                "is for stored ones",
+                retry_after=1.0,
+            )
 
     async def _run(self) -> None:
         chat = self._chat
@@ -178,8 +195,6 @@ class _Work:
         # Nobody waits for it: what went wrong is part of the response.
         except Exception as error:
             self._shape.failed(answer_to(error))
-        finally:
-            self._end()
 
     async def _read(self, submission: Submission) -> None:
         shape = self._shape
@@ -198,8 +213,8 @@ class _Work:
             pass
 
     def _keep(self, submission: Submission) -> None:
+        self._store(self._size)
         self._entry.abort = partial(self._cancel_submission, submission)
-        self._store()
 
     def _cancel_task(self, task: asyncio.Task[None]) -> None:
         self._shape.cancelled()
@@ -209,9 +224,9 @@ class _Work:
         self._shape.cancelled()
         submission.abort()
 
-    def _store(self) -> None:
+    def _store(self, size: int) -> None:
         if self._stored:
-            self._put(self._entry)
+            self._call.server.responses.put(self._entry, size, **self._bounds)
 
     def _end(self) -> None:
         """It goes on no further: from here on it may be gone on from."""
@@ -220,9 +235,8 @@ class _Work:
             return
         entry.abort = None
         shape.cancelled()
-        if not self._stored or not self._call.server.responses.has(shape.response.id):
+        if not self._call.server.responses.has(entry):
             return
         if shape.response.status in ("completed", "incomplete"):
             entry.messages = [*self._turn, shape.message]
-        entry.size = len(_encode(entry.body)) + len(_encode(entry.messages))
-        self._put(entry)
+        self._store(len(_encode(entry.body)) + len(_encode(entry.messages)))

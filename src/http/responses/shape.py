@@ -38,7 +38,7 @@ from src.http.protocol.responses import (
     ResponseRequest,
     ResponseUsage,
 )
-from src.http.responses.translation import Translation
+from src.http.responses.translation import UNDERSTOOD_TOOLS, Translation
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -273,7 +273,7 @@ def _empty_response(request: ResponseRequest, chat: PreparedChat) -> ResponseBod
         temperature=params.temperature,
         text={"format": _format(request), "verbosity": _verbosity(request)},
         tool_choice=request.tool_choice or "auto",
-        tools=request.tools or [],
+        tools=[tool for tool in request.tools or () if tool["type"] in UNDERSTOOD_TOOLS],
         top_logprobs=request.top_logprobs or 0,
         top_p=params.top_p,
         truncation=request.truncation or "disabled",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -12,6 +13,9 @@ from src.core.errors import InvalidRequestError
 from src.http.errors import RouteNotFoundError
 from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import OutputItem, ResponseBody
+
+# Names are the clients' to choose, so those of one owner tell nothing of another's.
+Key: TypeAlias = tuple[bytes, str]
 
 
 class StoredResponse(msgspec.Struct, kw_only=True):
@@ -25,8 +29,6 @@ class StoredResponse(msgspec.Struct, kw_only=True):
         Whose it is: nobody else gets to see it.
     messages
         All that was said up to its end; ``None`` while it is being generated.
-    size
-        Bytes of memory, roughly.
     abort
         Ends it, while it is being generated.
     """
@@ -34,17 +36,28 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     body: ResponseBody
     owner: bytes
     messages: list[ChatMessage] | None = None
-    size: int = 0
     abort: Callable[[], object] | None = None
+
+    @property
+    def key(self) -> Key:
+        """Tells it from all others."""
+        return self.owner, self.body.id
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it must not be forgotten: its answer is to be had from nowhere else."""
+        return self.body.background and self.abort is not None
 
 
 class ResponseStore:
     """The newest responses; the oldest ones go first."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
-        # Id of an item -> name of the response that it is in
-        self._items: dict[str, str] = {}
+        self._entries: OrderedDict[Key, StoredResponse] = OrderedDict()
+        # Bytes of each. Not a field of an entry: what is taken off must be what was added.
+        self._sizes: dict[Key, int] = {}
+        # Id of an item -> the response that it is in
+        self._items: dict[str, Key] = {}
         self._size = 0
         # What goes on after its request has been answered; the event loop keeps no task alive.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,18 +75,40 @@ class ResponseStore:
         """Bytes of all entries, roughly."""
         return self._size
 
-    def put(self, entry: StoredResponse, *, max_entries: int, max_bytes: int) -> None:
-        """Keep an entry, or keep it with its new size, and forget the oldest over the bounds."""
-        self._drop(entry.body.id)
-        self._entries[entry.body.id] = entry
-        self._items.update((item.id, entry.body.id) for item in entry.body.output)
-        self._size += entry.size
-        while self._entries and (len(self._entries) > max_entries or self._size > max_bytes):
-            self._drop(next(iter(self._entries)))
+    def put(self, entry: StoredResponse, size: int, *, max_entries: int, max_bytes: int) -> None:
+        """Keep an entry of ``size`` bytes, roughly, or keep it with its new size.
 
-    def has(self, response_id: str) -> bool:
-        """Whether there is an entry of this name, whoever owns it."""
-        return response_id in self._entries
+        What is over the bounds is forgotten, the oldest first; this may be the entry itself.
+
+        Raises
+        ------
+        InvalidRequestError
+            Its owner has another one of the same name.
+        """
+        key = entry.key
+        if self._entries.get(key, entry) is not entry:
+            raise InvalidRequestError(
+                "request_id names a response that there is already", param="request_id"
+            )
+        self._drop(key)
+        self._entries[key] = entry
+        self._sizes[key] = size
+        self._size += size
+        self._items.update((item.id, key) for item in entry.body.output)
+        for oldest in tuple(self._entries):
+            if len(self._entries) <= max_entries and self._size <= max_bytes:
+                break
+            if not self._entries[oldest].is_held:
+                self._drop(oldest)
+
+    def has_room(self, size: int, *, max_entries: int, max_bytes: int) -> bool:
+        """Whether ``size`` bytes more can be held beside what must not be forgotten."""
+        held = [self._sizes[key] for key, entry in self._entries.items() if entry.is_held]
+        return len(held) < max_entries and sum(held) + size <= max_bytes
+
+    def has(self, entry: StoredResponse) -> bool:
+        """Whether this entry has not been forgotten."""
+        return self._entries.get(entry.key) is entry
 
     def get(self, response_id: str, owner: bytes) -> StoredResponse:
         """The response of this name.
@@ -83,8 +118,8 @@ class ResponseStore:
         RouteNotFoundError
             There is none, it has been forgotten, or it is somebody else's.
         """
-        entry = self._entries.get(response_id)
-        if entry is None or entry.owner != owner:
+        entry = self._entries.get((owner, response_id))
+        if entry is None:
             raise RouteNotFoundError(
                 f"there is no response {response_id[:100]!r}", param="response_id"
             )
@@ -98,8 +133,8 @@ class ResponseStore:
         InvalidRequestError
             There is no such response, or it is not complete.
         """
-        entry = self._entries.get(response_id)
-        if entry is None or entry.owner != owner:
+        entry = self._entries.get((owner, response_id))
+        if entry is None:
             raise InvalidRequestError(
                 f"previous_response_id: there is no response {response_id[:100]!r}; it may have "
                 "been forgotten, or not stored",
@@ -115,8 +150,11 @@ class ResponseStore:
 
     def item(self, item_id: str, owner: bytes) -> OutputItem | None:
         """An item of a response that is complete; ``None`` if there is none that may be seen."""
-        entry = self._entries.get(self._items.get(item_id, ""))
-        if entry is None or entry.owner != owner or entry.messages is None:
+        key = self._items.get(item_id)
+        if key is None or key[0] != owner:
+            return None
+        entry = self._entries[key]
+        if entry.messages is None:
             return None
         return next((item for item in entry.body.output if item.id == item_id), None)
 
@@ -125,16 +163,16 @@ class ResponseStore:
         entry = self.get(response_id, owner)
         if entry.abort is not None:
             entry.abort()
-        self._drop(response_id)
+        self._drop(entry.key)
 
     def keep_running(self, task: asyncio.Task[None]) -> None:
         """Hold on to a task until it is done."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _drop(self, response_id: str) -> None:
-        entry = self._entries.pop(response_id, None)
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
         if entry is not None:
-            self._size -= entry.size
+            self._size -= self._sizes.pop(key)
             for item in entry.body.output:
                 self._items.pop(item.id, None)

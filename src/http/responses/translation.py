@@ -65,6 +65,8 @@ _SAME: Final = (
     "cache_salt",
     "timeout",
 )
+# Types of tools; those of other types run elsewhere, are passed over and not shown again.
+UNDERSTOOD_TOOLS: Final = ("function", "namespace")
 _TEXT_PARTS: Final = ("input_text", "output_text", "text", "summary_text")
 
 
