@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 # More would want more memory, about a GiB each, than they save time on four functions.
 _MAX_WORKERS: Final = 2
 _MESSAGE_CHARS: Final = 2000
+# Seconds that a compiler has for all of its functions: it takes one or two minutes of them.
+_TIMEOUT: Final = 900.0
 _COMMAND: Final = (sys.executable, "-m", "src.compile.worker")
 
 
@@ -73,7 +76,7 @@ class Compilation:
         Raises
         ------
         CompilationError
-            A worker failed or was killed, or what it made cannot be loaded.
+            A worker failed, was killed or took too long, or what it made cannot be loaded.
         """
         self._wait()
         try:
@@ -96,10 +99,17 @@ class Compilation:
             for worker in self._workers:
                 worker.kill()
 
+    def abandon(self) -> None:
+        """Kill what still compiles and wait for its end, instead of `load`. Blocks for a moment."""
+        self.close()
+        for worker in self._workers:
+            worker.wait()
+
     def _start(self) -> None:
         missing = [job for job in self._jobs if self._cache.find(job) is None]
         count = min(_MAX_WORKERS, len(missing), len(os.sched_getaffinity(0)))
         with self._lock:
+            self._workers = []
             if not self._closed:
                 self._workers = [
                     _Worker(Setup(tuple(missing[i::count]), self._root, self._niceness))
@@ -135,6 +145,7 @@ class _Worker:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
         # It compiles for the CPU alone, in itself.
         environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        self._deadline = time.monotonic() + _TIMEOUT
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             _COMMAND,
@@ -156,8 +167,18 @@ class _Worker:
         """Until its end: how many jobs it compiled, and what went wrong. Blocks."""
         assert self._process.stdout is not None
         assert self._process.stdin is not None
-        answers: list[dict[str, Any]] = [json.loads(line) for line in self._process.stdout]
+        late = threading.Event()
+
+        def expire() -> None:
+            late.set()
+            self.kill()
+
+        timer = threading.Timer(max(self._deadline - time.monotonic(), 0.0), expire)
+        timer.daemon = True
+        timer.start()
+        answers = [_answer(line) for line in self._process.stdout]
         status = self._process.wait()
+        timer.cancel()
         self._process.stdout.close()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -165,13 +186,25 @@ class _Worker:
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip()
         faults = [answer["error"] for answer in answers if "error" in answer]
-        if status != 0:
+        if late.is_set():
+            faults.append(f"the compiler's process took longer than {_TIMEOUT:g} s")
+        elif status != 0:
             faults.append(f"the compiler's process ended with {status}: {said[-_MESSAGE_CHARS:]}")
-        compiled = sum(bool(answer.get("compiled")) for answer in answers)
-        return compiled - len(faults), "; ".join(faults) or None
+        done = [answer for answer in answers if "error" not in answer]
+        compiled = sum(bool(answer.get("compiled")) for answer in done)
+        return compiled, "; ".join(faults) or None
 
     def kill(self) -> None:
         """End it and every compiler that it runs, at once."""
         with contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    """What a worker says of one job; of a line that it died in, that this is a fault."""
+    with contextlib.suppress(ValueError):
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    return {"error": f"the compiler's process said {line[:_MESSAGE_CHARS]!r}"}

@@ -13,15 +13,20 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from src.compile.job import Job
 
 _log = logging.getLogger(__name__)
+
+# Seconds. Less than a compiler has altogether, so that what it waited for in vain is told.
+_LOCK_TIMEOUT: Final = 600.0
+_LOCK_POLL: Final = 0.1
 
 
 def use_artifact_cache(directory: Path) -> None:
@@ -85,11 +90,20 @@ class ArtifactCache:
         """The directory of ``job``, this process's alone to write to.
 
         The system drops a lock with its holder, so none goes stale.
+
+        Raises
+        ------
+        TimeoutError
+            Its holder lives, and has kept it for ten minutes.
         """
         directory = self._directory / job.key
         directory.mkdir(parents=True, exist_ok=True)
         with open(directory / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            deadline = time.monotonic() + _LOCK_TIMEOUT
+            while not _lock(lock):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{directory}: another process does not end compiling")
+                time.sleep(_LOCK_POLL)
             yield directory
 
     @staticmethod
@@ -103,3 +117,11 @@ class ArtifactCache:
         written = library.with_name("manifest.json")
         written.write_text(json.dumps(manifest, indent=1))
         os.replace(written, directory / "manifest.json")
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

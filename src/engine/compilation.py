@@ -22,7 +22,7 @@ from src.compile import (
 from src.engine.runner import Code, Runner
 from src.models import Decoder, Regions
 from src.models.regions import TOKEN_ARGUMENTS
-from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.cpu.build import ensure_built, is_building, kernel_library
 from src.ops.cpu.compiled import Caller, CompiledCodeError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 # For the shapes alone: no more is known of the dimension that it stands for.
 _NUM_TOKENS = 8
 _NICENESS = 10
+_POLL = 0.1  # seconds
 
 
 class RegionCompilation:
@@ -114,12 +115,11 @@ class RegionCompilation:
             self.join()
 
     def _load(self, ahead: Compilation, runner: Runner, decoder: Decoder) -> None:
-        # Compiled code calls them.
-        ensure_built(wait=True)
-        library = kernel_library()
-        if library is None:
-            raise CompilationError("compiled code needs the compiled CPU kernels")
-        caller = Caller(library.path)
+        try:
+            caller = self._caller()
+        except (CompilationError, CompiledCodeError):
+            ahead.abandon()
+            raise
         functions: list[Any] = list(decoder.regions)
         for i, function in zip(self._called, ahead.load(caller), strict=True):
             functions[i] = function
@@ -128,6 +128,16 @@ class RegionCompilation:
         if self._closed.is_set():
             raise CompilationClosedError("closed while loading compiled code")
         runner.swap_in(code, time.monotonic() - self._started)
+
+    def _caller(self) -> Caller:
+        """Of the compiled CPU kernels, which compiled code calls."""
+        while ensure_built(wait=False) == "reference" and is_building():
+            if self._closed.wait(_POLL):
+                raise CompilationClosedError("closed while building the CPU kernels")
+        library = kernel_library()
+        if library is None:
+            raise CompilationError("compiled code needs the compiled CPU kernels")
+        return Caller(library.path)
 
     def _compile_just_in_time(self, runner: Runner, decoder: Decoder) -> None:
         # Here and not at the top: it brings the compiler in.

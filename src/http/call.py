@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 
 import anyio
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from src.core.errors import (
     DeadlineExceededError,
@@ -31,7 +31,7 @@ from src.http.body import (
     header,
     read_body,
 )
-from src.http.direct import DirectWriter, direct_writer
+from src.http.direct import DirectWriter, abort_connection, direct_writer
 from src.http.errors import ErrorAnswer, answer_to
 from src.http.server import Server
 from src.http.spelling import error_spelling
@@ -47,6 +47,8 @@ STREAM_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 TIMEOUT_HEADER: Final = b"x-request-timeout"
+# Bytes of a whole answer that a reader takes within `http.write_timeout`, or is given up.
+_PIECE: Final = 256 * 1024
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -94,18 +96,26 @@ class Call:
     async def answer(
         self, body: bytes, *, status: int = 200, kind: bytes = JSON_TYPE, headers: Headers = ()
     ) -> None:
-        """Send a whole answer."""
+        """Send a whole answer.
+
+        This and whatever else sends raises `ClientDisconnectedError` when the client takes nothing
+        for ``http.write_timeout``; its connection is then ended.
+        """
         await self._start(
             status,
             ((b"content-type", kind), (b"content-length", str(len(body)).encode()), *headers),
         )
+        begin = 0
+        while len(body) - begin > _PIECE:
+            await self._send_body(body[begin : begin + _PIECE], more=True)
+            begin += _PIECE
         self.finished = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._send_body(body[begin:], more=False)
 
     async def begin(self, status: int, headers: Headers, body: bytes) -> None:
         """Send an answer but its end, so that the connection stays open for a while."""
         await self._start(status, headers)
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._send_body(body, more=True)
 
     async def write(self, events: bytes) -> None:
         """Send the next events of a stream; the first ones begin it."""
@@ -116,17 +126,10 @@ class Call:
         if self.writes_at_once:
             self.write_at_once(events)
             return
-        message = {"type": "http.response.body", "body": events, "more_body": True}
-        try:
-            async with asyncio.timeout(self.server.config.http.write_timeout):
-                await self._send(message)
-                # After a disconnect `send` returns at once and for ever: without this, a producer
-                # that is never out of data would keep the loop to itself and never be cancelled.
-                await asyncio.sleep(0)
-        except TimeoutError:
-            if self._direct is not None:
-                self._direct.abort()
-            raise ClientDisconnectedError from None
+        await self._send_body(events, more=True)
+        # After a disconnect `send` returns at once and for ever: without this, a producer that is
+        # never out of data would keep the loop to itself and never be cancelled.
+        await asyncio.sleep(0)
 
     @property
     def writes_at_once(self) -> bool:
@@ -143,7 +146,7 @@ class Call:
         if not self.started:
             await self._start(200, STREAM_HEADERS)
         self.finished = True
-        await self._send({"type": "http.response.body", "body": events, "more_body": False})
+        await self._send_body(events, more=False)
 
     async def fail(self, error: BaseException) -> None:
         """Answer with an error: by its status, or inside a stream that has begun."""
@@ -168,9 +171,20 @@ class Call:
             # https://w3c.github.io/trace-context/#traceresponse-header
             value = f"00-{trace.trace_id}-{trace.span_id}-01"
             own.append((b"traceresponse", value.encode()))
-        await self._send(
+        await self._send_in_time(
             {"type": "http.response.start", "status": status, "headers": [*headers, *own]}
         )
+
+    async def _send_body(self, body: bytes, *, more: bool) -> None:
+        await self._send_in_time({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _send_in_time(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self.server.config.http.write_timeout):
+                await self._send(message)
+        except TimeoutError:
+            abort_connection(self.scope)
+            raise ClientDisconnectedError from None
 
 
 async def refuse(
@@ -193,33 +207,29 @@ async def refuse(
         call.trace.failed(error)
     # HTTP/2 has no such header, and no connection that one request could hold up.
     unread = call.scope["http_version"].startswith("1") and declares_body(call.scope)
-    await call.begin(
-        answer.status,
-        (
-            (b"content-type", JSON_TYPE),
-            (b"content-length", str(len(body)).encode()),
-            *answer.headers,
-            *headers,
-            *([(b"connection", b"close")] if unread else []),
-        ),
-        body,
+    head = (
+        (b"content-type", JSON_TYPE),
+        (b"content-length", str(len(body)).encode()),
+        *answer.headers,
+        *headers,
+        *([(b"connection", b"close")] if unread else []),
     )
-    if linger:
-        try:
-            await discard_body(receive)
-        except ClientDisconnectedError:
-            call.server.metrics.on_disconnect()
-            return
 
     async def drop() -> None:
         # Hypercorn's reader waits for room in a queue, and its end of the answer for the reader.
         while (await receive())["type"] != "http.disconnect":
             await anyio.lowlevel.checkpoint()
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(drop)
-        await call.end(b"")
-        tasks.cancel_scope.cancel()
+    try:
+        await call.begin(answer.status, head, body)
+        if linger:
+            await discard_body(receive)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drop)
+            await call.end(b"")
+            tasks.cancel_scope.cancel()
+    except* ClientDisconnectedError:
+        call.server.metrics.on_disconnect()
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[None]]
@@ -281,25 +291,30 @@ class Endpoint:
             await self._run(call)
             tasks.cancel_scope.cancel()
         if call.overdue and not call.started and not call.disconnected:
-            await call.fail(
-                UnavailableError(
-                    f"the answer did not begin within {limits.first_byte_timeout:g} s",
-                    retry_after=limits.first_byte_timeout or 1.0,
-                    code="first_byte_timeout",
-                )
+            late_answer = UnavailableError(
+                f"the answer did not begin within {limits.first_byte_timeout:g} s",
+                retry_after=limits.first_byte_timeout or 1.0,
+                code="first_byte_timeout",
             )
+            try:
+                await call.fail(late_answer)
+            except ClientDisconnectedError:
+                call.disconnected = True
         if call.disconnected:
             server.metrics.on_disconnect()
 
     async def _run(self, call: Call) -> None:
         try:
-            if call.body:
-                check_content_type(call.scope)
-                limits = call.server.config.http
-                await check_structure(call.body, limits.max_json_nodes, limits.max_json_values)
-            await self._handler(call)
+            try:
+                if call.body:
+                    check_content_type(call.scope)
+                    limits = call.server.config.http
+                    await check_structure(call.body, limits.max_json_nodes, limits.max_json_values)
+                await self._handler(call)
+            except ClientDisconnectedError:
+                raise
+            # The last line of defence: one request's fault ends with this request, and is logged.
+            except Exception as error:
+                await call.fail(error)
         except ClientDisconnectedError:
             call.disconnected = True
-        # The last line of defence: one request's fault ends with this request, and is logged.
-        except Exception as error:
-            await call.fail(error)

@@ -43,21 +43,38 @@ class DirectWriter:
         """Write a chunk, when :attr:`is_ready`."""
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def abort(self) -> None:
-        """End the connection at once, with whatever waits in it."""
-        self._transport.abort()
-
 
 def direct_writer(scope: Scope) -> DirectWriter | None:
     """The writer of an answer whose head, without a length, has just been sent.
 
     ``None`` where the server is another one, or this connection is of another kind.
     """
+    if scope["http_version"] != "1.1" or scope["method"] == "HEAD":
+        return None
+    if (found := _connection(scope)) is None:
+        return None
+    import h11
+
+    stream, protocol, transport = found
+    if protocol.connection.our_state is not h11.SEND_BODY:
+        return None
+    return DirectWriter(stream, transport)
+
+
+def abort_connection(scope: Scope) -> None:
+    """End the connection at once, with whatever waits in it, where nothing else may go over it.
+
+    That is under hypercorn with HTTP/1; elsewhere nothing happens.
+    """
+    if (found := _connection(scope)) is not None:
+        found[2].abort()
+
+
+def _connection(scope: Scope) -> tuple[Any, Any, Any] | None:
+    """Hypercorn's stream, protocol and transport of an HTTP/1 request; None elsewhere."""
     send: Send | None = scope.get(SERVER_SEND)
     stream = getattr(send, "__self__", None)
-    if stream is None or scope["http_version"] != "1.1" or scope["method"] == "HEAD":
-        return None
-    if "hypercorn.asyncio.tcp_server" not in sys.modules:
+    if stream is None or "hypercorn.asyncio.tcp_server" not in sys.modules:
         return None
     import h11
     from hypercorn.asyncio.tcp_server import TCPServer
@@ -70,6 +87,4 @@ def direct_writer(scope: Scope) -> DirectWriter | None:
         return None
     if type(protocol) is not H11Protocol or type(protocol.connection) is not h11.Connection:
         return None
-    if protocol.connection.our_state is not h11.SEND_BODY:
-        return None
-    return DirectWriter(stream, server.writer.transport)
+    return stream, protocol, server.writer.transport

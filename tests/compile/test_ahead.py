@@ -23,6 +23,7 @@ from src.compile import (
     Job,
     LoadedFunction,
     ahead,
+    artifacts,
     use_artifact_cache,
 )
 from src.compile.artifacts import ArtifactCache
@@ -247,6 +248,41 @@ def test_a_compiler_that_crashes_takes_nobody_along(
     monkeypatch.setattr(ahead, "_COMMAND", ("sh", "-c", "echo oh no >&2; kill -SEGV $$"))
     with pytest.raises(CompilationError, match="-11: oh no"):
         Compilation([mix_job()], tmp_path).load(caller)
+
+
+@pytest.mark.parametrize("line", ['{"key": "half', "[3]"])
+def test_a_line_that_a_compiler_died_in_is_a_fault(
+    tmp_path: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(ahead, "_COMMAND", ("printf", "%s", line))
+    compilation = Compilation([mix_job()], tmp_path)
+    with pytest.raises(CompilationError, match=re.escape(line)):
+        compilation.load(caller)
+    # Reaped: nothing of it is left to the system.
+    assert compilation._workers[0]._process.returncode == 0
+
+
+def test_a_compiler_that_never_ends_is_killed(
+    tmp_path: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setattr(ahead, "_COMMAND", ("sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"))
+    monkeypatch.setattr(ahead, "_TIMEOUT", 0.5)
+    with pytest.raises(CompilationError, match=r"longer than 0.5 s"):
+        Compilation([mix_job()], tmp_path).load(caller)
+    assert is_gone(int(pid_file.read_text()))
+
+
+def test_a_lock_that_is_never_given_back_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, cache = mix_job(), ArtifactCache(tmp_path)
+    monkeypatch.setattr(artifacts, "_LOCK_TIMEOUT", 0.3)
+    refused = pytest.raises(TimeoutError, match="does not end")
+    with cache.locked(job), refused, cache.locked(job):
+        pass
+    with cache.locked(job) as directory:
+        assert directory.is_dir()
 
 
 def test_closing_kills_the_compiler_and_all_that_it_runs(

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from src.compile import ahead
 from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
 from src.core.settings import CHECKOUT
-from src.engine import startup
+from src.engine import compilation, startup
 from src.models import outline_model
 from src.models.regions import TOKEN_ARGUMENTS
 from src.ops.cpu.build import cache_root
@@ -180,6 +181,32 @@ async def test_requests_are_served_and_the_engine_closes_while_a_compiler_runs(
         began = time.monotonic()
     assert time.monotonic() - began < 30
     assert result.token_ids == greedy(reference, prompt, 12)
+
+
+async def test_closing_does_not_wait_for_the_kernels(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ahead, "_COMMAND", ("sleep", "600"))
+    building = threading.Event()
+
+    def never_built(wait: bool) -> str:
+        building.set()
+        assert not wait
+        return "reference"
+
+    monkeypatch.setattr(compilation, "ensure_built", never_built)
+    monkeypatch.setattr(compilation, "is_building", lambda: True)
+    running = compilation.RegionCompilation(outline_model(checkpoint), 1, tmp_path, awaited=False)
+    nobody: Any = None
+    running.finish_in_background(nobody, nobody)
+    assert building.wait(20)
+    began = time.monotonic()
+    await asyncio.to_thread(running.close)
+    assert time.monotonic() - began < 10
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("off", [{"compile__startup": "off"}, {}])

@@ -13,7 +13,7 @@ from hypercorn.asyncio.run import worker_serve
 from hypercorn.config import Config
 from hypercorn.utils import wrap_app
 
-from src.http.direct import SERVER_SEND, DirectWriter, direct_writer
+from src.http.direct import SERVER_SEND, DirectWriter, abort_connection, direct_writer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -110,7 +110,7 @@ async def test_what_waits_for_a_reader_is_bounded() -> None:
             count += 1
         written.set_result((count, direct._transport.get_write_buffer_size()))
         await release.wait()
-        direct.abort()
+        abort_connection(scope)
         return None
 
     async with serving(app) as port:

@@ -111,6 +111,48 @@ def test_a_reader_that_never_reads_is_given_up_and_hurts_nobody(server: ServerPr
     assert "Traceback" not in server.output
 
 
+def test_a_whole_answer_that_nobody_reads_is_given_up(server: ServerProcess) -> None:
+    before = gauge(server, "slipstream_client_disconnects_total")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(request(n=16, max_tokens=900, logprobs=20))
+        deadline = time.monotonic() + 120
+        while gauge(server, "slipstream_client_disconnects_total") < before + 1:
+            assert time.monotonic() < deadline, "it was never given up"
+            time.sleep(0.1)
+        # The connection is at its end, and the answer is not whole.
+        client.settimeout(20)
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while data := client.recv(2**20):
+                received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+    assert len(body) < int(length.partition(b":")[2])
+    wait_idle(server)
+    assert "Traceback" not in server.output
+
+
+def test_a_whole_answer_is_whole_for_a_slow_reader(server: ServerProcess) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        client.connect(("127.0.0.1", server.port))
+        client.settimeout(60)
+        client.sendall(request(n=16, max_tokens=900, logprobs=20))
+        received = bytearray(client.recv(65536))
+        head, _, _ = bytes(received).partition(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
+        length = int(next(x for x in lines if x.startswith(b"content-length:")).partition(b":")[2])
+        began = time.monotonic()
+        while len(received) < len(head) + 4 + length:
+            received += client.recv(65536)
+            time.sleep(0.02)
+    # All of it took longer than any piece may.
+    assert time.monotonic() - began > 2.0
+    assert len(json.loads(received[len(head) + 4 :])["choices"]) == 16
+
+
 def test_clients_that_leave_at_any_byte_of_their_request(server: ServerProcess) -> None:
     whole = request(stream=True, max_tokens=1000)
     rng = random.Random(3)

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,101 @@ def test_unwritable_cache_builds_for_this_process_alone(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path / "file" / "below"))
     assert build.ensure_built(wait=True).startswith("cpp-")
+
+
+def test_compilers_end_with_the_process(tmp_path: Path) -> None:
+    compiler = tmp_path / "endless-compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *--version*) echo endless 1.0; exit ;; esac\n'
+        f'sleep 600 &\necho $! > "{tmp_path}/$$.half"\n'
+        f'mv "{tmp_path}/$$.half" "{tmp_path}/$$.pass"\nwait\n'
+    )
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    script = (
+        "import pathlib, sys, time\n"
+        "from src.ops.cpu import build\n"
+        "assert build.ensure_built(wait=False) == 'reference'\n"
+        "assert build.is_building()\n"
+        "levels = build.KernelCache(build.cache_root()).levels\n"
+        "while len(list(pathlib.Path(sys.argv[1]).glob('*.pass'))) < len(levels):\n"
+        "    time.sleep(0.05)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "CXX": str(compiler),
+            "SLIPSTREAM_CACHE_DIR": str(tmp_path / "cache"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    passes = [int(path.read_text()) for path in tmp_path.glob("*.pass")]
+    assert passes
+    deadline = time.monotonic() + 20
+    while any(is_running(pid) for pid in passes):
+        assert time.monotonic() < deadline, "they go on"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+@pytest.mark.parametrize("mode", [0o757, 0o777, 0o1777])
+def test_a_cache_that_others_may_write_to_is_left_alone(
+    private: KernelCache,
+    fresh_state: None,
+    tmp_path: Path,
+    mode: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    private.build()
+    root = tmp_path / "cache"
+    assert build.cache_root() == root
+    root.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        own = build.cache_root()
+        assert build.cache_root() == own != root
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(root) in caplog.text
+    assert KernelCache(own).load() is None
+
+
+def test_who_may_write_to_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o775)
+    owner, group = tmp_path.stat().st_uid, tmp_path.stat().st_gid
+    monkeypatch.setattr(os, "geteuid", lambda: group)
+    # A user's own group has the user's number.
+    assert build._is_ours(tmp_path) == (owner in (0, group))
+    monkeypatch.setattr(os, "geteuid", lambda: group + 1)
+    assert not build._is_ours(tmp_path)
+    tmp_path.chmod(0o755)
+    assert build._is_ours(tmp_path) == (owner in (0, group + 1))
+    assert build._is_ours(tmp_path / "not there")
+
+
+def test_a_cache_of_somebody_else_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat(tmp_path)
+    others = os.stat_result((real.st_mode, *real[1:4], 4321, *real[5:]))
+    monkeypatch.setattr(Path, "stat", lambda _: others)
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    assert not build._is_ours(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    assert build._is_ours(tmp_path)
 
 
 def test_cache_location(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,10 @@ or crashes there is never used. A manifest, written last, names what passed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -19,6 +21,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,11 +117,40 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cache_root() -> Path:
-    """`SLIPSTREAM_CACHE_DIR`, else `$XDG_CACHE_HOME/slipstream`, else `~/.cache/slipstream`."""
+    """`SLIPSTREAM_CACHE_DIR`, else `$XDG_CACHE_HOME/slipstream`, else `~/.cache/slipstream`.
+
+    What is in a cache is run. So one that somebody else could write to is left alone, with a
+    warning, for an empty directory of this process's own, which ends with it.
+    """
     if chosen := os.environ.get("SLIPSTREAM_CACHE_DIR"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "slipstream"
+        root = Path(chosen)
+    else:
+        base = os.environ.get("XDG_CACHE_HOME")
+        root = (Path(base) if base else Path.home() / ".cache") / "slipstream"
+    return root if _is_ours(root) else _private_root(root)
+
+
+def _is_ours(root: Path) -> bool:
+    """Whether nobody but this user and root can write to a directory, or it is still to be made."""
+    try:
+        status = root.stat()
+    except OSError:
+        return True
+    # By convention the group that has the number of a user is that user's alone.
+    others = 0o002 if status.st_gid == os.geteuid() else 0o022
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
+
+
+@functools.cache
+def _private_root(root: Path) -> Path:
+    private = Path(tempfile.mkdtemp(prefix="slipstream-"))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    _log.warning(
+        "others may write to the cache %s, so nothing is loaded from it, and every start compiles: "
+        "make it yours alone (chown, chmod go-w)",
+        root,
+    )
+    return private
 
 
 def _digest(*parts: bytes) -> str:
@@ -248,19 +280,64 @@ class KernelCache:
         for level in self.levels:
             command = [*nice, *self.compiler[0], *_FLAGS, *level.flags]
             command += [str(_SOURCES / unit) for unit in _UNITS] + ["-o", str(outputs[level.name])]
-            running[level.name] = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )
+            running[level.name] = _compilers.start(command)
         for name, process in running.items():
             try:
                 _, errors = process.communicate(timeout=COMPILE_TIMEOUT)
             except subprocess.TimeoutExpired:
-                process.kill()
+                _compilers.kill(process)
                 _, errors = process.communicate()
+            _compilers.ended(process)
+            if _compilers.closed:
+                raise BuildError("this process ends")
             if process.returncode != 0:
                 _log.warning("C++ compiler failed on the %s level: %s", name, errors[-2000:])
                 del outputs[name]
         return outputs
+
+
+class _Compilers:
+    """Compilers that run, each a driver with the passes that it starts in a group of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self.closed = False
+
+    def start(self, command: list[str]) -> subprocess.Popen[str]:
+        with self._lock:
+            if self.closed:
+                raise BuildError("this process ends")
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        return process
+
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def ended(self, process: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._running.discard(process)
+
+    def close(self) -> None:
+        """Kill those that run, and start no more."""
+        with self._lock:
+            self.closed = True
+            for process in self._running:
+                self.kill(process)
+
+
+_compilers = _Compilers()
+# The thread that waits for them does not outlive the interpreter, and they would.
+atexit.register(_compilers.close)
 
 
 def check(portable: Path, library: Path, number: int) -> str:
@@ -309,6 +386,11 @@ def kernel_status() -> str:
 def kernel_library() -> KernelLibrary | None:
     """The library that serves CPU calls now, None for the references."""
     return _state.library
+
+
+def is_building() -> bool:
+    """Whether a build is under way whose outcome is not known yet."""
+    return _state.thread is not None
 
 
 def kernel_builds() -> int:
@@ -366,7 +448,8 @@ def _build_and_install(cache: KernelCache) -> None:
         _install(*loaded)
     except (BuildError, OSError) as error:
         _state.failed = True
-        _log.warning("no compiled CPU kernels, slower torch references serve: %s", error)
+        level = logging.DEBUG if _compilers.closed else logging.WARNING
+        _log.log(level, "no compiled CPU kernels, slower torch references serve: %s", error)
     finally:
         _state.thread = None
 
