@@ -146,6 +146,8 @@ class Runner:
         of those that no later plan installs again.
         """
         loop = asyncio.get_running_loop()
+        for key in ended:
+            self._grammars.abandon(key)
         in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.monotonic()))
         self._device_thread.submit(self._run, in_flight, admitted, ended, loop)
         return in_flight

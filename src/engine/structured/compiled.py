@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Work on one mask, about 15 ms and 3 ms, and memory of one request, about 2 KB each, before it is
-# given up.
+# Work on one mask and memory of one request, about 2 KB each, before it is given up. The lexer's
+# work is proportional to its fuel, about 15 ms. The parser's is not to its items: ambiguous rules
+# take tens of milliseconds for what an ordinary schema takes one for, so what it may take is
+# bounded by time too. A schema has about a dozen items for each property that may be left out.
 STEP_LEXER_FUEL: Final = 200_000
-STEP_MAX_ITEMS: Final = 50_000
+STEP_MAX_ITEMS: Final = 4_000
 MAX_LEXER_STATES: Final = 50_000
+
+# Seconds that one call may take; that it takes in the ordinary; and that calls may take beyond
+# the ordinary, all together.
+_LONGEST_CALL: Final = 0.25
+ORDINARY_CALL: Final = 0.003
+_EXCESS: Final = 2.0
+# Of each second that passes, the part by which the excess is forgiven.
+_FORGIVEN: Final = 0.05
 
 _MAX_MESSAGE_CHARS: Final = 300
 _QUOTED_LINE: Final = re.compile(r"\n *[0-9]+ \|")
@@ -82,6 +93,28 @@ def fault_of(matcher: LLMatcher) -> str:
     return " ".join(message.split())[:_MAX_MESSAGE_CHARS] or "the grammar cannot be followed"
 
 
+class TimeBudget:
+    """What following one grammar may take, of all its rows together.
+
+    Many rows of one grammar wait for each other, so a budget of each row would be many. It fills up
+    again, slowly: a grammar that is a little slow may be followed for as long as the server runs.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._excess = 0.0
+        self._updated = clock()
+
+    def allows(self, seconds: float, num_calls: int = 1) -> bool:
+        """Whether calls that took so long together are within it; they are counted."""
+        now = self._clock()
+        forgiven = (now - self._updated) * _FORGIVEN
+        self._updated = now
+        excess = max(0.0, seconds - num_calls * ORDINARY_CALL)
+        self._excess = max(0.0, self._excess - forgiven) + excess
+        return excess == 0.0 or (seconds <= _LONGEST_CALL and self._excess <= _EXCESS)
+
+
 class CompiledGrammar:
     """A compiled grammar, shared by all requests that ask for it.
 
@@ -91,11 +124,17 @@ class CompiledGrammar:
         At the beginning of the output; never moved.
     tokenizer
         Of the vocabulary that it was compiled for.
+
+    Attributes
+    ----------
+    budget
+        Of all that follow it.
     """
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self.budget = TimeBudget()
 
     def begin(self) -> LLMatcher:
         """A matcher of one's own, at the beginning of the output."""
@@ -103,7 +142,7 @@ class CompiledGrammar:
 
     def judge(self) -> TextJudge:
         """Follows the text of one output."""
-        return TextJudge(self._matcher.deep_copy(), self._tokenizer.greedy_tokenize)
+        return TextJudge(self._matcher.deep_copy(), self._tokenizer.greedy_tokenize, self.budget)
 
 
 class TextJudge:
@@ -111,18 +150,22 @@ class TextJudge:
 
     It goes by the text, and not by the tokens that the model chose: a stop string may end within
     one. Text that the grammar does not know, such as special tokens that are hidden from it, is
-    beyond it: everything is complete from there on.
+    beyond it: everything is complete from there on. So it is where the budget is used up, as the
+    row then fails.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenize: Callable[[str], list[int]]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, tokenize: Callable[[str], list[int]], budget: TimeBudget
+    ) -> None:
         self._matcher = matcher
         self._tokenize = tokenize
+        self._budget = budget
         self._is_lost = False
 
     def advance(self, text: str) -> None:
         """The text goes on with this."""
         token_ids = self._tokenize(text)
-        if not self._is_lost and self._matcher.try_consume_tokens(token_ids) < len(token_ids):
+        if not self._is_lost and self._consume(token_ids) < len(token_ids):
             self._is_lost = True
 
     def completes(self, text: str) -> bool:
@@ -130,8 +173,16 @@ class TextJudge:
         if self._is_lost:
             return True
         token_ids = self._tokenize(text)
-        taken = self._matcher.try_consume_tokens(token_ids)
+        taken = self._consume(token_ids)
         complete = taken == len(token_ids) and self._matcher.is_accepting()
         if not self._matcher.rollback(taken):
             self._is_lost = True
         return complete or self._is_lost
+
+    def _consume(self, token_ids: list[int]) -> int:
+        """How many of the tokens the matcher took."""
+        started = time.thread_time()
+        taken = self._matcher.try_consume_tokens(token_ids)
+        if not self._budget.allows(time.thread_time() - started, len(token_ids)):
+            self._is_lost = True
+        return taken

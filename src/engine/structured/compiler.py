@@ -153,10 +153,7 @@ class GrammarCompiler:
 
     def _tried(self, candidate: Candidate, vocabulary: Vocabulary) -> str:
         """The Lark that is to be compiled, once another process has survived it."""
-        try:
-            trial = self._idle.get_nowait()
-        except queue.Empty:
-            trial = self._start_trial(vocabulary)
+        trial = self._idle_trial() or self._start_trial(vocabulary)
         try:
             verdict = trial.verdict(candidate, self._bounds.compile_seconds)
         except GrammarError:
@@ -167,6 +164,20 @@ class GrammarCompiler:
         if verdict.fault:
             raise GrammarError(verdict.fault)
         return verdict.lark
+
+    def _idle_trial(self) -> _Trial | None:
+        while True:
+            try:
+                trial = self._idle.get_nowait()
+            except queue.Empty:
+                return None
+            if trial.is_usable:
+                return trial
+            # Its end is no fault of the grammar that comes next.
+            with self._lock:
+                self._trials.discard(trial)
+            trial.kill()
+            trial.close()
 
     def _start_trial(self, vocabulary: Vocabulary) -> _Trial:
         bounds = self._bounds
@@ -195,6 +206,7 @@ class _Trial:
             cwd=CHECKOUT,
             env=environment,
         )
+        self._is_killed = False
 
     def set_up(self, setup: Setup) -> None:
         """Tell it the vocabulary, and wait until it has that.
@@ -222,10 +234,20 @@ class _Trial:
             )
         return msgspec.msgpack.decode(answer, type=Verdict)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be asked again."""
+        # One that was killed a moment ago may not have ended yet.
+        return not self._is_killed and self._process.poll() is None
+
     def kill(self) -> None:
         """End it; who waits for its answer learns that there is none."""
-        self._process.kill()
+        self._end()
         self._process.wait()
+
+    def _end(self) -> None:
+        self._is_killed = True
+        self._process.kill()
 
     def close(self) -> None:
         """Let go of it, once it has ended."""
@@ -240,7 +262,7 @@ class _Trial:
         assert requests is not None
         assert answers is not None
         # Its end is the end of what is read here.
-        timer = threading.Timer(seconds, self._process.kill)
+        timer = threading.Timer(seconds, self._end)
         timer.start()
         answer = None
         try:
@@ -249,6 +271,8 @@ class _Trial:
                 answer = read_frame(answers)
         finally:
             timer.cancel()
+            # One that has begun to fire kills behind the answer: it is known afterwards.
+            timer.join()
         if answer is None:
             self.kill()
             self.close()

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from llguidance import LLExecutor, LLMatcher
 from torch import Tensor
 
 from src.core.request import Request
-from src.engine.structured.compiled import CompiledGrammar, fault_of
+from src.engine.structured.compiled import ORDINARY_CALL, CompiledGrammar, fault_of
 from src.engine.transfer import upload
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,11 @@ logger = logging.getLogger(__name__)
 _BITS = 32
 # More do not help: a batch's masks are some tens of microseconds each.
 _MAX_THREADS = 4
+# Tokens of a request that resumes that are consumed in one call.
+_CHUNK = 32
+# Tokens for which a row's own time is measured, from the last slow one on.
+_MEASURED_TOKENS = 16
+_TOO_SLOW = "following the grammar takes too long"
 
 
 # [256, 8] float32: what is added to the logits of eight tokens by the bits of their byte.
@@ -160,11 +168,23 @@ class _Follower:
         self.matcher: LLMatcher = request.grammar.begin()
         self.ended = False
         self.fault: str | None = None
+        self._num_measured = 0
         self.wishes = _Wishes.of(request)
         self._end_ids = request.end_token_ids
+        self._budget = request.grammar.budget
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it was among those that took long, so that its own time is to be measured."""
+        return self._num_measured > 0
+
+    def mark_slow(self) -> None:
+        """Measure its own time for a while."""
+        self._num_measured = _MEASURED_TOKENS
 
     def take(self, token_id: int) -> bool:
         """Whether the matcher is to consume the token."""
+        self._num_measured -= self.is_slow
         if token_id in self._end_ids:
             self.ended = True
         return not self.ended
@@ -173,6 +193,17 @@ class _Follower:
         """It cannot go on."""
         self.ended = True
         self.fault = reason
+
+    def measure(self, call: Callable[[], object], num_calls: int = 1) -> None:
+        """Let the matcher do something on this thread; where that is beyond its budget it fails."""
+        # This thread's own time: a machine that is busy with other things is no fault of it.
+        started = time.thread_time()
+        call()
+        seconds = time.thread_time() - started
+        if seconds > num_calls * ORDINARY_CALL:
+            self.mark_slow()
+        if not self._budget.allows(seconds, num_calls):
+            self.fail(_TOO_SLOW)
 
 
 class RowGrammars:
@@ -197,6 +228,9 @@ class RowGrammars:
         self._rows: dict[int, int] = {}
         self._arrivals: list[tuple[int, Request, list[int]]] = []
         self._departures: list[int] = []
+        # Keys of ended requests of which something may be queued; written by any thread.
+        self._ended: set[int] = set()
+        self._forgotten: list[int] = []
         # Of the grammar thread: row -> its grammar, and [rows, W] int32, row -> what it may sample.
         self._followers: dict[int, _Follower] = {}
         self._masks = np.zeros((max_num_rows, self._num_words), np.int32)
@@ -212,8 +246,17 @@ class RowGrammars:
             self._rows[row] = request.key
             self._arrivals.append((row, request, output_token_ids))
 
+    def abandon(self, key: int) -> None:
+        """The request has ended, and :meth:`forget` will say so: what is queued for it is skipped.
+
+        Of any thread: the device thread may be waiting for that very work.
+        """
+        self._ended.add(key)
+
     def forget(self, key: int) -> None:
         """The request has ended: let go of its grammar, if it has one."""
+        self._ended.add(key)
+        self._forgotten.append(key)
         # More than one, where it lost a row that nobody has taken since.
         for row in [row for row, owner in self._rows.items() if owner == key]:
             del self._rows[row]
@@ -221,11 +264,16 @@ class RowGrammars:
 
     def begin(self) -> None:
         """Begin to compute the first masks of those who were installed."""
+        forgotten, self._forgotten = self._forgotten, []
         if not self._arrivals and not self._departures:
+            # Without a row it has nothing queued either, or only what is of no row any more.
+            self._ended.difference_update(forgotten)
             return
         arrivals, self._arrivals = self._arrivals, []
         departures, self._departures = self._departures, []
-        self._submit([row for row, _, _ in arrivals], self._exchange, departures, arrivals)
+        self._submit(
+            [row for row, _, _ in arrivals], self._exchange, departures, arrivals, forgotten
+        )
 
     def masks(self, rows: Sequence[int]) -> Future[RowMasks] | None:
         """What these rows may sample next; ``None`` if none of them is constrained."""
@@ -259,17 +307,39 @@ class RowGrammars:
     # On the grammar thread.
 
     def _exchange(
-        self, departures: list[int], arrivals: list[tuple[int, Request, list[int]]]
+        self,
+        departures: list[int],
+        arrivals: list[tuple[int, Request, list[int]]],
+        forgotten: list[int],
     ) -> None:
         for row in departures:
             self._followers.pop(row, None)
-        for row, request, output_token_ids in arrivals:
-            follower = _Follower(request)
-            if follower.wishes is not None:
-                self._restrictions.install(row, follower.wishes)
-            self._followers[row] = follower
-            follower.matcher.consume_tokens(output_token_ids)
-        self._compute([row for row, _, _ in arrivals])
+        try:
+            for row, request, output_token_ids in arrivals:
+                # A panic of the library is no Exception. The others arrive all the same.
+                try:
+                    self._arrive(row, request, output_token_ids)
+                except BaseException:
+                    logger.exception("a grammar could not be begun")
+                    self._followers.pop(row, None)
+            self._compute([row for row, _, _ in arrivals])
+        finally:
+            # Whatever was queued for them has been.
+            self._ended.difference_update(forgotten)
+
+    def _arrive(self, row: int, request: Request, output_token_ids: list[int]) -> None:
+        self._followers.pop(row, None)
+        if request.key in self._ended:
+            return
+        follower = _Follower(request)
+        if follower.wishes is not None:
+            self._restrictions.install(row, follower.wishes)
+        self._followers[row] = follower
+        for start in range(0, len(output_token_ids), _CHUNK):
+            if follower.ended or follower.key in self._ended:
+                return
+            chunk = output_token_ids[start : start + _CHUNK]
+            follower.measure(partial(follower.matcher.consume_tokens, chunk), len(chunk))
 
     def _advance(self, rows: list[int], read: Callable[[], Sequence[int]]) -> None:
         try:
@@ -279,39 +349,68 @@ class RowGrammars:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
         moved = []
-        consumed = []
+        together = []
         for row, token_id in zip(rows, token_ids, strict=True):
-            follower = self._followers.get(row)
-            if follower is not None and follower.take(token_id):
-                moved.append(row)
-                consumed.append((follower.matcher, token_id))
-        if consumed:
-            self._pool().consume_token_par(consumed)
-            self._compute(moved)
+            follower = self._living(row)
+            if follower is None or not follower.take(token_id):
+                continue
+            moved.append(row)
+            if follower.is_slow:
+                follower.measure(partial(follower.matcher.consume_token, token_id))
+            else:
+                together.append((follower, token_id))
+        if together:
+            with _watched([follower for follower, _ in together]):
+                self._pool().consume_token_par(
+                    [(follower.matcher, token_id) for follower, token_id in together]
+                )
+        self._compute(moved)
+
+    def _living(self, row: int) -> _Follower | None:
+        """The row's follower, if anything is to be asked of it yet."""
+        follower = self._followers.get(row)
+        if follower is None or follower.ended or follower.key in self._ended:
+            return None
+        return follower
 
     def _compute(self, rows: list[int]) -> None:
         """The masks of rows whose grammars have moved."""
         live = []
+        together = []
         for row in rows:
-            follower = self._followers[row]
+            follower = self._living(row)
+            if follower is None:
+                continue
             if follower.matcher.is_error():
                 follower.fail(fault_of(follower.matcher))
+                continue
+            live.append((row, follower))
+            if follower.is_slow:
+                mask = self._masks[row]
+                follower.measure(
+                    partial(follower.matcher.unsafe_compute_mask_ptr, mask.ctypes.data, mask.nbytes)
+                )
             else:
-                live.append((row, follower))
-        if not live:
-            return
-        self._pool().unsafe_compute_mask_ptr(
-            [(follower.matcher, row) for row, follower in live],
-            self._masks.ctypes.data,
-            self._num_words * self._masks.itemsize,
-            len(self._masks),
-        )
+                together.append((row, follower))
+        if together:
+            with _watched([follower for _, follower in together]):
+                self._pool().unsafe_compute_mask_ptr(
+                    [(follower.matcher, row) for row, follower in together],
+                    self._masks.ctypes.data,
+                    self._num_words * self._masks.itemsize,
+                    len(self._masks),
+                )
+        if live:
+            self._judge(live)
+
+    def _judge(self, live: list[tuple[int, _Follower]]) -> None:
+        """Fail those whose new masks leave nothing."""
         self._restrict(live)
         possible = np.any(self._masks[[row for row, _ in live]], axis=1, keepdims=True)
         for (_, follower), is_possible in zip(live, possible, strict=True):
             if follower.matcher.is_error():
                 follower.fail(fault_of(follower.matcher))
-            elif not is_possible:
+            elif not is_possible and not follower.ended:
                 follower.fail("no token continues what the grammar asks for")
 
     def _restrict(self, live: list[tuple[int, _Follower]]) -> None:
@@ -323,7 +422,8 @@ class RowGrammars:
         packed = self._masks[rows]
         failures = []
         for entry, (row, owner) in enumerate(zip(rows, owners, strict=True)):
-            if owner is None:
+            # What an ended request samples is of no use, but something it must be able to.
+            if owner is None or owner in self._ended:
                 packed[entry] = -1
                 continue
             follower = self._followers.get(row)
@@ -341,6 +441,16 @@ class RowGrammars:
             cpus = len(os.sched_getaffinity(0))
             self._executor = LLExecutor(num_threads=max(1, min(_MAX_THREADS, cpus // 2)))
         return self._executor
+
+
+@contextmanager
+def _watched(followers: list[_Follower]) -> Iterator[None]:
+    """Around calls for all of them at a time: were they slow, each is measured from then on."""
+    started = time.monotonic()
+    yield
+    if time.monotonic() - started > ORDINARY_CALL:
+        for follower in followers:
+            follower.mark_slow()
 
 
 def _packed(token_ids: Iterable[int], num_words: int, vocab_size: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import IO
 
 import pytest
 
@@ -92,6 +93,28 @@ async def test_what_takes_too_long_is_given_up() -> None:
     assert time.monotonic() - started < 20
     # It is really at an end: the process was killed, and another takes its place.
     assert await compiler.compile(StructuredOutput.regex("[a-z]+"))
+    compiler.close()
+
+
+async def test_one_that_is_killed_behind_its_answer_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler = build()
+    await compiler.compile(INTEGER)
+    answered = module.read_frame
+
+    def killing(stream: IO[bytes]) -> bytes | None:
+        answer = answered(stream)
+        (trial,) = compiler._trials
+        trial._end()
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_frame", killing)
+        assert await compiler.compile(StructuredOutput.regex("a+"))
+    (killed,) = compiler._trials
+    assert await compiler.compile(StructuredOutput.regex("b+"))
+    assert killed not in compiler._trials
     compiler.close()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +22,15 @@ from src.core.config import StructuredOutputSection
 from src.core.errors import InvalidRequestError
 from src.core.request import Request
 from src.core.structured_output import StructuredOutput
-from src.engine.structured.compiled import CompiledGrammar, GrammarError, compile_matcher
+from src.engine.client import AsyncEngine
+from src.engine.structured import compiled
+from src.engine.structured.compiled import (
+    ORDINARY_CALL,
+    CompiledGrammar,
+    GrammarError,
+    TimeBudget,
+    compile_matcher,
+)
 from src.engine.structured.grammar_text import grammar_candidate
 from src.engine.structured.row_grammars import RowGrammars, RowMasks, _added, unpacked
 from src.engine.structured.vocabulary import Vocabulary
@@ -197,6 +208,146 @@ def test_a_token_that_was_not_allowed_fails_its_row() -> None:
     rows.rows.close()
 
 
+# Ambiguous: the parser's work grows with the text.
+AMBIGUOUS = [
+    StructuredOutput.grammar("start: a\na: a a | /[a-z ]/ | /[a-z]+/"),
+    StructuredOutput.grammar(
+        "\n".join(
+            [
+                "start: " + " | ".join(f"s{i}" for i in range(8)),
+                *(f"s{i}: s{i} s{i} | s{i} | /[a-z ]/" for i in range(8)),
+            ]
+        )
+    ),
+]
+
+
+def follow_words(rows: Rows, output: StructuredOutput) -> tuple[str, float]:
+    """Why rows 0 and 1 fail within a long text, and the longest wait for a mask."""
+    words = "the quick brown fox jumps over the lazy dog " * 60
+    rows.install(0, output)
+    rows.install(1, output)
+    longest = 0.0
+    for token_id in rows.tokenizer.encode(words, add_special_tokens=False):
+        rows.rows.follow([0, 1], partial(list, [token_id] * 2))
+        started = time.monotonic()
+        failures = dict(rows.masks([0, 1]).failures)
+        longest = max(longest, time.monotonic() - started)
+        if failures.keys() == {100, 101}:
+            return failures[100], longest
+    raise AssertionError("they did not fail")
+
+
+@pytest.mark.parametrize("output", AMBIGUOUS)
+def test_an_ambiguous_grammar_comes_to_an_end(output: StructuredOutput) -> None:
+    rows = tokenizer_of("byte_level")
+    started = time.monotonic()
+    reason, longest = follow_words(rows, output)
+    assert "Too many items" in reason or "too long" in reason
+    assert time.monotonic() - started < 20
+    assert longest < 1.0
+    rows.rows.close()
+
+
+def test_a_row_over_its_budget_of_time_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The items' bound is out of the way: time alone ends it."""
+    monkeypatch.setattr(compiled, "STEP_MAX_ITEMS", 50_000)
+    rows = tokenizer_of("byte_level")
+    rows.install(2, StructuredOutput.regex("a+"))
+    reason, _ = follow_words(rows, AMBIGUOUS[0])
+    assert "takes too long" in reason
+    assert set(rows.tokenizer.encode("a", add_special_tokens=False)) <= set(rows.allowed(2))
+    rows.rows.close()
+
+
+def test_the_budget_is_of_what_is_beyond_the_ordinary() -> None:
+    now = 0.0
+    budget = TimeBudget(lambda: now)
+    assert all(budget.allows(ORDINARY_CALL) for _ in range(10_000))
+    assert budget.allows(0.2)
+    assert not budget.allows(0.3)
+    assert all(budget.allows(0.1) for _ in range(15))
+    assert not budget.allows(0.1)
+    # What is quick is never refused, and time heals.
+    assert budget.allows(ORDINARY_CALL)
+    assert budget.allows(32 * ORDINARY_CALL, 32)
+    now = 100.0
+    assert budget.allows(0.1)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("kind", ["integer", ["string", "integer", "null"]])
+def test_a_large_schema_is_followed(kind: Any, *, closed: bool) -> None:
+    """Three hundred properties, any of which may be left out."""
+    rows = tokenizer_of("byte_level")
+    names = [f"property_{i}" for i in range(300)]
+    schema = {"type": "object", "properties": {name: {"type": kind} for name in names}}
+    output = StructuredOutput.json(schema | ({"additionalProperties": False} if closed else {}))
+    rows.install(0, output)
+    text = json.dumps({name: 7 * i for i, name in enumerate(names)})
+    for token_id in rows.tokenizer.encode(text, add_special_tokens=False):
+        rows.rows.follow([0], partial(list, [token_id]))
+    assert rows.end_ids <= set(rows.allowed(0))
+    rows.rows.close()
+
+
+def test_what_is_queued_for_an_ended_request_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tokenizer_of("byte_level")
+    (a,) = rows.tokenizer.encode("a", add_special_tokens=False)
+    for row in range(3):
+        rows.install(row, StructuredOutput.regex("a{9}"))
+    rows.masks([0])
+    computed: list[int] = []
+    compute = RowGrammars._judge
+
+    def counting(self: RowGrammars, live: list[tuple[int, Any]]) -> None:
+        computed.extend(row for row, _ in live)
+        compute(self, live)
+
+    monkeypatch.setattr(RowGrammars, "_judge", counting)
+    queued = threading.Event()
+    rows.rows.follow([0, 1], lambda: [a, a] if queued.wait(10) else [])
+    rows.rows.follow([0, 1], partial(list, [a, a]))
+    rows.install(2, StructuredOutput.regex("b"), [a] * 5)
+    awaited = rows.rows.masks([0, 1, 2])
+    rows.rows.abandon(100)
+    rows.rows.abandon(102)
+    queued.set()
+    assert awaited is not None
+    masks = awaited.result()
+    assert computed == [1, 1]
+    # They may sample anything, so that the sampler has something to choose from.
+    assert not masks.failures
+    assert (masks.packed[[0, 2]] == -1).all()
+    assert rows.allowed(1) == [a]
+    for key in (100, 101, 102):
+        rows.rows.forget(key)
+    rows.rows.begin()
+    rows.rows.close()
+    assert not rows.rows._ended
+    assert not rows.rows._followers
+
+
+def test_one_that_cannot_arrive_leaves_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tokenizer_of("byte_level")
+    begin = RowGrammars._arrive
+
+    def failing(self: RowGrammars, row: int, request: Request, output: list[int]) -> None:
+        if row == 0:
+            raise RuntimeError("a panic")
+        begin(self, row, request, output)
+
+    monkeypatch.setattr(RowGrammars, "_arrive", failing)
+    with monkeypatch.context() as together:
+        together.setattr(rows.rows, "begin", lambda: None)
+        rows.install(0, StructuredOutput.regex("a+"))
+        rows.install(1, StructuredOutput.regex("b"))
+    rows.rows.begin()
+    assert rows.masks([0, 1]).failures == [(100, "the grammar could not be begun")]
+    assert rows.tokenizer.token_text(rows.allowed(1)[0]) == "b"
+    rows.rows.close()
+
+
 def test_a_step_that_failed_leaves_the_other_rows_alone() -> None:
     rows = tokenizer_of("byte_level")
     rows.install(0, StructuredOutput.regex("a+"))
@@ -220,6 +371,34 @@ def test_masks_on_the_way_to_a_device_are_those_on_the_host() -> None:
         bits = (words[:, token // 32] >> token % 32) & 1
         assert torch.equal(on_device[:, token], torch.where(bits == 1, 0.0, -torch.inf))
     assert np.array_equal(_added(packed, 117), on_device.numpy())
+
+
+@pytest.mark.parametrize("output", AMBIGUOUS)
+def test_an_ambiguous_grammar_ends_its_own_request(output: StructuredOutput) -> None:
+    """A plain stream beside it goes on."""
+    path = Path(__file__).parents[3] / "configs" / "demo"
+    plain = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    hostile = SamplingParams(max_tokens=900, ignore_eos=True, structured_output=output, n=4)
+
+    async def attack(engine: AsyncEngine) -> None:
+        with pytest.raises(InvalidRequestError, match=r"Too many items|too long") as raised:
+            await engine.generate("a", hostile)
+        assert raised.value.param == "structured_output"
+
+    async def beside() -> tuple[float, int]:
+        async with AsyncEngine.open(small_config(path, cache__block_size=16)) as engine:
+            attacking = asyncio.ensure_future(attack(engine))
+            longest, last, num_tokens = 0.0, time.monotonic(), 0
+            async for delta in engine.stream("b", plain):
+                now = time.monotonic()
+                longest, last = max(longest, now - last), now
+                num_tokens += len(delta.token_ids)
+            await attacking
+            return longest, num_tokens
+
+    longest, num_tokens = asyncio.run(beside())
+    assert num_tokens == 200
+    assert longest < 3.0
 
 
 def test_a_dead_end_is_the_error_of_one_request_in_the_engine(demo: LLM) -> None:
