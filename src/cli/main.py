@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from src.cli import chat, generate, inspect, run_batch, serve, top
+from src.cli.bench import commands as bench
 from src.cli.options import EXIT_USAGE
 from src.core.errors import SlipstreamError
 
@@ -55,6 +56,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, generate, chat, run_batch, inspect, top):
+    for module in (serve, generate, chat, run_batch, inspect, top, bench):
         module.add_command(commands)
     return parser

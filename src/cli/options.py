@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from src.core.config import Config
 from src.core.sampling_params import SamplingParams
@@ -12,6 +12,13 @@ from src.core.settings import load_config
 EXIT_USAGE: Final = 2
 
 Commands = Any  # argparse's own type of it is private
+
+
+class CommandModule(Protocol):
+    """A module of one command."""
+
+    def add_command(self, commands: Commands) -> None:
+        """Declare the command."""
 
 
 def add_command(commands: Commands, name: str, about: str, run: Any) -> argparse.ArgumentParser:

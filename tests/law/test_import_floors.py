@@ -26,6 +26,7 @@ FLOORS = {
     "models": 2,
     "compile": 2,
     "engine": 3,
+    "bench": 4,
     "http": 4,
     "cli": 4,
     "__main__": 4,
@@ -33,6 +34,7 @@ FLOORS = {
 # Packages of one floor do not import one another, except these.
 SIDEWAYS = {
     ("cli", "http"),  # `serve` runs the application
+    ("cli", "bench"),
     ("__main__", "cli"),
 }
 # The top of the package offers names of any floor, resolved when they are asked for.
@@ -185,16 +187,16 @@ def test_core_needs_the_standard_library_and_msgspec_only() -> None:
         assert imported.split(".")[0] in allowed, f"{ids(path)}:{line} imports {imported}"
 
 
-@pytest.mark.parametrize("package", ["core", "text", "observability", "http", "cli"])
+@pytest.mark.parametrize("package", ["core", "text", "observability", "http", "cli", "bench"])
 def test_no_torch_in(package: str) -> None:
     for path, line, imported in imports_in(package):
         assert imported.split(".")[0] != "torch", f"{ids(path)}:{line} imports {imported}"
 
 
-def test_http_and_cli_know_of_the_engine_its_client_only() -> None:
+def test_those_above_know_of_the_engine_its_client_only() -> None:
     # `replay` is for a log that came from elsewhere: it needs no engine.
     allowed = {"client", "llm", "prompts", "replay", "status", "submission"}
-    for package in ("http", "cli"):
+    for package in ("http", "cli", "bench"):
         for path, line, imported in imports_in(package):
             part = engine_part(imported)
             assert part is None or part in allowed, f"{ids(path)}:{line} imports {imported}"

@@ -1,0 +1,1 @@
+"""Measuring: workloads, arrivals, clients, and the figures that answers come to."""

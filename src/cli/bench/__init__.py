@@ -1,0 +1,1 @@
+"""``python -m src bench ...``: one module per subcommand, listed in ``commands``."""

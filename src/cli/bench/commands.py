@@ -1,0 +1,22 @@
+"""``python -m src bench``: which subcommands there are.
+
+Each is a module with ``add_command(commands)``. All are imported for any ``--help``: what is heavy
+(numpy, aiohttp, matplotlib, torch) comes in inside of their ``run``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from src.cli.options import CommandModule, Commands
+
+ABOUT: Final = "Measure an engine or a server, with vLLM's options and figures."
+SUBCOMMANDS: Final[tuple[CommandModule, ...]] = ()
+
+
+def add_command(commands: Commands) -> None:
+    """Declare the command with all of its subcommands."""
+    parser = commands.add_parser("bench", help=ABOUT, description=ABOUT)
+    kinds = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
+    for module in SUBCOMMANDS:
+        module.add_command(kinds)
