@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opentelemetry import context as otel_context
@@ -13,8 +13,9 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 
 from src.core.config import ObservabilitySection
@@ -29,6 +30,7 @@ from src.observability.tracing.gen_ai_metrics import GenAIMetrics
 from src.observability.tracing.sampling import FastSampling
 from src.observability.tracing.settings import TelemetrySettings
 from src.observability.tracing.spans import SpanWriter
+from src.observability.tracing.step_spans import DirectStepSpans, StepSpans, TracerStepSpans
 
 SCOPE = "slipstream"
 
@@ -39,6 +41,8 @@ class Providers:
 
     Attributes
     ----------
+    steps
+        Writes the spans of steps.
     fields
         Names of the headers that carry a caller's context.
     sampling
@@ -49,6 +53,7 @@ class Providers:
 
     tracer: Tracer | None = None
     writer: SpanWriter | None = None
+    steps: StepSpans | None = None
     metrics: GenAIMetrics | None = None
     fields: frozenset[bytes] = frozenset()
     sampling: FastSampling | None = None
@@ -97,10 +102,14 @@ def open_providers(
     resource = resource.merge(Resource(defaults)) if settings.enabled else resource
     if settings.embedded:
         providers.tracer = otel_trace.get_tracer(SCOPE, version)
+        providers.steps = TracerStepSpans(providers.tracer)
     elif exporters := span_exporters(settings):
-        providers.sampling = FastSampling(settings.sampler)
-        providers.own_tracers = tracer_provider(resource, providers.sampling, exporters)
+        sampling = providers.sampling = FastSampling(settings.sampler)
+        processors = span_processors(exporters)
+        providers.own_tracers = tracer_provider(resource, sampling, processors)
         providers.tracer = providers.own_tracers.get_tracer(SCOPE, version)
+        scope = InstrumentationScope(SCOPE, version)
+        providers.steps = DirectStepSpans(sampling, resource, scope, processors)
     if providers.tracer is not None:
         providers.writer = SpanWriter(providers.tracer, section.trace_token_events)
         providers.fields = frozenset(
@@ -118,18 +127,23 @@ def open_providers(
     return providers
 
 
-def tracer_provider(
-    resource: Resource, sampling: FastSampling, exporters: list[SpanExporter]
-) -> TracerProvider:
+def span_processors(exporters: Sequence[SpanExporter]) -> list[SpanProcessor]:
     """Spans in batches to each exporter; the queue in between is bounded by ``OTEL_BSP_...``."""
     quiet_exporters()
+    complaints = Complaints()
+    return [BatchSpanProcessor(GuardedSpanExporter(each, complaints)) for each in exporters]
+
+
+def tracer_provider(
+    resource: Resource, sampling: FastSampling, processors: Sequence[SpanProcessor]
+) -> TracerProvider:
+    """The SDK's provider, with our decision on what is sampled."""
     provider = TracerProvider(
         sampler=sampling.sampler,
         resource=resource,
         shutdown_on_exit=False,
         id_generator=sampling.ids,
     )
-    complaints = Complaints()
-    for exporter in exporters:
-        provider.add_span_processor(BatchSpanProcessor(GuardedSpanExporter(exporter, complaints)))
+    for processor in processors:
+        provider.add_span_processor(processor)
     return provider

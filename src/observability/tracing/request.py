@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from src.core.records import RequestRecord
@@ -11,7 +12,7 @@ from src.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import Link, Span
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,13 @@ class RequestTrace:
     error: BaseException | None = None
     disconnected: bool = False
     ended: float = 0.0
+
+    @cached_property
+    def link(self) -> Link:
+        """A link to its own span; one for all the steps that serve it."""
+        from opentelemetry.trace import Link
+
+        return Link(self.span.get_span_context())
 
     def nanoseconds(self, moment: float) -> int:
         """A moment as nanoseconds since the epoch."""

@@ -66,11 +66,16 @@ class FastSampling:
             if self._parent_based:
                 return parent[1] in b"13579bdf"
             return self._is_within(int(traceparent[3:35], 16))
-        trace_id = random.getrandbits(_TRACE_ID_BITS)
-        if not self._is_within(trace_id) or not trace_id:
+        trace_id = self.new_trace()
+        if trace_id is None:
             return False
         self.ids.preset(trace_id)
         return True
+
+    def new_trace(self) -> int | None:
+        """The id of a trace that begins here; ``None`` when it is not sampled."""
+        trace_id = random.getrandbits(_TRACE_ID_BITS)
+        return trace_id if trace_id and self._is_within(trace_id) else None
 
     def _is_within(self, trace_id: int) -> bool:
         return (trace_id & TraceIdRatioBased.TRACE_ID_LIMIT) < self._bound

@@ -1,4 +1,4 @@
-"""From what is known of an ended request, step or start to spans, all of them built afterwards."""
+"""From what is known of an ended request or start to spans, all of them built afterwards."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.trace import (
-    Link,
-    SpanContext,
-    StatusCode,
-    Tracer,
-    set_span_in_context,
-)
+from opentelemetry.trace import StatusCode, Tracer, set_span_in_context
 
 from src.core.records import RequestRecord
-from src.core.steps import StepRecord
 from src.observability.tracing.attributes import completion_attributes, request_attributes
 from src.observability.tracing.request import CompletionTrace, PromptTrace, RequestTrace
 
@@ -188,32 +181,6 @@ class SpanWriter:
             name, context, attributes=attributes, start_time=trace.nanoseconds(start)
         )
         span.end(trace.nanoseconds(max(start, end)))
-
-    def step(self, record: StepRecord, links: Sequence[SpanContext]) -> None:
-        """One step, from its planning to its publication, on a trace of its own."""
-        offset = _epoch_offset()
-        span = self._tracer.start_span(
-            "step",
-            Context(),
-            start_time=_at(record.planned, offset),
-            links=[Link(context) for context in links],
-            attributes={
-                "slipstream.step.id": record.step_id,
-                "slipstream.step.rows": record.num_rows,
-                "slipstream.step.tokens": record.num_tokens,
-                "slipstream.step.prefill_tokens": record.prefill_tokens,
-                "slipstream.step.decode_rows": record.decode_rows,
-                "slipstream.step.preemptions": record.preemptions,
-                "slipstream.step.idle_before": record.idle_before,
-                "slipstream.step.plan": record.plan_ended - record.planned,
-                "slipstream.step.launch": record.launch_ended - record.launched,
-                "slipstream.step.device": record.device_end - record.device_start,
-                "slipstream.step.commit": record.committed - record.commit_started,
-                "slipstream.step.publish": record.published - record.publish_started,
-                "slipstream.step.kv_usage": record.kv_usage,
-            },
-        )
-        span.end(_at(record.published, offset))
 
     def startup(
         self, phases: Sequence[tuple[str, float]], ended: float, error: BaseException | None

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from src.core.config import ObservabilitySection
 from src.core.records import RequestRecord
@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-# Requests that a step's span is linked to, at most.
-MAX_LINKS: Final = 64
 # What a process that ends gives the collector, in seconds.
 CLOSE_TIMEOUT: Final = 3.0
 
@@ -186,11 +184,10 @@ class Telemetry:
     def step(self, record: StepRecord, served: Sequence[RequestTrace]) -> None:
         """A step is over; ``served`` are the sampled requests that it computed for."""
         background, providers = self._background, self._providers
-        if background is None or providers is None or providers.writer is None:
+        if background is None or providers is None or providers.steps is None:
             return
-        writer = providers.writer
-        links: list[Any] = [trace.span.get_span_context() for trace in served[:MAX_LINKS]]
-        background.put(lambda: writer.step(record, links))
+        steps = providers.steps
+        background.put(lambda: steps.write(record, [trace.link for trace in served]))
 
     def phase(self, name: str, began: float) -> None:
         """A phase of the start began; ``ready`` and ``draining`` are its end."""
