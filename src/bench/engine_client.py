@@ -1,0 +1,102 @@
+"""Asks an engine in this process, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from src.bench.answers import Answer, Deliveries
+from src.bench.codecs import TokenizerCodec
+from src.bench.samples import Sample
+from src.core.config import Config
+from src.core.errors import ConfigError, SlipstreamError
+from src.core.sampling_params import SamplingParams
+from src.engine.client import AsyncEngine
+
+
+def measured_config(config: Config, *, num_requests: int) -> Config:
+    """The same for measuring: compiled before the first request, with a queue for all requests."""
+    scheduler, section = config.scheduler, config.compile
+    if section.startup == "background":
+        section = msgspec.structs.replace(section, startup="wait")
+    return msgspec.structs.replace(
+        config,
+        compile=section,
+        scheduler=msgspec.structs.replace(
+            scheduler, max_waiting_requests=max(scheduler.max_waiting_requests, num_requests)
+        ),
+    )
+
+
+def without_prefix_cache(config: Config) -> Config:
+    """The same without a prefix cache."""
+    cache = msgspec.structs.replace(config.cache, enable_prefix_caching=False)
+    return msgspec.structs.replace(config, cache=cache)
+
+
+async def fastest_kernels(config: Config) -> str:
+    """Wait for the CPU's kernels, which a server would begin without; says which there are."""
+    if config.device.type == "cuda":
+        return "cuda"
+    # Brings torch in.
+    from src.ops.cpu.build import ensure_built
+
+    return await asyncio.to_thread(ensure_built, wait=True)
+
+
+class EngineClient:
+    """Streams one answer per call of :meth:`ask`.
+
+    Parameters
+    ----------
+    params
+        How outputs are sampled; their length is each sample's.
+    """
+
+    def __init__(self, engine: AsyncEngine, params: SamplingParams) -> None:
+        self._engine = engine
+        self._params = params
+        self.codec = TokenizerCodec(engine.tokenizer, engine.model_info.name)
+
+    def check_lengths(self, longest: int) -> None:
+        """Refuse a workload whose longest request does not fit the model.
+
+        Raises
+        ------
+        ConfigError
+            It does not.
+        """
+        most = self._engine.model_info.max_model_len
+        if longest > most:
+            raise ConfigError(
+                f"prompt and output of {longest} tokens do not fit this model's {most}: ask for "
+                "less with --input-len and --output-len, or set model.max_model_len"
+            )
+
+    async def ask(self, sample: Sample, request_id: str) -> Answer:
+        """One answer; a refusal is its ``error``."""
+        params = msgspec.structs.replace(self._params, max_tokens=sample.output_len)
+        answer = Answer(start=time.perf_counter(), prompt_tokens=sample.prompt_len)
+        deliveries = Deliveries(answer)
+        pieces = []
+        try:
+            async with self._engine.submit(
+                sample.prompt, params, request_id=request_id
+            ) as submission:
+                async for delta in submission:
+                    now = time.perf_counter()
+                    if delta.token_ids:
+                        deliveries.tokens(now)
+                    pieces.append(delta.text)
+                usage = submission.usage
+        except SlipstreamError as error:
+            answer.error = f"{type(error).__name__}: {error}"
+            answer.latency = time.perf_counter() - answer.start
+            return answer
+        answer.text = "".join(pieces)
+        answer.prompt_tokens = usage.prompt_tokens
+        answer.output_tokens = usage.completion_tokens
+        answer.cached_tokens = usage.cached_tokens
+        return answer

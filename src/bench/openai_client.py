@@ -1,0 +1,248 @@
+"""Asks any server that speaks OpenAI's protocol, with streams, and times what it sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from src.bench.answers import Answer, Deliveries
+from src.bench.errors import BenchError, require
+from src.bench.samples import Sample
+
+API_KEY_VARIABLE: Final = "OPENAI_API_KEY"
+# Seconds for one answer, as in vLLM.
+_SECONDS: Final = 6 * 60 * 60
+_MAX_ERROR: Final = 300
+_DONE: Final = b"[DONE]"
+
+
+class _Delta(msgspec.Struct):
+    """A piece of a message. Whatever is set is news, but for who speaks."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Any = None
+    role: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def piece(self) -> str:
+        if self.delta is None:
+            return self.text or ""
+        delta = self.delta
+        return delta.content or delta.reasoning_content or delta.reasoning or ""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether tokens came with it; those of half a character have no text yet."""
+        delta = self.delta
+        if self.piece or (delta is not None and delta.tool_calls):
+            return True
+        return self.finish_reason is None and (delta is None or delta.role is None)
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode: Final = msgspec.json.Decoder(_Chunk).decode
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked, and how.
+
+    Attributes
+    ----------
+    url
+        The whole address.
+    is_chat
+        Whether it takes messages.
+    model
+        The name that requests carry.
+    headers
+        Beside those of the protocol.
+    fields
+        Of every request's body: sampling parameters and whatever else.
+    ignore_eos
+        Ask for the whole output length.
+    count_tokens
+        Of a text, for servers that do not say how many they sent; ``None`` counts deliveries.
+    verify
+        Whether certificates are checked.
+    """
+
+    url: str
+    is_chat: bool
+    model: str
+    headers: Mapping[str, str] = {}
+    fields: Mapping[str, Any] = {}
+    ignore_eos: bool = False
+    count_tokens: Callable[[str], int] | None = None
+    verify: bool = True
+
+
+def key_headers() -> dict[str, str]:
+    """The header that carries the key of ``OPENAI_API_KEY``, if there is one."""
+    key = os.environ.get(API_KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+class OpenAIClient:
+    """Streams one answer per call of :meth:`ask`; open it with :meth:`open`."""
+
+    def __init__(self, endpoint: Endpoint, session: Any) -> None:
+        self._endpoint = endpoint
+        self._session = session
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, endpoint: Endpoint) -> AsyncIterator[OpenAIClient]:
+        """A client whose connections are kept and closed at the end.
+
+        Raises
+        ------
+        BenchError
+            aiohttp is not installed.
+        """
+        aiohttp = require("aiohttp")
+        connector = aiohttp.TCPConnector(
+            limit=0, ttl_dns_cache=300, keepalive_timeout=60, ssl=endpoint.verify
+        )
+        timeout = aiohttp.ClientTimeout(total=_SECONDS)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, trust_env=True
+        ) as session:
+            yield cls(endpoint, session)
+
+    async def ask(self, sample: Sample, request_id: str) -> Answer:
+        """One answer; whatever goes wrong is its ``error``."""
+        endpoint = self._endpoint
+        body = msgspec.json.encode(self.body(sample))
+        headers = {
+            "Content-Type": "application/json",
+            "x-request-id": request_id,
+            **key_headers(),
+            **endpoint.headers,
+        }
+        answer = Answer(start=time.perf_counter(), prompt_tokens=sample.prompt_len)
+        try:
+            async with self._session.post(endpoint.url, data=body, headers=headers) as response:
+                if response.status == 200:
+                    await self._read(response.content, answer)
+                else:
+                    reason = _message(await response.read())
+                    answer.error = f"HTTP {response.status} {response.reason}: {reason}"
+        except Exception as error:
+            answer.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+        if answer.error:
+            answer.latency = time.perf_counter() - answer.start
+        return answer
+
+    def body(self, sample: Sample) -> dict[str, Any]:
+        """What is sent for a sample."""
+        endpoint = self._endpoint
+        fields: dict[str, Any] = {
+            "model": endpoint.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if endpoint.is_chat:
+            if not isinstance(sample.prompt, str):
+                raise BenchError("a chat needs text, and the prompts are token ids")
+            fields["messages"] = [{"role": "user", "content": sample.prompt}]
+            fields["max_completion_tokens"] = sample.output_len
+        else:
+            fields["prompt"] = sample.prompt
+            fields["max_tokens"] = sample.output_len
+        if endpoint.ignore_eos:
+            fields["ignore_eos"] = True
+        return {**fields, **endpoint.fields}
+
+    async def _read(self, content: Any, answer: Answer) -> None:
+        """Time the events of a stream, and count its tokens."""
+        deliveries = Deliveries(answer)
+        usage: _Usage | None = None
+        pieces: list[str] = []
+        ended = False
+        events = EventLines()
+        async for data in content.iter_any():
+            now = time.perf_counter()
+            for event in events.feed(data):
+                if event == _DONE:
+                    ended = True
+                    continue
+                chunk = _decode(event)
+                if chunk.error is not None:
+                    answer.error = _message(event)
+                    return
+                usage = chunk.usage or usage
+                for choice in chunk.choices or ():
+                    if choice.has_tokens:
+                        deliveries.tokens(now)
+                        pieces.append(choice.piece)
+                    if choice.finish_reason is not None:
+                        deliveries.end(now)
+                        ended = True
+        answer.text = "".join(pieces)
+        if not answer.latency:
+            answer.error = "the stream had no tokens"
+        elif not ended:
+            answer.error = "the stream broke off"
+        self._count(answer, usage, len(pieces))
+
+    def _count(self, answer: Answer, usage: _Usage | None, deliveries: int) -> None:
+        count = self._endpoint.count_tokens
+        if usage is None or usage.completion_tokens is None:
+            answer.output_tokens = deliveries if count is None else count(answer.text)
+        else:
+            answer.output_tokens = usage.completion_tokens
+        if usage is not None:
+            answer.prompt_tokens = usage.prompt_tokens or answer.prompt_tokens
+            if usage.prompt_tokens_details is not None:
+                answer.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+
+
+class EventLines:
+    """The data of server-sent events, from pieces of a stream that may end anywhere."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What is whole by now; an event of our protocol is one line."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+def _message(body: bytes) -> str:
+    """What an error says, in OpenAI's form or in another."""
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        found = msgspec.json.decode(body)["error"]
+        text = found["message"] if isinstance(found, dict) else found
+        return str(text)[:_MAX_ERROR]
+    return body[:_MAX_ERROR].decode("utf-8", "replace").strip()

@@ -1,0 +1,152 @@
+"""The requests of a workload, and those that are made up: random ones, with or without prefixes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from src.bench.codecs import Codec
+from src.core.errors import ConfigError
+
+# How often a text is made anew until it has the wanted number of tokens.
+_TRIES: Final = 10
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a workload.
+
+    Attributes
+    ----------
+    prompt
+        Text or token ids.
+    prompt_len
+        Tokens of the prompt, as far as is known before it is sent.
+    output_len
+        Tokens to be generated, at most.
+    timestamp
+        Seconds from the start of a recorded trace, where it comes from one.
+    """
+
+    prompt: str | list[int]
+    prompt_len: int
+    output_len: int
+    timestamp: float | None = None
+
+
+def random_samples(
+    ids: Sequence[int],
+    count: int,
+    *,
+    input_len: int,
+    output_len: int,
+    range_ratio: float = 0.0,
+    prefix_len: int = 0,
+    seed: int = 0,
+) -> list[Sample]:
+    """Prompts of random token ids, behind one prefix that all share.
+
+    Lengths are drawn evenly from ``length * (1 - range_ratio)`` to ``length * (1 + range_ratio)``
+    and rounded outwards; the ``prefix_len`` tokens of the prefix come on top.
+
+    Parameters
+    ----------
+    ids
+        The token ids to draw from.
+
+    Raises
+    ------
+    ConfigError
+        A length is out of range.
+    """
+    if not 0 <= range_ratio < 1:
+        raise ConfigError(f"--random-range-ratio must be at least 0 and below 1, got {range_ratio}")
+    if input_len < 0 or prefix_len < 0 or output_len < 1:
+        raise ConfigError("lengths of prompts must be at least 0, of outputs at least 1")
+    if prefix_len + math.floor(input_len * (1 - range_ratio)) < 1:
+        raise ConfigError("--random-input-len and --random-prefix-len leave a prompt empty")
+    source = random.Random(seed)
+    prefix = source.choices(ids, k=prefix_len)
+    samples = []
+    for _ in range(count):
+        prompt = prefix + source.choices(ids, k=_length(source, input_len, range_ratio))
+        samples.append(
+            Sample(
+                prompt=prompt,
+                prompt_len=len(prompt),
+                output_len=max(1, _length(source, output_len, range_ratio)),
+            )
+        )
+    return samples
+
+
+def prefix_repetition_samples(
+    ids: Sequence[int],
+    count: int,
+    *,
+    prefix_len: int,
+    suffix_len: int,
+    num_prefixes: int,
+    output_len: int,
+    seed: int = 0,
+) -> list[Sample]:
+    """Prompts of ``num_prefixes`` random prefixes in equal parts, each with a suffix of its own.
+
+    In random order; all lengths are in tokens.
+
+    Raises
+    ------
+    ConfigError
+        A length is out of range.
+    """
+    if prefix_len < 0 or suffix_len < 0 or prefix_len + suffix_len < 1 or output_len < 1:
+        raise ConfigError("prefix and suffix together, and the output, need at least 1 token")
+    if not 1 <= num_prefixes <= count:
+        raise ConfigError(
+            f"--prefix-repetition-num-prefixes must be from 1 to --num-prompts ({count}), "
+            f"got {num_prefixes}"
+        )
+    source = random.Random(seed)
+    prefixes = [source.choices(ids, k=prefix_len) for _ in range(num_prefixes)]
+    samples = [
+        Sample(
+            prompt=prefixes[index % num_prefixes] + source.choices(ids, k=suffix_len),
+            prompt_len=prefix_len + suffix_len,
+            output_len=output_len,
+        )
+        for index in range(count)
+    ]
+    source.shuffle(samples)
+    return samples
+
+
+def in_text(samples: Sequence[Sample], codec: Codec, seed: int = 0) -> list[Sample]:
+    """The same with prompts as text, of the same number of tokens where the tokenizer allows it."""
+    source = random.Random(seed)
+    return [
+        sample if isinstance(sample.prompt, str) else _in_text(sample, sample.prompt, codec, source)
+        for sample in samples
+    ]
+
+
+def _in_text(sample: Sample, ids: list[int], codec: Codec, source: random.Random) -> Sample:
+    """Neighbouring tokens may merge in a text: it is filled up or cut until its length is right."""
+    text = codec.decode(ids)
+    found = codec.encode(text)
+    for _ in range(_TRIES):
+        missing = len(ids) - len(found)
+        if not missing:
+            break
+        # What was there stays, so that prefixes are still shared.
+        found = found + source.choices(codec.ids, k=missing) if missing > 0 else found[: len(ids)]
+        text = codec.decode(found)
+        found = codec.encode(text)
+    return msgspec.structs.replace(sample, prompt=text, prompt_len=len(found))
+
+
+def _length(source: random.Random, length: int, range_ratio: float) -> int:
+    low, high = math.floor(length * (1 - range_ratio)), math.ceil(length * (1 + range_ratio))
+    return source.randint(low, high)
