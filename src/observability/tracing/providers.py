@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,11 +27,11 @@ from src.observability.tracing.exporters import (
     quiet_exporters,
     span_exporters,
 )
+from src.observability.tracing.finished_spans import DirectSpans, TracerSpans
 from src.observability.tracing.gen_ai_metrics import GenAIMetrics
 from src.observability.tracing.sampling import FastSampling
 from src.observability.tracing.settings import TelemetrySettings
 from src.observability.tracing.spans import SpanWriter
-from src.observability.tracing.step_spans import DirectStepSpans, StepSpans, TracerStepSpans
 
 SCOPE = "slipstream"
 
@@ -41,8 +42,6 @@ class Providers:
 
     Attributes
     ----------
-    steps
-        Writes the spans of steps.
     fields
         Names of the headers that carry a caller's context.
     sampling
@@ -53,7 +52,6 @@ class Providers:
 
     tracer: Tracer | None = None
     writer: SpanWriter | None = None
-    steps: StepSpans | None = None
     metrics: GenAIMetrics | None = None
     fields: frozenset[bytes] = frozenset()
     sampling: FastSampling | None = None
@@ -102,16 +100,20 @@ def open_providers(
     resource = resource.merge(Resource(defaults)) if settings.enabled else resource
     if settings.embedded:
         providers.tracer = otel_trace.get_tracer(SCOPE, version)
-        providers.steps = TracerStepSpans(providers.tracer)
+        providers.writer = SpanWriter(TracerSpans(providers.tracer), section.trace_token_events)
     elif exporters := span_exporters(settings):
         sampling = providers.sampling = FastSampling(settings.sampler)
         processors = span_processors(exporters)
         providers.own_tracers = tracer_provider(resource, sampling, processors)
         providers.tracer = providers.own_tracers.get_tracer(SCOPE, version)
         scope = InstrumentationScope(SCOPE, version)
-        providers.steps = DirectStepSpans(sampling, resource, scope, processors)
+        spans = (
+            TracerSpans(providers.tracer)
+            if _has_limits()
+            else DirectSpans(sampling, resource, scope, processors)
+        )
+        providers.writer = SpanWriter(spans, section.trace_token_events)
     if providers.tracer is not None:
-        providers.writer = SpanWriter(providers.tracer, section.trace_token_events)
         providers.fields = frozenset(
             name.lower().encode() for name in propagate.get_global_textmap().fields
         )
@@ -125,6 +127,11 @@ def open_providers(
     elif isinstance(otel_metrics.get_meter_provider(), MeterProvider):
         providers.metrics = GenAIMetrics(otel_metrics.get_meter(SCOPE, version), model)
     return providers
+
+
+def _has_limits() -> bool:
+    """Whether somebody bounds spans otherwise than the SDK does, which then applies it."""
+    return any(name.startswith("OTEL_") and name.endswith("_LIMIT") for name in os.environ)
 
 
 def span_processors(exporters: Sequence[SpanExporter]) -> list[SpanProcessor]:

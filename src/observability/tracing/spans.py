@@ -1,16 +1,24 @@
-"""From what is known of an ended request or start to spans, all of them built afterwards."""
+"""From what is known of an ended request, step or start to spans, all of them built afterwards."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.trace import StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    StatusCode,
+    set_span_in_context,
+)
 
 from src.core.records import RequestRecord
+from src.core.steps import StepRecord
 from src.observability.tracing.attributes import completion_attributes, request_attributes
+from src.observability.tracing.finished_spans import FinishedSpans, Happened
 from src.observability.tracing.request import CompletionTrace, PromptTrace, RequestTrace
 
 # Spans of one request are bounded, whatever it asks for.
@@ -18,6 +26,8 @@ MAX_COMPLETIONS: Final = 32
 MAX_CHUNKS: Final = 64
 # Events for single tokens: the SDK keeps 128 of a span's, the newest.
 MAX_TOKEN_EVENTS: Final = 100
+# Requests that a step's span is linked to.
+MAX_LINKS: Final = 64
 
 
 class SpanWriter:
@@ -25,20 +35,22 @@ class SpanWriter:
 
     Parameters
     ----------
-    tracer
+    spans
         Where they go.
     token_every
         An event in the decode span for every so many deliveries of tokens; 0 is none.
     """
 
-    def __init__(self, tracer: Tracer, token_every: int = 0) -> None:
-        self._tracer = tracer
+    def __init__(self, spans: FinishedSpans, token_every: int = 0) -> None:
+        self._spans = spans
         self._token_every = token_every
 
     def request(self, trace: RequestTrace) -> None:
         """All spans of a request; its own, which is already started, ends last."""
+        own = trace.context
+        turns: list[Happened] = []
         for prompt in trace.prompts:
-            self._prompt(trace, prompt)
+            turns += self._prompt(trace, own, prompt)
         firsts = [
             completion.record.first_token
             for prompt in trace.prompts
@@ -46,10 +58,12 @@ class SpanWriter:
             if completion.record.first_token is not None
         ]
         if firsts:
-            self._child(trace, trace.context, "detokenize and stream", min(firsts), trace.ended)
+            self._child(trace, own, "detokenize and stream", min(firsts), trace.ended)
         span, end = trace.span, trace.nanoseconds(trace.ended)
         span.update_name(f"{trace.operation} {trace.model}")
         span.set_attributes(request_attributes(trace))
+        for moment, what in turns:
+            span.add_event(what, timestamp=moment)
         if trace.disconnected:
             span.add_event("client disconnected", timestamp=end)
         if trace.error is not None:
@@ -57,61 +71,59 @@ class SpanWriter:
             span.set_status(StatusCode.ERROR, str(trace.error)[:200])
         span.end(end)
 
-    def _prompt(self, trace: RequestTrace, prompt: PromptTrace) -> None:
+    def _prompt(self, trace: RequestTrace, own: Context, prompt: PromptTrace) -> list[Happened]:
+        """The spans of one prompt; returns the events of the request's own span."""
         index = trace.prompts.index(prompt)
         # The first prompt's parsing began when the request came in.
         start = prompt.arrival if index else trace.received
         attributes = {"gen_ai.usage.input_tokens": prompt.num_tokens, "slipstream.prompt": index}
-        self._child(trace, trace.context, "parse and tokenize", start, prompt.tokenized, attributes)
+        self._child(trace, own, "parse and tokenize", start, prompt.tokenized, attributes)
         if prompt.completions:
             record, began = prompt.completions[0].record, prompt.tokenized
             if record.grammar_times is not None:
                 asked, began = record.grammar_times
-                self._child(trace, trace.context, "grammar compile", asked, began, attributes)
-            self._child(trace, trace.context, "admission", began, record.queued, attributes)
-        alone = len(trace.prompts) == len(prompt.completions) == 1
+                self._child(trace, own, "grammar compile", asked, began, attributes)
+            self._child(trace, own, "admission", began, record.queued, attributes)
+        if len(trace.prompts) == len(prompt.completions) == 1:
+            only = prompt.completions[0].record
+            self._phases(trace, own, only)
+            return _turns_before_decode(trace, only)
         for number, completion in enumerate(prompt.completions[:MAX_COMPLETIONS]):
-            if alone:
-                self._phases(trace, trace.context, completion, trace.span.add_event)
-            else:
-                self._completion(trace, completion, index, number)
+            self._completion(trace, own, completion, index, number)
+        return []
 
     def _completion(
-        self, trace: RequestTrace, completion: CompletionTrace, prompt: int, number: int
+        self,
+        trace: RequestTrace,
+        own: Context,
+        completion: CompletionTrace,
+        prompt: int,
+        number: int,
     ) -> None:
         record = completion.record
-        span = self._tracer.start_span(
+        span = self._spans.write(
             f"completion {number}",
-            trace.context,
-            start_time=trace.nanoseconds(record.queued),
-            attributes={
+            own,
+            trace.nanoseconds(record.queued),
+            trace.nanoseconds(_end_of(record, trace)),
+            {
                 "slipstream.prompt": prompt,
                 "slipstream.completion": number,
                 **completion_attributes(record),
             },
+            events=_turns_before_decode(trace, record),
+            error=record.error,
         )
-        self._phases(trace, set_span_in_context(span), completion, span.add_event)
-        end = trace.nanoseconds(_end_of(record, trace))
-        if record.error is not None:
-            span.record_exception(record.error, timestamp=end)
-            span.set_status(StatusCode.ERROR, str(record.error)[:200])
-        span.end(end)
+        self._phases(trace, _below(span, own), record)
 
-    def _phases(
-        self,
-        trace: RequestTrace,
-        context: Context,
-        completion: CompletionTrace,
-        add_event: Callable[..., None],
-    ) -> None:
-        """Queue, prefill and decode of one completion; the events belong to decode or around it."""
-        record = completion.record
-        self._queue(trace, context, record)
+    def _phases(self, trace: RequestTrace, parent: Context, record: RequestRecord) -> None:
+        """Queue, prefill and decode of one completion."""
+        self._queue(trace, parent, record)
         lost = record.preempted[0] if record.preempted else None
         for index, chunk in enumerate(record.chunks[:MAX_CHUNKS]):
             self._child(
                 trace,
-                context,
+                parent,
                 "prefill",
                 chunk.device_start,
                 chunk.device_end,
@@ -123,81 +135,114 @@ class SpanWriter:
                     "slipstream.prefill.recomputed": lost is not None and chunk.device_end > lost,
                 },
             )
-        first = record.first_token
-        turns = [(moment, "preempted") for moment in record.preempted]
-        turns += [(moment, "resumed") for moment in record.admitted[1:]]
-        for moment, name in sorted(turns):
-            if first is None or moment < first:
-                add_event(name, timestamp=trace.nanoseconds(moment))
-        if first is not None:
-            self._decode(trace, context, record, [turn for turn in turns if turn[0] >= first])
+        if record.first_token is not None:
+            self._decode(trace, parent, record, record.first_token)
 
-    def _queue(self, trace: RequestTrace, context: Context, record: RequestRecord) -> None:
+    def _queue(self, trace: RequestTrace, parent: Context, record: RequestRecord) -> None:
         """Once until it is admitted, and again after each preemption."""
         waits = [record.queued, *record.preempted]
         for index, begin in enumerate(waits):
             resumed = index < len(record.admitted)
             end = record.admitted[index] if resumed else _end_of(record, trace)
-            self._child(
-                trace, context, "queue", begin, end, {"slipstream.queue.preemptions": index}
-            )
+            self._child(trace, parent, "queue", begin, end, {"slipstream.queue.preemptions": index})
 
     def _decode(
-        self,
-        trace: RequestTrace,
-        context: Context,
-        record: RequestRecord,
-        turns: Sequence[tuple[float, str]],
+        self, trace: RequestTrace, parent: Context, record: RequestRecord, first: float
     ) -> None:
-        assert record.first_token is not None
         assert record.last_token is not None
+        turns = [turn for turn in _turns(record) if turn[0] >= first]
         last = max(record.last_token, *(moment for moment, _ in turns), 0.0)
-        span = self._tracer.start_span(
-            "decode",
-            context,
-            start_time=trace.nanoseconds(record.first_token),
-            attributes={"gen_ai.usage.output_tokens": record.num_tokens},
-        )
-        events = [(record.first_token, "first token"), *turns]
+        events = [(first, "first token"), *turns]
         if self._token_every and record.token_times:
             events += [
                 (moment, "tokens")
                 for moment in record.token_times[:: self._token_every][:MAX_TOKEN_EVENTS]
             ]
-        for moment, name in sorted(events):
-            span.add_event(name, timestamp=trace.nanoseconds(moment))
-        span.end(trace.nanoseconds(last))
+        self._spans.write(
+            "decode",
+            parent,
+            trace.nanoseconds(first),
+            trace.nanoseconds(last),
+            {"gen_ai.usage.output_tokens": record.num_tokens},
+            events=[(trace.nanoseconds(moment), name) for moment, name in sorted(events)],
+        )
 
     def _child(
         self,
         trace: RequestTrace,
-        context: Context,
+        parent: Context,
         name: str,
         start: float,
         end: float,
         attributes: dict[str, Any] | None = None,
     ) -> None:
-        span = self._tracer.start_span(
-            name, context, attributes=attributes, start_time=trace.nanoseconds(start)
+        begin = trace.nanoseconds(start)
+        self._spans.write(name, parent, begin, trace.nanoseconds(max(start, end)), attributes)
+
+    def step(self, record: StepRecord, links: Sequence[Link]) -> None:
+        """One step, from its planning to its publication, on a trace of its own."""
+        offset = _epoch_offset()
+        self._spans.write(
+            "step",
+            None,
+            _at(record.planned, offset),
+            _at(record.published, offset),
+            {
+                "slipstream.step.id": record.step_id,
+                "slipstream.step.rows": record.num_rows,
+                "slipstream.step.tokens": record.num_tokens,
+                "slipstream.step.prefill_tokens": record.prefill_tokens,
+                "slipstream.step.decode_rows": record.decode_rows,
+                "slipstream.step.preemptions": record.preemptions,
+                "slipstream.step.idle_before": record.idle_before,
+                "slipstream.step.plan": record.plan_ended - record.planned,
+                "slipstream.step.launch": record.launch_ended - record.launched,
+                "slipstream.step.device": record.device_end - record.device_start,
+                "slipstream.step.commit": record.committed - record.commit_started,
+                "slipstream.step.publish": record.published - record.publish_started,
+                "slipstream.step.kv_usage": record.kv_usage,
+            },
+            links=links[:MAX_LINKS],
         )
-        span.end(trace.nanoseconds(max(start, end)))
 
     def startup(
         self, phases: Sequence[tuple[str, float]], ended: float, error: BaseException | None
     ) -> None:
         """A start: phases in order, each with the moment it began."""
         offset = _epoch_offset()
-        span = self._tracer.start_span("startup", Context(), start_time=_at(phases[0][1], offset))
-        context = set_span_in_context(span)
+        whole = self._spans.write(
+            "startup",
+            None,
+            _at(phases[0][1], offset),
+            _at(ended, offset),
+            {} if error is None else {"error.type": type(error).__qualname__},
+            error=error,
+        )
+        context = _below(whole, Context())
         ends = [begin for _, begin in phases[1:]] + [ended]
         for (name, begin), end in zip(phases, ends, strict=True):
-            child = self._tracer.start_span(name, context, start_time=_at(begin, offset))
-            child.end(_at(end, offset))
-        if error is not None:
-            span.record_exception(error, timestamp=_at(ended, offset))
-            span.set_attribute("error.type", type(error).__qualname__)
-            span.set_status(StatusCode.ERROR, str(error)[:200])
-        span.end(_at(ended, offset))
+            self._spans.write(name, context, _at(begin, offset), _at(end, offset))
+
+
+def _below(span: SpanContext, around: Context) -> Context:
+    """Where the children of a written span start."""
+    return set_span_in_context(NonRecordingSpan(span), around)
+
+
+def _turns(record: RequestRecord) -> list[tuple[float, str]]:
+    turns = [(moment, "preempted") for moment in record.preempted]
+    turns += [(moment, "resumed") for moment in record.admitted[1:]]
+    return sorted(turns)
+
+
+def _turns_before_decode(trace: RequestTrace, record: RequestRecord) -> list[Happened]:
+    """Preemptions and resumptions that are no part of a decode span."""
+    first = record.first_token
+    return [
+        (trace.nanoseconds(moment), what)
+        for moment, what in _turns(record)
+        if first is None or moment < first
+    ]
 
 
 def _end_of(record: RequestRecord, trace: RequestTrace) -> float:

@@ -184,10 +184,10 @@ class Telemetry:
     def step(self, record: StepRecord, served: Sequence[RequestTrace]) -> None:
         """A step is over; ``served`` are the sampled requests that it computed for."""
         background, providers = self._background, self._providers
-        if background is None or providers is None or providers.steps is None:
+        if background is None or providers is None or providers.writer is None:
             return
-        steps = providers.steps
-        background.put(lambda: steps.write(record, [trace.link for trace in served]))
+        writer = providers.writer
+        background.put(lambda: writer.step(record, [trace.link for trace in served]))
 
     def phase(self, name: str, began: float) -> None:
         """A phase of the start began; ``ready`` and ``draining`` are its end."""
