@@ -14,6 +14,15 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from starlette.applications import Starlette
 
 from src.engine.client import AsyncEngine
+from tests.http.refusals import (
+    ENDLESS,
+    HUGE,
+    TOO_LARGE_FLOAT,
+    WRONG_LISTS,
+    WRONG_NUMBERS,
+    WRONG_TEXTS,
+    WRONG_TRUTHS,
+)
 from tests.http.strict import events_of, strictly
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -307,6 +316,35 @@ async def test_bad_requests(client: httpx.AsyncClient, fields: dict[str, Any], n
         assert refusal["type"] == "error"
         assert refusal["error"]["type"] == "invalid_request_error"
         assert named in refusal["error"]["message"]
+
+
+FIELDS = [
+    ({"max_tokens", "top_k", "seed", "priority"}, (*WRONG_NUMBERS, "1.5", HUGE, ENDLESS)),
+    ({"temperature", "top_p", "timeout"}, (*WRONG_NUMBERS, f"-{HUGE}", TOO_LARGE_FLOAT)),
+    ({"stream", "ignore_eos"}, WRONG_TRUTHS),
+    ({"messages", "stop_sequences", "tools", "system"}, WRONG_LISTS),
+    ({"model", "cache_salt"}, WRONG_TEXTS),
+    ({"tool_choice", "thinking", "output_config", "chat_template_kwargs"}, ("1", "[]", '"x"')),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "values"), [(field, values) for fields, values in FIELDS for field in sorted(fields)]
+)
+async def test_values_of_the_wrong_kind(
+    client: httpx.AsyncClient, field: str, values: tuple[str, ...]
+) -> None:
+    good = {"messages": [USER], "max_tokens": 5}
+    rest = json.dumps({name: given for name, given in good.items() if name != field})[:-1]
+    for value in values:
+        body = f'{rest}, "{field}": {value}}}'.encode()
+        answer = await client.post(PATH, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, (value[:50], answer.text)
+        refusal = answer.json()["error"]
+        assert refusal["type"] == "invalid_request_error"
+        # A number beyond all numbers is no JSON, and no field's fault.
+        assert field in refusal["message"] or value in (TOO_LARGE_FLOAT, ENDLESS), refusal
+        assert len(refusal["message"]) < 500
 
 
 async def test_every_error_has_anthropics_shape(client: httpx.AsyncClient) -> None:
