@@ -37,8 +37,9 @@ from benchmarks.load import (
     throughput,
 )
 from benchmarks.record import Figure, Recorder, add_common, figures_of
-from benchmarks.startup import STARTUP, environment_of, measure
+from benchmarks.startup import STARTUP, measure
 from src import AsyncEngine, Config
+from src.bench.server_process import environment_of
 from src.core.settings import CHECKOUT, load_config
 
 _HOST = "127.0.0.1"

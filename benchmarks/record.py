@@ -7,13 +7,9 @@ the commit, the machine, the versions, the command and the resolved configuratio
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,13 +18,10 @@ from typing import Any
 
 import msgspec
 
+from src.bench.environment import commit, machine, portable, versions
 from src.core.config import Config
-from src.core.settings import CHECKOUT
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("torch", "transformers", "triton", "hypercorn", "starlette", "msgspec")
-# The flags that decide which kernels run.
-_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -108,61 +101,6 @@ class Recorder:
             self._file.parent.mkdir(exist_ok=True)
             with self._file.open("a") as stream:
                 stream.write(json.dumps(line) + "\n")
-
-
-def portable(value: Any) -> Any:
-    """The same without the place of this checkout or of a home directory."""
-    if isinstance(value, Mapping):
-        return {key: portable(item) for key, item in value.items()}
-    if isinstance(value, str):
-        return value.replace(f"{CHECKOUT}{os.sep}", "").replace(str(Path.home()), "~")
-    return value
-
-
-def commit() -> str:
-    """The commit, with a plus sign when the sources differ from it."""
-    try:
-        name = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("status", "--porcelain", "--", "src", "configs/demo")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name + ("+" if changed else "")
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=CHECKOUT, capture_output=True, check=True, text=True
-    )
-    return done.stdout.strip()
-
-
-def machine() -> dict[str, Any]:
-    """Processor, memory, and how busy others keep it: a load near the CPUs spoils the figures."""
-    info: dict[str, str] = {}
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            key, _, value = line.partition(":")
-            info.setdefault(key.strip(), value.strip())
-    flags = set(info.get("flags", "").split())
-    return {
-        "cpu": info.get("model name", platform.processor() or platform.machine()),
-        "cpus": len(os.sched_getaffinity(0)),
-        "flags": [flag for flag in _FLAGS if flag in flags],
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "load_before": round(os.getloadavg()[0], 2),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Python and the packages that matter."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def add_common(parser: argparse.ArgumentParser, repeats: int) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 
+from src.bench.server_process import environment_of
 from src.core.config import Config
-from src.core.settings import CHECKOUT, PREFIX, known_settings, load_config
+from src.core.settings import CHECKOUT, load_config
 
 STARTUP = {
     "ready": "s",
@@ -25,17 +25,6 @@ STARTUP = {
     "compiled": "s",
 }
 _SECONDS = 1200
-
-
-def environment_of(config: Config, **more: str) -> dict[str, str]:
-    """Variables that give another process this configuration, whatever is set here."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    for setting in known_settings().values():
-        value = getattr(getattr(config, setting.section), setting.key)
-        if value != setting.default:
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            inherited[setting.variable] = text
-    return {**inherited, **more}
 
 
 def measure(config: Config, *, cold: bool, repeats: int) -> list[dict[str, float]]:

@@ -56,14 +56,15 @@ def sharegpt_samples(
     count: int,
     *,
     output_len: int | None = None,
+    lengths: tuple[int, int] = (_MIN_LEN, _MAX_PROMPT_LEN),
     shuffle: bool = True,
     oversample: bool = True,
     seed: int = 0,
 ) -> list[Sample]:
     """First turns of conversations as prompts, with as much output as their second turns have.
 
-    Conversations that are too short (below 4 tokens) or too long (over 1,024 of prompt, 2,048 of
-    both) are left out, as in vLLM.
+    Conversations that are too short (a turn below 4 tokens) or too long (over 2,048 of both, or a
+    prompt out of ``lengths``) are left out, as in vLLM.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ def sharegpt_samples(
     source = random.Random(seed)
     if shuffle:
         source.shuffle(entries)
-    found = _conversations(entries, codec, output_len)
+    found = _conversations(entries, codec, output_len, lengths)
     samples = list(itertools.islice(found, count))
     if not samples:
         raise ConfigError(f"{path}: no conversation has two turns of a fitting length")
@@ -99,14 +100,17 @@ def sharegpt_samples(
 
 
 def _conversations(
-    entries: Sequence[_Conversation], codec: Codec, output_len: int | None
+    entries: Sequence[_Conversation],
+    codec: Codec,
+    output_len: int | None,
+    lengths: tuple[int, int],
 ) -> Iterator[Sample]:
     for entry in entries:
         prompt, answer = entry.conversations[0].value, entry.conversations[1].value
         prompt_len = len(codec.encode(prompt))
         wanted = len(codec.encode(answer)) if output_len is None else output_len
         if (
-            _MIN_LEN <= prompt_len <= _MAX_PROMPT_LEN
+            max(_MIN_LEN, lengths[0]) <= prompt_len <= lengths[1]
             and (output_len is not None or wanted >= _MIN_LEN)
             and prompt_len + wanted <= _MAX_TOTAL_LEN
         ):
@@ -153,6 +157,7 @@ def trace_samples(
     *,
     chunk_len: int,
     seconds: float = 1.0,
+    output_len: int | None = None,
     seed: int = 0,
 ) -> list[Sample]:
     """Prompts of token ids that share prefixes where the hashes of a trace do.
@@ -167,6 +172,8 @@ def trace_samples(
         Tokens that one hash stands for (512 in Mooncake's traces).
     seconds
         In a unit of the trace's timestamps, e.g. 0.001.
+    output_len
+        Takes the place of the trace's own.
 
     Raises
     ------
@@ -189,7 +196,7 @@ def trace_samples(
             Sample(
                 prompt=prompt[: request.input_length],
                 prompt_len=request.input_length,
-                output_len=request.output_length,
+                output_len=request.output_length if output_len is None else output_len,
                 timestamp=seconds * (request.timestamp - start),
             )
         )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from src.bench.answers import Answer, Deliveries
 from src.bench.codecs import TokenizerCodec
+from src.bench.environment import portable
+from src.bench.errors import BenchError
 from src.bench.samples import Sample
 from src.core.config import Config
 from src.core.errors import ConfigError, SlipstreamError
@@ -36,14 +40,43 @@ def without_prefix_cache(config: Config) -> Config:
     return msgspec.structs.replace(config, cache=cache)
 
 
-async def fastest_kernels(config: Config) -> str:
+async def fastest_kernels(engine: AsyncEngine) -> str:
     """Wait for the CPU's kernels, which a server would begin without; says which there are."""
-    if config.device.type == "cuda":
+    if b"slipstream_cpu_kernels_info{" not in engine.metrics.render()[0]:
         return "cuda"
     # Brings torch in.
     from src.ops.cpu.build import ensure_built
 
     return await asyncio.to_thread(ensure_built, wait=True)
+
+
+def all_answered(answers: Sequence[Answer]) -> None:
+    """Make sure that figures are of whole answers.
+
+    Raises
+    ------
+    BenchError
+        One failed; says why.
+    """
+    failed = [answer.error for answer in answers if not answer.success]
+    if failed:
+        raise BenchError(f"{len(failed)} of {len(answers)} requests failed: {failed[0]}")
+
+
+def engine_facts(engine: AsyncEngine, kernels: str) -> dict[str, Any]:
+    """What figures depend on and is only known of a running engine, and its configuration."""
+    info = engine.model_info
+    config = msgspec.to_builtins(engine.config)
+    # No server runs, and its section has keys.
+    del config["http"]
+    return {
+        "model_id": info.name,
+        "dtype": info.dtype,
+        "max_model_len": info.max_model_len,
+        "kernels": kernels,
+        "compiled": engine.stats.compiled,
+        "config": portable(config),
+    }
 
 
 class EngineClient:

@@ -153,8 +153,7 @@ class OpenAIClient:
                 if response.status == 200:
                     await self._read(response.content, answer)
                 else:
-                    reason = _message(await response.read())
-                    answer.error = f"HTTP {response.status} {response.reason}: {reason}"
+                    answer.error = f"HTTP {response.status}: {_message(await response.read())}"
         except Exception as error:
             answer.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
         if answer.error:

@@ -64,7 +64,8 @@ def report_lines(
         _figure("Peak concurrent requests:", metrics.max_concurrent_requests),
         _figure("Total token throughput (tok/s):", metrics.total_token_throughput),
     ]
-    for name in names:
+    # Of no answers there are no latencies, and zeros would look like some.
+    for name in names if metrics.completed else ():
         short, heading = METRICS[name]
         summary = getattr(metrics, name).scaled(_MS)
         lines += [

@@ -41,7 +41,7 @@ def random_samples(
     ids: Sequence[int],
     count: int,
     *,
-    input_len: int,
+    input_len: int | tuple[int, int],
     output_len: int,
     range_ratio: float = 0.0,
     prefix_len: int = 0,
@@ -56,6 +56,8 @@ def random_samples(
     ----------
     ids
         The token ids to draw from.
+    input_len
+        Tokens of a prompt behind the prefix, or the least and the most of them.
 
     Raises
     ------
@@ -64,20 +66,22 @@ def random_samples(
     """
     if not 0 <= range_ratio < 1:
         raise ConfigError(f"--random-range-ratio must be at least 0 and below 1, got {range_ratio}")
-    if input_len < 0 or prefix_len < 0 or output_len < 1:
+    inputs = _range(input_len, range_ratio) if isinstance(input_len, int) else input_len
+    outputs = _range(output_len, range_ratio)
+    if inputs[0] < 0 or prefix_len < 0 or output_len < 1:
         raise ConfigError("lengths of prompts must be at least 0, of outputs at least 1")
-    if prefix_len + math.floor(input_len * (1 - range_ratio)) < 1:
+    if prefix_len + inputs[0] < 1:
         raise ConfigError("--random-input-len and --random-prefix-len leave a prompt empty")
     source = random.Random(seed)
     prefix = source.choices(ids, k=prefix_len)
     samples = []
     for _ in range(count):
-        prompt = prefix + source.choices(ids, k=_length(source, input_len, range_ratio))
+        prompt = prefix + source.choices(ids, k=source.randint(*inputs))
         samples.append(
             Sample(
                 prompt=prompt,
                 prompt_len=len(prompt),
-                output_len=max(1, _length(source, output_len, range_ratio)),
+                output_len=max(1, source.randint(*outputs)),
             )
         )
     return samples
@@ -147,6 +151,5 @@ def _in_text(sample: Sample, ids: list[int], codec: Codec, source: random.Random
     return msgspec.structs.replace(sample, prompt=text, prompt_len=len(found))
 
 
-def _length(source: random.Random, length: int, range_ratio: float) -> int:
-    low, high = math.floor(length * (1 - range_ratio)), math.ceil(length * (1 + range_ratio))
-    return source.randint(low, high)
+def _range(length: int, range_ratio: float) -> tuple[int, int]:
+    return math.floor(length * (1 - range_ratio)), math.ceil(length * (1 + range_ratio))

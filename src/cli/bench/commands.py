@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from src.cli.bench import latency, prefix_cache, serve, startup, throughput
 from src.cli.options import CommandModule, Commands
 
 ABOUT: Final = "Measure an engine or a server, with vLLM's options and figures."
-SUBCOMMANDS: Final[tuple[CommandModule, ...]] = ()
+SUBCOMMANDS: Final[tuple[CommandModule, ...]] = (
+    latency,
+    throughput,
+    serve,
+    startup,
+    prefix_cache,
+)
 
 
 def add_command(commands: Commands) -> None:

@@ -1,0 +1,110 @@
+"""Where figures were taken: commit, machine and versions. Others cannot be compared without."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from src.core.settings import CHECKOUT
+
+_PACKAGES: Final = ("torch", "transformers", "triton", "hypercorn", "starlette", "msgspec")
+# The flags that decide which kernels run.
+_FLAGS: Final = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_vnni",
+    "amx_bf16",
+    "amx_tile",
+)
+
+
+def portable(value: Any) -> Any:
+    """The same without the place of this checkout or of a home directory."""
+    if isinstance(value, Mapping):
+        return {key: portable(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return value.replace(f"{CHECKOUT}{os.sep}", "").replace(str(Path.home()), "~")
+    return value
+
+
+def commit() -> str:
+    """The commit, with a plus sign when the sources differ from it."""
+    try:
+        name = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--", "src", "configs/demo")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=CHECKOUT, capture_output=True, check=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory, and how busy others keep it: a load near the CPUs spoils the figures."""
+    info: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            info.setdefault(key.strip(), value.strip())
+    flags = set(info.get("flags", "").split())
+    return {
+        "cpu": info.get("model name", platform.processor() or platform.machine()),
+        "cpus": len(os.sched_getaffinity(0)),
+        "flags": [flag for flag in _FLAGS if flag in flags],
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that matter."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """Commit, machine and versions together, and the command that asked for them."""
+    return {
+        "commit": commit(),
+        "command": f"python -m src {shlex.join(without_secrets(sys.argv[1:]))}".strip(),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """The same without the values of headers and the users of addresses, which may be keys."""
+    shown = []
+    is_header = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            is_header = argument.split("=")[0] == "--header"
+        option, equals, rest = argument.partition("=")
+        if is_header and argument.startswith("--") and equals:
+            argument = f"{option}={rest.partition('=')[0]}=..."
+        elif is_header and equals:
+            argument = f"{option}=..."
+        shown.append(re.sub(r"//[^/@]+@", "//", argument))
+    return shown

@@ -1,0 +1,185 @@
+"""How long a server takes to start: from its process to ready, to a token, to compiled code."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from src.bench.errors import BenchError
+from src.bench.server_process import ServerProcess, environment_of
+from src.core.config import Config
+from src.engine.status import STARTUP_PHASES
+
+CACHE_VARIABLE: Final = "SLIPSTREAM_CACHE_DIR"
+_POLL: Final = 0.02  # seconds
+_GIVE_UP: Final = 1200.0
+_TOKEN: Final = b'{"prompt":"Once upon a time","max_tokens":1,"temperature":0}'
+_PHASE: Final = re.compile(rb'(?m)^slipstream_startup_phase_seconds\{[^}]*phase="(\w+)"\} (\S+)$')
+_COMPILE: Final = re.compile(rb"(?m)^slipstream_compile_seconds(?:\{[^}]*\})? (\S+)$")
+_KERNELS: Final = re.compile(rb'(?m)^slipstream_cpu_kernels_info\{[^}]*kernels="([\w-]+)"')
+# What the server logs when a compiler fails.
+_NO_KERNELS: Final = "no compiled CPU kernels"
+_UNCOMPILED: Final = "goes on uncompiled"
+
+
+class Startup(msgspec.Struct, frozen=True, kw_only=True):
+    """One start, in seconds.
+
+    Attributes
+    ----------
+    answers
+        Until the port was open and ``/live`` answered.
+    ready
+        Until requests were admitted.
+    first_token
+        Until a request of one token, sent when it was ready, was answered.
+    kernels
+        Until the kernels of this CPU took the place of the references, as far as they do.
+    compiled
+        Until compiled code served; ``None`` where nothing is, or where compilation failed.
+    compilation
+        How long the compiler took, or what took its place; 0 where nothing is compiled.
+    phases
+        How long each phase of the engine's start took, by its name.
+    """
+
+    answers: float
+    ready: float
+    first_token: float
+    kernels: float
+    compiled: float | None
+    compilation: float
+    phases: dict[str, float]
+
+
+def cold_start(config: Config) -> Startup:
+    """Start a server with an empty cache of artifacts, and end it again.
+
+    Raises
+    ------
+    BenchError
+        It does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as cache:
+        return start_once(config, cache)
+
+
+@contextlib.contextmanager
+def warm_starts(config: Config) -> Iterator[Callable[[], Startup]]:
+    """What starts a server with a cache that all of these starts share.
+
+    The first one fills it: a caller that wants warm starts only does not count it.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as cache:
+        yield lambda: start_once(config, cache)
+
+
+def start_once(config: Config, cache: str) -> Startup:
+    """Start a server with this directory of artifacts, and end it when its code is compiled.
+
+    Raises
+    ------
+    BenchError
+        It does not start.
+    """
+    # Our own server must answer us.
+    open_to_us = msgspec.structs.replace(
+        config.http, api_keys=(), api_key_file=None, admin_key=None, admin_key_file=None
+    )
+    config = msgspec.structs.replace(config, http=open_to_us)
+    environment = environment_of(config, **{CACHE_VARIABLE: cache})
+    # It would keep what Inductor made between cold starts.
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    with ServerProcess(environment) as server:
+        answers = _until(server, lambda: _status(server, "/live") == 200)
+        ready = _until(server, lambda: _status(server, "/ready") == 200)
+        status, body = server.request("POST", "/v1/completions", _TOKEN)
+        first_token = time.monotonic() - server.begun
+        if status != 200:
+            raise BenchError(f"the first request was answered with {status}: {body[:200]!r}")
+        phases = {
+            phase.decode(): float(seconds)
+            for phase, seconds in _PHASE.findall(_metrics(server))
+            if phase.decode() in STARTUP_PHASES
+        }
+        kernels = _until(server, lambda: _has_kernels(server))
+        compiled = None
+        if config.compile.is_on:
+            end = _until(server, lambda: _is_compiled(server) or _failed_to_compile(server))
+            compiled = end if _is_compiled(server) else None
+        return Startup(
+            answers=answers,
+            ready=ready,
+            first_token=first_token,
+            kernels=kernels,
+            compiled=compiled,
+            compilation=_compile_seconds(server),
+            phases=phases,
+        )
+
+
+def timeline_lines(startup: Startup, width: int = 30) -> list[str]:
+    """A start as bars on one scale: phases one after the other, then what was waited for."""
+    total = max(startup.first_token, startup.compiled or 0.0)
+    lines = []
+    # What comes before the first phase is Python and our own modules.
+    moment = max(0.0, startup.ready - sum(startup.phases.values()))
+    spans = [("process", 0.0, moment)]
+    for phase, seconds in startup.phases.items():
+        spans.append((phase, moment, moment + seconds))
+        moment += seconds
+    spans.append(("first token", startup.ready, startup.first_token))
+    if startup.compiled is not None:
+        spans.append(("compiled", max(0.0, startup.compiled - startup.compilation), total))
+    for name, begin, end in spans:
+        first, last = round(width * begin / total), round(width * end / total)
+        bar = " " * first + "#" * max(1, last - first)
+        lines.append(f"  {name:<12} {bar[:width]:<{width}} {begin:7.2f} to {end:7.2f} s")
+    return lines
+
+
+def _until(server: ServerProcess, reached: Callable[[], bool]) -> float:
+    """Seconds from the start of the process until something is so."""
+    while not reached():
+        server.check_alive()
+        if time.monotonic() - server.begun > _GIVE_UP:
+            raise BenchError(f"the server was not ready after {_GIVE_UP:g} s: {server.log_tail()}")
+        time.sleep(_POLL)
+    return time.monotonic() - server.begun
+
+
+def _status(server: ServerProcess, path: str) -> int:
+    try:
+        return server.request("GET", path)[0]
+    except (OSError, http.client.HTTPException):
+        return 0
+
+
+def _metrics(server: ServerProcess) -> bytes:
+    return server.request("GET", "/metrics")[1]
+
+
+def _has_kernels(server: ServerProcess) -> bool:
+    """Whether those that will serve do: without a C++ compiler the references go on."""
+    found = _KERNELS.search(_metrics(server))
+    return found is None or found[1] != b"reference" or _NO_KERNELS in server.log_tail()
+
+
+def _is_compiled(server: ServerProcess) -> bool:
+    return _compile_seconds(server) > 0
+
+
+def _failed_to_compile(server: ServerProcess) -> bool:
+    return _UNCOMPILED in server.log_tail()
+
+
+def _compile_seconds(server: ServerProcess) -> float:
+    found = _COMPILE.search(_metrics(server))
+    return float(found[1]) if found else 0.0

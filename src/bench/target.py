@@ -1,0 +1,148 @@
+"""Which server is asked: its addresses, the model that it serves, a tokenizer for its prompts."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from src.bench.codecs import Codec, ServerCodec, TokenizerCodec, WordCodec
+from src.bench.errors import BenchError
+from src.bench.openai_client import key_headers
+from src.text.tokenizer import Tokenizer
+
+# vLLM's names of backends, and whether they are chats.
+BACKENDS: Final = {"openai": False, "vllm": False, "openai-chat": True, "vllm-chat": True}
+ENDPOINTS: Final = {False: "/v1/completions", True: "/v1/chat/completions"}
+_SECONDS: Final = 30.0
+_POLL: Final = 0.5
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A server.
+
+    ``root`` is the address before ``/v1``; ``url`` the whole address of what is asked.
+    """
+
+    root: str
+    url: str
+    is_chat: bool
+    headers: Mapping[str, str] = {}
+    verify: bool = True
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path.
+
+        Raises
+        ------
+        BenchError
+            There is none.
+        """
+        headers = {**key_headers(), **self.headers}
+        request = urllib.request.Request(self.root + path, headers=headers)
+        context = None if self.verify else ssl._create_unverified_context()
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS, context=context) as answer:
+                return json.load(answer)
+        except (OSError, ValueError) as error:
+            raise BenchError(f"{self.root}{path}: {error}") from error
+
+    def first_model(self) -> str:
+        """The first model that the server names.
+
+        Raises
+        ------
+        BenchError
+            It does not answer, or names none.
+        """
+        listed = self.get("/v1/models")
+        try:
+            return str(listed["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise BenchError(f"{self.root}/v1/models names no model; name one by --model") from None
+
+
+def target_of(
+    backend: str,
+    base_url: str | None,
+    host: str,
+    port: int,
+    endpoint: str | None,
+    headers: Mapping[str, str],
+    *,
+    verify: bool = True,
+) -> Target:
+    """The server that vLLM's options describe; a base URL may end with ``/v1`` or not.
+
+    Raises
+    ------
+    BenchError
+        The address is none.
+    """
+    shown_host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    base = (base_url or f"http://{shown_host}:{port}").rstrip("/")
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BenchError(f"--base-url: expected http://HOST:PORT, got {base}")
+    is_chat = BACKENDS[backend]
+    path = endpoint or ENDPOINTS[is_chat]
+    root = base.removesuffix("/v1")
+    url = (root if path.startswith("/v1") else base) + path
+    return Target(root=root, url=url, is_chat=is_chat, headers=headers, verify=verify)
+
+
+def codec_of(target: Target, model: str, tokenizer: str | None) -> Codec:
+    """The named tokenizer; else the model's, where that is a directory; else the server's.
+
+    Where there is none, words stand for tokens.
+
+    Raises
+    ------
+    ModelLoadError
+        The named tokenizer cannot be read.
+    """
+    if tokenizer is not None:
+        return TokenizerCodec(_read_tokenizer(tokenizer), tokenizer)
+    if Path(model).is_dir():
+        return TokenizerCodec(_read_tokenizer(model), model)
+    try:
+        return ServerCodec(target.root, model, {**key_headers(), **target.headers}, target.verify)
+    except BenchError:
+        return WordCodec()
+
+
+def wait_ready(target: Target, seconds: float) -> None:
+    """Wait until the server names its models.
+
+    Raises
+    ------
+    BenchError
+        It does not within ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            target.get("/v1/models")
+            return
+        except BenchError as error:
+            if time.monotonic() > deadline:
+                raise BenchError(f"not ready after {seconds:g} s: {error}") from error
+        time.sleep(_POLL)
+
+
+def _read_tokenizer(name: str) -> Tokenizer:
+    directory = Path(name).expanduser()
+    if not directory.is_dir():
+        # Here and not at the top: it brings torch in.
+        from src.models.hub import resolve_model
+
+        directory = resolve_model(name, weights=False)
+    return Tokenizer.from_directory(directory)
