@@ -73,9 +73,10 @@ def arrival_times(
     rates = [rate if ramp_up is None else ramp_up.rate(i, count) for i in range(count)]
     times = list(itertools.accumulate(_interval(source, each, burstiness) for each in rates))
     if ramp_up is None and times and times[-1] > 0:
-        stretch = count / rate / times[-1]
-        # The last one exactly, which rounding would miss.
-        times = [*(stretch * time for time in times[:-1]), count / rate]
+        end = count / rate
+        stretch = end / times[-1]
+        # Rounding must neither miss the end nor go beyond it.
+        times = [*(min(end, stretch * time) for time in times[:-1]), end]
     return times
 
 

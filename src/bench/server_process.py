@@ -48,17 +48,22 @@ def free_port() -> int:
 class ServerProcess:
     """``python -m src serve`` with an environment; leaving the block ends it.
 
+    Parameters
+    ----------
+    module
+        What is run in the place of ``src``, and runs it.
+
     Attributes
     ----------
     begun
         When the process was started, on the monotonic clock.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, module: str = "src") -> None:
         self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", "src", "serve", "--host", HOST, "--port", str(self.port)]
+        command = [sys.executable, "-m", module, "serve", "--host", HOST, "--port", str(self.port)]
         self.begun = time.monotonic()
         self._process = subprocess.Popen(
             command,
@@ -88,14 +93,20 @@ class ServerProcess:
         if code is not None:
             raise BenchError(f"the server ended with {code}: {self.log_tail()}")
 
-    def log_tail(self) -> str:
-        """The end of what it wrote."""
+    def log_tail(self, most: int = _MAX_LOG) -> str:
+        """The end of what it wrote, so many bytes at most."""
         # Without moving the place at which the server writes, which it shares with us.
         file = self._log.fileno()
-        begin = max(0, os.fstat(file).st_size - _MAX_LOG)
-        return os.pread(file, _MAX_LOG, begin).decode("utf-8", "replace").strip()
+        begin = max(0, os.fstat(file).st_size - most)
+        return os.pread(file, most, begin).decode("utf-8", "replace").strip()
 
-    def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes]:
         """Status and body of an answer.
 
         Raises
@@ -105,10 +116,19 @@ class ServerProcess:
         """
         connection = http.client.HTTPConnection(HOST, self.port, timeout=_TIMEOUT)
         with contextlib.closing(connection):
-            headers = {"Content-Type": "application/json"} if body else {}
-            connection.request(method, path, body, headers)
+            kind = {"Content-Type": "application/json"} if body else {}
+            connection.request(method, path, body, {**kind, **(headers or {})})
             answer = connection.getresponse()
             return answer.status, answer.read()
+
+    def end(self, seconds: float = _END_SECONDS) -> int:
+        """Ask it to end, make it if it does not in time; returns its exit code."""
+        self._process.terminate()
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            return self._process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -119,11 +139,7 @@ class ServerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.terminate()
         try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self.end()
         finally:
             self._log.close()

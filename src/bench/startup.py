@@ -127,7 +127,7 @@ def start_once(config: Config, cache: str) -> Startup:
 
 def timeline_lines(startup: Startup, width: int = 30) -> list[str]:
     """A start as bars on one scale: phases one after the other, then what was waited for."""
-    total = max(startup.first_token, startup.compiled or 0.0)
+    total = max(startup.first_token, startup.kernels, startup.compiled or 0.0)
     lines = []
     # What comes before the first phase is Python and our own modules.
     moment = max(0.0, startup.ready - sum(startup.phases.values()))
@@ -136,12 +136,16 @@ def timeline_lines(startup: Startup, width: int = 30) -> list[str]:
         spans.append((phase, moment, moment + seconds))
         moment += seconds
     spans.append(("first token", startup.ready, startup.first_token))
+    spans.append(("kernels", startup.kernels, startup.kernels))
     if startup.compiled is not None:
-        spans.append(("compiled", max(0.0, startup.compiled - startup.compilation), total))
+        spans.append(
+            ("compiling", max(0.0, startup.compiled - startup.compilation), startup.compiled)
+        )
     for name, begin, end in spans:
-        first, last = round(width * begin / total), round(width * end / total)
-        bar = " " * first + "#" * max(1, last - first)
-        lines.append(f"  {name:<12} {bar[:width]:<{width}} {begin:7.2f} to {end:7.2f} s")
+        # Whatever happened is seen, however short.
+        first = min(width - 1, round(width * begin / total))
+        bar = " " * first + "#" * max(1, round(width * end / total) - first)
+        lines.append(f"  {name:<12} {bar:<{width}} {begin:7.2f} to {end:7.2f} s")
     return lines
 
 

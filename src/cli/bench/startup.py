@@ -20,11 +20,11 @@ ABOUT: Final = "How long a server takes to start: with an empty cache of artifac
 _PERCENTS: Final = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 # Field of a start -> how it is printed; each is also a name in result files.
 _METRICS: Final = {
-    "startup": ("ready", "Startup time"),
-    "first_token": ("first_token", "Time to the first token"),
-    "kernels": ("kernels", "Time to this CPU's kernels"),
-    "compiled": ("compiled", "Time to compiled code"),
-    "compilation": ("compilation", "Compilation time"),
+    "startup": ("ready", "startup time"),
+    "first_token": ("first_token", "time to the first token"),
+    "kernels": ("kernels", "time to the kernels of this CPU"),
+    "compiled": ("compiled", "time to compiled code"),
+    "compilation": ("compilation", "compilation time"),
 }
 
 
@@ -90,9 +90,12 @@ def _report(name: str, startups: Sequence[Startup]) -> dict[str, Any]:
         if not seconds:
             continue
         found = summarize(seconds, _PERCENTS)
-        print(f"Avg {label.lower()}: {found.mean:.2f} seconds")
-        percents = (f"{percent:g}%: {value:.2f}" for percent, value in found.percentiles.items())
-        print(f"  {'  '.join(percents)}")
+        print(f"Avg {label}: {found.mean:.2f} seconds")
+        if len(seconds) > 1:
+            percents = (
+                f"{percent:g}%: {value:.2f}" for percent, value in found.percentiles.items()
+            )
+            print(f"  {'  '.join(percents)}")
         result[f"avg_{name}_{metric}_time"] = found.mean
         result[f"{name}_{metric}_times"] = seconds
         result[f"{name}_{metric}_percentiles"] = percentile_map(found)
