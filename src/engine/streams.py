@@ -142,6 +142,8 @@ class Choice:
         self.index = index
         self.finished = False
         self.num_tokens = 0
+        # Whether its text may end it, so that it must be read before the next step is planned.
+        self.watches_text = bool(request.params.stop)
         self.record = RequestRecord(
             arrival=request.arrival,
             queued=time.monotonic(),
@@ -172,17 +174,15 @@ class Choice:
         """Output tokens of the request's longest completion; ``None`` until all have ended."""
         return self._stream.longest if self._stream.is_complete else None
 
-    @property
-    def watches_text(self) -> bool:
-        """Whether its text may end it, so that it must be read before the next step is planned."""
-        return bool(self.request.params.stop)
-
     def take(self, event: RequestEvent) -> FinishReason | None:
         """Turn an event into a delta; returns why the choice ended, if it did.
 
         That may be a stop string that only the text shows: the caller then ends the request in the
         scheduler. Tokens after the one that completed the stop string are dropped.
         """
+        if event.finish_reason is None and not self.watches_text:
+            self._go_on(event)
+            return None
         token_ids, finish_reason = event.token_ids, event.finish_reason
         stop_reason: str | int | None = None
         shown: Sequence[int] = token_ids
@@ -220,6 +220,26 @@ class Choice:
             )
         )
         return finish_reason
+
+    def _go_on(self, event: RequestEvent) -> None:
+        """What nearly all events are: more tokens, and nothing in them that could be the end."""
+        token_ids, stream = event.token_ids, self._stream
+        text = self._text.push(token_ids).text
+        if self.pieces is not None:
+            self.pieces.append(text)
+        self.num_tokens += len(token_ids)
+        stream.count(len(token_ids), event.cached_tokens)
+        stream.put(
+            Delta(
+                request_id=stream.request_id,
+                index=self.index,
+                text=text,
+                token_ids=token_ids,
+                logprobs=event.logprobs,
+                prompt_logprobs=self._prompt_logprobs(event.prompt_logprobs),
+                usage=stream.usage,
+            )
+        )
 
     def _prompt_logprobs(
         self, entries: list[TokenLogprobs] | None

@@ -79,7 +79,9 @@ class ChatShape:
 
     def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
         """One event for each delta that says anything, and one with the role before the first."""
-        return b"".join(self._event(delta) for delta in deltas)
+        if len(deltas) == 1:
+            return self._event(deltas[0])
+        return b"".join([self._event(delta) for delta in deltas])
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event of ``include_usage``."""

@@ -189,7 +189,9 @@ class CompletionShape:
 
     def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
         """One event for each delta that says anything."""
-        return b"".join(self._event(prompt, delta) for delta in deltas)
+        if len(deltas) == 1:
+            return self._event(prompt, deltas[0])
+        return b"".join([self._event(prompt, delta) for delta in deltas])
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event of ``include_usage``."""

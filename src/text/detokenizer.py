@@ -78,7 +78,12 @@ class IncrementalDetokenizer:
         self._any_output = self._any_output or len(token_ids) > 0
         if self._added is None and not self._first and not self._strip_left:
             later, skipped = self._pieces.later, self._skipped
-            data = b"".join([later(i) for i in token_ids if i not in skipped])
+            if len(token_ids) == 1:
+                # Most pushes of most outputs.
+                token_id = token_ids[0]
+                data = b"" if token_id in skipped else later(token_id)
+            else:
+                data = b"".join([later(i) for i in token_ids if i not in skipped])
             # Nearly always: the decoder's own way is several times as long.
             if data.isascii() and not self._utf8.buffer:
                 text = data.decode("ascii")
