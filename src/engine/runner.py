@@ -1,9 +1,8 @@
 """Runs planned steps on the device, in order, one behind the other.
 
-Steps are executed by one *device thread*. On the CPU backend the thread computes; on CUDA it only
-enqueues, and a *waiter thread* blocks on the step's copy-out event with the interpreter lock
-released. Either way the event loop never waits for the device, and step N+1 is queued behind step N
-before anybody has seen step N's tokens.
+Steps are launched by one *device thread*, which computes them where the host is the device and only
+enqueues them elsewhere (`devices`). Either way the event loop never waits for the device, and step
+N+1 is queued behind step N before anybody has seen step N's tokens.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from torch import Tensor
 from src.core.errors import EngineDeadError, SlipstreamError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
+from src.engine.devices import Device, StepSpan
 from src.engine.in_flight import InFlight
 from src.engine.inputs import StepInputs, build_inputs, padding_inputs
 from src.engine.kv_cache import KVCache
@@ -81,12 +81,15 @@ class Runner:
     ----------
     regions
         The model's regions, compiled or not.
+    device
+        Closed with the runner.
     num_threads
         Intra-op threads of the device thread.
     """
 
     def __init__(
         self,
+        device: Device,
         decoder: Decoder,
         regions: Regions,
         kv_cache: KVCache,
@@ -95,20 +98,18 @@ class Runner:
         *,
         num_threads: int,
     ) -> None:
+        self._device = device
         self._decoder = decoder
         self._code = Code(regions)
         self._kv_cache = kv_cache
         self._rows = rows
         self._sampler = sampler
-        self._device = decoder.spec.device
         # Of the device thread alone: row -> its newest owner, and unfinished requests by key.
         self._requests: list[Request | None] = [None] * len(rows.tokens)
         self._known: dict[int, Request] = {}
-        self._on_cuda = self._device.type == "cuda"
         self._grammars = RowGrammars(
-            len(rows.tokens), decoder.spec.vocab_size, on_cpu=not self._on_cuda
+            len(rows.tokens), decoder.spec.vocab_size, on_cpu=device.is_host
         )
-        self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
         self._num_threads = num_threads
         self.compiled = False
         # Seconds that the compilation took, once it has ended.
@@ -117,15 +118,13 @@ class Runner:
         self._device_thread = ThreadPoolExecutor(
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
         )
-        self._waiter_thread = ThreadPoolExecutor(1, "slipstream-waiter")
-        if self._on_cuda:
-            # Weights and KV memory were written on other streams than the steps'.
-            torch.cuda.synchronize(self._device)
+        # Weights and KV memory were written on other streams than the steps'.
+        device.synchronize()
 
     @property
     def is_on_cpu(self) -> bool:
         """Whether steps are computed on the host."""
-        return not self._on_cuda
+        return self._device.is_host
 
     @property
     def num_graphs(self) -> int:
@@ -174,8 +173,7 @@ class Runner:
         with torch.inference_mode():
             hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows), code)
             self._decoder.logits(code.regions, hidden)
-        if self._on_cuda:
-            torch.cuda.synchronize(self._device)
+        self._device.synchronize()
         self._code = code
         self.compile_seconds = (seconds or 0.0) + time.monotonic() - started
         self.compiled = True
@@ -201,7 +199,7 @@ class Runner:
         in.
         """
         self._device_thread.shutdown(wait=True)
-        self._waiter_thread.shutdown(wait=True)
+        self._device.close()
         self._grammars.close()
         self.closed = True
 
@@ -213,7 +211,7 @@ class Runner:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         try:
-            with torch.inference_mode(), torch.cuda.stream(self._stream):
+            with torch.inference_mode(), self._device.stream():
                 self._execute(in_flight, admitted, ended, loop)
         except Exception as error:
             self._fail(in_flight, self._neutralize(in_flight.plan, error), loop)
@@ -224,7 +222,7 @@ class Runner:
         Where not even that is possible the device is lost, and nobody may wait for the step.
         """
         try:
-            with torch.inference_mode(), torch.cuda.stream(self._stream):
+            with torch.inference_mode(), self._device.stream():
                 for install in plan.installs:
                     self._requests[install.row] = self._known[install.request_key]
                 self._rows.neutralize(plan)
@@ -241,39 +239,30 @@ class Runner:
         ended: Sequence[int],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        plan, times = in_flight.plan, in_flight.times
-        times.device_start = time.monotonic()
-        started = _recorded_event() if self._on_cuda else None
+        plan = in_flight.plan
+        span = self._device.begin(in_flight.times)
         for request in admitted:
             self._known[request.key] = request
         for key in ended:
             self._known.pop(key, None)
             self._grammars.forget(key)
         self._apply(plan)
-        output = self._compute(plan)
-        if started is None:
-            self._follow(plan, output, None)
-            result = self._read(plan, output)
-            times.device_end = time.monotonic()
-            _post(loop, in_flight, result)
-            return
-        host_output = output.to_host()
-        finished = _recorded_event()
-        in_flight.holds += [output, host_output]
-        self._follow(plan, host_output, finished)
-        self._waiter_thread.submit(self._await, in_flight, host_output, started, finished, loop)
+        output = span.copy_out(self._compute(plan))
+        in_flight.holds.append(span)
+        self._follow(plan, output, span)
+        span.deliver(
+            lambda: self._read(plan, output),
+            lambda outcome: self._deliver(in_flight, outcome, loop),
+        )
 
-    def _follow(
-        self, plan: StepPlan, output: StepOutput, finished: torch.cuda.Event | None
-    ) -> None:
+    def _follow(self, plan: StepPlan, output: StepOutput, span: StepSpan) -> None:
         """Let the grammars know what the step samples, as soon as it is on the host."""
         samples = output.samples
         if samples is None:
             return
 
         def read() -> list[int]:
-            if finished is not None:
-                finished.synchronize()
+            span.wait()
             token_ids: list[int] = samples.token_ids.tolist()
             return token_ids
 
@@ -351,7 +340,7 @@ class Runner:
         logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
         batch = inputs.samplers
         if masks is not None:
-            batch = replace(batch, mask=masks.to(self._device, logits.shape[1]))
+            batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
         samples = self._sampler.sample(logits, batch, self._rows.tokens)
         self._rows.scatter_tokens(
             inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
@@ -392,46 +381,25 @@ class Runner:
                 rows.append(RowResult(step.row, step.generation, [], None, prompt_logprobs))
         return StepResult(plan.step_id, rows, output.failures)
 
-    def _await(
+    def _deliver(
         self,
         in_flight: InFlight,
-        host_output: StepOutput,
-        started: torch.cuda.Event,
-        finished: torch.cuda.Event,
+        outcome: StepResult | Exception,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """On the waiter thread: block on the copy-out, then hand the result to the event loop."""
-        try:
-            finished.synchronize()
-            times = in_flight.times
-            times.device_end = time.monotonic()
-            times.device_start = times.device_end - started.elapsed_time(finished) / 1000
-            _post(loop, in_flight, self._read(in_flight.plan, host_output))
-        except Exception as error:
-            self._fail(in_flight, error, loop)
+        if isinstance(outcome, Exception):
+            self._fail(in_flight, outcome, loop)
+        else:
+            _post(loop, in_flight, outcome)
 
     def _fail(self, in_flight: InFlight, error: Exception, loop: asyncio.AbstractEventLoop) -> None:
         in_flight.times.device_end = time.monotonic()
-        if self._on_cuda and not _cuda_is_sound(self._device):
-            lost = DeviceLostError("the CUDA device failed")
+        failure = self._device.failure()
+        if failure is not None:
+            lost = DeviceLostError(f"the device failed: {failure}")
             lost.__cause__ = error
             error = lost
         _post(loop, in_flight, error)
-
-
-def _cuda_is_sound(device: torch.device) -> bool:
-    """Whether the device still answers: after a fault in a kernel every later call fails too."""
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _recorded_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True, blocking=True)
-    event.record()
-    return event
 
 
 def _post(

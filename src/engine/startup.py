@@ -16,6 +16,7 @@ from src.compile import use_artifact_cache
 from src.core.config import MIB, Config
 from src.core.errors import ConfigError
 from src.engine.compilation import RegionCompilation
+from src.engine.devices import open_device
 from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from src.engine.plan_log import PlanLog, RecordingScheduler
 from src.engine.profiler import StepProfiler
@@ -147,6 +148,7 @@ def _build_parts(
     log_path = config.observability.plan_log
     plan_log = None if log_path is None else PlanLog(log_path)
     runner = Runner(
+        open_device(device),
         decoder,
         decoder.regions,
         allocate_kv_cache(layers, kv_plan, device),

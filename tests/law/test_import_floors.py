@@ -56,6 +56,7 @@ DEVICE = {
     "runner",
     "inputs",
     "row_state",
+    "devices",
     "kv_cache",
     "sampling",
     "in_flight",
