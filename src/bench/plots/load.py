@@ -21,10 +21,16 @@ METRICS: Final = {
 class Point(msgspec.Struct, frozen=True):
     """One run: whose, requests per second, and per metric the median and the 99th percentile.
 
-    Latencies are milliseconds; a metric that the run has not is left out.
+    Attributes
+    ----------
+    offered, throughput
+        Requests per second: that came, where it is known, and that were answered.
+    latencies
+        In milliseconds; a metric that the run has not is left out.
     """
 
     series: str
+    offered: float
     throughput: float
     latencies: dict[str, tuple[float, float]]
 
@@ -68,7 +74,9 @@ def _simulated(changes: dict[str, str], outcome: dict[str, Any]) -> Point:
         if (found := outcome[metric])
     }
     series = ", ".join(["simulated", *named])
-    return Point(series, outcome["request_throughput"], latencies)
+    throughput = outcome["request_throughput"]
+    offered = next((changes[rate] for rate in rates if rate in changes), throughput)
+    return Point(series, float(offered), throughput, latencies)
 
 
 def _percentile(percentiles: dict[str, float]) -> float:
@@ -83,7 +91,8 @@ def _served(result: dict[str, Any], name: str) -> Point:
         if median is not None and worst is not None:
             latencies[metric] = (median, worst)
     series = result.get("label") or result.get("backend") or name
-    return Point(series, result["request_throughput"], latencies)
+    throughput = result["request_throughput"]
+    return Point(series, float(result.get("request_rate", throughput)), throughput, latencies)
 
 
 def draw(points: Iterable[Point], metrics: Sequence[str] = ("ttft", "tpot")) -> Any:
@@ -95,7 +104,8 @@ def draw(points: Iterable[Point], metrics: Sequence[str] = ("ttft", "tpot")) -> 
         Of ``METRICS``.
     """
     by_series: dict[str, list[Point]] = {}
-    for point in sorted(points, key=lambda point: point.throughput):
+    # Along what came: beyond what a server can do, what is answered grows no more.
+    for point in sorted(points, key=lambda point: (point.offered, point.throughput)):
         by_series.setdefault(point.series, []).append(point)
     figure = new_figure(4.5 * len(metrics), 3.6)
     for number, metric in enumerate(metrics):
