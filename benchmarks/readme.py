@@ -60,16 +60,22 @@ def lines_of(name: str, folder: Path = RESULTS) -> list[Line]:
 
 
 def last_run(lines: Sequence[Line]) -> list[Line]:
-    """Of the newest commit and machine, the newest line per measurement."""
-    if not lines:
-        return []
-    newest = lines[-1]
-    same = [
-        line for line in lines
-        if (line["commit"], line["machine"], line["versions"])
-        == (newest["commit"], newest["machine"], newest["versions"])
-    ]  # fmt: skip
-    return list({line["measure"]: line for line in same}.values())
+    """The newest run that measured ops as well as the whole engine; a part was perhaps run since.
+
+    Lines of one run have the same commit, machine (with its load before) and versions.
+    """
+    runs: dict[str, dict[str, Line]] = {}
+    for line in lines:
+        about = json.dumps([line[name] for name in ("commit", "machine", "versions")])
+        runs.setdefault(about, {})[line["measure"]] = line
+    whole = [list(run.values()) for run in runs.values() if _is_whole(run.values())]
+    return whole[-1] if whole else []
+
+
+def _is_whole(run: Iterable[Line]) -> bool:
+    lines = list(run)
+    ends = {group for group, _ in END_TO_END}
+    return any("op" in line for line in lines) and any(line["group"] in ends for line in lines)
 
 
 def section(suites: Sequence[Line], peers: Sequence[Line]) -> str:

@@ -18,7 +18,7 @@ from src.core.settings import CHECKOUT, PREFIX
 from tests.clients.environments import NotInstalled
 
 _CONVERT_SECONDS = 1800.0
-_PAUSE_SECONDS = 0.5
+PAUSE_SECONDS = 0.5
 # One prompt, one token: all that lies between a process and its first answer.
 _FIRST = ([[3, 4, 5, 6, 7, 8, 9, 10]], 1)
 
@@ -234,20 +234,23 @@ class Contest:
         own = {
             k: v for k, v in os.environ.items() if not k.startswith((PREFIX, "PYTHON", "VIRTUAL"))
         }
+        # A driver's own folder is where Python looks first, not the checkout.
+        sources = {"PYTHONPATH": str(CHECKOUT)} if peer.environment is None else {}
         places = {"cache": cache, "cpus": f"{cpus[0]}-{cpus[-1]}"}
         return {
             **own,
             "PATH": f"{Path(peer.python(self._root)).parent}{os.pathsep}{own['PATH']}",
             "HF_HUB_OFFLINE": "1",
             "SLIPSTREAM_CACHE_DIR": str(cache),
+            **sources,
             **{name: value.format(**places) for name, value in peer.variables.items()},
         }
 
     def _rest(self) -> float:
         """Wait for threads that spin after their work; cores that are busy all the same."""
         before = _busy_seconds()
-        time.sleep(_PAUSE_SECONDS)
-        return max(0.0, (_busy_seconds() - before) / _PAUSE_SECONDS)
+        time.sleep(PAUSE_SECONDS)
+        return max(0.0, (_busy_seconds() - before) / PAUSE_SECONDS)
 
 
 def _busy_seconds() -> float:

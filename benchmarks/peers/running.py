@@ -62,8 +62,12 @@ class Running:
         )
         self._lines: queue.Queue[str] = queue.Queue()
         self._words: deque[str] = deque(maxlen=_LAST_WORDS)
-        for read in (self._read_lines, self._read_words):
-            threading.Thread(target=read, daemon=True).start()
+        self._readers = [
+            threading.Thread(target=read, daemon=True)
+            for read in (self._read_lines, self._read_words)
+        ]
+        for reader in self._readers:
+            reader.start()
         try:
             ready = self._next(seconds)
         except PeerFailed:
@@ -109,6 +113,8 @@ class Running:
         # Its children outlive a driver that ends at once.
         self._kill()
         self._process.wait(_END_SECONDS)
+        for reader in self._readers:
+            reader.join(_END_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +130,8 @@ class Running:
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
+            # It would not listen when it is asked to end either.
+            self._kill()
             raise PeerFailed(f"no answer within {seconds:g} s; {self._last_words()}") from None
         if not line:
             # What it said last may still be on its way.
@@ -137,15 +145,17 @@ class Running:
 
     def _read_lines(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as stream:
+            for line in stream:
+                self._lines.put(line)
         self._lines.put("")
 
     def _read_words(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if line.strip():
-                self._words.append(line.strip())
+        with self._process.stderr as stream:
+            for line in stream:
+                if line.strip():
+                    self._words.append(line.strip())
 
 
 class Turn:
