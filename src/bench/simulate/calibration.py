@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from src.bench.errors import BenchError
-from src.bench.simulate.step_cost import VERSION, StepCost, fit
+from src.bench.simulate.step_cost import MIN_STEPS, VERSION, StepCost, fit
 from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.sampling_params import SamplingParams
@@ -105,13 +105,12 @@ async def calibrate_engine(engine: AsyncEngine, seconds: float, seed: int = 0) -
 
 
 async def drive(engine: AsyncEngine, seconds: float, seed: int = 0) -> TimelineView:
-    """Keep a ready engine busy for so long; what it recorded meanwhile.
+    """Keep a ready engine busy for so long, or until some steps are done; what it recorded.
 
     Rows from one to as many as there are, prompts short and long: the work of a step must vary, or
     nothing tells the parts of its price apart.
     """
-    last = engine.timeline.last
-    first_step = 0 if last is None else last.step_id
+    first_step = _last_step(engine)
     source = random.Random(seed)
     levels = list(_levels(engine.config.scheduler.max_num_seqs))
     for level in levels:
@@ -133,9 +132,13 @@ async def _drive(
 ) -> None:
     info = engine.model_info
     longest = info.max_model_len // 2
+    enough = _last_step(engine) + MIN_STEPS
+
+    def is_over() -> bool:
+        return time.monotonic() > deadline and _last_step(engine) >= enough
 
     async def one() -> None:
-        while time.monotonic() < deadline:
+        while not is_over():
             most = max(1, int(longest * source.choice(_PROMPT_PARTS)))
             length = source.randint(1, most)
             prompt = [source.randrange(info.vocab_size) for _ in range(length)]
@@ -143,10 +146,15 @@ async def _drive(
             params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
             async for _ in engine.stream(prompt, params):
                 # What is not over in time is of no use any more.
-                if time.monotonic() > deadline:
+                if is_over():
                     break
 
     await asyncio.gather(*(one() for _ in range(concurrency)))
+
+
+def _last_step(engine: AsyncEngine) -> int:
+    last = engine.timeline.last
+    return 0 if last is None else last.step_id
 
 
 def save(calibration: Calibration, path: Path) -> None:

@@ -26,7 +26,7 @@ _MS: Final = 1000.0
 # Heading and value of each column.
 _COLUMNS: Final = (
     ("req/s", lambda o: f"{o.request_throughput:.2f}"),
-    ("good/s", lambda o: "" if o.request_goodput is None else f"{o.request_goodput:.2f}"),
+    ("good/s", lambda o: "-" if o.request_goodput is None else f"{o.request_goodput:.2f}"),
     ("out tok/s", lambda o: f"{o.output_throughput:.0f}"),
     ("TTFT p50", lambda o: f"{_MS * o.ttft.median:.0f}"),
     ("p99", lambda o: f"{_MS * o.ttft.percentiles[99]:.0f}"),
