@@ -13,25 +13,33 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from src.core.errors import EngineDeadError, SlipstreamError
+from src.compile.graphs import CaptureBackend, PaddingLadder, thaw_collector
+from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
 from src.engine.devices import Device, StepSpan
+from src.engine.forward_pass import Code, ForwardPass, RunnerClosedError
+from src.engine.graphs import DecodeGraph, GraphPool, GraphStats
 from src.engine.in_flight import InFlight
-from src.engine.inputs import StepInputs, build_inputs, padding_inputs
+from src.engine.inputs import (
+    StepInputs,
+    build_inputs,
+    decode_rows,
+    decode_samplers,
+    padding_inputs,
+)
 from src.engine.kv_cache import KVCache
 from src.engine.prompt_scores import PromptScores, score_prompts
 from src.engine.row_state import RowState
-from src.engine.sampling import SampleOutput, Sampler
+from src.engine.sampling import SampleBatch, SampleOutput, Sampler
 from src.engine.structured.row_grammars import RowGrammars, RowMasks
 from src.models.decoder import Decoder
 from src.models.regions import Regions
-from src.ops import paged_attention
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.forward import CompiledForward
 
@@ -39,14 +47,12 @@ T = TypeVar("T")
 
 # More than one, so that nothing is taken for a constant; few, since it costs time at every start.
 _WARM_UP_TOKENS = 8
+# Without a step for so long, the device thread may do something else for a moment.
+_IDLE_SECONDS = 0.05
 
 
 class DeviceLostError(EngineDeadError):
     """The device is in a state from which only a restart helps."""
-
-
-class RunnerClosedError(SlipstreamError):
-    """The runner was closed while it was in use."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +70,6 @@ class StepOutput:
             None if self.prompt_scores is None else self.prompt_scores.to_host(),
             self.failures,
         )
-
-
-class Code(NamedTuple):
-    """What a step's forward pass runs."""
-
-    regions: Regions
-    # Everything from token ids to hidden states in one call; None: region by region.
-    forward: CompiledForward | None = None
 
 
 class Runner:
@@ -101,20 +99,23 @@ class Runner:
         self._device = device
         self._decoder = decoder
         self._code = Code(regions)
-        self._kv_cache = kv_cache
+        self._forward_pass = ForwardPass(decoder, kv_cache)
         self._rows = rows
         self._sampler = sampler
         # Of the device thread alone: row -> its newest owner, and unfinished requests by key.
-        self._requests: list[Request | None] = [None] * len(rows.tokens)
+        self._requests: list[Request | None] = [None] * rows.padding_row
         self._known: dict[int, Request] = {}
         self._grammars = RowGrammars(
-            len(rows.tokens), decoder.spec.vocab_size, on_cpu=device.is_host
+            rows.padding_row, decoder.spec.vocab_size, on_cpu=device.is_host
         )
         self._num_threads = num_threads
         self.compiled = False
         # Seconds that the compilation took, once it has ended.
         self.compile_seconds = 0.0
-        self.closed = False
+        self._closing = False
+        self._graphs: GraphPool | None = None
+        # Steps that were launched and have not arrived, counted by the event loop.
+        self._num_outstanding = 0
         self._device_thread = ThreadPoolExecutor(
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
         )
@@ -130,6 +131,11 @@ class Runner:
     def num_graphs(self) -> int:
         """Graphs that the compiler made of the regions in use; more than those, it recompiled."""
         return sum(getattr(region, "num_graphs", 0) for region in self._code.regions)
+
+    @property
+    def graph_stats(self) -> GraphStats:
+        """What captured steps did so far."""
+        return GraphStats() if self._graphs is None else self._graphs.stats
 
     @property
     def num_threads(self) -> int:
@@ -148,6 +154,8 @@ class Runner:
         for key in ended:
             self._grammars.abandon(key)
         in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.monotonic()))
+        self._num_outstanding += 1
+        in_flight.future.add_done_callback(self._arrived)
         self._device_thread.submit(self._run, in_flight, admitted, ended, loop)
         return in_flight
 
@@ -184,13 +192,70 @@ class Runner:
         return CompiledForward(
             caller,
             [region.bind(*arguments) for region, arguments in self._decoder.calls(regions)],
-            self._kv_cache.keys,
-            self._kv_cache.values,
+            self._forward_pass.kv_cache.keys,
+            self._forward_pass.kv_cache.values,
             [window or 0 for window in spec.sliding_windows],
             num_heads=self._decoder.region_spec.num_heads,
             scale=spec.attention_scale,
             num_threads=self._num_threads,
         )
+
+    def capture_graphs(
+        self, backend: CaptureBackend, ladder: PaddingLadder, *, everything: bool
+    ) -> None:
+        """Capture steps of the code in use, and replay them from the next step on. Blocks.
+
+        Without ``everything`` only the shapes of few users are captured now, between two steps, and
+        the others one by one whenever there is nothing to do. No other code may be swapped in after
+        this.
+
+        Raises
+        ------
+        RunnerClosedError
+            The runner was closed meanwhile.
+        """
+
+        def begin() -> None:
+            graphs = GraphPool(
+                backend, ladder, self._forward_pass, self._code, self._rows, self._sampler
+            )
+            with torch.inference_mode(), self._device.stream():
+                if everything:
+                    graphs.capture_all()
+                else:
+                    graphs.capture_first()
+            self._graphs = graphs
+            self._capture_soon()
+
+        try:
+            begun = self._device_thread.submit(begin)
+        except RuntimeError:
+            raise RunnerClosedError("the runner was closed") from None
+        begun.result()
+
+    def _arrived(self, future: asyncio.Future[StepResult]) -> None:
+        """On the event loop: a step has; when none has been launched for a while, capture."""
+        self._num_outstanding -= 1
+        if not self._is_busy and self._graphs is not None and not self._graphs.is_complete:
+            future.get_loop().call_later(_IDLE_SECONDS, self._capture_soon)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._num_outstanding > 0 or self._closing
+
+    def _capture_soon(self) -> None:
+        if self._graphs is not None and not self._graphs.is_complete and not self._is_busy:
+            # Closed at this very moment, it takes no more.
+            with contextlib.suppress(RuntimeError):
+                self._device_thread.submit(self._capture_one)
+
+    def _capture_one(self) -> None:
+        """On the device thread: one shape, and then another one, unless a step came meanwhile."""
+        if self._graphs is None or self._graphs.is_complete or self._is_busy:
+            return
+        with torch.inference_mode(), self._device.stream():
+            self._graphs.capture_next()
+        self._capture_soon()
 
     def close(self) -> None:
         """Let the launched steps end and stop the threads. Blocks.
@@ -198,10 +263,14 @@ class Runner:
         What compiles in another thread at its first call ends at the end of the region that it is
         in.
         """
+        self._closing = True
         self._device_thread.shutdown(wait=True)
         self._device.close()
         self._grammars.close()
-        self.closed = True
+        self._forward_pass.stop()
+        if self._graphs is not None:
+            self._graphs = None
+            thaw_collector()
 
     def _run(
         self,
@@ -281,12 +350,15 @@ class Runner:
         self._grammars.begin()
 
     def _compute(self, plan: StepPlan) -> StepOutput:
-        inputs = build_inputs(plan, self._rows)
+        graph = None if self._graphs is None else self._graphs.find(plan)
+        if isinstance(graph, DecodeGraph):
+            return self._decode(plan, graph)
+        inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
         # One look: the compiler may swap it between two steps.
         code = self._code
         # They are computed while the forward runs; without a constrained row there are none.
         awaited = self._grammars.masks(inputs.samplers.rows)
-        hidden = self._forward(inputs, code)
+        hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
         masks = None if awaited is None else awaited.result()
         samples = (
             self._sample(inputs, hidden, code.regions, masks) if inputs.samplers.rows else None
@@ -297,55 +369,44 @@ class Runner:
             () if masks is None else masks.failures,
         )
 
+    def _decode(self, plan: StepPlan, graph: DecodeGraph) -> StepOutput:
+        """A step that is one captured graph, and what its rows ask for beyond a draw."""
+        num_rows = len(plan.rows)
+        awaited = self._grammars.masks([step.row for step in plan.rows])
+        out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row))
+        positions_s = out.positions[:num_rows]
+        batch = decode_samplers(plan, positions_s)
+        masks = None if awaited is None else awaited.result()
+        if masks is None and self._sampler.only_draws(batch):
+            samples = SampleOutput(out.token_ids[:num_rows], None, (), ())
+        else:
+            samples = self._choose(out.logits[:num_rows], batch, masks)
+            self._rows.scatter_tokens(out.rows[:num_rows], positions_s, samples.token_ids)
+        return StepOutput(
+            samples,
+            self._score_prompts(plan, out.hidden, self._code.regions),
+            () if masks is None else masks.failures,
+        )
+
     def _forward(self, inputs: StepInputs, code: Code) -> Tensor:
         """Hidden states [T, hidden_size]."""
-        if code.forward is not None:
-            return code.forward(
-                inputs.input_ids_t,
-                inputs.positions_t,
-                inputs.block_tables_b,
-                inputs.query_start_loc,
-                inputs.seq_lens_b,
-                inputs.slot_mapping_t,
-            )
-        spec = self._decoder.spec
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if self.closed:
-                raise RunnerClosedError("the runner was closed")
-            out = torch.empty_like(query)  # [T, num_heads, head_dim]
-            paged_attention(
-                query,
-                key,
-                value,
-                self._kv_cache.keys[layer],
-                self._kv_cache.values[layer],
-                inputs.block_tables_b,
-                inputs.query_start_loc,
-                inputs.seq_lens_b,
-                inputs.slot_mapping_t,
-                out,
-                spec.attention_scale,
-                spec.sliding_windows[layer] or 0,
-                inputs.max_query_len,
-                inputs.max_seq_len,
-            )
-            return out.flatten(1)
-
-        return self._decoder.forward(code.regions, inputs.input_ids_t, inputs.positions_t, attend)
+        return self._forward_pass(inputs, code)
 
     def _sample(
         self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None
     ) -> SampleOutput:
         logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
-        batch = inputs.samplers
-        if masks is not None:
-            batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
-        samples = self._sampler.sample(logits, batch, self._rows.tokens)
+        samples = self._choose(logits, inputs.samplers, masks)
         self._rows.scatter_tokens(
             inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
         )
         return samples
+
+    def _choose(self, logits: Tensor, batch: SampleBatch, masks: RowMasks | None) -> SampleOutput:
+        """One token per row of the batch, of logits [S, V], which may be overwritten."""
+        if masks is not None:
+            batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
+        return self._sampler.sample(logits, batch, self._rows.tokens)
 
     def _score_prompts(
         self, plan: StepPlan, hidden: Tensor, regions: Regions

@@ -57,6 +57,8 @@ DEVICE = {
     "inputs",
     "row_state",
     "devices",
+    "forward_pass",
+    "graphs",
     "kv_cache",
     "sampling",
     "in_flight",
