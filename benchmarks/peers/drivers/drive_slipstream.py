@@ -26,7 +26,13 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
         ],
     )
     runner = asyncio.Runner()
-    engine = runner.run(AsyncEngine.open(config).__aenter__())
+    engine = AsyncEngine(config)
+
+    async def opened() -> None:
+        engine.start()
+        await engine.wait_ready()
+
+    runner.run(opened())
 
     async def stream(prompt: list[int], output_len: int) -> AsyncIterator[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
