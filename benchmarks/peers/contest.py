@@ -87,7 +87,8 @@ class Contest:
     checkpoint
         The same for all.
     limits
-        ``max_model_len``, ``max_num_seqs``, ``kv_bytes``, ``kv_tokens``, ``threads``, ``vocab_size``.
+        ``max_model_len``, ``max_num_seqs``, ``kv_bytes``, ``kv_tokens``, ``threads``,
+        ``vocab_size``.
     seconds
         How long a start, and a turn, may take.
     """

@@ -40,7 +40,7 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
             yield list(delta.token_ids)
 
     async def compiled() -> None:
-        while config.compile.is_on and not engine.stats.compiled:
+        while config.compile.is_on and not engine.stats.compiled:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     asked = of_streams(runner, stream)
