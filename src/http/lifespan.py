@@ -21,6 +21,7 @@ from src.core.errors import ConfigError, SlipstreamError
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
 from src.http.guard import check_access
+from src.http.idle_connections import release_closed_connections
 from src.http.process_exit import (
     EXIT_ENGINE_DEAD,
     EXIT_LOAD_FAILED,
@@ -43,6 +44,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     server: Server = app.state.server
     config = _configuration(server)
     setup_logging(config.observability.log_level, config.observability.log_format)
+    release_closed_connections()
     engine = AsyncEngine(config)
     server.attach(engine)
     engine.start()

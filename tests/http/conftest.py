@@ -107,7 +107,8 @@ def environment(checkpoint: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def hypercorn(environment: dict[str, str]) -> Iterator[ServerProcess]:
     """`hypercorn src.http:app`, as a user starts it; its first answers are in `early`."""
-    with ServerProcess.hypercorn(environment) as server:
+    # Idle connections are kept as long as configs/hypercorn.toml says.
+    with ServerProcess.hypercorn(environment, "--keep-alive", "75") as server:
         server.wait_for("/live")
         server.early = {path: server.get(path) for path in ("/ready", "/health")}
         server.wait_ready()

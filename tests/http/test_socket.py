@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import random
 import socket
 import time
+from pathlib import Path
 
 import anthropic
 import httpx
@@ -240,3 +242,33 @@ def test_a_client_that_leaves_a_stream_ends_it(hypercorn: ServerProcess, path: s
         for _ in zip(range(5), answer.iter_lines(), strict=False):
             pass
     wait_idle(hypercorn)
+
+
+def sockets_of(server: ServerProcess) -> int:
+    """Open sockets of the server and all that it started."""
+    count = 0
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            # Behind the name in parentheses: state, parent, group, session.
+            session = (folder / "stat").read_text().rpartition(")")[2].split()[3]
+            if int(session) == server.process.pid:
+                links = [link.readlink() for link in (folder / "fd").iterdir()]
+                count += sum(str(link).startswith("socket:") for link in links)
+        except OSError:
+            continue
+    return count
+
+
+def test_what_an_idle_client_has_closed_is_closed(hypercorn: ServerProcess) -> None:
+    before = sockets_of(hypercorn)
+    for _ in range(30):
+        client = http.client.HTTPConnection("127.0.0.1", hypercorn.port, timeout=10)
+        client.request("GET", "/live")
+        assert client.getresponse().read()
+        client.close()
+    deadline = time.monotonic() + 10
+    while sockets_of(hypercorn) > before:
+        assert time.monotonic() < deadline, "connections are kept that nobody holds"
+        time.sleep(0.05)
