@@ -23,6 +23,7 @@ ATTENTION_CASES = [
     {"rows": ((90, 130), (1, 1100), (0, 3)), "head_dim": 16},
     {"rows": ((1, 1100), (1, 513), (1, 1)), "head_dim": 16, "sliding_window": 600},
     {"rows": ((0, 3),), "padding": 2},
+    {"rows": ((1, 100), (3, 40), (1, 1), (90, 130)), "head_dim": 16, "deterministic": True},
 ]
 
 
