@@ -192,6 +192,7 @@ class Runner:
             num_heads=self._decoder.region_spec.num_heads,
             scale=spec.attention_scale,
             num_threads=self._num_threads,
+            deterministic=self._decoder.region_spec.deterministic,
         )
 
     def close(self) -> None:
@@ -340,6 +341,7 @@ class Runner:
                 spec.sliding_windows[layer] or 0,
                 inputs.max_query_len,
                 inputs.max_seq_len,
+                self._decoder.region_spec.deterministic,
             )
             return out.flatten(1)
 
