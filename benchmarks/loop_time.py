@@ -278,7 +278,23 @@ def clock_cost() -> float:
     return (time.thread_time() - started) / 10_000
 
 
-async def run(options: argparse.Namespace) -> None:
+class Layers:
+    """What is measured: the engine, what is above it, and an engine's configuration."""
+
+    def __init__(
+        self, config: Config, app: Starlette, engine: AsyncEngine, port: int, load: Load
+    ) -> None:
+        self.config = config
+        self.turns: dict[str, Callable[[], Awaitable[None]]] = {
+            "engine": lambda: through_engine(engine, load),
+            "application": lambda: through_app(app, load),
+            "hypercorn": lambda: through_socket(port, load),
+        }
+
+
+@contextlib.asynccontextmanager
+async def served(options: argparse.Namespace) -> AsyncIterator[Layers]:
+    """An engine behind hypercorn in this loop, and turns of its load through each layer."""
     overrides = [
         ("compile.enforce_eager", "true"),
         ("observability.stats_interval", "0"),
@@ -290,25 +306,27 @@ async def run(options: argparse.Namespace) -> None:
 
     config: Config = load_config(options.config, overrides=overrides)
     app = create_app(config, owns_process=False)
-    recorder = Recorder("loop_time", save=not options.no_save)
     async with hypercorn(app) as port:
         engine = await app.state.server.ready_engine()
         load = Load(options, engine.model_info.vocab_size)
+        yield Layers(config, app, engine, port, load)
+
+
+async def run(options: argparse.Namespace) -> None:
+    recorder = Recorder("loop_time", save=not options.no_save)
+    async with served(options) as layers:
+        config = layers.config
         num_tokens = options.streams * options.output_len
-        layers: dict[str, Callable[[], Awaitable[None]]] = {
-            "engine": lambda: through_engine(engine, load),
-            "application": lambda: through_app(app, load),
-            "hypercorn": lambda: through_socket(port, load),
-        }
         repeats = []
         for repeat in range(-1, options.repeats):
             found = {
-                name: await cost_per_token(layers[name], num_tokens) for name in options.layers
+                name: await cost_per_token(layers.turns[name], num_tokens)
+                for name in options.layers
             }
             if repeat >= 0:
                 repeats.append(found)
         with phases() as clocks:
-            inside = await cost_per_token(layers["hypercorn"], num_tokens)
+            inside = await cost_per_token(layers.turns["hypercorn"], num_tokens)
     shape = {
         name: getattr(options, name) for name in ("streams", "input_len", "output_len", "chat")
     }

@@ -64,15 +64,22 @@ class Recorder:
         Of the benchmark, and of its file of results.
     save
         ``False`` prints only.
+    command
+        What repeats it; by default that of the module of this name.
+    prints
+        ``False`` where something else shows the figures.
     """
 
-    def __init__(self, name: str, *, save: bool = True) -> None:
+    def __init__(
+        self, name: str, *, save: bool = True, command: str | None = None, prints: bool = True
+    ) -> None:
         self._file = RESULTS / f"{name}.jsonl"
         self._save = save
+        self._prints = prints
         self._about = {
             "benchmark": name,
             "commit": commit(),
-            "command": f"python -m benchmarks.{name} {shlex.join(sys.argv[1:])}".strip(),
+            "command": command or f"python -m benchmarks.{name} {shlex.join(sys.argv[1:])}".strip(),
             "machine": machine(),
             "versions": versions(),
         }
@@ -86,9 +93,10 @@ class Recorder:
         **details: Any,
     ) -> None:
         """One measurement: ``details`` say what was measured, ``config`` on which engine."""
-        print(f"\n{measure}")
-        for name, figure in figures.items():
-            print(f"  {name:<34}{figure}")
+        if self._prints:
+            print(f"\n{measure}")
+            for name, figure in figures.items():
+                print(f"  {name:<34}{figure}")
         line = {
             **self._about,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

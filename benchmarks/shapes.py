@@ -22,6 +22,26 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "head_dim": 64,
         "vocab_size": 4096,
     },
+    # 7 M parameters: only overhead counts
+    "7m": {
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 8192,
+    },
+    # As large as two cores take with patience
+    "0.35b": {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 32_000,
+    },
     # Llama 3.2 1B
     "1b": {
         "hidden_size": 2048,

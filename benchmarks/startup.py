@@ -46,6 +46,13 @@ def measure(config: Config, *, cold: bool, repeats: int) -> list[dict[str, float
     return results
 
 
+def measure_both(config: Config, *, warm_repeats: int) -> dict[str, list[dict[str, float]]]:
+    """The same for ``"cold"`` once and then ``"warm"``, with what the cold start has left."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as shared:
+        cold = _start(config, shared)
+        return {"cold": [cold], "warm": [_start(config, shared) for _ in range(warm_repeats)]}
+
+
 def _start(config: Config, cache: str) -> dict[str, float]:
     environment = environment_of(config, SLIPSTREAM_CACHE_DIR=cache)
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)

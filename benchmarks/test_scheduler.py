@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,11 @@ import pytest
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.engine.blocks import BlockPool
 from src.engine.scheduler import Scheduler, SchedulerLimits
+
+# What others do on the machine does not count.
+pytestmark = pytest.mark.benchmark(timer=time.thread_time)
 
 
 def scheduler_of(rows: int, **changes: Any) -> Scheduler:
@@ -50,6 +55,72 @@ def test_decode_step(benchmark: Any, rows: int) -> None:
         step(scheduler)
     benchmark.pedantic(step, (scheduler,), rounds=500, warmup_rounds=5)
     assert scheduler.num_running == rows
+
+
+HISTORIES = [10, 1000, 100_000]
+
+
+def run_through(scheduler: Scheduler, count: int, first_key: int) -> None:
+    """``count`` requests of a block and a half and two tokens, from arrival to end."""
+    end = first_key + count
+    for batch in range(first_key, end, 64):
+        for key in range(batch, min(batch + 64, end)):
+            scheduler.add(request(key, prompt_len=24, max_tokens=2))
+        while scheduler.has_work:
+            step(scheduler)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_decode_step_after_a_history(benchmark: Any, history: int) -> None:
+    """32 rows, after so many requests have come and gone: nothing may be left of them."""
+    scheduler = scheduler_of(64, num_blocks=4096)
+    run_through(scheduler, history, first_key=1000)
+    for key in range(32):
+        scheduler.add(request(key, prompt_len=16, max_tokens=1500))
+    while scheduler.num_waiting:
+        step(scheduler)
+    benchmark.group = "scheduler, 32 rows after a history"
+    benchmark.extra_info["requests before"] = history
+    benchmark.pedantic(step, (scheduler,), rounds=500, warmup_rounds=5)
+    assert scheduler.num_running == 32
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_request_after_a_history(benchmark: Any, history: int) -> None:
+    """Arrival, prefill and end of one request, whose blocks others are evicted for."""
+    scheduler = scheduler_of(64, num_blocks=256)
+    run_through(scheduler, history, first_key=1000)
+    keys = iter(range(10**6, 10**9))
+
+    def turn() -> None:
+        scheduler.add(request(next(keys), prompt_len=64, max_tokens=1))
+        step(scheduler)
+
+    benchmark.group = "scheduler, one request after a history"
+    benchmark.extra_info["requests before"] = history
+    # As many as fill the pool, so that all evict.
+    benchmark.pedantic(turn, rounds=500, warmup_rounds=100)
+    assert not scheduler.has_work
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_block_pool_after_a_history(benchmark: Any, history: int) -> None:
+    """A table of 64 blocks, taken, kept and given back; the oldest cached ones make room."""
+    pool = BlockPool(4096)
+
+    def turn() -> None:
+        table = pool.allocate(64)
+        for block in table[:48]:
+            pool.keep(block)
+        pool.release(table)
+
+    for _ in range(history):
+        turn()
+    benchmark.group = "block pool, 64 blocks after a history"
+    benchmark.extra_info["requests before"] = history
+    benchmark.pedantic(turn, rounds=500, warmup_rounds=5)
+    assert pool.is_whole
+    assert pool.num_held == 0
 
 
 @pytest.mark.parametrize("waiting", [0, 2000])

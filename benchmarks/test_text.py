@@ -9,6 +9,7 @@ import pytest
 
 from src.core.settings import CHECKOUT
 from src.text import OutputText, Tokenizer
+from src.text.detokenizer import IncrementalDetokenizer
 
 _TEXT = (
     "Once upon a time there was a small engine that could pull a long train over a high hill. "
@@ -38,6 +39,20 @@ def test_push_token_by_token(benchmark: Any, tokenizer: Tokenizer, stop: tuple[s
         return "".join(pieces) + output.finish()
 
     assert benchmark(push_all) == 10 * _TEXT
+    benchmark.extra_info["us/token"] = 1e6 * benchmark.stats.stats.median / len(token_ids)
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 16])
+def test_detokenize(benchmark: Any, tokenizer: Tokenizer, tokens_at_once: int) -> None:
+    token_ids = tokenizer.encode(10 * _TEXT, False)
+    pieces = [token_ids[i : i + tokens_at_once] for i in range(0, len(token_ids), tokens_at_once)]
+
+    def push_all() -> str:
+        detokenizer = IncrementalDetokenizer(tokenizer)
+        return "".join([detokenizer.push(piece) for piece in pieces]) + detokenizer.flush()
+
+    assert benchmark(push_all) == 10 * _TEXT
+    benchmark.extra_info["us/token"] = 1e6 * benchmark.stats.stats.median / len(token_ids)
 
 
 def test_render_a_conversation(benchmark: Any, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from src.bench.errors import BenchError
+from src.bench.errors import BenchError, error_message
 from src.text.tokenizer import Tokenizer
 
 _SECONDS: Final = 60.0
@@ -122,6 +122,9 @@ class ServerCodec:
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS, context=self._context) as answer:
                 return json.load(answer)[wanted]
+        except urllib.error.HTTPError as error:
+            reason = error_message(error.read())
+            raise BenchError(f"{self._base_url}{path}: HTTP {error.code}: {reason}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{self._base_url}{path}: {error}") from error
 

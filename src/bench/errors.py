@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from types import ModuleType
+from typing import Final
+
+import msgspec
 
 from src.core.errors import SlipstreamError
+
+_MAX_MESSAGE: Final = 300
 
 
 class BenchError(SlipstreamError):
@@ -26,3 +32,12 @@ def require(module: str) -> ModuleType:
         raise BenchError(
             f"this command needs {module}: pip install 'slipstream-engine[bench]'"
         ) from None
+
+
+def error_message(body: bytes) -> str:
+    """What the body of an error says, in OpenAI's form or in another."""
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        found = msgspec.json.decode(body)["error"]
+        text = found["message"] if isinstance(found, dict) else found
+        return str(text)[:_MAX_MESSAGE]
+    return body[:_MAX_MESSAGE].decode("utf-8", "replace").strip()

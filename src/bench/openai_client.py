@@ -11,13 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from src.bench.answers import Answer, Deliveries
-from src.bench.errors import BenchError, require
+from src.bench.errors import BenchError, error_message, require
 from src.bench.samples import Sample
 
 API_KEY_VARIABLE: Final = "OPENAI_API_KEY"
 # Seconds for one answer, as in vLLM.
 _SECONDS: Final = 6 * 60 * 60
-_MAX_ERROR: Final = 300
 _DONE: Final = b"[DONE]"
 
 
@@ -153,9 +152,9 @@ class OpenAIClient:
                 if response.status == 200:
                     await self._read(response.content, answer)
                 else:
-                    answer.error = f"HTTP {response.status}: {_message(await response.read())}"
+                    answer.error = f"HTTP {response.status}: {error_message(await response.read())}"
         except Exception as error:
-            answer.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+            answer.error = f"{type(error).__name__}: {error}"
         if answer.error:
             answer.latency = time.perf_counter() - answer.start
         return answer
@@ -195,7 +194,7 @@ class OpenAIClient:
                     continue
                 chunk = _decode(event)
                 if chunk.error is not None:
-                    answer.error = _message(event)
+                    answer.error = error_message(event)
                     return
                 usage = chunk.usage or usage
                 for choice in chunk.choices or ():
@@ -236,12 +235,3 @@ class EventLines:
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
-
-
-def _message(body: bytes) -> str:
-    """What an error says, in OpenAI's form or in another."""
-    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
-        found = msgspec.json.decode(body)["error"]
-        text = found["message"] if isinstance(found, dict) else found
-        return str(text)[:_MAX_ERROR]
-    return body[:_MAX_ERROR].decode("utf-8", "replace").strip()

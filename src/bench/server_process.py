@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -50,6 +50,8 @@ class ServerProcess:
 
     Parameters
     ----------
+    options
+        Of the command, beside the address.
     module
         What is run in the place of ``src``, and runs it.
 
@@ -59,11 +61,14 @@ class ServerProcess:
         When the process was started, on the monotonic clock.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, module: str = "src") -> None:
+    def __init__(
+        self, environment: Mapping[str, str], options: Sequence[str] = (), *, module: str = "src"
+    ) -> None:
         self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         command = [sys.executable, "-m", module, "serve", "--host", HOST, "--port", str(self.port)]
+        command += options
         self.begun = time.monotonic()
         self._process = subprocess.Popen(
             command,

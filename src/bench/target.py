@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from src.bench.codecs import Codec, ServerCodec, TokenizerCodec, WordCodec
-from src.bench.errors import BenchError
+from src.bench.errors import BenchError, error_message
 from src.bench.openai_client import key_headers
 from src.text.tokenizer import Tokenizer
 
@@ -52,6 +52,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS, context=context) as answer:
                 return json.load(answer)
+        except urllib.error.HTTPError as error:
+            reason = error_message(error.read())
+            raise BenchError(f"{self.root}{path}: HTTP {error.code}: {reason}") from error
         except (OSError, ValueError) as error:
             raise BenchError(f"{self.root}{path}: {error}") from error
 

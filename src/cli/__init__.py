@@ -1,1 +1,1 @@
-"""The command line: ``python -m src serve | generate | chat``, one module each."""
+"""The command line: ``python -m src serve | generate | chat | bench ...``, one module each."""

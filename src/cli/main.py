@@ -24,6 +24,7 @@ examples:
   python -m src run-batch -i requests.jsonl -o answers.jsonl
   python -m src inspect --output trace.json             save a server's timeline for ui.perfetto.dev
   python -m src top                                     watch a server in the terminal
+  python -m src bench serve --base-url http://127.0.0.1:8000 --request-rate 10
 
 Settings come from a TOML file (--config or $SLIPSTREAM_CONFIG), then from SLIPSTREAM_SECTION__KEY
 variables, then from --set; docs/configuration.md lists them all.

@@ -109,15 +109,25 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
 class CompileSection(Section, frozen=True, kw_only=True):
     """Compiled code and its artifacts."""
 
-    enforce_eager: bool = False  # True: as startup = "off"
+    enforce_eager: bool = False  # True: as startup = "off" and cuda_graphs = "off"
     # Whether the first requests wait for the compiler, are served eagerly until it is done, or all
     # are served eagerly.
     startup: Literal["background", "wait", "off"] = "background"
+    # Of a GPU's steps: those of few users before the first request and the rest while nobody asks
+    # for anything, or all before the first request, or none.
+    cuda_graphs: Literal["background", "wait", "off"] = "background"
+    # Of a step with prompts in it, that is captured between its attention calls; 0: none are.
+    cuda_graph_max_tokens: Annotated[int, Meta(ge=0, le=65_536)] = 512
 
     @property
     def is_on(self) -> bool:
         """Whether anything is compiled at all."""
         return not self.enforce_eager and self.startup != "off"
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured where the device can do that."""
+        return not self.enforce_eager and self.cuda_graphs != "off"
 
 
 class StructuredOutputSection(Section, frozen=True, kw_only=True):

@@ -33,6 +33,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     decode_rows, prefill_tokens
         Rows that continue an output, and tokens of prompts (or of what is computed again after a
         preemption); together they are ``num_tokens``.
+    context_tokens, attended_pairs
+        Positions that its rows attend to, and pairs of a computed token and one of them: what its
+        attention reads and what it calculates. Of a row that decodes both are its length.
     sampled_rows
         Rows that sampled a token.
     installed_rows, cached_tokens
@@ -69,3 +72,5 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     running: int
     waiting: int
     kv_usage: float
+    context_tokens: int = 0
+    attended_pairs: int = 0

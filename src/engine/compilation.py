@@ -19,7 +19,8 @@ from src.compile import (
     CompilationError,
     Job,
 )
-from src.engine.runner import Code, Runner
+from src.engine.forward_pass import Code
+from src.engine.runner import Runner
 from src.models import Decoder, Regions
 from src.models.regions import TOKEN_ARGUMENTS
 from src.ops.cpu.build import ensure_built, is_building, kernel_library
@@ -87,11 +88,18 @@ class RegionCompilation:
         else:
             logger.info("compiled in %.1f s", time.monotonic() - self._started)
 
-    def finish_in_background(self, runner: Runner, decoder: Decoder) -> None:
-        """As `finish`, in a thread."""
+    def finish_in_background(
+        self, runner: Runner, decoder: Decoder, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """As `finish`, in a thread; ``then`` is called there once it is known which code serves."""
+
+        def finish() -> None:
+            self.finish(runner, decoder)
+            if not self._closed.is_set():
+                then()
+
         self._thread = threading.Thread(
-            target=self.finish,
-            args=(runner, decoder),
+            target=finish,
             name="slipstream-compile",
             # One that waits for other processes may be left behind. One that compiles may not: a
             # process that ends in the middle of generated code is aborted by the C++ runtime.

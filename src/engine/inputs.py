@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from src.core.plan import StepPlan
-from src.engine.row_state import RowState
+from src.engine.row_state import POISON, RowState
 from src.engine.sampling import SampleBatch
 from src.engine.transfer import upload
 
@@ -25,9 +25,10 @@ class StepInputs:
     Attributes
     ----------
     input_ids_t, positions_t
-        [T] int64.
+        [T] int64; tokens of padding come last.
     slot_mapping_t
-        [T] int64: where each token's key and value go, block * block_size + offset.
+        [T] int64: where each token's key and value go, block * block_size + offset; -1, nowhere,
+        for padding.
     query_start_loc
         [B + 1] int32: first token of each row.
     seq_lens_b
@@ -58,8 +59,11 @@ class StepInputs:
     max_seq_len: int
 
 
-def build_inputs(plan: StepPlan, state: RowState) -> StepInputs:
-    """Gather the inputs of ``plan`` from the rows, with one host-to-device copy."""
+def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> StepInputs:
+    """Gather the inputs of ``plan`` from the rows, with one host-to-device copy.
+
+    Fewer tokens than ``padded_tokens`` are followed by padding, which is of no row.
+    """
     rows_b = np.fromiter((step.row for step in plan.rows), np.int64, len(plan.rows))
     starts_b = np.fromiter((step.start for step in plan.rows), np.int64, len(plan.rows))
     counts_b = np.fromiter((step.num_tokens for step in plan.rows), np.int64, len(plan.rows))
@@ -70,6 +74,11 @@ def build_inputs(plan: StepPlan, state: RowState) -> StepInputs:
 
     rows_t = np.repeat(rows_b, counts_b)
     positions_t = np.arange(num_tokens) + np.repeat(starts_b - (ends_b - counts_b), counts_b)
+    padding = max(0, padded_tokens - num_tokens)
+    if padding:
+        rows_t = np.concatenate((rows_t, np.full(padding, state.padding_row)))
+        positions_t = np.concatenate((positions_t, np.zeros(padding, np.int64)))
+    num_padded = num_tokens + padding
     sample_index_s = ends_b[samples_b] - 1
     sampled_rows_s, sampled_positions_s = rows_b[samples_b], seq_lens_b[samples_b]
     num_samples = len(sample_index_s)
@@ -88,15 +97,17 @@ def build_inputs(plan: StepPlan, state: RowState) -> StepInputs:
         device_sample_index_s,
         device_sampled_rows_s,
         device_sampled_positions_s,
-    ) = packed.split((num_tokens, num_tokens, num_rows, num_samples, num_samples, num_samples))
+    ) = packed.split((num_padded, num_padded, num_rows, num_samples, num_samples, num_samples))
     lengths = upload(np.concatenate(((0,), ends_b, seq_lens_b)), torch.int32, state.device)
 
     max_seq_len = int(seq_lens_b.max())
-    blocks_t = state.block_tables[device_rows_t, device_positions_t // state.block_size]
+    input_ids_t, slot_mapping_t = state.gather(device_rows_t, device_positions_t)
+    if padding:
+        slot_mapping_t.clamp_(min=POISON)
     return StepInputs(
-        input_ids_t=state.tokens[device_rows_t, device_positions_t].to(torch.int64),
+        input_ids_t=input_ids_t,
         positions_t=device_positions_t,
-        slot_mapping_t=blocks_t * state.block_size + device_positions_t % state.block_size,
+        slot_mapping_t=slot_mapping_t,
         query_start_loc=lengths[: num_rows + 1],
         seq_lens_b=lengths[num_rows + 1 :],
         block_tables_b=state.block_tables[device_rows_b, : -(-max_seq_len // state.block_size)],
@@ -129,4 +140,25 @@ def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
         sampled_positions_s=none,
         max_query_len=0,
         max_seq_len=0,
+    )
+
+
+def is_decode(plan: StepPlan) -> bool:
+    """Whether every row of the step computes one token and samples the next."""
+    return all(step.samples and step.num_tokens == 1 for step in plan.rows)
+
+
+def decode_rows(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:
+    """[2, padded_rows] int64: row and position of each token of a decode step, padding last."""
+    packed = np.zeros((2, padded_rows), np.int64)
+    packed[0] = padding_row
+    packed[0, : len(plan.rows)] = [step.row for step in plan.rows]
+    packed[1, : len(plan.rows)] = [step.start for step in plan.rows]
+    return packed
+
+
+def decode_samplers(plan: StepPlan, positions_s: Tensor) -> SampleBatch:
+    """The rows of a decode step, which all sample; ``positions_s`` [B] int64 is on the device."""
+    return SampleBatch(
+        [step.row for step in plan.rows], [step.start + 1 for step in plan.rows], positions_s
     )

@@ -76,22 +76,30 @@ def plan_kv_cache(
     max_num_seqs: int,
     max_model_len: int,
     max_model_len_is_fixed: bool,
+    reserved_bytes: int = 0,
 ) -> tuple[KVCachePlan, int]:
     """Choose the number of blocks; returns the plan and the context length that it allows.
 
     The pool is never larger than ``max_num_seqs`` sequences of ``max_model_len`` tokens can use. A
     context length that the user did not fix is lowered to what fits.
 
+    Parameters
+    ----------
+    reserved_bytes
+        Of what is free now, that something else will take.
+
     Raises
     ------
     ConfigError
         When not even one block fits, or a fixed ``max_model_len`` does not.
     """
-    block_size = section.block_size or _DEFAULT_BLOCK_SIZE[device.type]
+    block_size = block_size_of(section, device)
     bytes_per_block = block_size * sum(
         2 * layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize for layer in layers
     )
-    budget = section.memory_bytes or _budget(section, device.type, free_memory(device))
+    budget = section.memory_bytes or _budget(
+        section, device.type, max(0, free_memory(device) - reserved_bytes)
+    )
     blocks_per_seq = -(-max_model_len // block_size)
     num_blocks = section.num_blocks or min(budget // bytes_per_block, max_num_seqs * blocks_per_seq)
     plan = KVCachePlan(block_size, num_blocks, bytes_per_block)
@@ -123,6 +131,11 @@ def plan_kv_cache(
         max_model_len,
     )
     return plan, max_model_len
+
+
+def block_size_of(section: CacheSection, device: torch.device) -> int:
+    """Tokens of a block."""
+    return section.block_size or _DEFAULT_BLOCK_SIZE[device.type]
 
 
 def allocate_kv_cache(

@@ -122,13 +122,16 @@ class EngineObserver:
     def committed(self, plan: StepPlan, times: StepTimes, started: float) -> None:
         """A step's result was committed; ``started`` is when that began."""
         self.progress.committed(started)
-        prefill_rows = prefill_tokens = unfinished_rows = 0
+        prefill_rows = prefill_tokens = unfinished_rows = starts = more_pairs = 0
         for step in plan.rows:
             choice, prefilled = self._rows[step.row]
+            starts += step.start
             if step.start < prefilled:
                 prefill_rows += 1
                 prefill_tokens += step.num_tokens
                 unfinished_rows += not step.samples
+                # Beyond those of its last token, which attends to all of the row.
+                more_pairs += (step.num_tokens - 1) * (2 * step.start + step.num_tokens) // 2
                 choice.record.chunks.append(
                     ChunkRecord(
                         plan.step_id,
@@ -138,7 +141,8 @@ class EngineObserver:
                         times.device_end,
                     )
                 )
-        self._steps.committed(plan, times, started, (prefill_rows, prefill_tokens, unfinished_rows))
+        work = (prefill_rows, prefill_tokens, unfinished_rows, starts, more_pairs)
+        self._steps.committed(plan, times, started, work)
         if self._telemetry.samples_step():
             choices = (self._rows[step.row][0] for step in plan.rows)
             self._served[plan.step_id] = [c.trace for c in choices if c.trace is not None]

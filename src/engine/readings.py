@@ -33,6 +33,7 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
     scheduler, runner = parts.scheduler, parts.runner
     stats, size = scheduler.stats, parts.kv_plan.bytes_per_block
     held, cached, free = scheduler.block_counts
+    graphs = runner.graph_stats
     return Readings(
         running=scheduler.num_running,
         waiting=scheduler.num_waiting,
@@ -47,6 +48,12 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
         shortages=stats.shortages,
         compiled_graphs=runner.num_graphs,
         compile_seconds=runner.compile_seconds,
+        graph_steps=dict(graphs.steps),
+        graph_tokens=graphs.tokens,
+        graph_padding_tokens=graphs.padding_tokens,
+        captured_graphs=dict(graphs.captured),
+        graph_capture_seconds=graphs.capture_seconds,
+        graph_bytes=graphs.bytes,
         kernels=kernel_status() if runner.is_on_cpu else "",
         kernel_builds=kernel_builds(),
         stalled_seconds=stalled_seconds,

@@ -13,17 +13,22 @@ POISON = -1
 
 
 class RowState:
-    """Token buffer and block table of every row.
+    """Token buffer and block table of every row, and of one more that padding is of.
 
     A step's inputs are gathered from here and its sampled tokens are scattered back, so the next
     step can be launched before the host has seen a token.
 
     Attributes
     ----------
+    padding_row
+        The row after the last: its tokens are some token of the vocabulary, and it has no block, so
+        that nothing is ever written for it but those tokens.
+    max_model_len
+        Tokens that a row holds.
     tokens
-        [max_num_seqs, max_model_len] int32: (row, position) -> token id.
+        [max_num_seqs + 1, max_model_len] int32: (row, position) -> token id.
     block_tables
-        [max_num_seqs, max_blocks] int32: (row, position // block_size) -> block.
+        [max_num_seqs + 1, max_blocks] int32: (row, position // block_size) -> block.
     """
 
     def __init__(
@@ -31,12 +36,15 @@ class RowState:
     ) -> None:
         self.device = device
         self.block_size = block_size
+        self.padding_row = max_num_seqs
+        self.max_model_len = max_model_len
         max_blocks = -(-max_model_len // block_size)
         self.tokens = torch.full(
-            (max_num_seqs, max_model_len), POISON, dtype=torch.int32, device=device
+            (max_num_seqs + 1, max_model_len), POISON, dtype=torch.int32, device=device
         )
+        self.tokens[self.padding_row].zero_()
         self.block_tables = torch.full(
-            (max_num_seqs, max_blocks), POISON, dtype=torch.int32, device=device
+            (max_num_seqs + 1, max_blocks), POISON, dtype=torch.int32, device=device
         )
 
     def install(self, install: RowInstall) -> None:
@@ -57,6 +65,17 @@ class RowState:
             self.block_tables[row, index : index + len(block_ids)] = upload(
                 block_ids, torch.int32, self.device
             )
+
+    def gather(self, rows_t: Tensor, positions_t: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids and slots [T] int64 of positions [T] int64 of rows [T] int64.
+
+        A slot is block * block_size + offset, and negative where the row has no block: nothing is
+        written there.
+        """
+        input_ids_t = self.tokens[rows_t, positions_t].to(torch.int64)
+        blocks_t = self.block_tables[rows_t, positions_t // self.block_size]
+        slots_t = blocks_t * self.block_size + positions_t % self.block_size
+        return input_ids_t, slots_t
 
     def neutralize(self, plan: StepPlan) -> None:
         """After a failed step: give its rows the blocks that are theirs, and tokens like any other.

@@ -1,9 +1,8 @@
 """Runs planned steps on the device, in order, one behind the other.
 
-Steps are executed by one *device thread*. On the CPU backend the thread computes; on CUDA it only
-enqueues, and a *waiter thread* blocks on the step's copy-out event with the interpreter lock
-released. Either way the event loop never waits for the device, and step N+1 is queued behind step N
-before anybody has seen step N's tokens.
+Steps are launched by one *device thread*, which computes them where the host is the device and only
+enqueues them elsewhere (`devices`). Either way the event loop never waits for the device, and step
+N+1 is queued behind step N before anybody has seen step N's tokens.
 """
 
 from __future__ import annotations
@@ -14,24 +13,33 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from src.core.errors import EngineDeadError, SlipstreamError
+from src.compile.graphs import CaptureBackend, PaddingLadder, thaw_collector
+from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
+from src.engine.devices import Device, StepSpan
+from src.engine.forward_pass import Code, ForwardPass, RunnerClosedError
+from src.engine.graphs import DecodeGraph, GraphPool, GraphStats
 from src.engine.in_flight import InFlight
-from src.engine.inputs import StepInputs, build_inputs, padding_inputs
+from src.engine.inputs import (
+    StepInputs,
+    build_inputs,
+    decode_rows,
+    decode_samplers,
+    padding_inputs,
+)
 from src.engine.kv_cache import KVCache
 from src.engine.prompt_scores import PromptScores, score_prompts
 from src.engine.row_state import RowState
-from src.engine.sampling import SampleOutput, Sampler
+from src.engine.sampling import SampleBatch, SampleOutput, Sampler
 from src.engine.structured.row_grammars import RowGrammars, RowMasks
 from src.models.decoder import Decoder
 from src.models.regions import Regions
-from src.ops import paged_attention
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.forward import CompiledForward
 
@@ -39,14 +47,12 @@ T = TypeVar("T")
 
 # More than one, so that nothing is taken for a constant; few, since it costs time at every start.
 _WARM_UP_TOKENS = 8
+# Without a step for so long, the device thread may do something else for a moment.
+_IDLE_SECONDS = 0.05
 
 
 class DeviceLostError(EngineDeadError):
     """The device is in a state from which only a restart helps."""
-
-
-class RunnerClosedError(SlipstreamError):
-    """The runner was closed while it was in use."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +72,6 @@ class StepOutput:
         )
 
 
-class Code(NamedTuple):
-    """What a step's forward pass runs."""
-
-    regions: Regions
-    # Everything from token ids to hidden states in one call; None: region by region.
-    forward: CompiledForward | None = None
-
-
 class Runner:
     """The only owner of the device: streams, threads, rows and KV memory.
 
@@ -81,12 +79,15 @@ class Runner:
     ----------
     regions
         The model's regions, compiled or not.
+    device
+        Closed with the runner.
     num_threads
         Intra-op threads of the device thread.
     """
 
     def __init__(
         self,
+        device: Device,
         decoder: Decoder,
         regions: Regions,
         kv_cache: KVCache,
@@ -95,42 +96,46 @@ class Runner:
         *,
         num_threads: int,
     ) -> None:
+        self._device = device
         self._decoder = decoder
         self._code = Code(regions)
-        self._kv_cache = kv_cache
+        self._forward_pass = ForwardPass(decoder, kv_cache)
         self._rows = rows
         self._sampler = sampler
-        self._device = decoder.spec.device
         # Of the device thread alone: row -> its newest owner, and unfinished requests by key.
-        self._requests: list[Request | None] = [None] * len(rows.tokens)
+        self._requests: list[Request | None] = [None] * rows.padding_row
         self._known: dict[int, Request] = {}
-        self._on_cuda = self._device.type == "cuda"
         self._grammars = RowGrammars(
-            len(rows.tokens), decoder.spec.vocab_size, on_cpu=not self._on_cuda
+            rows.padding_row, decoder.spec.vocab_size, on_cpu=device.is_host
         )
-        self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None
         self._num_threads = num_threads
         self.compiled = False
         # Seconds that the compilation took, once it has ended.
         self.compile_seconds = 0.0
-        self.closed = False
+        self._closing = False
+        self._graphs: GraphPool | None = None
+        # Steps that were launched and have not arrived, counted by the event loop.
+        self._num_outstanding = 0
         self._device_thread = ThreadPoolExecutor(
             1, "slipstream-device", torch.set_num_threads, (num_threads,)
         )
-        self._waiter_thread = ThreadPoolExecutor(1, "slipstream-waiter")
-        if self._on_cuda:
-            # Weights and KV memory were written on other streams than the steps'.
-            torch.cuda.synchronize(self._device)
+        # Weights and KV memory were written on other streams than the steps'.
+        device.synchronize()
 
     @property
     def is_on_cpu(self) -> bool:
         """Whether steps are computed on the host."""
-        return not self._on_cuda
+        return self._device.is_host
 
     @property
     def num_graphs(self) -> int:
         """Graphs that the compiler made of the regions in use; more than those, it recompiled."""
         return sum(getattr(region, "num_graphs", 0) for region in self._code.regions)
+
+    @property
+    def graph_stats(self) -> GraphStats:
+        """What captured steps did so far."""
+        return GraphStats() if self._graphs is None else self._graphs.stats
 
     @property
     def num_threads(self) -> int:
@@ -149,6 +154,8 @@ class Runner:
         for key in ended:
             self._grammars.abandon(key)
         in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.monotonic()))
+        self._num_outstanding += 1
+        in_flight.future.add_done_callback(self._arrived)
         self._device_thread.submit(self._run, in_flight, admitted, ended, loop)
         return in_flight
 
@@ -174,8 +181,7 @@ class Runner:
         with torch.inference_mode():
             hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows), code)
             self._decoder.logits(code.regions, hidden)
-        if self._on_cuda:
-            torch.cuda.synchronize(self._device)
+        self._device.synchronize()
         self._code = code
         self.compile_seconds = (seconds or 0.0) + time.monotonic() - started
         self.compiled = True
@@ -186,8 +192,8 @@ class Runner:
         return CompiledForward(
             caller,
             [region.bind(*arguments) for region, arguments in self._decoder.calls(regions)],
-            self._kv_cache.keys,
-            self._kv_cache.values,
+            self._forward_pass.kv_cache.keys,
+            self._forward_pass.kv_cache.values,
             [window or 0 for window in spec.sliding_windows],
             num_heads=self._decoder.region_spec.num_heads,
             scale=spec.attention_scale,
@@ -195,16 +201,77 @@ class Runner:
             deterministic=self._decoder.region_spec.deterministic,
         )
 
+    def capture_graphs(
+        self, backend: CaptureBackend, ladder: PaddingLadder, *, everything: bool
+    ) -> None:
+        """Capture steps of the code in use, and replay them from the next step on. Blocks.
+
+        Without ``everything`` only the shapes of few users are captured now, between two steps, and
+        the others one by one whenever there is nothing to do. No other code may be swapped in after
+        this.
+
+        Raises
+        ------
+        RunnerClosedError
+            The runner was closed meanwhile.
+        """
+
+        def begin() -> None:
+            graphs = GraphPool(
+                backend, ladder, self._forward_pass, self._code, self._rows, self._sampler
+            )
+            with torch.inference_mode(), self._device.stream():
+                if everything:
+                    graphs.capture_all()
+                else:
+                    graphs.capture_first()
+            self._graphs = graphs
+            self._capture_soon()
+
+        try:
+            begun = self._device_thread.submit(begin)
+        except RuntimeError:
+            raise RunnerClosedError("the runner was closed") from None
+        begun.result()
+
+    def _arrived(self, future: asyncio.Future[StepResult]) -> None:
+        """On the event loop: a step has; when none has been launched for a while, capture."""
+        self._num_outstanding -= 1
+        if not self._is_busy and self._graphs is not None and not self._graphs.is_complete:
+            future.get_loop().call_later(_IDLE_SECONDS, self._capture_soon)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._num_outstanding > 0 or self._closing
+
+    def _capture_soon(self) -> None:
+        if self._graphs is not None and not self._graphs.is_complete and not self._is_busy:
+            # Closed at this very moment, it takes no more.
+            with contextlib.suppress(RuntimeError):
+                self._device_thread.submit(self._capture_one)
+
+    def _capture_one(self) -> None:
+        """On the device thread: one shape, and then another one, unless a step came meanwhile."""
+        if self._graphs is None or self._graphs.is_complete or self._is_busy:
+            return
+        with torch.inference_mode(), self._device.stream():
+            self._graphs.capture_next()
+        self._capture_soon()
+
     def close(self) -> None:
         """Let the launched steps end and stop the threads. Blocks.
 
         What compiles in another thread at its first call ends at the end of the region that it is
         in.
         """
+        self._closing = True
         self._device_thread.shutdown(wait=True)
-        self._waiter_thread.shutdown(wait=True)
+        self._device.close()
         self._grammars.close()
-        self.closed = True
+        self._forward_pass.stop()
+        if self._graphs is not None:
+            self._graphs = None
+            thaw_collector()
 
     def _run(
         self,
@@ -214,7 +281,7 @@ class Runner:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         try:
-            with torch.inference_mode(), torch.cuda.stream(self._stream):
+            with torch.inference_mode(), self._device.stream():
                 self._execute(in_flight, admitted, ended, loop)
         except Exception as error:
             self._fail(in_flight, self._neutralize(in_flight.plan, error), loop)
@@ -225,7 +292,7 @@ class Runner:
         Where not even that is possible the device is lost, and nobody may wait for the step.
         """
         try:
-            with torch.inference_mode(), torch.cuda.stream(self._stream):
+            with torch.inference_mode(), self._device.stream():
                 for install in plan.installs:
                     self._requests[install.row] = self._known[install.request_key]
                 self._rows.neutralize(plan)
@@ -242,39 +309,30 @@ class Runner:
         ended: Sequence[int],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        plan, times = in_flight.plan, in_flight.times
-        times.device_start = time.monotonic()
-        started = _recorded_event() if self._on_cuda else None
+        plan = in_flight.plan
+        span = self._device.begin(in_flight.times)
         for request in admitted:
             self._known[request.key] = request
         for key in ended:
             self._known.pop(key, None)
             self._grammars.forget(key)
         self._apply(plan)
-        output = self._compute(plan)
-        if started is None:
-            self._follow(plan, output, None)
-            result = self._read(plan, output)
-            times.device_end = time.monotonic()
-            _post(loop, in_flight, result)
-            return
-        host_output = output.to_host()
-        finished = _recorded_event()
-        in_flight.holds += [output, host_output]
-        self._follow(plan, host_output, finished)
-        self._waiter_thread.submit(self._await, in_flight, host_output, started, finished, loop)
+        output = span.copy_out(self._compute(plan))
+        in_flight.holds.append(span)
+        self._follow(plan, output, span)
+        span.deliver(
+            lambda: self._read(plan, output),
+            lambda outcome: self._deliver(in_flight, outcome, loop),
+        )
 
-    def _follow(
-        self, plan: StepPlan, output: StepOutput, finished: torch.cuda.Event | None
-    ) -> None:
+    def _follow(self, plan: StepPlan, output: StepOutput, span: StepSpan) -> None:
         """Let the grammars know what the step samples, as soon as it is on the host."""
         samples = output.samples
         if samples is None:
             return
 
         def read() -> list[int]:
-            if finished is not None:
-                finished.synchronize()
+            span.wait()
             token_ids: list[int] = samples.token_ids.tolist()
             return token_ids
 
@@ -293,12 +351,15 @@ class Runner:
         self._grammars.begin()
 
     def _compute(self, plan: StepPlan) -> StepOutput:
-        inputs = build_inputs(plan, self._rows)
+        graph = None if self._graphs is None else self._graphs.find(plan)
+        if isinstance(graph, DecodeGraph):
+            return self._decode(plan, graph)
+        inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
         # One look: the compiler may swap it between two steps.
         code = self._code
         # They are computed while the forward runs; without a constrained row there are none.
         awaited = self._grammars.masks(inputs.samplers.rows)
-        hidden = self._forward(inputs, code)
+        hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
         masks = None if awaited is None else awaited.result()
         samples = (
             self._sample(inputs, hidden, code.regions, masks) if inputs.samplers.rows else None
@@ -309,56 +370,44 @@ class Runner:
             () if masks is None else masks.failures,
         )
 
+    def _decode(self, plan: StepPlan, graph: DecodeGraph) -> StepOutput:
+        """A step that is one captured graph, and what its rows ask for beyond a draw."""
+        num_rows = len(plan.rows)
+        awaited = self._grammars.masks([step.row for step in plan.rows])
+        out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row))
+        positions_s = out.positions[:num_rows]
+        batch = decode_samplers(plan, positions_s)
+        masks = None if awaited is None else awaited.result()
+        if masks is None and self._sampler.only_draws(batch):
+            samples = SampleOutput(out.token_ids[:num_rows], None, (), ())
+        else:
+            samples = self._choose(out.logits[:num_rows], batch, masks)
+            self._rows.scatter_tokens(out.rows[:num_rows], positions_s, samples.token_ids)
+        return StepOutput(
+            samples,
+            self._score_prompts(plan, out.hidden, self._code.regions),
+            () if masks is None else masks.failures,
+        )
+
     def _forward(self, inputs: StepInputs, code: Code) -> Tensor:
         """Hidden states [T, hidden_size]."""
-        if code.forward is not None:
-            return code.forward(
-                inputs.input_ids_t,
-                inputs.positions_t,
-                inputs.block_tables_b,
-                inputs.query_start_loc,
-                inputs.seq_lens_b,
-                inputs.slot_mapping_t,
-            )
-        spec = self._decoder.spec
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if self.closed:
-                raise RunnerClosedError("the runner was closed")
-            out = torch.empty_like(query)  # [T, num_heads, head_dim]
-            paged_attention(
-                query,
-                key,
-                value,
-                self._kv_cache.keys[layer],
-                self._kv_cache.values[layer],
-                inputs.block_tables_b,
-                inputs.query_start_loc,
-                inputs.seq_lens_b,
-                inputs.slot_mapping_t,
-                out,
-                spec.attention_scale,
-                spec.sliding_windows[layer] or 0,
-                inputs.max_query_len,
-                inputs.max_seq_len,
-                self._decoder.region_spec.deterministic,
-            )
-            return out.flatten(1)
-
-        return self._decoder.forward(code.regions, inputs.input_ids_t, inputs.positions_t, attend)
+        return self._forward_pass(inputs, code)
 
     def _sample(
         self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None
     ) -> SampleOutput:
         logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
-        batch = inputs.samplers
-        if masks is not None:
-            batch = replace(batch, mask=masks.to(self._device, logits.shape[1]))
-        samples = self._sampler.sample(logits, batch, self._rows.tokens)
+        samples = self._choose(logits, inputs.samplers, masks)
         self._rows.scatter_tokens(
             inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
         )
         return samples
+
+    def _choose(self, logits: Tensor, batch: SampleBatch, masks: RowMasks | None) -> SampleOutput:
+        """One token per row of the batch, of logits [S, V], which may be overwritten."""
+        if masks is not None:
+            batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
+        return self._sampler.sample(logits, batch, self._rows.tokens)
 
     def _score_prompts(
         self, plan: StepPlan, hidden: Tensor, regions: Regions
@@ -394,46 +443,25 @@ class Runner:
                 rows.append(RowResult(step.row, step.generation, [], None, prompt_logprobs))
         return StepResult(plan.step_id, rows, output.failures)
 
-    def _await(
+    def _deliver(
         self,
         in_flight: InFlight,
-        host_output: StepOutput,
-        started: torch.cuda.Event,
-        finished: torch.cuda.Event,
+        outcome: StepResult | Exception,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """On the waiter thread: block on the copy-out, then hand the result to the event loop."""
-        try:
-            finished.synchronize()
-            times = in_flight.times
-            times.device_end = time.monotonic()
-            times.device_start = times.device_end - started.elapsed_time(finished) / 1000
-            _post(loop, in_flight, self._read(in_flight.plan, host_output))
-        except Exception as error:
-            self._fail(in_flight, error, loop)
+        if isinstance(outcome, Exception):
+            self._fail(in_flight, outcome, loop)
+        else:
+            _post(loop, in_flight, outcome)
 
     def _fail(self, in_flight: InFlight, error: Exception, loop: asyncio.AbstractEventLoop) -> None:
         in_flight.times.device_end = time.monotonic()
-        if self._on_cuda and not _cuda_is_sound(self._device):
-            lost = DeviceLostError("the CUDA device failed")
+        failure = self._device.failure()
+        if failure is not None:
+            lost = DeviceLostError(f"the device failed: {failure}")
             lost.__cause__ = error
             error = lost
         _post(loop, in_flight, error)
-
-
-def _cuda_is_sound(device: torch.device) -> bool:
-    """Whether the device still answers: after a fault in a kernel every later call fails too."""
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _recorded_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True, blocking=True)
-    event.record()
-    return event
 
 
 def _post(

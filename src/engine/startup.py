@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -13,9 +14,14 @@ from typing import Any
 import torch
 
 from src.compile import use_artifact_cache
+from src.compile.graphs import CaptureBackend
+from src.compile.graphs.cuda import CudaCapture
 from src.core.config import MIB, Config
 from src.core.errors import ConfigError
 from src.engine.compilation import RegionCompilation
+from src.engine.devices import open_device
+from src.engine.forward_pass import RunnerClosedError
+from src.engine.graphs import GraphPlan, plan_graphs
 from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from src.engine.plan_log import PlanLog, RecordingScheduler
 from src.engine.profiler import StepProfiler
@@ -114,7 +120,7 @@ def _begin_compilation(config: Config, path: Path, device: torch.device) -> Regi
 
 
 def _awaits_code(config: Config) -> bool:
-    # Eager and compiled code may round apart: a deterministic engine never changes one for the other.
+    # Eager and compiled code round apart: a deterministic engine never changes from one to another.
     return config.compile.startup == "wait" or config.model.deterministic
 
 
@@ -156,6 +162,8 @@ def _build_parts(
     if tokenizer.has_chat_template:
         tokenizer.chat_template.prepare()
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
+    step_device = open_device(device)
+    graph_plan = plan_graphs(config, step_device, decoder, capture_backend(device))
     layers = decoder.kv_cache_spec()
     kv_plan, max_model_len = plan_kv_cache(
         layers,
@@ -164,10 +172,12 @@ def _build_parts(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=decoder.spec.max_positions,
         max_model_len_is_fixed=config.model.max_model_len is not None,
+        reserved_bytes=0 if graph_plan is None else graph_plan.bytes,
     )
     log_path = config.observability.plan_log
     plan_log = None if log_path is None else PlanLog(log_path)
     runner = Runner(
+        step_device,
         decoder,
         decoder.regions,
         allocate_kv_cache(layers, kv_plan, device),
@@ -182,10 +192,7 @@ def _build_parts(
     )
     if compilation is not None:
         report("compile", STARTUP_PHASES["compile"], "compiling")
-        if _awaits_code(config):
-            compilation.finish(runner, decoder)
-        else:
-            compilation.finish_in_background(runner, decoder)
+    _settle_code(config, runner, decoder, compilation, graph_plan)
     info = _model_info(config, decoder, max_model_len)
     logger.info(
         "%s ready in %.1f s: %s, %s, attention %s, context %d tokens",
@@ -211,6 +218,35 @@ def _build_parts(
         profiler=StepProfiler(runner.call),
         compilation=compilation,
     )
+
+
+def _settle_code(
+    config: Config,
+    runner: Runner,
+    decoder: Decoder,
+    compilation: RegionCompilation | None,
+    graph_plan: GraphPlan | None,
+) -> None:
+    """Compile, and then capture, as far as that is to be done before anybody is served."""
+
+    def capture() -> None:
+        if graph_plan is not None:
+            everything = config.compile.cuda_graphs == "wait"
+            with contextlib.suppress(RunnerClosedError):
+                runner.capture_graphs(graph_plan.backend, graph_plan.ladder, everything=everything)
+
+    if compilation is not None and not _awaits_code(config):
+        # Graphs of code that is about to be replaced would be captured for nothing.
+        compilation.finish_in_background(runner, decoder, capture)
+        return
+    if compilation is not None:
+        compilation.finish(runner, decoder)
+    capture()
+
+
+def capture_backend(device: torch.device) -> CaptureBackend | None:
+    """What captures steps on ``device``; ``None`` where nothing can."""
+    return CudaCapture(device) if device.type == "cuda" else None
 
 
 def resolve_device(name: str) -> torch.device:

@@ -14,14 +14,16 @@ from src.core.steps import StepRecord
 from src.engine.scheduler import Scheduler
 from src.engine.timeline import Timeline
 
-# Rows that compute tokens of prompts, those tokens, and the rows of them with more to come.
-Prefill = tuple[int, int, int]
+# Rows that compute tokens of prompts, those tokens, and the rows of them with more to come; the
+# positions from which all rows start, added up; pairs of a token and a position that it attends to,
+# but for each row's last token.
+Work = tuple[int, int, int, int, int]
 # Plain tuples, since this happens in every step. Once a step was planned: running and waiting
 # requests, KV usage, new preemptions.
 _Planned = tuple[int, int, float, int]
 # A step whose readers are still to be told: plan, times, figures of its planning, when committing
-# began and ended, how long the device waited, prefill.
-_Committed = tuple[StepPlan, StepTimes, _Planned, float, float, float, Prefill]
+# began and ended, how long the device waited, work.
+_Committed = tuple[StepPlan, StepTimes, _Planned, float, float, float, Work]
 
 
 class StepRecorder:
@@ -49,12 +51,12 @@ class StepRecorder:
         )
         self._preemptions = preemptions
 
-    def committed(self, plan: StepPlan, times: StepTimes, started: float, prefill: Prefill) -> None:
+    def committed(self, plan: StepPlan, times: StepTimes, started: float, work: Work) -> None:
         """The oldest launched step was committed, which began at ``started``."""
         idle = max(0.0, times.device_start - self._device_end) if self._device_end else 0.0
         self._device_end = times.device_end
         self._committed.append(
-            (plan, times, self._planned.popleft(), started, time.monotonic(), idle, prefill)
+            (plan, times, self._planned.popleft(), started, time.monotonic(), idle, work)
         )
 
     def publishing(self) -> None:
@@ -78,15 +80,16 @@ class StepRecorder:
         self._device_end = 0.0
 
     def _record(self, step: _Committed, published: float) -> StepRecord:
-        plan, times, planned, started, ended, idle_before, prefill = step
+        plan, times, planned, started, ended, idle_before, work = step
         running, waiting, kv_usage, preemptions = planned
-        prefill_rows, prefill_tokens, unfinished_rows = prefill
+        prefill_rows, prefill_tokens, unfinished_rows, starts, more_pairs = work
         cached = 0
         if plan.installs:
             installed = {install.row for install in plan.installs}
             # A fresh row begins to compute behind what the cache had.
             cached = sum(row.start for row in plan.rows if row.row in installed)
         num_rows = len(plan.rows)
+        num_tokens = prefill_tokens + num_rows - prefill_rows
         return StepRecord(
             step_id=plan.step_id,
             planned=times.planned,
@@ -102,7 +105,7 @@ class StepRecorder:
             published=published,
             idle_before=idle_before,
             num_rows=num_rows,
-            num_tokens=prefill_tokens + num_rows - prefill_rows,
+            num_tokens=num_tokens,
             decode_rows=num_rows - prefill_rows,
             prefill_tokens=prefill_tokens,
             sampled_rows=num_rows - unfinished_rows,
@@ -112,4 +115,6 @@ class StepRecorder:
             running=running,
             waiting=waiting,
             kv_usage=kv_usage,
+            context_tokens=starts + num_tokens,
+            attended_pairs=starts + num_tokens + more_pairs,
         )

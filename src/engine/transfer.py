@@ -19,3 +19,11 @@ def upload(values: Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch
         return torch.as_tensor(values, dtype=dtype)
     staged = torch.as_tensor(values, dtype=dtype).pin_memory()
     return staged.to(device, non_blocking=True)
+
+
+def upload_into(destination: Tensor, values: np.ndarray) -> None:
+    """Copy ``values`` over ``destination``, of the same shape, without waiting for it."""
+    staged = torch.from_numpy(values)
+    if destination.device.type != "cpu":
+        staged = staged.pin_memory()
+    destination.copy_(staged, non_blocking=True)

@@ -25,10 +25,13 @@ def build(
     dtype: torch.dtype = torch.float32,
     sliding_window: int = 0,
     padding: int = 0,
+    longest: int = 0,
     seed: int = 0,
     deterministic: bool = False,
 ) -> tuple[Any, ...]:
     """Arguments of a call for rows given as (query_len, seq_len).
+
+    `max_seq_len` is `longest`, where that is over the rows' own: a bound is all that it is.
 
     Blocks are handed out in random order, query/key/value are slices of one fused tensor, the
     cache holds random history, and whatever must not be read is poisoned: unused cache slots and
@@ -80,7 +83,7 @@ def build(
         head_dim**-0.5,
         sliding_window,
         max((query_len for query_len, _ in rows), default=0),
-        max((seq_len for _, seq_len in rows), default=0),
+        max((longest, *(seq_len for _, seq_len in rows))),
         deterministic,
     )
 
@@ -105,6 +108,12 @@ def _grid() -> list[Case]:
         {"rows": ((64, 1400), (1, 1300)), "sliding_window": 300},
         {"rows": ((130, 600),), "num_heads": 71, "num_kv_heads": 1, "head_dim": 16},
         {"rows": ((0, 3), (0, 0)), "padding": 2},
+        # A captured decode step: rows and tokens of padding last, and the bound of any row.
+        {"rows": ((1, 1), (1, 600), (0, 0), (0, 0)), "padding": 2, "longest": 4096},
+        {"rows": ((1, 700), (0, 0)), "padding": 1, "longest": 4096, "sliding_window": 100},
+        {"rows": ((0, 0), (0, 0)), "padding": 2, "longest": 4096},
+        # A captured mixed step: tokens of padding alone.
+        {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096},
         {"rows": ()},
     ]
     cases += [

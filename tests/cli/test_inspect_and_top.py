@@ -61,6 +61,18 @@ def plans(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return next(tmp_path_factory.getbasetemp().glob("inspected*/plans.jsonl"))
 
 
+def test_the_steps_of_a_server_have_a_price(server: ServerProcess, tmp_path: Path) -> None:
+    output = tmp_path / "cost.json"
+    options = ["--url", server.url, "--key", KEY, "--set", "scheduler.max_num_seqs=48"]
+    assert main(["bench", "calibrate", *options, "--output", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert found["source"] == server.url
+    # What a server does not say of itself comes from the settings.
+    assert (found["limits"]["num_blocks"], found["limits"]["max_num_seqs"]) == (256, 48)
+    assert found["limits"]["max_model_len"] == 1024
+    assert found["cost"]["num_steps"] >= 3 * 12
+
+
 def test_inspect_saves_a_trace_and_sums_it_up(
     server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,13 +24,14 @@ class Environment:
     """Packages that are installed together: from PyPI, or from npm where ``npm`` is set.
 
     ``local`` asks for pip, which also finds local builds of torch; where it is unset, uv does the
-    same in a tenth of the time, if it is there.
+    same in a tenth of the time, if it is there. ``seconds`` bounds each of the commands.
     """
 
     name: str
     requirements: tuple[str, ...]
     npm: bool = False
     local: bool = False
+    seconds: int = INSTALL_SECONDS
 
     def path(self, root: Path) -> Path:
         return root / self.name
@@ -44,7 +45,7 @@ class Environment:
         """Install what is missing; an environment that is complete is used again.
 
         Raises:
-            NotInstalled: if the installer fails or takes longer than INSTALL_SECONDS.
+            NotInstalled: if the installer fails or takes longer than ``seconds``.
         """
         stamp = self.path(root) / "complete.json"
         if stamp.is_file() and json.loads(stamp.read_text()) == list(self.requirements):
@@ -60,7 +61,7 @@ class Environment:
                     capture_output=True,
                     text=True,
                     stdin=subprocess.DEVNULL,
-                    timeout=INSTALL_SECONDS,
+                    timeout=self.seconds,
                 )
         except subprocess.CalledProcessError as error:
             words = " ".join((error.stderr or error.stdout).split())

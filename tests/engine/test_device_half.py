@@ -11,7 +11,7 @@ import torch
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
-from src.engine.inputs import build_inputs, padding_inputs
+from src.engine.inputs import build_inputs, decode_rows, is_decode, padding_inputs
 from src.engine.kv_cache import _budget, allocate_kv_cache, free_memory, plan_kv_cache
 from src.engine.row_state import POISON, RowState
 from src.models.decoder import LayerKVSpec
@@ -43,6 +43,25 @@ class TestInputs:
         assert inputs.sample_index_s.tolist() == [3]
         assert (inputs.samplers.rows, inputs.samplers.positions) == ([0], [3])
         assert (inputs.max_query_len, inputs.max_seq_len) == (3, 4)
+
+    def test_padding_follows_the_rows_and_is_of_none(self) -> None:
+        state = rows()
+        state.install(RowInstall(2, 1, 10, [50, 51, 52], 3, [7]))
+        plan = StepPlan(1, [], [], [RowStep(2, 1, 0, 3, True)])
+        bare, inputs = build_inputs(plan, state), build_inputs(plan, state, 8)
+        assert inputs.input_ids_t.tolist() == [50, 51, 52, 0, 0, 0, 0, 0]
+        assert inputs.slot_mapping_t.tolist() == [28, 29, 30, -1, -1, -1, -1, -1]
+        assert inputs.positions_t.tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
+        for name in ("query_start_loc", "seq_lens_b", "block_tables_b", "sample_index_s"):
+            assert getattr(inputs, name).tolist() == getattr(bare, name).tolist(), name
+
+    def test_a_decode_step_is_rows_and_positions(self) -> None:
+        steps = [RowStep(2, 1, 9, 1, True), RowStep(0, 3, 4, 1, True)]
+        plan = StepPlan(1, [], [], steps)
+        assert is_decode(plan)
+        assert decode_rows(plan, 4, padding_row=8).tolist() == [[2, 0, 8, 8], [9, 4, 0, 0]]
+        for other in (RowStep(1, 1, 0, 1, False), RowStep(1, 1, 0, 2, True)):
+            assert not is_decode(StepPlan(1, [], [], [*steps, other]))
 
     def test_padding_names_no_row_and_writes_nowhere(self) -> None:
         inputs = padding_inputs(8, rows())
@@ -86,6 +105,25 @@ class TestKVCache:
 
     def test_never_more_than_all_rows_can_use(self) -> None:
         assert self.plan(memory_bytes=1 << 40) == (50, 100)
+
+    def test_what_something_else_will_take_is_left(self) -> None:
+        section = CacheSection(memory_fraction=0.5, block_size=4)
+
+        def blocks(reserved_bytes: int) -> int:
+            plan, _ = plan_kv_cache(
+                LAYERS,
+                section,
+                device=CPU,
+                max_num_seqs=10**6,
+                max_model_len=10**6,
+                max_model_len_is_fixed=False,
+                reserved_bytes=reserved_bytes,
+            )
+            return plan.num_blocks
+
+        # Half of what is free, which other programs change meanwhile.
+        without, left = blocks(0), blocks(int(0.8 * free_memory(CPU)))
+        assert left == pytest.approx(0.2 * without, rel=0.2)
 
     def test_a_budget_in_bytes(self) -> None:
         assert self.plan(memory_bytes=30 * 4 * BYTES_PER_TOKEN + 1) == (30, 100)

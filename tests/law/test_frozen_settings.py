@@ -12,6 +12,8 @@ FROZEN = [
     "chat.request_templates",
     "chat.stream_tool_arguments",
     "chat.tool_call_parser",
+    "compile.cuda_graph_max_tokens",
+    "compile.cuda_graphs",
     "compile.enforce_eager",
     "compile.startup",
     "device.num_threads",

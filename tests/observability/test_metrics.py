@@ -47,6 +47,12 @@ READINGS = Readings(
     shortages=2,
     compiled_graphs=4,
     compile_seconds=1.5,
+    graph_steps={"decode": 9, "none": 1},
+    graph_tokens=50,
+    graph_padding_tokens=6,
+    captured_graphs={"decode": 4, "mixed": 2},
+    graph_capture_seconds=0.25,
+    graph_bytes=4096,
     kernels="cpp-avx2",
     kernel_builds=1,
     stalled_seconds=0.5,
@@ -228,6 +234,8 @@ def test_what_the_engine_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
         "slipstream_memory_shortages_total": 2,
         "slipstream_compiled_graphs": 4,
         "slipstream_compile_seconds": 1.5,
+        "slipstream_graph_capture_seconds": 0.25,
+        "slipstream_graph_bytes": 4096,
         "slipstream_kernel_builds_total": 1,
         "slipstream_stalled_seconds": 0.5,
     }
@@ -235,6 +243,9 @@ def test_what_the_engine_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
         assert metrics.value(name) == value, name
     assert metrics.value("slipstream_kv_bytes", group="0", state="cached") == 20
     assert metrics.value("slipstream_cpu_kernels_info", kernels="cpp-avx2") == 1
+    assert metrics.value("slipstream_graph_steps_total", kind="decode") == 9
+    assert metrics.value("slipstream_graph_tokens_total", kind="padding") == 6
+    assert metrics.value("slipstream_captured_graphs", kind="mixed") == 2
     metrics.on_stopped()
     assert metrics.value("vllm:num_requests_running") == 0
     assert metrics.value("slipstream_stalled_seconds") == 0

@@ -33,7 +33,7 @@ def attention_matches(kernel: Callable[..., Any], args: tuple[Any, ...]) -> None
 def in_chunks(
     kernel: Callable[..., Any], args: tuple[Any, ...], bounds: Sequence[int]
 ) -> torch.Tensor:
-    """Output [T, heads, head_dim] of a one-row prefill that comes cut at `bounds`, 0 and T included.
+    """Output [T, heads, head_dim] of a one-row prefill cut at `bounds`, 0 and T included.
 
     The caches of `args` are written.
     """

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from src.cli.bench import latency, prefix_cache, serve, startup, throughput
+from src.cli.bench import (
+    calibrate,
+    latency,
+    plot,
+    prefix_cache,
+    serve,
+    simulate,
+    soak,
+    startup,
+    throughput,
+)
 from src.cli.options import CommandModule, Commands
 
 ABOUT: Final = "Measure an engine or a server, with vLLM's options and figures."
@@ -18,6 +28,10 @@ SUBCOMMANDS: Final[tuple[CommandModule, ...]] = (
     serve,
     startup,
     prefix_cache,
+    calibrate,
+    simulate,
+    soak,
+    plot,
 )
 
 

@@ -43,7 +43,7 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int = 1000) -> 
     )  # fmt: skip
     group.add_argument(
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=None,
-        help="ask for the whole output length (default: with all datasets but sharegpt)",
+        help="ask for the whole output length (default: but for sharegpt over HTTP)",
     )  # fmt: skip
     for name, default, about in (
         ("--random-input-len", 1024, "of a prompt"),

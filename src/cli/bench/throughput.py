@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from src.cli.bench.dataset_options import add_dataset, ignores_eos, positive, samples_of
+from src.cli.bench.dataset_options import add_dataset, positive, samples_of
 from src.cli.bench.result_options import write_json
 from src.cli.loading import open_engine
 from src.cli.options import Commands, config_of
@@ -50,8 +50,9 @@ async def _measure(config: Config, arguments: argparse.Namespace) -> tuple[Run, 
 
     async with open_engine(config) as engine:
         kernels = await fastest_kernels(engine)
-        # vLLM's: nothing is cut off, so that the figures are of the model's whole vocabulary.
-        params = SamplingParams(n=arguments.n, temperature=1.0, ignore_eos=ignores_eos(arguments))
+        # As in vLLM: sampled from all tokens, and every output has the length that is asked for.
+        whole = arguments.ignore_eos is not False
+        params = SamplingParams(n=arguments.n, temperature=1.0, ignore_eos=whole)
         client = EngineClient(engine, params)
         samples = samples_of(arguments, client.codec)
         client.check_lengths(max(sample.prompt_len + sample.output_len for sample in samples))

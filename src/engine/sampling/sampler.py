@@ -12,7 +12,7 @@ from src.core.outputs import TokenLogprobs
 from src.engine.sampling.logits import add_bias, ban, ban_completions, keep_only, penalize
 from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs
 from src.engine.sampling.selection import Selection
-from src.engine.sampling.state import SamplingState
+from src.engine.sampling.state import SEED, TEMPERATURE, SamplingState
 from src.engine.transfer import upload
 from src.ops import gumbel_argmax
 
@@ -91,6 +91,45 @@ class Sampler:
         self.state = state
         self._selection: Selection | None = None
         self._key: tuple[int, list[int]] | None = None
+        # Of the batch that was asked about last: whether its rows only draw once their end tokens
+        # may be chosen, and (entry, first position at which they may).
+        self._draws = False
+        self._end_positions: list[tuple[int, int]] = []
+        self._draws_key: tuple[int, list[int]] | None = None
+
+    def only_draws(self, batch: SampleBatch) -> bool:
+        """Whether :meth:`draw` gives all that these rows ask for."""
+        key = (self.state.version, list(batch.rows))
+        if self._draws_key != key:
+            params = self.state.params(batch.rows)
+            self._draws = all(row.only_draws for row in params)
+            self._end_positions = [
+                (entry, row.first_end_position)
+                for entry, row in enumerate(params)
+                if row.end_ids is not None
+            ]
+            self._draws_key = key
+        return (
+            self._draws
+            and batch.mask is None
+            and all(batch.positions[entry] >= first for entry, first in self._end_positions)
+        )
+
+    def draw(self, logits: Tensor, rows_s: Tensor, positions_s: Tensor) -> Tensor:
+        """One token id per entry, [S] int64, by temperature and seed alone.
+
+        It needs nothing of the host once the state is flushed, so it can be captured.
+
+        Parameters
+        ----------
+        logits
+            [S, V] float32, not changed.
+        rows_s, positions_s
+            [S] int64: row, and position of the token to be sampled.
+        """
+        floats, ints = self.state.gather(rows_s)
+        seeds = ints[:, SEED].contiguous()
+        return gumbel_argmax(logits, seeds, positions_s, floats[:, TEMPERATURE].float())
 
     def sample(self, logits: Tensor, batch: SampleBatch, tokens: Tensor) -> SampleOutput:
         """Choose one token per entry of the batch. Does not synchronize with the device.

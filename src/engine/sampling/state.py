@@ -72,9 +72,22 @@ class RowParams:
         """Whether any penalty is on."""
         return self.counts_output or self.repetition_penalty != 1.0
 
+    @property
+    def only_draws(self) -> bool:
+        """Whether it asks for no more than a temperature, end tokens that wait aside."""
+        ids = (self.allowed_ids, self.banned_ids, self.bias_ids)
+        truncates = self.top_k != 0 or self.top_p < 1.0 or self.min_p_offset > -math.inf
+        return (
+            not truncates
+            and not self.penalizes
+            and not self.bad_sequences
+            and self.logprobs is None
+            and all(each is None for each in ids)
+        )
+
 
 class SamplingState:
-    """Per-row sampling parameters, one slot per row.
+    """Per-row sampling parameters, one slot per row, and on the device one more for padding.
 
     Everything that sampling must decide on the host is kept on the host, so that it never asks the
     device. Device writes are staged and go out with the next gather, on the stream of that step.
@@ -93,10 +106,13 @@ class SamplingState:
         self._params: list[RowParams | None] = [None] * max_num_rows
         self._staged: dict[int, RowParams] = {}
         self._version = 0
-        # [max_num_rows, 6] float64: row -> the columns named above
-        self._floats = torch.full((max_num_rows, 6), math.nan, dtype=torch.float64, device=device)
-        # [max_num_rows, 2] int64: row -> the columns named above
-        self._ints = torch.zeros((max_num_rows, 2), dtype=torch.int64, device=device)
+        # [max_num_rows + 1, 6] float64: row -> the columns named above; padding is greedy
+        self._floats = torch.full(
+            (max_num_rows + 1, 6), math.nan, dtype=torch.float64, device=device
+        )
+        self._floats[max_num_rows].zero_()
+        # [max_num_rows + 1, 2] int64: row -> the columns named above
+        self._ints = torch.zeros((max_num_rows + 1, 2), dtype=torch.int64, device=device)
 
     @property
     def version(self) -> int:
@@ -131,10 +147,16 @@ class SamplingState:
 
     def gather(self, rows_s: Tensor) -> tuple[Tensor, Tensor]:
         """Device numbers of the rows ``rows_s`` [S] int64: [S, 6] float64 and [S, 2] int64."""
-        self._flush()
+        self.flush()
         return self._floats[rows_s], self._ints[rows_s]
 
-    def _flush(self) -> None:
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """What :meth:`gather` reads."""
+        return self._floats, self._ints
+
+    def flush(self) -> None:
+        """Bring what was installed to the device, so that :meth:`gather` has nothing to write."""
         if not self._staged:
             return
         rows = upload(list(self._staged), torch.int64, self.device)

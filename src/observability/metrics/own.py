@@ -51,6 +51,7 @@ class OwnMetrics:
         self._scheduling()
         self._service()
         self._compilation()
+        self._graphs()
 
     def refresh(self, readings: Readings) -> None:
         """Take over what is read rather than told."""
@@ -65,6 +66,15 @@ class OwnMetrics:
                 self._kv_bytes.child(group, state).value = amount
         self.compiled_graphs.value = readings.compiled_graphs
         self.compile_seconds.value = readings.compile_seconds
+        for kind, count in readings.graph_steps.items():
+            self._graph_steps.child(kind).value = count
+        self._graph_tokens["needed"].value = readings.graph_tokens
+        self._graph_tokens["padding"].value = readings.graph_padding_tokens
+        self._captured_graphs.clear()
+        for kind, count in readings.captured_graphs.items():
+            self._captured_graphs.child(kind).value = count
+        self.graph_capture_seconds.value = readings.graph_capture_seconds
+        self.graph_bytes.value = readings.graph_bytes
         self.kernel_builds.value = readings.kernel_builds
         self._kernels.clear()
         if readings.kernels:
@@ -152,3 +162,18 @@ class OwnMetrics:
         self._kernels = gauge(
             "cpu_kernels_info", "What serves CPU operations; always 1.", "kernels"
         )
+
+    def _graphs(self) -> None:
+        gauge, counter = self.families.gauge, self.families.counter
+        self._graph_steps = counter(
+            "graph_steps", "Steps of a device that captures, by what they ran as.", "kind"
+        )
+        tokens = counter(
+            "graph_tokens", "Tokens that captured steps computed: needed ones, and padding.", "kind"
+        )
+        self._graph_tokens = {kind: tokens.child(kind) for kind in ("needed", "padding")}
+        self._captured_graphs = gauge("captured_graphs", "Captured shapes of steps.", "kind")
+        self.graph_capture_seconds = gauge(
+            "graph_capture_seconds", "How long captures took together."
+        ).child()
+        self.graph_bytes = gauge("graph_bytes", "Device memory that captures took.").child()

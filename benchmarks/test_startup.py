@@ -1,0 +1,39 @@
+"""From a process's start to its first token, with nothing cached and the second time."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+
+from benchmarks.reported import REPORTED, report
+from benchmarks.startup import STARTUP, measure_both
+from src import Config
+from src.core.settings import CHECKOUT, load_config
+
+_WARM_REPEATS = 3
+# (cold or warm) -> seconds to each of STARTUP, per start
+Starts = dict[str, list[dict[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    """As it is served: ready at once, compiled code swapped in later (`compiled`)."""
+    return load_config(CHECKOUT / "configs" / "demo.toml")
+
+
+@pytest.fixture(scope="module")
+def starts(config: Config) -> Starts:
+    return measure_both(config, warm_repeats=_WARM_REPEATS)
+
+
+@pytest.mark.benchmark(timer=REPORTED)
+@pytest.mark.parametrize("case", ["cold", "warm"])
+def test_first_token_after_start(benchmark: Any, case: str, config: Config, starts: Starts) -> None:
+    benchmark.group = "start to first token"
+    benchmark.extra_info |= {"case": case, "config": config}
+    report(benchmark, [start["first_token"] for start in starts[case]])
+    benchmark.extra_info |= {
+        f"{name} s": statistics.median(start[name] for start in starts[case]) for name in STARTUP
+    }

@@ -1,0 +1,190 @@
+"""Where prices come from: an engine that is driven for this, or a server's timeline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from src.bench.errors import BenchError
+from src.bench.simulate.step_cost import MIN_STEPS, VERSION, StepCost, fit
+from src.core.config import Config
+from src.core.errors import ConfigError
+from src.core.sampling_params import SamplingParams
+from src.core.views import PoolView, TimelineView
+from src.engine.client import AsyncEngine
+from src.engine.scheduler import SchedulerLimits
+
+# Steps of the busiest seconds of a driven engine must not fall out of its timeline.
+TIMELINE_STEPS: Final = 1_000_000
+# Prompts of a driven engine, as parts of the longest that fit.
+_PROMPT_PARTS: Final = (0.02, 0.05, 0.1, 0.2, 0.4)
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a simulation needs to know of an engine; a file of ``bench calibrate``.
+
+    Attributes
+    ----------
+    model, source
+        Whose figures these are: the served name, and where the steps were recorded.
+    pipeline_depth
+        Steps on the device's queue at once.
+    """
+
+    model: str
+    source: str
+    limits: SchedulerLimits
+    pipeline_depth: int
+    cost: StepCost
+
+
+def limits_of(config: Config, pool: PoolView, max_model_len: int) -> SchedulerLimits:
+    """A scheduler's limits, by an engine's settings and what it made of its memory."""
+    section = config.scheduler
+    return SchedulerLimits(
+        max_num_seqs=section.max_num_seqs,
+        max_num_batched_tokens=section.max_num_batched_tokens,
+        block_size=pool.block_size,
+        num_blocks=pool.num_blocks,
+        max_model_len=max_model_len,
+        policy=section.policy,
+        max_waiting_requests=section.max_waiting_requests,
+        max_waiting_tokens=section.max_waiting_tokens,
+        max_bypasses=section.max_bypasses,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+
+
+def calibration_of(
+    view: TimelineView, pool: PoolView, config: Config, *, model: str, max_model_len: int,
+    source: str,
+) -> Calibration:  # fmt: skip
+    """Prices and limits by what an engine has recorded.
+
+    Raises
+    ------
+    FitError
+        It has recorded too little.
+    """
+    # Until it is in the queue a request costs the event loop: its prompt is looked at.
+    submits = [track.queued - track.arrival for track in view.requests]
+    return Calibration(
+        model=model,
+        source=source,
+        limits=limits_of(config, pool, max_model_len),
+        pipeline_depth=config.scheduler.pipeline_depth,
+        cost=fit(view.steps, statistics.median(submits) if submits else 0.0),
+    )
+
+
+async def calibrate_engine(engine: AsyncEngine, seconds: float, seed: int = 0) -> Calibration:
+    """Drive a ready engine for so long, and fit prices to what it recorded meanwhile.
+
+    Raises
+    ------
+    FitError
+        It was too short.
+    """
+    view = await drive(engine, seconds, seed)
+    info = engine.model_info
+    return calibration_of(
+        view,
+        await engine.inspector.pool(),
+        engine.config,
+        model=info.name,
+        max_model_len=info.max_model_len,
+        source=f"{len(view.steps)} steps of {seconds:g} s in this process",
+    )
+
+
+async def drive(engine: AsyncEngine, seconds: float, seed: int = 0) -> TimelineView:
+    """Keep a ready engine busy for so long, or until some steps are done; what it recorded.
+
+    Rows from one to as many as there are, prompts short and long: the work of a step must vary, or
+    nothing tells the parts of its price apart.
+    """
+    first_step = _last_step(engine)
+    source = random.Random(seed)
+    levels = list(_levels(engine.config.scheduler.max_num_seqs))
+    for level in levels:
+        await _drive(engine, source, level, time.monotonic() + seconds / len(levels))
+    return engine.inspector.timeline(after=first_step)
+
+
+def _levels(most: int) -> Iterator[int]:
+    """Requests at once: 1, 4, 16 and so on, and all that have room."""
+    level = 1
+    while level < most:
+        yield level
+        level *= 4
+    yield most
+
+
+async def _drive(
+    engine: AsyncEngine, source: random.Random, concurrency: int, deadline: float
+) -> None:
+    info = engine.model_info
+    longest = info.max_model_len // 2
+    enough = _last_step(engine) + MIN_STEPS
+
+    def is_over() -> bool:
+        return time.monotonic() > deadline and _last_step(engine) >= enough
+
+    async def one() -> None:
+        while not is_over():
+            most = max(1, int(longest * source.choice(_PROMPT_PARTS)))
+            length = source.randint(1, most)
+            prompt = [source.randrange(info.vocab_size) for _ in range(length)]
+            output_len = source.randint(1, max(1, min(128, longest)))
+            params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+            async for _ in engine.stream(prompt, params):
+                # What is not over in time is of no use any more.
+                if is_over():
+                    break
+
+    await asyncio.gather(*(one() for _ in range(concurrency)))
+
+
+def _last_step(engine: AsyncEngine) -> int:
+    last = engine.timeline.last
+    return 0 if last is None else last.step_id
+
+
+def save(calibration: Calibration, path: Path) -> None:
+    """Write it as JSON.
+
+    Raises
+    ------
+    BenchError
+        It cannot be written.
+    """
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(calibration)) + b"\n")
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def load(path: Path) -> Calibration:
+    """Read what :func:`save` wrote.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read, or is something else.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: not a file of `bench calibrate`: {error}") from None
+    if found.cost.version != VERSION:
+        raise ConfigError(f"{path}: of version {found.cost.version}, expected {VERSION}")
+    return found

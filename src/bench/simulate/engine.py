@@ -1,0 +1,195 @@
+"""One engine in simulated time: the real scheduler, a host and a device that are only clocks.
+
+::
+
+    host    | commit N-1 | plan N+1, launch | publish N-1 |   idle    | commit N | ...
+    device  | .................. step N ................. | ........ step N+1 .......
+
+A turn of the host is the loop's (``src/engine/loop.py``): commit what has arrived, launch until the
+pipeline is full, tell the readers. A turn begins when a result arrives, or a request while the
+pipeline has room. The device runs one step after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+
+from src.bench.simulate.outcome import Journal
+from src.bench.simulate.requests import END_TOKEN, SimulatedRequest
+from src.bench.simulate.step_cost import StepCost, Work
+from src.core.errors import SlipstreamError
+from src.core.outputs import RequestEvent
+from src.core.plan import RowResult, StepPlan, StepResult
+from src.engine.scheduler import Scheduler, SchedulerLimits
+
+_TOKEN = [0]
+_END = [END_TOKEN]
+_NOTHING: list[int] = []
+
+
+class SimulatedEngine:
+    """A scheduler whose steps take as long as a model of them says.
+
+    Parameters
+    ----------
+    journal
+        Where it writes what happens to its requests.
+    depth
+        Steps on the device's queue at once.
+    seed
+        Device times scatter as the fitted ones did, drawn from this; ``None``: they do not.
+
+    Attributes
+    ----------
+    busy_seconds
+        That the device has computed.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        cost: StepCost,
+        journal: Journal,
+        *,
+        depth: int = 2,
+        seed: int | None = 0,
+    ) -> None:
+        self.scheduler = Scheduler(limits)
+        self.busy_seconds = 0.0
+        self._cost = cost
+        self._journal = journal
+        self._depth = depth
+        self._spread = None if seed is None else cost.spread
+        self._random = random.Random(seed).random
+        # Until when the host and the device are busy.
+        self._host = 0.0
+        self._device = 0.0
+        # Results in order, with the work they were and when the host can take them.
+        self._in_flight: deque[tuple[StepResult, Work, float]] = deque()
+        # Whether a request came since the last turn.
+        self._has_new = False
+        self._unstarted: set[int] = set()
+        # Row -> position whose computation samples the end of an output that ends early.
+        self._ends: dict[int, int] = {}
+        self._early: dict[int, int] = {}
+        self._last_publish = -math.inf
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return self.scheduler.num_running + self.scheduler.num_waiting
+
+    def submit(self, request: SimulatedRequest) -> bool:
+        """A request comes, not before those that came already; ``False`` if it is refused."""
+        journal = self._journal
+        self._host = max(self._host, request.at) + self._cost.submit
+        key = journal.add(request.at, request.prompt_len, request.output_len)
+        try:
+            self.scheduler.add(request.to_engine(key))
+        except SlipstreamError:
+            journal.refused += 1
+            return False
+        self._unstarted.add(key)
+        if request.output_len < request.max_tokens:
+            self._early[key] = request.prompt_len + request.output_len - 1
+        self._has_new = True
+        return True
+
+    def advance(self, until: float) -> None:
+        """Do what begins before ``until``."""
+        while True:
+            if self._has_new and len(self._in_flight) < self._depth:
+                begin = self._host
+            elif self._in_flight:
+                begin = max(self._host, self._in_flight[0][2])
+            else:
+                return
+            if begin >= until:
+                return
+            self._turn(begin)
+
+    def _turn(self, begin: float) -> None:
+        self._has_new = False
+        cost, now = self._cost, begin
+        events: list[RequestEvent] = []
+        work = None
+        while self._in_flight and self._in_flight[0][2] <= begin:
+            result, work, _ = self._in_flight.popleft()
+            events += self.scheduler.commit(result)
+            now += cost.commit.seconds(work)
+        while len(self._in_flight) < self._depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            now = self._launch(plan, now)
+        self._host = now
+        if work is not None:
+            self._publish(events, work)
+
+    def _launch(self, plan: StepPlan, now: float) -> float:
+        """Put a plan on the device's queue; returns when the host is done with that."""
+        result, work = self._execute(plan)
+        cost = self._cost
+        now += cost.plan.seconds(work)
+        seconds = cost.device.seconds(work)
+        if self._spread is not None:
+            seconds *= self._spread[int(self._random() * len(self._spread))]
+        start = max(now, self._device) + cost.dispatch
+        self._device = start + seconds
+        self.busy_seconds += seconds
+        self._in_flight.append((result, work, self._device + cost.handover.step))
+        return now
+
+    def _execute(self, plan: StepPlan) -> tuple[StepResult, Work]:
+        """What the device would answer, and what it had to do for it."""
+        if self._early:
+            for install in plan.installs:
+                self._ends.pop(install.row, None)
+                if (end := self._early.get(install.request_key)) is not None:
+                    self._ends[install.row] = end
+        ends = self._ends
+        rows = []
+        starts = prefill_rows = prefill_tokens = pairs = sampled = 0
+        for step in plan.rows:
+            count = step.num_tokens
+            starts += step.start
+            if count > 1 or not step.samples:
+                prefill_rows += 1
+                prefill_tokens += count
+                pairs += (count - 1) * (2 * step.start + count) // 2
+            if step.samples:
+                sampled += 1
+                ended = ends and ends.get(step.row) == step.start + count
+                rows.append(RowResult(step.row, step.generation, _END if ended else _TOKEN))
+            else:
+                rows.append(RowResult(step.row, step.generation, _NOTHING))
+        decode_rows = len(rows) - prefill_rows
+        context = starts + decode_rows + prefill_tokens
+        work = Work(decode_rows, prefill_rows, prefill_tokens, context, pairs, sampled)
+        return StepResult(plan.step_id, rows), work
+
+    def _publish(self, events: list[RequestEvent], work: Work) -> None:
+        """Tell the readers, one after the other."""
+        journal, unstarted = self._journal, self._unstarted
+        now = self._host
+        seconds = self._cost.publish.seconds(work)
+        each = seconds / max(1, len(events))
+        for event in events:
+            now += each
+            if event.key in unstarted and event.token_ids:
+                unstarted.discard(event.key)
+                journal.first[event.key] = now
+            elif event.finish_reason is None:
+                continue
+            if event.finish_reason is not None:
+                journal.last[event.key] = now
+                self._early.pop(event.key, None)
+        # Of a first step nobody knows what came before.
+        if work.decode_rows and self._last_publish > -math.inf:
+            journal.gaps.append(self._host - self._last_publish)
+            journal.gap_rows.append(work.decode_rows)
+        self._last_publish = self._host
+        # What readers do with their tokens is the handover's part that grows with them.
+        self._host += seconds + self._cost.handover.sampled_rows * work.sampled_rows

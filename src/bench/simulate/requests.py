@@ -1,0 +1,153 @@
+"""The requests of a simulation: lengths, times, and which prompts begin alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from src.bench.arrivals import RampUp, arrival_times
+from src.bench.dataset_files import TracedRequest
+from src.core.errors import ConfigError
+from src.core.request import Request
+from src.core.sampling_params import SamplingParams
+
+# Token ids of one piece: pieces of other identities have other ids.
+_IDS_PER_PIECE = 1 << 20
+# No token id of a piece, so none ends an output by accident.
+END_TOKEN = -1
+_ENDS = frozenset({END_TOKEN})
+_NO_ENDS: frozenset[int] = frozenset()
+_PARAMS = SamplingParams()
+
+
+class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request that will answer with ``output_len`` tokens.
+
+    Attributes
+    ----------
+    at
+        Seconds from the start.
+    pieces
+        The prompt: identity and tokens of each piece. Prompts that begin with the same pieces
+        share a prefix.
+    max_tokens
+        What it asks for: the scheduler does not know that it will end sooner.
+    priority
+        Smaller goes first under the priority policy.
+    """
+
+    at: float
+    pieces: tuple[tuple[int, int], ...]
+    output_len: int
+    max_tokens: int
+    priority: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return sum(count for _, count in self.pieces)
+
+    def to_engine(self, key: int) -> Request:
+        """The same as the scheduler takes it."""
+        tokens: list[int] = []
+        for identity, count in self.pieces:
+            first = identity * _IDS_PER_PIECE
+            tokens += range(first, first + count)
+        return Request(
+            key=key,
+            prompt_token_ids=tokens,
+            params=_PARAMS,
+            max_tokens=self.max_tokens,
+            end_token_ids=_ENDS if self.output_len < self.max_tokens else _NO_ENDS,
+            priority=self.priority,
+        )
+
+
+class RandomWorkload(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that are made up; lengths are tokens.
+
+    Attributes
+    ----------
+    input_len, output_len
+        Smallest and greatest; drawn evenly.
+    prefix_len, num_prefixes
+        A prefix before that, one of so many, drawn evenly; 0 for none.
+    max_tokens
+        What every request asks for; ``None`` for exactly its output.
+    priorities
+        Classes 0 to this minus 1, drawn evenly.
+    """
+
+    count: int
+    input_len: tuple[int, int]
+    output_len: tuple[int, int]
+    prefix_len: int = 0
+    num_prefixes: int = 1
+    max_tokens: int | None = None
+    priorities: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in (("input", self.input_len), ("output", self.output_len)):
+            if not 1 <= low <= high < _IDS_PER_PIECE:
+                raise ConfigError(f"the {name} length must be from 1 up, got {low} to {high}")
+        if not 0 <= self.prefix_len < _IDS_PER_PIECE or self.num_prefixes < 1:
+            raise ConfigError("a prefix needs a length of at least 0, and there must be one")
+        if self.max_tokens is not None and self.max_tokens < self.output_len[1]:
+            raise ConfigError(f"max_tokens is {self.max_tokens}, below the longest output")
+
+    def requests(
+        self, rate: float, burstiness: float = 1.0, ramp_up: RampUp | None = None
+    ) -> Iterator[SimulatedRequest]:
+        """The requests at a rate per second, in the order of their arrival, made as they are asked
+        for; the arguments are those of :func:`~src.bench.arrivals.arrival_times`.
+        """
+        source = random.Random(self.seed)
+        times = arrival_times(
+            self.count, rate=rate, burstiness=burstiness, ramp_up=ramp_up, seed=self.seed + 1
+        )
+        for number, at in enumerate(times):
+            pieces = [(self.num_prefixes + number, source.randint(*self.input_len))]
+            if self.prefix_len:
+                pieces.insert(0, (source.randrange(self.num_prefixes), self.prefix_len))
+            output_len = source.randint(*self.output_len)
+            yield SimulatedRequest(
+                at,
+                tuple(pieces),
+                output_len,
+                self.max_tokens or output_len,
+                source.randrange(self.priorities) if self.priorities > 1 else 0,
+            )
+
+
+def traced_requests(
+    trace: Sequence[TracedRequest], *, unit: float, chunk: int, speed: float = 1.0
+) -> Iterator[SimulatedRequest]:
+    """The requests of a recorded trace, in the order of their arrival.
+
+    Parameters
+    ----------
+    unit
+        Seconds of one unit of its timestamps.
+    chunk
+        Tokens that one of its hashes stands for.
+    speed
+        How many times as fast as it was recorded.
+    """
+    ordered = sorted(trace, key=lambda request: request.timestamp)
+    start = ordered[0].timestamp if ordered else 0.0
+    # Identities of hashes are even, those of what nobody shares odd.
+    for number, traced in enumerate(ordered):
+        left = max(1, traced.input_length)
+        pieces = []
+        for hashed in traced.hash_ids:
+            if left > 0:
+                pieces.append((2 * hashed, min(chunk, left)))
+                left -= chunk
+        if left > 0:
+            pieces.append((2 * number + 1, left))
+        output_len = max(1, traced.output_length)
+        at = (traced.timestamp - start) * unit / speed
+        yield SimulatedRequest(at, tuple(pieces), output_len, output_len)

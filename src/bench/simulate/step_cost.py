@@ -1,0 +1,197 @@
+"""What a step costs, as a linear function of its work, fitted to recorded steps.
+
+A step's way has a host's part and a device's part, which overlap from one step to the next as the
+engine's pipeline lets them. The parts are priced apart; who waits for whom is the simulation's
+affair (``engine.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from src.core.errors import ConfigError
+from src.core.steps import StepRecord
+
+VERSION: Final = 1
+# Fewer tell little about as many unknowns.
+MIN_STEPS: Final = 30
+_NUM_SPREAD: Final = 64
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """What a step has to do; the fields are :class:`~src.core.steps.StepRecord`'s.
+
+    ``prefill_rows`` are rows that compute tokens of prompts; ``attended_pairs`` are those beyond
+    ``context_tokens``.
+    """
+
+    decode_rows: int
+    prefill_rows: int
+    prefill_tokens: int
+    context_tokens: int
+    attended_pairs: int
+    sampled_rows: int
+
+    @classmethod
+    def of(cls, step: StepRecord) -> Work:
+        """The work of a recorded step."""
+        return cls(
+            step.decode_rows,
+            step.num_rows - step.decode_rows,
+            step.prefill_tokens,
+            step.context_tokens,
+            step.attended_pairs - step.context_tokens,
+            step.sampled_rows,
+        )
+
+
+class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Seconds of a step, and of each unit of its work."""
+
+    step: float = 0.0
+    decode_rows: float = 0.0
+    prefill_rows: float = 0.0
+    prefill_tokens: float = 0.0
+    context_tokens: float = 0.0
+    attended_pairs: float = 0.0
+    sampled_rows: float = 0.0
+
+    def seconds(self, work: Work) -> float:
+        """What that work takes."""
+        return (
+            self.step
+            + self.decode_rows * work.decode_rows
+            + self.prefill_rows * work.prefill_rows
+            + self.prefill_tokens * work.prefill_tokens
+            + self.context_tokens * work.context_tokens
+            + self.attended_pairs * work.attended_pairs
+            + self.sampled_rows * work.sampled_rows
+        )
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What steps cost one engine on one machine.
+
+    Attributes
+    ----------
+    device
+        Seconds of the device.
+    plan, commit, publish
+        Seconds of the event loop: to plan and launch a step, to commit its result, to tell its
+        readers.
+    dispatch
+        Seconds from a launch, or from the end of the step before, until the device begins.
+    handover
+        Seconds from the device's end until the event loop begins to commit, per token of the step
+        before and per step: what readers do with their tokens is in it.
+    submit
+        Seconds of the event loop per request.
+    spread
+        What a step's device time was over what the price says, in order, at evenly spaced
+        quantiles; 1 on average.
+    num_steps, error
+        Steps that it was fitted to, and the median of how far the device's price was off, in parts
+        of the measured time.
+    """
+
+    device: Price
+    plan: Price
+    commit: Price
+    publish: Price
+    handover: Price
+    dispatch: float
+    submit: float
+    spread: list[float]
+    num_steps: int
+    error: float
+    version: int = VERSION
+
+
+class FitError(ConfigError):
+    """There is too little to fit prices to."""
+
+
+def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
+    """Prices that explain recorded steps, oldest first.
+
+    Parameters
+    ----------
+    submit
+        Seconds of the event loop per request, which step records do not show.
+
+    Raises
+    ------
+    FitError
+        There are too few, or they come from an engine that does not record what they attended to.
+    """
+    if len(steps) < MIN_STEPS:
+        raise FitError(f"{len(steps)} steps are recorded, a fit needs {MIN_STEPS}")
+    if not any(step.context_tokens for step in steps):
+        raise FitError("these steps do not say what they attended to: record them anew")
+    works = [Work.of(step) for step in steps]
+    on_device = (
+        "decode_rows",
+        "prefill_rows",
+        "prefill_tokens",
+        "context_tokens",
+        "attended_pairs",
+    )
+    device = _price(works, on_device, [s.device_end - s.device_start for s in steps])
+    in_rows = ("decode_rows", "prefill_rows")
+    turns = [a for a, b in pairwise(steps) if a.publish_started != b.publish_started]
+    turns.append(steps[-1])
+    dispatched = [b.device_start - max(a.device_end, b.launched) for a, b in pairwise(steps)]
+    ratios = [
+        (s.device_end - s.device_start) / max(device.seconds(w), 1e-9)
+        for s, w in zip(steps, works, strict=True)
+    ]
+    return StepCost(
+        device=device,
+        plan=_price(
+            works, (*in_rows, "prefill_tokens"), [s.launch_ended - s.planned for s in steps]
+        ),
+        commit=_price(works, in_rows, [s.committed - s.commit_started for s in steps]),
+        publish=_price(
+            [Work.of(s) for s in turns],
+            ("sampled_rows",),
+            [s.published - s.publish_started for s in turns],
+        ),
+        handover=_handover(steps),
+        dispatch=max(0.0, sum(dispatched) / len(dispatched)),
+        submit=submit,
+        spread=_spread(ratios),
+        num_steps=len(steps),
+        error=sorted(abs(1 / ratio - 1) for ratio in ratios)[len(ratios) // 2],
+    )
+
+
+def _handover(steps: Sequence[StepRecord]) -> Price:
+    """From the device's end, or from when the step before was told of, until committing begins."""
+    pairs = [(a, b) for a, b in pairwise(steps) if a.publish_started != b.publish_started]
+    waits = [max(0.0, b.commit_started - max(b.device_end, a.published)) for a, b in pairs]
+    if len(pairs) < MIN_STEPS // 2:
+        return Price()
+    return _price([Work.of(a) for a, _ in pairs], ("sampled_rows",), waits)
+
+
+def _price(works: Sequence[Work], names: Sequence[str], seconds: Sequence[float]) -> Price:
+    import numpy as np
+
+    from src.bench.simulate.least_squares import prices
+
+    columns = [[1.0] * len(works)]
+    columns += [[float(getattr(work, name)) for work in works] for name in names]
+    found = prices(np.array(columns).T, np.maximum(np.array(seconds), 0.0))
+    return Price(**dict(zip(("step", *names), found.tolist(), strict=True)))
+
+
+def _spread(ratios: Sequence[float]) -> list[float]:
+    ordered = sorted(ratios)
+    last = len(ordered) - 1
+    picked = [ordered[round(last * i / (_NUM_SPREAD - 1))] for i in range(_NUM_SPREAD)]
+    mean = sum(picked) / len(picked)
+    return [value / mean for value in picked]

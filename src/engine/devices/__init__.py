@@ -1,0 +1,10 @@
+"""How steps run on one kind of device: on the host itself, or queued on an accelerator.
+
+`device` is the protocol, `host` and `cuda` are its two implementations. The runner knows neither by
+name.
+"""
+
+from src.engine.devices.device import Device, HostCopyable, StepSpan
+from src.engine.devices.opening import open_device
+
+__all__ = ["Device", "HostCopyable", "StepSpan", "open_device"]

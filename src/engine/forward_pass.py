@@ -1,0 +1,103 @@
+"""From token ids to hidden states: the model's regions, and attention over KV memory between."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.core.errors import SlipstreamError
+from src.engine.inputs import StepInputs
+from src.engine.kv_cache import KVCache
+from src.models.decoder import Attend, Decoder
+from src.models.regions import Regions
+from src.ops import paged_attention
+from src.ops.cpu.forward import CompiledForward
+
+
+class RunnerClosedError(SlipstreamError):
+    """The runner was closed while it was in use."""
+
+
+class Code(NamedTuple):
+    """What a step's forward pass runs."""
+
+    regions: Regions
+    # Everything from token ids to hidden states in one call; None: region by region.
+    forward: CompiledForward | None = None
+
+
+class ForwardPass:
+    """A model with its KV memory."""
+
+    def __init__(self, decoder: Decoder, kv_cache: KVCache) -> None:
+        self.decoder = decoder
+        self.kv_cache = kv_cache
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Let no pass go on behind the region that it is in, in whatever thread."""
+        self._stopped = True
+
+    def __call__(self, inputs: StepInputs, code: Code) -> Tensor:
+        """Hidden states [T, hidden_size].
+
+        Raises
+        ------
+        RunnerClosedError
+            After :meth:`stop`.
+        """
+        if code.forward is not None:
+            return code.forward(
+                inputs.input_ids_t,
+                inputs.positions_t,
+                inputs.block_tables_b,
+                inputs.query_start_loc,
+                inputs.seq_lens_b,
+                inputs.slot_mapping_t,
+            )
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            out = torch.empty_like(query)  # [T, num_heads, head_dim]
+            self.attend(inputs, layer, query, key, value, out)
+            return out.flatten(1)
+
+        return self.regions(code.regions, inputs.input_ids_t, inputs.positions_t, attend)
+
+    def regions(
+        self, regions: Regions, input_ids: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
+        """The same with another attention; arguments as of `Decoder.forward`."""
+        return self.decoder.forward(regions, input_ids, positions, attend)
+
+    def attend(
+        self,
+        inputs: StepInputs,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Write ``layer``'s keys and values, and attend into ``out`` [T, num_heads, head_dim]."""
+        if self._stopped:
+            raise RunnerClosedError("the runner was closed")
+        spec = self.decoder.spec
+        paged_attention(
+            query,
+            key,
+            value,
+            self.kv_cache.keys[layer],
+            self.kv_cache.values[layer],
+            inputs.block_tables_b,
+            inputs.query_start_loc,
+            inputs.seq_lens_b,
+            inputs.slot_mapping_t,
+            out,
+            spec.attention_scale,
+            spec.sliding_windows[layer] or 0,
+            inputs.max_query_len,
+            inputs.max_seq_len,
+            self.decoder.region_spec.deterministic,
+        )
