@@ -22,7 +22,7 @@ constexpr int kTokens = 6;
 constexpr int kTokens = 3;
 #endif
 constexpr int64_t kPackedGroup = 32;          // int4: weights of 16 bytes, low halves first
-constexpr int64_t kActivationBytes = 192 * 1024;  // of tokens that are kept close to a core
+constexpr int64_t kActivationBytes = 384 * 1024;  // of tokens that are kept close to a core
 constexpr double kWorkPerThread = 1e5;        // bytes of weights that are worth waking a thread
 
 inline vf widen(const int8_t* p) {
