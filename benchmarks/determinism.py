@@ -3,8 +3,9 @@
     python -m benchmarks.determinism --shape 0.35b --layers 4 --dtype float32
 
 Both hold dummy weights of one seed and get the same prompts one after the other, so that whatever
-else the machine does meets both. The cost is one less the ratio of the throughputs of a turn; its
-median and span are over the turns.
+else the machine does meets both. The cost is one less the ratio of the throughputs of a turn, or of
+what a second of processor time gave, which other work on the machine changes less; medians and
+spans are over the turns.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,20 +78,25 @@ async def measure(engines: list[AsyncEngine], load: Load, repeats: int) -> dict[
     """Throughputs of the first engine, which may be anything, and of the deterministic second."""
     clients = [engine_client(engine) for engine in engines]
     rates: list[list[float]] = [[], []]
+    cpu_seconds: list[list[float]] = [[], []]
     for turn in range(repeats + 1):
         prompts = random_prompts(
             load.requests, load.input_len, engines[0].model_info.vocab_size, seed=turn
         )
         # The first of a turn is the second of the next.
         for index in (turn % 2, 1 - turn % 2):
+            began = time.process_time()
             answers = await side_by_side(clients[index], prompts, load.output_len, load.requests)
             if turn:  # the first one warms up
+                cpu_seconds[index].append(time.process_time() - began)
                 rates[index].append(throughput(answers, load.input_len)["total_throughput"])
     costs = [100 * (1 - slow / fast) for fast, slow in zip(*rates, strict=True)]
+    cpu_costs = [100 * (1 - less / more) for less, more in zip(*cpu_seconds, strict=True)]
     return {
         "default": Figure.of("tok/s", rates[0]),
         "deterministic": Figure.of("tok/s", rates[1]),
         "cost": Figure.of("%", costs),
+        "cost_cpu": Figure.of("%", cpu_costs),
     }
 
 
