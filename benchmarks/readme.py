@@ -3,8 +3,8 @@
     python -m benchmarks.readme           # writes README.md
     python -m benchmarks.readme --check   # says whether that would change it
 
-Everything between the two markers is this program's: the last run of `nox -s bench`
-(results/suites.jsonl) and, per model and peer, of `nox -s bench-peers` (results/peers.jsonl).
+Everything between the two markers is this program's: the last whole run of `nox -s bench`
+(results/suites.jsonl) and, per model, of `nox -s bench-peers` (results/peers.jsonl).
 """
 
 from __future__ import annotations
@@ -59,33 +59,39 @@ def lines_of(name: str, folder: Path = RESULTS) -> list[Line]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def last_run(lines: Sequence[Line]) -> list[Line]:
-    """The newest run that measured ops as well as the whole engine; a part was perhaps run since.
-
-    Lines of one run have the same commit, machine (with its load before) and versions.
-    """
+def runs_of(lines: Sequence[Line]) -> list[list[Line]]:
+    """Runs, oldest first: lines of the same commit, machine (with its load before) and versions."""
     runs: dict[str, dict[str, Line]] = {}
     for line in lines:
         about = json.dumps([line[name] for name in ("commit", "machine", "versions")])
         runs.setdefault(about, {})[line["measure"]] = line
-    whole = [list(run.values()) for run in runs.values() if _is_whole(run.values())]
+    return [list(run.values()) for run in runs.values()]
+
+
+def last_whole_run(lines: Sequence[Line]) -> list[Line]:
+    """The newest that measured ops as well as the whole engine; a part was perhaps run since."""
+    ends = {group for group, _ in END_TO_END}
+    whole = [
+        run for run in runs_of(lines)
+        if any("op" in line for line in run) and any(line["group"] in ends for line in run)
+    ]  # fmt: skip
     return whole[-1] if whole else []
 
 
-def _is_whole(run: Iterable[Line]) -> bool:
-    lines = list(run)
-    ends = {group for group, _ in END_TO_END}
-    return any("op" in line for line in lines) and any(line["group"] in ends for line in lines)
+def last_contest(lines: Sequence[Line]) -> list[Line]:
+    """The newest of those with the most peers: figures of two runs say nothing of each other."""
+    runs = reversed(runs_of(lines))
+    return max(runs, key=lambda run: len({line["peer"] for line in run}), default=[])
 
 
 def section(suites: Sequence[Line], peers: Sequence[Line]) -> str:
     """What stands between the markers."""
     parts: list[str] = []
-    run = last_run(suites)
+    run = last_whole_run(suites)
     if run:
         parts += [_where(run[0], "nox -s bench"), _end_to_end(run), _per_token(run), _ops(run)]
     for shape in dict.fromkeys(line["shape"] for line in peers):
-        parts += _peers(shape, [line for line in peers if line["shape"] == shape])
+        parts += _peers(shape, last_contest([line for line in peers if line["shape"] == shape]))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -150,10 +156,10 @@ def _per_token(run: Sequence[Line]) -> str:
     history = "scheduler, 32 rows after a history"
     steps = [median.get((history, count)) for count in (10, 1000, 100_000)]
     if all(step is not None for step in steps):
-        shown = ", ".join(_seconds(step) for step in steps if step is not None)
+        shown = [_seconds(step) for step in steps if step is not None]
         said.append(
-            "Planning and committing a step of 32 rows takes as long after 10, 1,000 and 100,000 "
-            f"requests: {shown}."
+            f"Planning and committing a step of 32 rows takes {shown[0]} after 10 requests, "
+            f"{shown[1]} after 1,000 and {shown[2]} after 100,000."
         )
     return " ".join(said)
 
@@ -163,7 +169,7 @@ def _ops(run: Sequence[Line]) -> str:
         [
             f"{line['op']}: {line['case']}",
             _seconds(line["figures"]["seconds"]["median"]),
-            f"{100 * line['fraction of roofline']:.0f} % of {line['bound by']}",
+            f"{100 * line['fraction of roofline']:.0f} % ({line['bound by']})",
         ]
         for line in run
         if "op" in line
@@ -179,32 +185,30 @@ def _ops(run: Sequence[Line]) -> str:
 
 
 def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
-    newest = {(line["peer"], line.get("workload")): line for line in lines}
+    found = {(line["peer"], line.get("workload")): line for line in lines}
     names = list(dict.fromkeys(line["peer"] for line in lines))
     rows = []
     for name in names:
-        mine = [line for (peer, _), line in newest.items() if peer == name]
+        mine = [line for (peer, _), line in found.items() if peer == name]
         if not any(line["figures"] for line in mine):
             continue
-        cells = [_peer_cell(newest.get((name, workload)), figure)
+        cells = [_peer_cell(found.get((name, workload)), figure)
                  for workload, figure, _ in PEER_COLUMNS]  # fmt: skip
         rows.append([_peer_name(name, mine[-1]), *cells])
-    latest = max(newest.values(), key=lambda line: line["time"])
-    busy = max(line["busy_cores_of_others"] for line in newest.values())
+    latest = lines[-1]
+    busy = latest["busy_cores_of_others"]
     shared = (
-        f" **The machine was shared** (others kept {busy:.1f} cores busy): of the order of "
-        "magnitude only."
+        f" **The machine was shared** (others kept {busy:.1f} cores busy between turns): orders of "
+        "magnitude at most."
         if busy > _BUSY_CORES
         else ""
     )
     command = "nox -s bench-peers" + ("" if shape == "7m" else f" -- --shape {shape}")
     about = (
         f"Other engines on a Llama of {SHAPE_NAMES.get(shape, shape)}, random weights, the same "
-        f"token ids, in turns, {latest['threads']} threads. " + _where(latest, command) + shared
+        f"token ids, in turns, on {latest['threads']} CPUs. " + _where(latest, command) + shared
     )
-    missing = [
-        f"{name}: {newest[name, None]['failure']}" for name in names if (name, None) in newest
-    ]
+    missing = [f"{name}: {found[name, None]['failure']}" for name in names if (name, None) in found]
     heads = ["", *(head for _, _, head in PEER_COLUMNS)]
     return [about, _table(heads, rows), *(f"Missing: {why}" for why in missing)]
 

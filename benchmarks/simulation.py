@@ -69,9 +69,9 @@ def configuration(options: argparse.Namespace) -> Config:
 
 
 async def real_run(
-    engine: AsyncEngine, requests: Sequence[SimulatedRequest], seed: int
+    engine: AsyncEngine, requests: Sequence[SimulatedRequest], seed: str
 ) -> tuple[Seen, list[StepRecord]]:
-    """Ask a real engine at these times, for prompts of these lengths."""
+    """Ask a real engine at these times, for prompts of these lengths that are nobody else's."""
     source = random.Random(seed)
     vocab_size = engine.model_info.vocab_size
     prompts = [[source.randrange(vocab_size) for _ in range(r.prompt_len)] for r in requests]
@@ -138,7 +138,7 @@ async def measure(
         for name, load in loads.items():
             workload = RandomWorkload(count=options.requests, seed=100 + repeat, **lengths)
             requests = list(workload.requests(load))
-            real, steps = await real_run(engine, requests, seed=repeat)
+            real, steps = await real_run(engine, requests, seed=f"{repeat}, {name}")
             after = await drive(engine, options.calibrate, seed=repeat)
             predicted = predict(requests, cost_of([before, after]))
             own = cost_of([before, after]).submit

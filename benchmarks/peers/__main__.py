@@ -64,7 +64,6 @@ def limits(options: argparse.Namespace) -> dict[str, object]:
         "kv_bytes": 2**30,
         "kv_tokens": 32_768,
         "threads": options.threads,
-        "startup": "wait",
         "vocab_size": vocabulary(options.shape),
     }
 

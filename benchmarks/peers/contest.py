@@ -87,7 +87,8 @@ class Contest:
     checkpoint
         The same for all.
     limits
-        ``max_model_len``, ``max_num_seqs``, ``kv_bytes``, ``kv_tokens``, ``threads``, ``startup``.
+        ``max_model_len``, ``max_num_seqs``, ``kv_bytes``, ``kv_tokens``, ``threads``,
+        ``vocab_size``.
     seconds
         How long a start, and a turn, may take.
     """
@@ -126,7 +127,7 @@ class Contest:
         """Every checkpoint, unless it is there."""
         for entrant in self.in_play:
             peer = entrant.peer
-            converted = self._scratch / f"{self._checkpoint.name} {peer.name}"
+            converted = self._scratch / f"{self._checkpoint.name}-{_path_of(peer)}"
             entrant.options = {
                 **self._limits,
                 **peer.options,
@@ -144,7 +145,7 @@ class Contest:
                 entrant.fail(f"not converted: {words[-300:]}")
 
     def _convert(self, peer: Peer, converted: Path) -> None:
-        unfinished = converted.with_name(f"{converted.name} unfinished")
+        unfinished = converted.with_name(f"{converted.name}-unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.unlink(missing_ok=True)
         python = Path(peer.python(self._root))
@@ -193,6 +194,8 @@ class Contest:
         entrant.about = running.about
         turn = running.ask(*_FIRST, self._seconds)
         entrant.add(start, "start", turn.answers[0].first - running.started)
+        # An engine that goes on compiling after its first answer does so before its second.
+        running.ask(*_FIRST, self._seconds)
 
     def take_turns(self, workloads: Sequence[str], repeats: int) -> None:
         """Every workload by every peer, so many times after a first one that does not count."""
@@ -227,7 +230,7 @@ class Contest:
             entrant.close()
 
     def _cache(self, entrant: Entrant) -> Path:
-        return self._scratch / f"cache of {entrant.peer.name}"
+        return self._scratch / f"cache-{_path_of(entrant.peer)}"
 
     def _variables(self, peer: Peer, cache: Path) -> dict[str, str]:
         cpus = sorted(os.sched_getaffinity(0))
@@ -251,6 +254,11 @@ class Contest:
         before = _busy_seconds()
         time.sleep(PAUSE_SECONDS)
         return max(0.0, (_busy_seconds() - before) / PAUSE_SECONDS)
+
+
+def _path_of(peer: Peer) -> str:
+    """Its name without spaces, which not every compiler's command line is proof against."""
+    return "-".join(peer.name.replace(",", "").split())
 
 
 def _busy_seconds() -> float:

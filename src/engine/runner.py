@@ -182,6 +182,7 @@ class Runner:
             hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows), code)
             self._decoder.logits(code.regions, hidden)
         self._device.synchronize()
+        assert self._graphs is None, "graphs were captured of other code"
         self._code = code
         self.compile_seconds = (seconds or 0.0) + time.monotonic() - started
         self.compiled = True

@@ -192,7 +192,7 @@ def _build_parts(
     )
     if compilation is not None:
         report("compile", STARTUP_PHASES["compile"], "compiling")
-    _settle_code(config, runner, decoder, compilation, graph_plan)
+    _settle_code(config, report, runner, decoder, compilation, graph_plan)
     info = _model_info(config, decoder, max_model_len)
     logger.info(
         "%s ready in %.1f s: %s, %s, attention %s, context %d tokens",
@@ -222,6 +222,7 @@ def _build_parts(
 
 def _settle_code(
     config: Config,
+    report: Report,
     runner: Runner,
     decoder: Decoder,
     compilation: RegionCompilation | None,
@@ -241,6 +242,8 @@ def _settle_code(
         return
     if compilation is not None:
         compilation.finish(runner, decoder)
+    if graph_plan is not None:
+        report("capture", STARTUP_PHASES["capture"], "capturing steps")
     capture()
 
 

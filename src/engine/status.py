@@ -15,6 +15,7 @@ STARTUP_PHASES: Final = {
     "weights": 0.1,
     "kv_cache": 0.45,
     "compile": 0.5,
+    "capture": 0.9,
     "ready": 1.0,
 }
 

@@ -74,7 +74,7 @@ def test_every_figure_stands_in_its_row() -> None:
     rows = section(SUITES, PEERS).splitlines()
     assert "| one stream, 128 tokens in: time to first token | 16.2 ms |  |  |" in rows
     assert "| 32 streams: output tokens per second |  | 2,000 |  |" in rows
-    assert "| linear: 1 token | 2.5 ms | 87 % of memory |" in rows
+    assert "| linear: 1 token | 2.5 ms | 87 % (memory) |" in rows
     assert "| slipstream 1.2 | 12 | 2 |  |  |  |  |  |  |" in rows
     assert "Missing: other: not installed: no wheel" in rows
 
@@ -99,6 +99,14 @@ def test_a_part_does_not_take_the_place_of_the_whole() -> None:
     text = section([*SUITES, *part], [])
     assert "decade" not in text
     assert "2,000" in text
+
+
+def test_a_contest_of_few_does_not_take_the_place_of_one_of_many() -> None:
+    figures = {"ttft": figure(77.0, "ms")}
+    few = [{**peer("slipstream", "one", figures=figures), "commit": "decade"}]
+    assert "| slipstream 1.2 | 77 |" not in section([], [*PEERS, *few])
+    many = [*few, {**PEERS[1], "commit": "decade"}]
+    assert "| slipstream 1.2 | 77 |" in section([], [*PEERS, *many])
 
 
 @pytest.mark.parametrize(("load", "is_noisy"), [(0.1, False), (5.0, True)])

@@ -113,6 +113,7 @@ class FakeCapture:
     ) -> None:
         self.captures: list[FakeCaptured] = []
         self.releases = 0
+        self.starts = 0
         self._free = free
         self._fail_at = fail_at
         self._series = Series()
@@ -156,6 +157,9 @@ class FakeCapture:
 
     def release(self) -> None:
         self.releases += 1
+
+    def start_over(self) -> None:
+        self.starts += 1
 
     def enter(self, series: Series, index: int) -> None:
         """A capture of ``series`` is about to run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 import time
@@ -23,8 +24,7 @@ from src.engine.scheduler import SchedulerLimits
 
 # Steps of the busiest seconds of a driven engine must not fall out of its timeline.
 TIMELINE_STEPS: Final = 1_000_000
-# Prompts of a driven engine, as parts of the longest that fit.
-_PROMPT_PARTS: Final = (0.02, 0.05, 0.1, 0.2, 0.4)
+_MAX_OUTPUT: Final = 128
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +113,11 @@ async def drive(engine: AsyncEngine, seconds: float, seed: int = 0) -> TimelineV
     first_step = _last_step(engine)
     source = random.Random(seed)
     levels = list(_levels(engine.config.scheduler.max_num_seqs))
-    for level in levels:
-        await _drive(engine, source, level, time.monotonic() + seconds / len(levels))
+    # Steps of many rows take longer, and there must be enough of them too.
+    weights = [math.sqrt(level) for level in levels]
+    for level, weight in zip(levels, weights, strict=True):
+        deadline = time.monotonic() + seconds * weight / sum(weights)
+        await _drive(engine, source, level, deadline)
     return engine.inspector.timeline(after=first_step)
 
 
@@ -131,7 +134,7 @@ async def _drive(
     engine: AsyncEngine, source: random.Random, concurrency: int, deadline: float
 ) -> None:
     info = engine.model_info
-    longest = info.max_model_len // 2
+    longest = max(1, info.max_model_len // 2)
     enough = _last_step(engine) + MIN_STEPS
 
     def is_over() -> bool:
@@ -139,10 +142,10 @@ async def _drive(
 
     async def one() -> None:
         while not is_over():
-            most = max(1, int(longest * source.choice(_PROMPT_PARTS)))
-            length = source.randint(1, most)
+            # Of every order of magnitude as many.
+            length = round(math.exp(source.uniform(0.0, math.log(longest))))
             prompt = [source.randrange(info.vocab_size) for _ in range(length)]
-            output_len = source.randint(1, max(1, min(128, longest)))
+            output_len = source.randint(1, min(_MAX_OUTPUT, longest))
             params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
             async for _ in engine.stream(prompt, params):
                 # What is not over in time is of no use any more.

@@ -24,6 +24,8 @@ from src.core.outputs import RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.engine.scheduler import Scheduler, SchedulerLimits
 
+# Part of its price that no scatter takes a step below.
+_QUICKEST = 0.25
 _TOKEN = [0]
 _END = [END_TOKEN]
 _NOTHING: list[int] = []
@@ -135,7 +137,8 @@ class SimulatedEngine:
         now += cost.plan.seconds(work)
         seconds = cost.device.seconds(work)
         if self._spread is not None:
-            seconds *= self._spread[int(self._random() * len(self._spread))]
+            drawn = self._spread[int(self._random() * len(self._spread))]
+            seconds = max(_QUICKEST * seconds, seconds + drawn * math.sqrt(seconds))
         start = max(now, self._device) + cost.dispatch
         self._device = start + seconds
         self.busy_seconds += seconds

@@ -7,6 +7,8 @@ affair (``engine.py``).
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
@@ -19,7 +21,9 @@ from src.core.steps import StepRecord
 VERSION: Final = 1
 # Fewer tell little about as many unknowns.
 MIN_STEPS: Final = 30
-_NUM_SPREAD: Final = 64
+_NUM_SPREAD: Final = 256
+# Seconds that a step takes, whatever its record says.
+_LEAST: Final = 1e-9
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -91,8 +95,9 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     submit
         Seconds of the event loop per request.
     spread
-        What a step's device time was over what the price says, in order, at evenly spaced
-        quantiles; 1 on average.
+        How far device times were from their price, over the square root of that, in order, at
+        evenly spaced quantiles; 0 on average. In square roots of seconds, as the scatter of a sum
+        of many parts grows.
     num_steps, error
         Steps that it was fitted to, and the median of how far the device's price was off, in parts
         of the measured time.
@@ -145,8 +150,8 @@ def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
     turns = [a for a, b in pairwise(steps) if a.publish_started != b.publish_started]
     turns.append(steps[-1])
     dispatched = [b.device_start - max(a.device_end, b.launched) for a, b in pairwise(steps)]
-    ratios = [
-        (s.device_end - s.device_start) / max(device.seconds(w), 1e-9)
+    times = [
+        (s.device_end - s.device_start, max(device.seconds(w), _LEAST))
         for s, w in zip(steps, works, strict=True)
     ]
     return StepCost(
@@ -163,9 +168,9 @@ def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
         handover=_handover(steps),
         dispatch=max(0.0, sum(dispatched) / len(dispatched)),
         submit=submit,
-        spread=_spread(ratios),
+        spread=_spread([(real - price) / math.sqrt(price) for real, price in times]),
         num_steps=len(steps),
-        error=sorted(abs(1 / ratio - 1) for ratio in ratios)[len(ratios) // 2],
+        error=statistics.median(abs(price / max(real, _LEAST) - 1) for real, price in times),
     )
 
 
@@ -189,9 +194,10 @@ def _price(works: Sequence[Work], names: Sequence[str], seconds: Sequence[float]
     return Price(**dict(zip(("step", *names), found.tolist(), strict=True)))
 
 
-def _spread(ratios: Sequence[float]) -> list[float]:
-    ordered = sorted(ratios)
-    last = len(ordered) - 1
-    picked = [ordered[round(last * i / (_NUM_SPREAD - 1))] for i in range(_NUM_SPREAD)]
-    mean = sum(picked) / len(picked)
-    return [value / mean for value in picked]
+def _spread(residuals: Sequence[float]) -> list[float]:
+    ordered = sorted(residuals)
+    count = min(_NUM_SPREAD, len(ordered))
+    # From the middle of each part: the ends would stand for more than themselves.
+    picked = [ordered[int(len(ordered) * (i + 0.5) / count)] for i in range(count)]
+    mean = sum(picked) / count
+    return [value - mean for value in picked]

@@ -18,7 +18,8 @@ from src.bench.soak.traffic import FAULTS, Act, Traffic
 from src.bench.soak.vitals import Vitals, leaks
 from src.core.errors import SlipstreamError
 
-_QUESTIONS: Final = 40
+# For a second of load, and at least and at most of all.
+_QUESTIONS: Final = (4, 8, 40)
 _READINGS: Final = 8
 # Seconds between two readings, at least: a reading waits until nothing runs.
 _LEAST_ROUND: Final = 1.0
@@ -116,7 +117,9 @@ class Soak:
         models = json.loads(await asyncio.to_thread(server.get, "/v1/models"))
         facts = json.loads(await asyncio.to_thread(server.get, "/tokenizer_info"))
         max_model_len = models["data"][0]["max_model_len"]
-        questions = make_questions(_QUESTIONS, facts["vocab_size"], max_model_len, self._seed)
+        each, least, most = _QUESTIONS
+        count = max(least, min(most, round(each * self._seconds)))
+        questions = make_questions(count, facts["vocab_size"], max_model_len, self._seed)
         scheduler = server.config.scheduler
         return Traffic(
             port,

@@ -48,4 +48,7 @@ class CaptureBackend(Protocol):
         """Memory of the device that nobody has."""
 
     def release(self) -> None:
-        """Give memory of captures that are gone back to the device, as far as it is possible."""
+        """Give memory that nothing uses back to the device."""
+
+    def start_over(self) -> None:
+        """Every capture is gone: those from now on share a pool of their own."""

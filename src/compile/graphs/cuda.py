@@ -65,6 +65,11 @@ class CudaCapture:
         """See `CaptureBackend`."""
         torch.cuda.empty_cache()
 
+    def start_over(self) -> None:
+        """See `CaptureBackend`: a pool that has lost its last graph takes no other one."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self.release()
+
 
 class _Memory:
     """Memory of a tensor of integers, without the tensor: ``__cuda_array_interface__``, version 2.

@@ -39,7 +39,7 @@ def trial_bytes(
             kept.append(capture(others[0]))
             total += len(others) * max(0, free - _free_bytes(backend))
     kept.clear()
-    backend.release()
+    backend.start_over()
     return max(0, total)
 
 

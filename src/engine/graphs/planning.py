@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from src.compile.graphs import CaptureBackend, PaddingLadder
+from src.compile.graphs import (
+    CaptureBackend,
+    PaddingLadder,
+    frozen_collector,
+    thaw_collector,
+)
 from src.core.config import MIB, Config
 from src.engine.devices import Device
 from src.engine.forward_pass import Code, ForwardPass
@@ -44,10 +49,11 @@ def plan_graphs(
         return None
     ladder = PaddingLadder(config.scheduler.max_num_seqs, config.compile.cuda_graph_max_tokens)
     try:
-        with torch.inference_mode(), device.stream():
+        with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
             taken = _trial(config, decoder, backend, ladder)
     except Exception:
         backend.abandon()
+        thaw_collector()
         logger.exception("steps cannot be captured: they run without graphs")
         return None
     logger.info("%d shapes will be captured, in %.0f MiB", len(ladder.shapes), taken / MIB)

@@ -25,7 +25,7 @@ def cost_of(device: Price, **changes: object) -> StepCost:
         "handover": free,
         "dispatch": 0.0,
         "submit": 0.0,
-        "spread": [1.0],
+        "spread": [0.0],
         "num_steps": 100,
         "error": 0.0,
         **changes,

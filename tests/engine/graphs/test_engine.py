@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from src import AsyncEngine, SamplingParams
+from src.compile import ahead
 from src.compile.graphs import GraphShape, PaddingLadder
 from src.core.structured_output import StructuredOutput
 from src.engine import startup
@@ -178,6 +179,27 @@ async def test_few_users_are_captured_first_and_the_rest_when_nobody_asks(
     assert backend.captures
 
 
+async def test_what_cannot_be_compiled_is_captured_as_it_is(
+    checkpoint: Path, reference: Any, install: Install, tmp_path: Path
+) -> None:
+    backend = install(FakeCapture())
+    prompt = random_prompts(1, longest=20)[0]
+    changes = CAPTURED | {"compile__startup": "background"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(startup, "cache_root", lambda: tmp_path)
+        patch.setattr(ahead, "_COMMAND", ("sh", "-c", "sleep 1; exit 3"))
+        async with AsyncEngine.open(small_config(checkpoint, **changes)) as engine:
+            # The trial's; the others wait for the compiler, and requests do not.
+            assert len(backend.captures) == 10
+            result = await engine.generate(prompt, GREEDY)
+            async with asyncio.timeout(60):
+                while stats_of(engine).captured.total() < 8:
+                    await asyncio.sleep(0.05)
+            again = await engine.generate(prompt, GREEDY)
+            assert stats_of(engine).steps["decode"] > 0
+    assert result.token_ids == again.token_ids == greedy(reference, prompt, 24)
+
+
 async def test_a_step_is_not_kept_waiting_by_captures(checkpoint: Path, install: Install) -> None:
     install(FakeCapture())
     config = small_config(checkpoint, **CAPTURED | {"compile__cuda_graphs": "background"})
@@ -257,3 +279,11 @@ async def test_a_tensor_that_is_replaced_is_found(checkpoint: Path, install: Ins
         with pytest.raises(Exception, match="a step of this request failed") as failure:
             await engine.generate([5], GREEDY)
     assert "keys.1" in str(failure.value.__cause__)
+
+
+async def test_the_start_says_that_it_captures(checkpoint: Path, install: Install) -> None:
+    install(FakeCapture())
+    async with AsyncEngine.open(small_config(checkpoint, **CAPTURED)) as engine:
+        name = "slipstream_startup_phase_seconds"
+        assert engine.metrics.value(name, phase="capture") > 0
+        assert engine.metrics.value(name, phase="compile") == 0

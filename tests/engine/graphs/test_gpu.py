@@ -154,6 +154,22 @@ async def test_memory_comes_back_when_an_engine_closes(checkpoint: Path) -> None
     assert free[2] >= free[1] - 64 * 2**20
 
 
+def test_a_pool_can_be_had_anew_when_its_graphs_are_gone() -> None:
+    backend = CudaCapture(torch.device("cuda"))
+    given = torch.ones(1 << 20, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for factor in (2, 3):
+            given * factor  # so that the kernel is there
+            backend.begin()
+            result = given * factor
+            captured = backend.end()
+            captured.replay()
+            torch.cuda.synchronize()
+            assert result[-1].item() == factor
+            del captured, result
+            backend.start_over()
+
+
 def test_borrowed_memory_is_the_same_memory() -> None:
     backend = CudaCapture(torch.device("cuda"))
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool):

@@ -1,0 +1,52 @@
+"""The collector is away during captures, comes back after them, and can be made to forget them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from src.compile.graphs import frozen_collector, thaw_collector
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_what_exists_stays_frozen_and_the_rest_is_collected_again() -> None:
+    with frozen_collector():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= len(kept)
+    thaw_collector()
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    with frozen_collector(collect=False):
+        pass
+    assert not gc.isenabled()
+
+
+def test_a_capture_that_fails_brings_it_back() -> None:
+    with pytest.raises(ValueError, match="capture"), frozen_collector():
+        raise ValueError("capture")
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("collect", [True, False])
+def test_garbage_is_looked_for_before_and_only_if_wanted(collect: bool) -> None:
+    collections = []
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
+    try:
+        with frozen_collector(collect=collect):
+            inside = len(collections)
+        assert (inside > 0) == collect
+    finally:
+        gc.callbacks.pop()
