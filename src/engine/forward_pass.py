@@ -99,4 +99,5 @@ class ForwardPass:
             spec.sliding_windows[layer] or 0,
             inputs.max_query_len,
             inputs.max_seq_len,
+            self.decoder.region_spec.deterministic,
         )

@@ -199,6 +199,7 @@ class Runner:
             num_heads=self._decoder.region_spec.num_heads,
             scale=spec.attention_scale,
             num_threads=self._num_threads,
+            deterministic=self._decoder.region_spec.deterministic,
         )
 
     def capture_graphs(

@@ -86,7 +86,9 @@ def build_engine(config: Config, report: Report) -> EngineParts:
             f"the device is {device.type}"
         )
     use_artifact_cache(cache_root())
-    if device.type == "cpu":
+    if config.model.deterministic:
+        _require_deterministic(device)
+    elif device.type == "cpu":
         # The reference serves until the compiled kernels are there.
         ensure_built(wait=False)
     path = resolve_model(
@@ -111,10 +113,28 @@ def _begin_compilation(config: Config, path: Path, device: torch.device) -> Regi
         max_model_len=config.model.max_model_len,
         quantization=config.model.quantization,
         group_size=config.model.quantization_group_size,
+        deterministic=config.model.deterministic,
     )
     num_threads = config.device.num_threads or default_threads(outline)
-    awaited = config.compile.startup == "wait"
-    return RegionCompilation(outline, num_threads, cache_root(), awaited=awaited)
+    return RegionCompilation(outline, num_threads, cache_root(), awaited=_awaits_code(config))
+
+
+def _awaits_code(config: Config) -> bool:
+    # Eager and compiled code round apart: a deterministic engine never changes from one to another.
+    return config.compile.startup == "wait" or config.model.deterministic
+
+
+def _require_deterministic(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise ConfigError(
+            f"model.deterministic = true is for the CPU, the device is {device.type}: the order in "
+            "which its matrix products are summed depends on the size of the batch"
+        )
+    if ensure_built(wait=True) == "reference":
+        raise ConfigError(
+            "model.deterministic = true needs the compiled CPU kernels, which could not be built "
+            "(see the log)"
+        )
 
 
 def _build_parts(
@@ -137,6 +157,7 @@ def _build_parts(
         max_model_len=config.model.max_model_len,
         quantization=config.model.quantization,
         group_size=config.model.quantization_group_size,
+        deterministic=config.model.deterministic,
     )
     if tokenizer.has_chat_template:
         tokenizer.chat_template.prepare()
@@ -215,7 +236,7 @@ def _settle_code(
             with contextlib.suppress(RunnerClosedError):
                 runner.capture_graphs(graph_plan.backend, graph_plan.ladder, everything=everything)
 
-    if compilation is not None and config.compile.startup == "background":
+    if compilation is not None and not _awaits_code(config):
         # Graphs of code that is about to be replaced would be captured for nothing.
         compilation.finish_in_background(runner, decoder, capture)
         return

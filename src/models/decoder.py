@@ -93,6 +93,7 @@ class Decoder:
         device: torch.device,
         max_positions: int,
         group: Group | None = None,
+        deterministic: bool = False,
     ) -> None:
         group = group or Group()
         self.config = config
@@ -116,6 +117,7 @@ class Decoder:
             head_dim=config.head_dim,
             rms_norm_eps=config.rms_norm_eps,
             group=group,
+            deterministic=deterministic,
         )
         self.embedding = self._empty(config.vocab_size, config.hidden_size)
         self.head: Weight = (
@@ -188,7 +190,7 @@ class Decoder:
 
     def logits(self, regions: Regions, hidden: torch.Tensor) -> torch.Tensor:
         """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
-        return regions.logits(self.head, hidden)
+        return regions.logits(self.region_spec, self.head, hidden)
 
     def region_arguments(self, num_tokens: int) -> tuple[tuple[Any, ...] | None, ...]:
         """Arguments of a call of each region, on the model's device, which may be meta.
@@ -206,7 +208,7 @@ class Decoder:
             if config.num_layers > 1
             else None,
             (spec, self.post[-1], self.final_norm, attn_out, hidden),
-            (self.head, hidden),
+            (spec, self.head, hidden),
         )
 
     def calls(self, regions: Regions) -> list[tuple[Any, tuple[Any, ...]]]:

@@ -13,18 +13,24 @@ from torch.nn import functional
 from src import ops
 from src.distributed import Group
 from src.models.quantization import Weight
-from src.ops.linear import INT4_RUN
+
+# at::internal::GRAIN_SIZE: what torch computes elementwise in one thread.
+_UNCUT_ELEMENTS = 32768
 
 
-def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    deterministic: bool = False,
+) -> torch.Tensor:
     """`x @ weight.T + bias`: [T, in] with [out, in] and [out] to [T, out], in x's dtype.
 
     The one seam through which every projection goes: quantized weights are another method behind
-    this call, not another model.
+    this call, not another model. `deterministic` asks for a sum whose order no other token changes.
     """
     if isinstance(weight, torch.Tensor):
-        # The op has nothing better for rows that are no whole number of runs either.
-        is_streamed = x.dtype != torch.float32 and weight.shape[1] % INT4_RUN == 0
+        is_streamed = x.dtype != torch.float32 or deterministic
         if x.device.type != "cpu" or not is_streamed:
             return functional.linear(x, weight, bias)
         return ops.linear(x, weight, None, bias)
@@ -32,13 +38,18 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
 
 
 def row_parallel_linear(
-    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, group: Group
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    group: Group,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """A projection whose input dimension is sharded: partial sums are reduced over the group.
 
     The bias is added once, by rank 0, before the sum.
     """
-    return group.all_reduce(linear(x, weight, bias if group.rank == 0 else None))
+    own = bias if group.rank == 0 else None
+    return group.all_reduce(linear(x, weight, own, deterministic))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -63,7 +74,15 @@ def apply_rope(x_thd: torch.Tensor, cos_sin_td: torch.Tensor) -> torch.Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up` of a fused projection: [T, 2 I], gate first, to [T, I]."""
+def silu_and_mul(gate_up: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
+    """`silu(gate) * up` of a fused projection: [T, 2 I], gate first, to [T, I].
+
+    `deterministic` asks for results that no other token changes.
+    """
     gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    if not deterministic or torch.compiler.is_compiling():
+        return functional.silu(gate) * up
+    # Where torch cuts a large tensor for its threads, in the middle of a row, its vectors end, and
+    # the elements left over go through another exp. So it gets tensors that it does not cut.
+    rows = max(1, _UNCUT_ELEMENTS // gate.shape[1])
+    return torch.cat([functional.silu(part) for part in gate.split(rows)]) * up

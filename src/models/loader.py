@@ -43,6 +43,7 @@ def load_model(
     max_model_len: int | None = None,
     quantization: Method | None = None,
     group_size: int = 32,
+    deterministic: bool = False,
 ) -> Decoder:
     """Build the model of a directory and fill its parameters.
 
@@ -57,6 +58,7 @@ def load_model(
         max_model_len: longest sequence in tokens; None is what the model is made for.
         quantization: of the projections' weights once they are read, see `Decoder.quantize`.
         group_size: of `int4`.
+        deterministic: whether a token's bits may depend on nothing but its sequence.
 
     Raises:
         ModelLoadError: anything that keeps the checkpoint from being served, naming what.
@@ -69,7 +71,13 @@ def load_model(
         # As the reference does: a head that was trained apart is not tied, whatever the flag says.
         config = replace(config, tie_word_embeddings=False)
     positions = resolve_max_positions(max_model_len, config)
-    decoder = family(config, dtype=torch_dtype, device=device, max_positions=positions)
+    decoder = family(
+        config,
+        dtype=torch_dtype,
+        device=device,
+        max_positions=positions,
+        deterministic=deterministic,
+    )
     if load_format == "dummy":
         fill_dummy(decoder.parameters(), seed)
     else:
@@ -91,6 +99,7 @@ def outline_model(
     max_model_len: int | None = None,
     quantization: Method | None = None,
     group_size: int = 32,
+    deterministic: bool = False,
 ) -> Decoder:
     """The model that `load_model` gives, on the meta device: every shape and no value.
 
@@ -105,6 +114,7 @@ def outline_model(
         dtype=resolve_dtype(dtype, config),
         device=torch.device("meta"),
         max_positions=resolve_max_positions(max_model_len, config),
+        deterministic=deterministic,
     )
     if quantization is not None:
         decoder.quantize(quantization, group_size)

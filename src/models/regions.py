@@ -35,6 +35,8 @@ class RegionSpec:
     head_dim: int
     rms_norm_eps: float
     group: Group
+    # Whether a token's bits may depend on nothing but its own inputs, see docs/determinism.md.
+    deterministic: bool = False
 
 
 class PreAttention(NamedTuple):
@@ -114,9 +116,11 @@ class LastRegion(Protocol):
 
 
 class LogitsRegion(Protocol):
-    """`logits(head_weight, hidden)`."""
+    """`logits(spec, head_weight, hidden)`."""
 
-    def __call__(self, head_weight: Weight, hidden: torch.Tensor, /) -> torch.Tensor: ...
+    def __call__(
+        self, spec: RegionSpec, head_weight: Weight, hidden: torch.Tensor, /
+    ) -> torch.Tensor: ...
 
 
 class Regions(NamedTuple):
@@ -179,16 +183,17 @@ def last(
     return rms_norm(residual, final_norm, spec.rms_norm_eps)
 
 
-def logits(head_weight: Weight, hidden: torch.Tensor) -> torch.Tensor:
+def logits(spec: RegionSpec, head_weight: Weight, hidden: torch.Tensor) -> torch.Tensor:
     """Vocabulary scores, float32 [S, V], of selected hidden states [S, H]; head_weight [V, H]."""
-    return linear(hidden, head_weight).to(torch.float32)
+    scores = linear(hidden, head_weight, deterministic=spec.deterministic)
+    return scores.to(torch.float32)
 
 
 EAGER_REGIONS = Regions(first, middle, last, logits)
 
 # Per region, the positions of the arguments whose dimension 0 counts tokens; every other dimension
 # of every argument is the same in every call.
-TOKEN_ARGUMENTS = ((4, 5), (4, 5, 6), (3, 4), (1,))
+TOKEN_ARGUMENTS = ((4, 5), (4, 5, 6), (3, 4), (2,))
 
 
 def _before_attention(
@@ -200,7 +205,7 @@ def _before_attention(
 ) -> AttentionInputs:
     heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     normed = rms_norm(residual, pre.input_norm, spec.rms_norm_eps)
-    qkv = linear(normed, pre.qkv_weight, pre.qkv_bias)
+    qkv = linear(normed, pre.qkv_weight, pre.qkv_bias, spec.deterministic)
     fused = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
     query, key, value = fused.split((heads, kv_heads, kv_heads), dim=1)
     if pre.q_norm is not None and pre.k_norm is not None:
@@ -213,8 +218,14 @@ def _before_attention(
 def _after_attention(
     spec: RegionSpec, post: PostAttention, attn_out: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
-    attended = row_parallel_linear(attn_out, post.output_weight, post.output_bias, spec.group)
+    fixed = spec.deterministic
+    attended = row_parallel_linear(
+        attn_out, post.output_weight, post.output_bias, spec.group, fixed
+    )
     residual = residual + attended
     normed = rms_norm(residual, post.post_norm, spec.rms_norm_eps)
-    gated = silu_and_mul(linear(normed, post.gate_up_weight, post.gate_up_bias))
-    return residual + row_parallel_linear(gated, post.down_weight, post.down_bias, spec.group)
+    gate_up = linear(normed, post.gate_up_weight, post.gate_up_bias, fixed)
+    gated = silu_and_mul(gate_up, fixed)
+    return residual + row_parallel_linear(
+        gated, post.down_weight, post.down_bias, spec.group, fixed
+    )

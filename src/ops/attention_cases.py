@@ -27,6 +27,7 @@ def build(
     padding: int = 0,
     longest: int = 0,
     seed: int = 0,
+    deterministic: bool = False,
 ) -> tuple[Any, ...]:
     """Arguments of a call for rows given as (query_len, seq_len).
 
@@ -83,6 +84,7 @@ def build(
         sliding_window,
         max((query_len for query_len, _ in rows), default=0),
         max((longest, *(seq_len for _, seq_len in rows))),
+        deterministic,
     )
 
 
@@ -114,6 +116,19 @@ def _grid() -> list[Case]:
         {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096},
         {"rows": ()},
     ]
+    cases += [
+        {
+            "rows": ((1, 1100), (3, 40), (100, 700), (0, 3), (290, 290)),
+            "head_dim": head_dim,
+            "sliding_window": window,
+            "dtype": dtype,
+            "padding": 1,
+            "deterministic": True,
+        }
+        for head_dim in (40, 64)
+        for window in (0, 300)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    ]
     return cases
 
 
@@ -135,6 +150,7 @@ def cost(
     sliding_window: int,
     max_query_len: int,
     max_seq_len: int,
+    deterministic: bool = False,
 ) -> Cost:
     """Each visible key and value read once a row, each (query, key) pair two multiply-adds."""
     num_heads, head_dim = query.shape[1:]

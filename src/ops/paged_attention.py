@@ -32,6 +32,7 @@ def reference(
     sliding_window: int,
     max_query_len: int,
     max_seq_len: int,
+    deterministic: bool = False,
 ) -> None:
     """See [`paged_attention`][src.ops.paged_attention.paged_attention]."""
     _write_cache(key, key_cache, slot_mapping)
@@ -106,8 +107,8 @@ PAGED_ATTENTION = Op(
     "paged_attention",
     "(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor block_tables, Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, "
-    "Tensor(c!) out, float scale, int sliding_window, SymInt max_query_len, SymInt max_seq_len)"
-    " -> ()",
+    "Tensor(c!) out, float scale, int sliding_window, SymInt max_query_len, SymInt max_seq_len, "
+    "bool deterministic=False) -> ()",
     reference=reference,
     fake=_fake,
     build=build,
@@ -132,6 +133,7 @@ def paged_attention(
     sliding_window: int,
     max_query_len: int,
     max_seq_len: int,
+    deterministic: bool = False,
 ) -> None:
     """Write keys and values into the paged cache, then attend causally over the cache into `out`.
 
@@ -156,6 +158,9 @@ def paged_attention(
         sliding_window: Keys that a token sees, itself included; 0 for all.
         max_query_len: Upper bound of the rows' query lengths (sizes a GPU grid without a sync).
         max_seq_len: Upper bound of `seq_lens`.
+        deterministic: Whether kernels may let nothing show in a token's bits but its query and the
+            keys and values that it sees: neither the tokens it came with, nor how its sequence was
+            cut into chunks. Without it, a row's bits may depend on its query length.
 
     Raises
         ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
@@ -176,4 +181,5 @@ def paged_attention(
         sliding_window,
         max_query_len,
         max_seq_len,
+        deterministic,
     )

@@ -44,6 +44,7 @@ FROZEN = [
     "limits.max_stop_string_chars",
     "limits.max_stop_strings",
     "limits.max_stop_token_ids",
+    "model.deterministic",
     "model.dtype",
     "model.load_format",
     "model.max_model_len",

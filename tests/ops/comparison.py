@@ -1,6 +1,7 @@
 """How a paged attention kernel is held against the reference."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +24,36 @@ def attention_matches(kernel: Callable[..., Any], args: tuple[Any, ...]) -> None
     kernel(*got)
     for cache in (3, 4):
         # Bitwise, poison included: what must not be written has not been.
-        assert torch.equal(_bits(expected[cache]), _bits(got[cache]))
+        assert torch.equal(bits(expected[cache]), bits(got[cache]))
     tolerance = TOLERANCE[got[9].dtype]
     torch.testing.assert_close(got[9], expected[9], rtol=tolerance, atol=tolerance)
     assert not got[9].isnan().any()
 
 
-def _bits(x: torch.Tensor) -> torch.Tensor:
+def in_chunks(
+    kernel: Callable[..., Any], args: tuple[Any, ...], bounds: Sequence[int]
+) -> torch.Tensor:
+    """Output [T, heads, head_dim] of a one-row prefill cut at `bounds`, 0 and T included.
+
+    The caches of `args` are written.
+    """
+    out = torch.full_like(args[9], torch.nan)
+    for begin, end in itertools.pairwise(bounds):
+        kernel(
+            *(x[begin:end] for x in args[:3]),
+            *args[3:6],
+            torch.tensor([0, end - begin], dtype=torch.int32),
+            torch.tensor([end], dtype=torch.int32),
+            args[8][begin:end],
+            out[begin:end],
+            *args[10:12],
+            end - begin,
+            end,
+            args[14],
+        )
+    return out
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: equal if nothing differs, not even a sign of zero or a NaN."""
     return x.view(torch.int32 if x.element_size() == 4 else torch.int16)

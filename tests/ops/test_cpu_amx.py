@@ -13,7 +13,7 @@ import torch
 from src.ops import PAGED_ATTENTION
 from src.ops.cpu import build
 from src.ops.cpu.library import _bind_attention
-from tests.ops.comparison import attention_matches, copied
+from tests.ops.comparison import attention_matches, copied, in_chunks
 
 Attention = Callable[..., Any]
 
@@ -74,23 +74,37 @@ def test_a_chunk_gives_the_bits_of_the_whole_prompt(emulated: Attention) -> None
     whole = PAGED_ATTENTION.build("cpu", rows=((300, 300),), dtype=torch.bfloat16, num_heads=6)
     cached = copied(whole)
     emulated(*whole)
+    got = in_chunks(emulated, cached, [0, 128, 130, 300])
     for begin, end in ((0, 128), (128, 130), (130, 300)):
-        out = torch.empty_like(whole[9][begin:end])
-        emulated(
-            *(x[begin:end] for x in cached[:3]),
-            *cached[3:6],
-            torch.tensor([0, end - begin], dtype=torch.int32),
-            torch.tensor([end], dtype=torch.int32),
-            cached[8][begin:end],
-            out,
-            *cached[10:12],
-            end - begin,
-            end,
-        )
+        out = got[begin:end]
         if end - begin > 2:  # two tokens are split over the keys, which rounds elsewhere
             assert torch.equal(out.view(torch.int16), whole[9][begin:end].view(torch.int16))
         else:
             torch.testing.assert_close(out, whole[9][begin:end], rtol=1e-2, atol=1e-2)
+
+
+@needs_avx2
+@pytest.mark.parametrize("head_dim", [40, 64])
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
+def test_deterministic_chunks_of_any_size_give_the_bits_of_the_whole_prompt(
+    emulated: Attention, head_dim: int, window: int, heads: tuple[int, int]
+) -> None:
+    whole = PAGED_ATTENTION.build(
+        "cpu",
+        rows=((530, 530),),
+        dtype=torch.bfloat16,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=head_dim,
+        sliding_window=window,
+        deterministic=True,
+    )
+    expected = in_chunks(emulated, copied(whole), [0, 530])
+    # One and two tokens, around the ends of steps and splits; short chunks, long ones.
+    bounds = [0, 1, 3, 20, 127, 128, 129, 140, 254, 256, 257, 300, 511, 512, 513, 514, 530]
+    got = in_chunks(emulated, copied(whole), bounds)
+    assert torch.equal(got.view(torch.int16), expected.view(torch.int16))
 
 
 def _is_bfloat16(x: Any) -> bool:

@@ -51,13 +51,15 @@ def test_a_token_is_the_same_bits_in_any_company(
 ) -> None:
     tokens = data.draw(st.integers(1, 120))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    inputs = data.draw(st.sampled_from([5, 50, 128, 129, 1024]))
     x, weight, scales, bias = LINEAR.build(
         "cpu",
         tokens=tokens,
-        inputs=data.draw(st.sampled_from([128, 1024])),
+        inputs=inputs,
         outputs=data.draw(st.integers(1, 40)),
         dtype=dtype,
-        weight=data.draw(st.sampled_from(KINDS)),
+        # Quantized rows are whole groups.
+        weight=data.draw(st.sampled_from(KINDS if inputs % 128 == 0 else KINDS[:1])),
         has_bias=data.draw(st.booleans()),
     )
     first = data.draw(st.integers(0, tokens - 1))
@@ -95,9 +97,20 @@ def test_one_bad_token_stays_its_own(library: KernelLibrary) -> None:
     assert torch.equal(got[others], expected[others])
 
 
-def test_rows_that_no_group_fits_are_left_to_torch(library: KernelLibrary) -> None:
-    args = LINEAR.build("cpu", tokens=3, inputs=50, outputs=7, dtype=torch.bfloat16)
-    assert torch.equal(library.streamed_linear(*args), LINEAR.reference(*args))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [1, 7, 50, 129])
+def test_rows_of_any_length_are_summed(
+    libraries: dict[str, KernelLibrary], inputs: int, dtype: torch.dtype
+) -> None:
+    for tokens in (1, 3, 40):
+        args = LINEAR.build(
+            "cpu", tokens=tokens, inputs=inputs, outputs=9, dtype=dtype, has_bias=True
+        )
+        # What lies behind a row is not read, not even as a product with zero.
+        spoilt = torch.full((tokens, inputs + 8), torch.nan, dtype=dtype)
+        spoilt[:, :inputs] = args[0]
+        for library in libraries.values():
+            assert_matches(library.streamed_linear(spoilt[:, :inputs], *args[1:]), args)
 
 
 def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:

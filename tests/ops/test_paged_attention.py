@@ -1,6 +1,5 @@
 """Properties of paged attention, for the reference and for the compiled kernel."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
 from src.ops.cpu.library import KernelLibrary
-from tests.ops.comparison import copied
+from tests.ops.comparison import copied, in_chunks
 
 Attention = Callable[..., Any]
 
@@ -48,7 +47,7 @@ quick = settings(
 
 def dense(args: tuple[Any, ...], row: int) -> torch.Tensor:
     """One row by torch's SDPA over keys gathered one by one, [query_len, heads, head_dim]."""
-    query, _, _, key_cache, value_cache, tables, starts, lengths, _, _, scale, window, _, _ = args
+    query, _, _, key_cache, value_cache, tables, starts, lengths, _, _, scale, window, *_ = args
     begin, end, seq_len = int(starts[row]), int(starts[row + 1]), int(lengths[row])
     block_size = key_cache.shape[1]
     slots = [(int(tables[row, p // block_size]), p % block_size) for p in range(seq_len)]
@@ -110,19 +109,7 @@ def test_chunked_prefill_gives_what_the_whole_prefill_gives(
     cached = copied(whole)
     attention(*whole)
     bounds = [0, *sorted({cut for cut in cuts if cut < length}), length]
-    out = torch.full_like(whole[9], torch.nan)
-    for begin, end in itertools.pairwise(bounds):
-        attention(
-            *(x[begin:end] for x in cached[:3]),
-            *cached[3:6],
-            torch.tensor([0, end - begin], dtype=torch.int32),
-            torch.tensor([end], dtype=torch.int32),
-            cached[8][begin:end],
-            out[begin:end],
-            *cached[10:12],
-            end - begin,
-            end,
-        )
+    out = in_chunks(attention, cached, bounds)
     torch.testing.assert_close(out, whole[9], rtol=1e-5, atol=1e-5)
 
 

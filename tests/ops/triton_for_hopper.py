@@ -54,7 +54,7 @@ def main() -> None:
         common |= {"D": head_dim, "N": 64 if head_dim <= 128 else 32}
         tile, warps, stages = paged_attention.prefill_shape(head_dim, size, 4096)
         prefill = compile_for_hopper(
-            paged_attention._prefill_kernel, dtype, warps, stages, M=tile, **common
+            paged_attention._prefill_kernel, dtype, warps, stages, FEWEST=2, M=tile, **common
         )
         split, stages = paged_attention.KV_SPLIT, paged_attention.decode_stages(size)
         decode = compile_for_hopper(

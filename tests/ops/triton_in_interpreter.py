@@ -27,6 +27,7 @@ ATTENTION_CASES = [
     {"rows": ((1, 1), (1, 1100), (0, 0), (0, 0)), "padding": 2, "longest": 4096, "head_dim": 16},
     {"rows": ((0, 0), (0, 0)), "padding": 2, "longest": 4096, "head_dim": 16},
     {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096, "head_dim": 16},
+    {"rows": ((1, 100), (3, 40), (1, 1), (90, 130)), "head_dim": 16, "deterministic": True},
 ]
 
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 3
+#define SLIPSTREAM_ABI 4
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -35,6 +35,7 @@ struct AttentionArgs {
   int64_t tokens, rows, num_heads, num_kv_heads, head_dim;
   int64_t num_blocks, block_size, max_blocks;
   int64_t sliding_window, dtype, threads;
+  int64_t deterministic;  // whether how a row's tokens are cut into calls may not show in any bit
   double scale;
 };
 

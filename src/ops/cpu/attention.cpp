@@ -5,6 +5,12 @@
 // are packed into one tile, so a key is loaded once for them. Splits have a fixed size and start
 // at multiples of it, and which path serves a row depends on that row alone: results do not depend
 // on what else is in the batch, nor on the number of threads.
+//
+// That leaves how many tokens of a sequence come at once, which depends on the batch's budget, on
+// what was cached and on preemption. `deterministic` takes that away too. Every query row, in decode
+// and in a prompt of thousands, then has its scores summed in one order (that of tile products, else
+// of dot products; values are summed key by key in any case) and its keys cut into the same splits,
+// folded in their order, whether the splits are items of their own or follow each other in one.
 #include <atomic>
 #include <memory>
 #include <new>
@@ -22,6 +28,7 @@ namespace {
 constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows share them
 constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
 constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
+constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
 constexpr double kCostPerThread = 3e5; // cost (about 10 us of work) that is worth waking a thread
 
 struct Item {
@@ -52,9 +59,11 @@ struct Plan {
 // How a row of `packed` query rows is computed. It depends on the call's dtype and on the row alone.
 struct Path {
   bool tiles;          // AMX tile products
-  bool dot;            // dot products; neither: packed keys and register blocks
+  bool dot;            // scores by dot products; neither: packed keys and register blocks
+  bool few;            // without tiles: weighs values row by row, not in register blocks
   int64_t rows;        // packed query rows of an item
-  int64_t split;       // keys of a split
+  int64_t split;       // keys of an item
+  int64_t fold;        // keys of an item after which what was summed is folded and begins anew
   double row_cost;     // of a query row against a key
   double key_cost;     // of loading and converting or packing a key, in query rows
 };
@@ -62,8 +71,13 @@ struct Path {
 Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
   Path path{};
   path.split = packed <= kDotRows ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
+  path.fold = path.split;
+  if (a.deterministic) {
+    path.fold = kFixedSplit;
+    path.split = packed <= kGemmRows ? kFixedSplit : seq_len;
+  }
 #if defined(SLIPSTREAM_TILES)
-  path.tiles = uses_tiles(a) && packed >= kMinTileRows;
+  path.tiles = uses_tiles(a) && (packed >= kMinTileRows || a.deterministic);
   if (path.tiles) {
     // Packing keys is shared by an item's rows, but a short prompt must give every thread an item.
     path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
@@ -72,8 +86,9 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
     return path;
   }
 #endif
-  path.dot = packed <= kDotRows;
-  path.rows = path.dot ? kDotRows : kGemmRows;
+  path.few = packed <= kDotRows;
+  path.dot = path.few || a.deterministic;
+  path.rows = path.few ? kDotRows : kGemmRows;
   path.row_cost = 1.0;
   path.key_cost = 4;
   return path;
@@ -153,22 +168,27 @@ class Attention {
     const Path path = choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
 #if defined(SLIPSTREAM_TILES)
     if constexpr (std::is_same_v<T, bf16>) {
-      if (path.tiles) return run_tiles(item, s);
+      if (path.tiles) return run_tiles(item, path, s);
     }
 #endif
-    const bool dot = path.dot;
     start(item, s);
+    bool folded = false;
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
+      if (tile > item.begin && tile % path.fold == 0) fold(item.count, item.count, s, folded);
       const int first = int(std::max<int64_t>(0, item.begin - tile));
       const int last = int(std::min<int64_t>(kKeys, item.end - tile));
       locate_keys(item, tile, first, last, s.offsets);
-      if (dot) {
-        point_to_rows(s, first, last);
-        dot_scores(s, item.count, width, first, last);
+      if (path.few) {
+        point_to_rows(a.value_cache, s.offsets, s.values, s.value_rows, first, last);
+      } else {
+        copy_values(s, first, last);
+      }
+      if (path.dot) {
+        point_to_rows(a.key_cache, s.offsets, s.keys, s.key_rows, first, last);
+        dot_scores(s, item.count, width, first, last, path.few ? s.value_rows : nullptr);
         prefetch_keys(item, tile + kKeys);
       } else {
         pack_keys(s.keys, static_cast<const T*>(a.key_cache), s.offsets, head_dim, first, last);
-        copy_values(s, first, last);
         multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
                         s.rescale);
       }
@@ -178,19 +198,19 @@ class Attention {
         softmax_row(s, row, int(std::clamp<int64_t>(low, first, kKeys)),
                     int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
       }
-      if (dot) {
+      if (path.few) {
         weigh_values(s, item.count, width, first, last);
       } else {
         multiply<true>(s.scores, kKeys, s.values, width, s.out, width, item.count, width, kKeys,
                        s.rescale);
       }
     }
-    finish(item, s);
+    finish(item, s, folded);
   }
 
  private:
 #if defined(SLIPSTREAM_TILES)
-  void run_tiles(const Item& item, Scratch& s) const {
+  void run_tiles(const Item& item, const Path& path, Scratch& s) const {
     thread_local std::unique_ptr<TileScratch> scratch(new TileScratch);
     TileScratch& t = *scratch;
     const int rows = (item.count + kStrip - 1) / kStrip * kStrip;
@@ -201,11 +221,11 @@ class Attention {
                      row, head_dim);
       t.positions[row] = query_position(item, row);
     }
-    std::fill(s.maximum, s.maximum + rows, -kInfinity);
-    std::fill(s.sum, s.sum + rows, 0.0f);
-    std::fill(s.out, s.out + rows * width, 0.0f);
+    begin_sums(rows, s);
+    bool folded = false;
     TileStep products(s, t, item.count, head_dim, float(a.scale), a.sliding_window);
     for (int64_t step = item.begin / kStep * kStep; step < item.end; step += kStep) {
+      if (step > item.begin && step % path.fold == 0) fold(item.count, rows, s, folded);
       const int first = int(std::max<int64_t>(0, item.begin - step));
       const int last = int(std::min<int64_t>(kStep, item.end - step));
       locate_keys(item, step, first, last, t.offsets);
@@ -213,7 +233,7 @@ class Attention {
       pack_values(t, static_cast<const bf16*>(a.value_cache), head_dim, first, last);
       products.run(step, first, last);
     }
-    finish(item, s);
+    finish(item, s, folded);
   }
 #endif
 
@@ -247,27 +267,29 @@ class Attention {
       locate(item, row, &token, &head);
       convert_row(static_cast<const T*>(a.query) + token * a.query_stride + head * head_dim,
                   s.query + row * width, head_dim, float(a.scale));
-      s.maximum[row] = -kInfinity;
-      s.sum[row] = 0.0f;
     }
-    std::fill(s.out, s.out + item.count * width, 0.0f);
+    begin_sums(item.count, s);
   }
 
-  void point_to_rows(Scratch& s, int first, int last) const {
+  void begin_sums(int rows, Scratch& s) const {
+    std::fill(s.maximum, s.maximum + rows, -kInfinity);
+    std::fill(s.sum, s.sum + rows, 0.0f);
+    std::fill(s.out, s.out + rows * width, 0.0f);
+  }
+
+  // Floats of each key's row of a cache: where they lie if they are floats, else in `room`.
+  void point_to_rows(const void* cache, const int64_t* offsets, float* room, const float** rows,
+                     int first, int last) const {
     for (int key = first; key < last; ++key) {
-      const T* k = static_cast<const T*>(a.key_cache) + s.offsets[key];
-      const T* v = static_cast<const T*>(a.value_cache) + s.offsets[key];
+      const T* row = static_cast<const T*>(cache) + offsets[key];
       if constexpr (std::is_same_v<T, float>) {
         if (head_dim == width) {
-          s.key_rows[key] = k;
-          s.value_rows[key] = v;
+          rows[key] = row;
           continue;
         }
       }
-      convert_row(k, s.keys + key * width, head_dim);
-      convert_row(v, s.values + key * width, head_dim);
-      s.key_rows[key] = s.keys + key * width;
-      s.value_rows[key] = s.values + key * width;
+      convert_row(row, room + key * width, head_dim);
+      rows[key] = room + key * width;
     }
   }
 
@@ -300,14 +322,31 @@ class Attention {
     const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
     // A sum that is NaN must show, not turn into zeros.
     const float safe = sum != sum ? sum : factor;
-    for (int d = 0; d < head_dim; ++d) from_float(from[d] * safe, to + d);
+    // Adding 0 turns -0, which products with weights of 0 may leave or take, into 0.
+    for (int d = 0; d < head_dim; ++d) from_float(from[d] * safe + 0.0f, to + d);
   }
 
-  void finish(const Item& item, Scratch& s) const {
+  // Puts the sums of `count` rows of an item behind those of the splits before, and begins anew.
+  void fold(int count, int rows, Scratch& s, bool& folded) const {
+    if (!folded) {
+      std::fill(s.folded_maximum, s.folded_maximum + count, -kInfinity);
+      std::fill(s.folded_sum, s.folded_sum + count, 0.0f);
+      std::fill(s.folded, s.folded + count * width, 0.0f);
+    }
+    for (int row = 0; row < count; ++row) {
+      join_splits(s.folded + row * width, s.folded_maximum[row], s.folded_sum[row],
+                  s.out + row * width, s.maximum[row], s.sum[row], width);
+    }
+    begin_sums(rows, s);
+    folded = true;
+  }
+
+  void finish(const Item& item, Scratch& s, bool folded) const {
+    if (folded) fold(item.count, item.count, s, folded);
     if (item.group < 0) {
-      for (int row = 0; row < item.count; ++row) {
-        write_out(item, row, s.out + row * width, s.sum[row]);
-      }
+      const float* out = folded ? s.folded : s.out;
+      const float* sum = folded ? s.folded_sum : s.sum;
+      for (int row = 0; row < item.count; ++row) write_out(item, row, out + row * width, sum[row]);
       return;
     }
     Group& group = plan.groups[size_t(item.group)];
@@ -321,22 +360,15 @@ class Attention {
     if (group.left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(item, group, base, s);
   }
 
-  // Log-sum-exp merge of a tile's splits, in the order of the splits.
+  // Joins a tile's splits, in their order.
   void merge(const Item& item, const Group& group, const float* base, Scratch& s) const {
     const int64_t stride = int64_t(item.count) * (width + 2);
     for (int row = 0; row < item.count; ++row) {
       const float* partial = base + row * (width + 2);
-      float highest = -kInfinity, sum = 0.0f;
-      for (int i = 0; i < group.splits; ++i) {
-        highest = std::max(highest, partial[i * stride + width]);
-      }
+      float maximum = -kInfinity, sum = 0.0f;
       std::fill(s.out, s.out + width, 0.0f);
-      for (int i = 0; i < group.splits; ++i) {
-        const float* from = partial + i * stride;
-        if (from[width] == -kInfinity) continue;
-        const float weight = std::exp(from[width] - highest);
-        sum += weight * from[width + 1];
-        for (int d = 0; d < width; ++d) s.out[d] += weight * from[d];
+      for (int i = 0; i < group.splits; ++i, partial += stride) {
+        join_splits(s.out, maximum, sum, partial, partial[width], partial[width + 1], width);
       }
       write_out(item, row, s.out, sum);
     }

@@ -16,7 +16,7 @@ from torch import Tensor
 from src.ops.cpu.compiled import Bound, Caller, stolen
 from src.ops.cpu.library import DTYPES, raise_status
 
-_FORWARD: Final = struct.Struct("@Pq6P10P15qd").pack  # ForwardArgs
+_FORWARD: Final = struct.Struct("@Pq6P10P16qd").pack  # ForwardArgs
 _STATUS_BAD_SHAPE: Final = 5  # and below: the attention kernel's own
 
 
@@ -35,6 +35,7 @@ class CompiledForward:
         num_heads: Of the queries.
         scale: Factor on query-key products.
         num_threads: Of the attention kernel.
+        deterministic: As of [`paged_attention`][src.ops.paged_attention.paged_attention].
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CompiledForward:
         num_heads: int,
         scale: float,
         num_threads: int,
+        deterministic: bool = False,
     ) -> None:
         if len(calls) != len(key_caches) + 1:
             raise ValueError(f"expected one call more than layers, got {len(calls)}")
@@ -71,6 +73,7 @@ class CompiledForward:
         self._scale = scale
         self._dtype = cache.dtype
         self._num_threads = num_threads
+        self._deterministic = deterministic
 
     def __call__(
         self,
@@ -128,6 +131,7 @@ class CompiledForward:
                 0,
                 DTYPES[self._dtype],
                 self._num_threads,
+                self._deterministic,
                 self._scale,
             )
         )

@@ -18,9 +18,9 @@ from torch import Tensor
 from src.ops.linear import INT4_RUN
 from src.ops.linear import reference as reference_linear
 
-ABI = 3
+ABI = 4
 
-_ATTENTION = struct.Struct("@10P15qd").pack  # AttentionArgs
+_ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -99,6 +99,7 @@ def _bind_attention(library: ctypes.CDLL) -> Callable[..., None]:
         sliding_window: int,
         max_query_len: int,
         max_seq_len: int,
+        deterministic: bool = False,
     ) -> None:
         tokens, num_heads, head_dim = query.shape
         num_blocks, block_size, num_kv_heads, _ = key_cache.shape
@@ -155,6 +156,7 @@ def _bind_attention(library: ctypes.CDLL) -> Callable[..., None]:
                 sliding_window,
                 DTYPES[dtype],
                 threads(),
+                deterministic,
                 scale,
             )
         )
@@ -207,7 +209,7 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
         tokens, inputs = x.shape
         outputs = len(weight)
         row_stride, stride = x.stride()
-        if inputs % INT4_RUN:
+        if scales is not None and inputs % INT4_RUN:
             return reference_linear(x, weight, scales, bias)
         group = 0 if scales is None or scales.dim() == 1 else inputs // scales.shape[1]
         if not (

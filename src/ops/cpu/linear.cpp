@@ -22,7 +22,7 @@ constexpr int kTokens = 6;
 constexpr int kTokens = 3;
 #endif
 constexpr int64_t kPackedGroup = 32;          // int4: weights of 16 bytes, low halves first
-constexpr int64_t kActivationBytes = 192 * 1024;  // of tokens that are kept close to a core
+constexpr int64_t kActivationBytes = 384 * 1024;  // of tokens that are kept close to a core
 constexpr double kWorkPerThread = 1e5;        // bytes of weights that are worth waking a thread
 
 inline vf widen(const int8_t* p) {
@@ -55,7 +55,16 @@ inline vf widen_half(const uint8_t* p) {
 #endif
 }
 
-// How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors.
+// The first `count` of a vector, then zeros.
+template <class T>
+inline vf load_some(const T* p, int64_t count) {
+  T some[W] = {};
+  std::memcpy(some, p, size_t(count) * sizeof(T));
+  return load(some);
+}
+
+// How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors, `read_some`
+// what is left of a row. Quantized rows are a whole number of steps.
 template <class T>
 struct Dense {
   const T* weights;
@@ -66,6 +75,9 @@ struct Dense {
   int64_t row_bytes() const { return inputs * int64_t(sizeof(T)); }
   const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
   void read(int64_t n, int64_t k, vf* v) const { v[0] = load(weights + n * inputs + k); }
+  vf read_some(int64_t n, int64_t k, int64_t count) const {
+    return load_some(weights + n * inputs + k, count);
+  }
   float scale(int64_t) const { return 1.0f; }
 };
 
@@ -79,6 +91,7 @@ struct Int8 {  // one scale a row, applied to the sum
   int64_t row_bytes() const { return inputs; }
   const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
   void read(int64_t n, int64_t k, vf* v) const { v[0] = widen(weights + n * inputs + k); }
+  vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
   float scale(int64_t n) const { return scales[n]; }
 };
 
@@ -107,6 +120,7 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
       v[kHalf + i] = widen_half<true>(p + i * W) * factor + offset;
     }
   }
+  vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
   float scale(int64_t) const { return 1.0f; }
 };
 
@@ -114,9 +128,9 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
 template <int R, int C, class Weights>
 void tile(const Weights& w, int64_t row, const float* x, float* sums) {
   constexpr int kVectors = int(Weights::kStep) / W;
-  const int64_t inputs = w.inputs;
+  const int64_t inputs = w.inputs, whole = inputs / Weights::kStep * Weights::kStep;
   vf acc[R][C] = {};
-  for (int64_t k = 0; k < inputs; k += Weights::kStep) {
+  for (int64_t k = 0; k < whole; k += Weights::kStep) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       vf v[kVectors];
@@ -125,6 +139,16 @@ void tile(const Weights& w, int64_t row, const float* x, float* sums) {
       for (int i = 0; i < kVectors; ++i) {
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) acc[r][c] += v[i] * load(x + c * inputs + k + i * W);
+      }
+    }
+  }
+  if (whole < inputs) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const vf v = w.read_some(row + r, whole, inputs - whole);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        acc[r][c] += v * load_some(x + c * inputs + whole, inputs - whole);
       }
     }
   }
@@ -207,8 +231,14 @@ class Panel {
     // Widened once for all tokens of the block, to the same floats as in registers.
     thread_local std::vector<float> wide;
     if (int64_t(wide.size()) < kRows * a.inputs) wide.resize(size_t(kRows * a.inputs));
+    const int64_t whole = a.inputs / Weights::kStep * Weights::kStep;
     for (int r = 0; r < count; ++r) {
-      for (int64_t k = 0; k < a.inputs; k += Weights::kStep) {
+      if (whole < a.inputs) {
+        float rest[W];
+        store(rest, w.read_some(n + r, whole, a.inputs - whole));
+        std::memcpy(&wide[r * a.inputs + whole], rest, size_t(a.inputs - whole) * sizeof(float));
+      }
+      for (int64_t k = 0; k < whole; k += Weights::kStep) {
         vf v[Weights::kStep / W];
         w.read(n + r, k, v);
         for (int i = 0; i < Weights::kStep / W; ++i) store(&wide[r * a.inputs + k + i * W], v[i]);
@@ -252,7 +282,9 @@ const float* activations(const LinearArgs& a) {
     if (a.x_stride == a.inputs) return x;
   }
   thread_local std::vector<float> wide;
-  if (int64_t(wide.size()) < a.tokens * a.inputs) wide.resize(size_t(a.tokens * a.inputs));
+  // What a row's last vector has too much, the next row overwrites.
+  const int64_t floats = a.tokens * a.inputs + W;
+  if (int64_t(wide.size()) < floats) wide.resize(size_t(floats));
   for (int64_t t = 0; t < a.tokens; ++t) {
     convert_row(x + t * a.x_stride, wide.data() + t * a.inputs, int(a.inputs));
   }
@@ -289,7 +321,9 @@ Status run_kind(const LinearArgs& a, const float* x) {
 
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
   const LinearArgs& a = *args;
-  if (a.inputs < 1 || a.inputs % kPackedGroup || a.outputs < 0 || a.threads < 1) return kBadShape;
+  const bool quantized = a.kind == kInt8 || a.kind == kInt4;
+  if (a.inputs < 1 || a.outputs < 0 || a.threads < 1) return kBadShape;
+  if (quantized && a.inputs % kPackedGroup) return kBadShape;
   if (a.tokens < 1 || a.outputs == 0) return kOk;
   try {
     switch (a.dtype) {

@@ -35,7 +35,8 @@ std::vector<T> draw(Random& random, size_t n) {
 }
 
 template <class T>
-bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window) {
+bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
+                    int64_t deterministic) {
   constexpr int64_t kHeads = 6, kKvHeads = 2, kBlock = 16, kRows = 5, kMaxBlocks = 45;
   // A chunk, decode, two tokens, a prompt of more than one step and item, decode after few keys.
   const int32_t starts[kRows + 1] = {0, 100, 101, 103, 393, 394};
@@ -63,7 +64,7 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
                      tables.data(), starts, lengths, slots.data(), out.data(),
                      kHeads * head_dim, kKvHeads * head_dim, kKvHeads * head_dim, kMaxBlocks,
                      tokens, kRows, kHeads, kKvHeads, head_dim, blocks, kBlock, kMaxBlocks,
-                     window, dtype, 2, 1.0 / std::sqrt(double(head_dim))};
+                     window, dtype, 2, deterministic, 1.0 / std::sqrt(double(head_dim))};
   if (slipstream_paged_attention(&args) != kOk) return false;
   args.key_cache = other_keys.data();
   args.value_cache = other_values.data();
@@ -168,10 +169,12 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
                                             LinearFunction* linear) {
   for (const int64_t head_dim : {64, 72, 128}) {
     for (const int64_t window : {0, 65}) {
-      if (!same_attention<float>(attention, kFloat32, head_dim, window) ||
-          !same_attention<bf16>(attention, kBFloat16, head_dim, window) ||
-          !same_attention<f16>(attention, kFloat16, head_dim, window)) {
-        return kDiffers;
+      for (const int64_t fixed : {0, 1}) {
+        if (!same_attention<float>(attention, kFloat32, head_dim, window, fixed) ||
+            !same_attention<bf16>(attention, kBFloat16, head_dim, window, fixed) ||
+            !same_attention<f16>(attention, kFloat16, head_dim, window, fixed)) {
+          return kDiffers;
+        }
       }
     }
   }

@@ -35,7 +35,9 @@ struct alignas(64) Scratch {
   float keys[kKeys * kMaxHeadDim];          // transposed [head_dim, kKeys], or [kKeys, head_dim]
   float values[kKeys * kMaxHeadDim];        // [kKeys, padded head_dim]
   float scores[kGemmRows * kKeys];          // [rows, kKeys]: scores, then weights
+  float folded[kTileRows * kMaxHeadDim];    // [rows, padded head_dim]: of the splits before
   alignas(64) float maximum[kTileRows], sum[kTileRows], rescale[kTileRows];
+  float folded_maximum[kTileRows], folded_sum[kTileRows];
   int64_t offsets[kKeys];                   // of each key of the tile in the caches, in elements
   const float* key_rows[kKeys];             // decode: where each key's floats are
   const float* value_rows[kKeys];
@@ -140,14 +142,33 @@ inline void softmax_row(Scratch& s, int row, int first, int last) {
   s.rescale[row] = rescale;
 }
 
-// scores[row, key] = query[row] . key, along the head dimension (few rows: keys are not packed).
-inline void dot_scores(Scratch& s, int rows, int width, int first, int last) {
+// Adds a split's weighted sum of values, maximum and sum of weights to those of the splits before it
+// (log-sum-exp). A function of its own: whoever calls it rounds alike.
+__attribute__((noinline)) void join_splits(float* out, float& maximum, float& sum,
+                                           const float* more, float more_maximum, float more_sum,
+                                           int width) {
+  if (more_maximum == -kInfinity) return;
+  const float now = std::max(maximum, more_maximum);
+  const float keep = maximum == -kInfinity ? 0.0f : std::exp(maximum - now);
+  const float weight = std::exp(more_maximum - now);
+  sum = sum * keep + weight * more_sum;
+  for (int d = 0; d < width; d += W) {
+    store(out + d, load(out + d) * keep + load(more + d) * weight);
+  }
+  maximum = now;
+}
+
+// scores[row, key] = query[row] . key, along the head dimension (keys are not packed). What is read
+// next, if anything, are `ahead`: rows of values.
+inline void dot_scores(Scratch& s, int rows, int width, int first, int last,
+                       const float* const* ahead) {
   for (int j = first / W * W; j < last; j += W) {
     const float* keys[W];
     for (int i = 0; i < W; ++i) {
       const int key = std::clamp(j + i, first, last - 1);
       keys[i] = s.key_rows[key];
-      for (int d = 0; d < width; d += 16) __builtin_prefetch(s.value_rows[key] + d);
+      if (ahead == nullptr) continue;
+      for (int d = 0; d < width; d += 16) __builtin_prefetch(ahead[key] + d);
     }
     for (int row = 0; row < rows; ++row) {
       const float* query = s.query + row * width;

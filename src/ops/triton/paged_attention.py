@@ -4,6 +4,7 @@
 
 Rows with one query token take the decode kernel, whose splits have a fixed size, the others the
 prefill kernel: which one serves a row, and how its keys are grouped, depends on that row alone.
+Where not even that may show, all take the prefill kernel, in tiles of one size.
 Grids come from tensor sizes and from the host integers `max_query_len` and `max_seq_len`, never
 from device data, so a launch needs no sync and can be captured in a CUDA graph.
 
@@ -128,6 +129,7 @@ def _prefill_kernel(
     rows,
     heads,
     scale_log2,
+    FEWEST: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -137,6 +139,8 @@ def _prefill_kernel(
     D: tl.constexpr,
 ):
     """One tile of M packed query rows (token-major, head-minor) of one row and kv head.
+
+    Rows with fewer than FEWEST query tokens are left to the decode kernel.
 
     Tile i belongs to the row b with first[b] <= i < first[b + 1], where first[b] =
     query_start_loc[b] * GROUP // M + b leaves at least ceil(query_len * GROUP / M) tiles a row.
@@ -155,7 +159,7 @@ def _prefill_kernel(
     begin = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1) - begin
     first = (tile - (begin * GROUP // M + row)) * M
-    if query_len <= 1 or first >= query_len * GROUP:
+    if query_len < FEWEST or first >= query_len * GROUP:
         return
     seq_len = tl.load(seq_lens + row)
     packed = first + tl.arange(0, M)
@@ -317,6 +321,7 @@ def run(
     sliding_window: int,
     max_query_len: int,
     max_seq_len: int,
+    deterministic: bool = False,
 ) -> None:
     """Launch the kernels; arguments as in [`paged_attention`][src.ops.paged_attention]."""
     tokens, heads, head_dim = query.shape
@@ -344,6 +349,37 @@ def run(
         "N": keys,
     }
     scale_log2 = scale * _LOG2_E
+    if not deterministic:
+        _run_decode(
+            query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out, scale_log2,
+            max_seq_len, shared,
+        )  # fmt: skip
+    if max_query_len > 1 or deterministic:
+        packed = 0 if deterministic else tokens * group
+        tile, warps, stages = prefill_shape(padded, query.element_size(), packed)
+        _prefill_kernel[(tokens * group // tile + rows, kv_heads)](
+            query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
+            query.stride(0), block_tables.stride(0), kv_width, rows, heads, scale_log2,
+            FEWEST=1 if deterministic else 2, M=tile, **shared, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+
+def _run_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    scale_log2: float,
+    max_seq_len: int,
+    shared: dict[str, int],
+) -> None:
+    """Rows with one query token; `shared` are the constants of both kernels that attend."""
+    heads, head_dim = query.shape[1:]
+    rows, (kv_heads, _) = len(block_tables), key_cache.shape[2:]
+    window, group, padded = shared["WINDOW"], shared["GROUP"], shared["D"]
     splits = triton.cdiv(max_seq_len, KV_SPLIT)
     partial_out = torch.empty(
         (rows, heads, splits, padded), dtype=torch.float32, device=query.device
@@ -351,18 +387,11 @@ def run(
     partial_lse = torch.empty((rows, heads, splits), dtype=torch.float32, device=query.device)
     _decode_kernel[(rows, kv_heads, splits)](
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, partial_out,
-        partial_lse, query.stride(0), block_tables.stride(0), kv_width, heads, splits, scale_log2,
-        SPLIT=KV_SPLIT, M=max(16, triton.next_power_of_2(group)), **shared, num_warps=4,
+        partial_lse, query.stride(0), block_tables.stride(0), kv_heads * head_dim, heads, splits,
+        scale_log2, SPLIT=KV_SPLIT, M=max(16, triton.next_power_of_2(group)), **shared, num_warps=4,
         num_stages=decode_stages(query.element_size()),
     )  # fmt: skip
     _merge_kernel[(rows, heads)](
         partial_out, partial_lse, query_start_loc, seq_lens, out, heads, splits,
-        HEAD_DIM=head_dim, WINDOW=sliding_window, SPLIT=KV_SPLIT, D=padded, num_warps=1,
+        HEAD_DIM=head_dim, WINDOW=window, SPLIT=KV_SPLIT, D=padded, num_warps=1,
     )  # fmt: skip
-    if max_query_len > 1:
-        tile, warps, stages = prefill_shape(padded, query.element_size(), tokens * group)
-        _prefill_kernel[(tokens * group // tile + rows, kv_heads)](
-            query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
-            query.stride(0), block_tables.stride(0), kv_width, rows, heads, scale_log2,
-            M=tile, **shared, num_warps=warps, num_stages=stages,
-        )  # fmt: skip

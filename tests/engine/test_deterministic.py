@@ -1,0 +1,155 @@
+"""`model.deterministic`: nothing that happens to a request beside itself shows in one bit of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src import AsyncEngine, SamplingParams
+from src.core.errors import ConfigError
+from src.engine import startup
+from src.models.layers import silu_and_mul
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engines import random_prompts, small_config
+
+# Compilers take their time on a machine that does other things too.
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+
+SCORED = SamplingParams(temperature=0, max_tokens=20, logprobs=20, ignore_eos=True)
+SAMPLED = SamplingParams(
+    temperature=0.9, top_p=0.9, max_tokens=20, logprobs=20, seed=5, ignore_eos=True
+)
+PROMPT_SCORED = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=5, ignore_eos=True)
+
+# One that decodes over the end of the kernel's split of 256 keys, one that is prefilled over it.
+LONG = [[3 + (7 * i) % 300 for i in range(length)] for length in (250, 300)]
+PROMPTS = [*random_prompts(6, longest=60, seed=11), *LONG]
+
+ALONE = {
+    "model__deterministic": True,
+    "scheduler__pipeline_depth": 1,
+    "scheduler__max_num_batched_tokens": 512,
+    "cache__enable_prefix_caching": False,
+}
+BATCHED = {"model__deterministic": True}
+PATHS: dict[str, dict[str, Any]] = {
+    "batched": BATCHED,
+    "batched, depth 1": BATCHED | {"scheduler__pipeline_depth": 1},
+    "2 threads": BATCHED | {"device__num_threads": 2},
+    "chunks of 1": BATCHED | {"scheduler__max_num_batched_tokens": 8},
+    "chunks of 33": BATCHED | {"scheduler__max_num_batched_tokens": 33},
+    "chunks of 100": BATCHED | {"scheduler__max_num_batched_tokens": 100},
+    "preempted": BATCHED
+    | {
+        "cache__num_blocks": 84,
+        "cache__enable_prefix_caching": False,
+        "model__max_model_len": 330,
+    },
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {"model__dtype": "float32"},
+    "bfloat16": {"model__dtype": "bfloat16"},
+    "int8": {"model__dtype": "bfloat16", "model__quantization": "int8"},
+    "int4": {"model__dtype": "float32", "model__quantization": "int4"},
+}
+COMPILED = {"compile__enforce_eager": False}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("deterministic")
+    return make_checkpoint(path, tokenizer=True, num_hidden_layers=2, max_position_embeddings=512)
+
+
+async def one_by_one(engine: AsyncEngine, params: Sequence[SamplingParams]) -> list[Any]:
+    return [answer(await engine.generate(prompt, p)) for p in params for prompt in PROMPTS]
+
+
+async def together(engine: AsyncEngine, params: Sequence[SamplingParams]) -> list[Any]:
+    calls = [engine.generate(prompt, p) for p in params for prompt in PROMPTS]
+    return [answer(result) for result in await asyncio.gather(*calls)]
+
+
+def answer(result: Any) -> Any:
+    """Tokens and log-probabilities, which Python compares bit by bit."""
+    return result.token_ids, result.completions[0].logprobs, result.prompt_logprobs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_bits_are_those_of_the_request_alone(kind: str, directory: Path) -> None:
+    params = (SCORED, SAMPLED, PROMPT_SCORED)
+    async with AsyncEngine.open(small_config(directory, **ALONE, **KINDS[kind])) as engine:
+        expected = await one_by_one(engine, params)
+    for path, changes in PATHS.items():
+        async with AsyncEngine.open(small_config(directory, **changes, **KINDS[kind])) as engine:
+            assert await together(engine, params) == expected, path
+            if path == "preempted":
+                assert engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cached_prefixes_change_no_bit(kind: str, directory: Path) -> None:
+    async with AsyncEngine.open(small_config(directory, **ALONE, **KINDS[kind])) as engine:
+        expected = await one_by_one(engine, [SCORED])
+    async with AsyncEngine.open(small_config(directory, **BATCHED, **KINDS[kind])) as engine:
+        assert await together(engine, [SCORED]) == expected
+        again = await asyncio.gather(*(engine.generate(prompt, SCORED) for prompt in PROMPTS))
+        assert [answer(result) for result in again] == expected
+        assert again[-1].usage.cached_tokens > 256
+
+
+@pytest.mark.parametrize(("kind", "threads"), [("float32", 2), ("bfloat16", 1)])
+async def test_compiled_code_keeps_it(kind: str, threads: int, directory: Path) -> None:
+    changes = COMPILED | KINDS[kind] | {"device__num_threads": threads}
+    async with AsyncEngine.open(small_config(directory, **ALONE, **changes)) as engine:
+        # Although `compile.startup` is "background": one request must not see two kinds of code.
+        assert engine.stats.compiled
+        expected = await one_by_one(engine, [SCORED, SAMPLED])
+    for path in ("batched", "chunks of 33", "preempted"):
+        async with AsyncEngine.open(small_config(directory, **PATHS[path], **changes)) as engine:
+            assert await together(engine, [SCORED, SAMPLED]) == expected, path
+
+
+async def test_rows_of_any_length_are_summed_in_one_order(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 72, "intermediate_size": 104, "max_position_embeddings": 512}
+    directory = make_checkpoint(tmp_path, tokenizer=True, num_hidden_layers=2, **sizes)
+    for kind in ("float32", "bfloat16"):
+        async with AsyncEngine.open(small_config(directory, **ALONE, **KINDS[kind])) as engine:
+            expected = await one_by_one(engine, [SCORED])
+        changes = PATHS["chunks of 33"] | KINDS[kind]
+        async with AsyncEngine.open(small_config(directory, **changes)) as engine:
+            assert await together(engine, [SCORED]) == expected
+
+
+@pytest.mark.parametrize("width", [1000, 2816])
+def test_no_thread_is_seen_in_an_activation(width: int) -> None:
+    gate_up = torch.randn(300, 2 * width, generator=torch.Generator().manual_seed(0)) * 3
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = torch.cat([silu_and_mul(row[None], deterministic=True) for row in gate_up])
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for tokens in (7, 33, 100, 299, 300):
+                got = silu_and_mul(gate_up[:tokens], deterministic=True)
+                assert torch.equal(got, expected[:tokens])
+    finally:
+        torch.set_num_threads(threads)
+
+
+async def test_it_is_refused_where_it_would_not_hold(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(directory, model__deterministic=True)
+    monkeypatch.setattr(startup, "resolve_device", lambda _: torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"model\.deterministic.*cuda"):
+        startup.build_engine(config, lambda *_: None)
+    monkeypatch.undo()
+    monkeypatch.setattr(startup, "ensure_built", lambda wait: "reference")
+    with pytest.raises(ConfigError, match=r"model\.deterministic.*kernels"):
+        startup.build_engine(config, lambda *_: None)
