@@ -89,15 +89,16 @@ def section(suites: Sequence[Line], peers: Sequence[Line]) -> str:
     parts: list[str] = []
     run = last_whole_run(suites)
     if run:
-        parts += [_where(run[0], "nox -s bench"), _end_to_end(run), _per_token(run), _ops(run)]
+        parts += [_where(run[0]), _end_to_end(run), _per_token(run), _ops(run)]
     for shape in dict.fromkeys(line["shape"] for line in peers):
         parts += _peers(shape, last_contest([line for line in peers if line["shape"] == shape]))
     return "\n\n".join(part for part in parts if part)
 
 
-def _where(line: Line, command: str) -> str:
+def _where(line: Line) -> str:
     machine, versions = line["machine"], line["versions"]
     flags = ", ".join(machine["flags"])
+    cpus = "1 CPU" if machine["cpus"] == 1 else f"{machine['cpus']} CPUs"
     load = machine["load_before"]
     noise = (
         f" **The machine was not quiet** (load {load:g} before the run): expect other figures."
@@ -105,7 +106,7 @@ def _where(line: Line, command: str) -> str:
         else ""
     )
     return (
-        f"`{command}` on {machine['cpus']} cores of an {machine['cpu']} ({flags}), "
+        f"`{line['command']}` on {cpus} of an {machine['cpu']} ({flags}), "
         f"{machine['memory_gib']:g} GiB, Python {versions['python']}, torch {versions['torch']}, "
         f"at {line['commit']}, {line['time'][:10]}. Medians.{noise}"
     )
@@ -203,10 +204,9 @@ def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
         if busy > _BUSY_CORES
         else ""
     )
-    command = "nox -s bench-peers" + ("" if shape == "7m" else f" -- --shape {shape}")
     about = (
         f"Other engines on a Llama of {SHAPE_NAMES.get(shape, shape)}, random weights, the same "
-        f"token ids, in turns, on {latest['threads']} CPUs. " + _where(latest, command) + shared
+        "token ids, in turns. " + _where(latest) + shared
     )
     missing = [f"{name}: {found[name, None]['failure']}" for name in names if (name, None) in found]
     heads = ["", *(head for _, _, head in PEER_COLUMNS)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,15 @@ def chosen(found: Sequence[Peer], names: Sequence[str]) -> list[Peer]:
         peer for peer in found if not names or peer.name == REFERENCE
         or any(peer.name.startswith(name) for name in wanted[1:])
     ]  # fmt: skip
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """What repeats this, wherever the environments lie."""
+    arguments = [*options.names, "--shape", options.shape, "--threads", str(options.threads)]
+    arguments += ["--repeats", str(options.repeats)]
+    if options.workloads != list(WORKLOADS):
+        arguments += ["--workloads", *options.workloads]
+    return f"nox -s bench-peers -- {shlex.join(arguments)}"
 
 
 def limits(options: argparse.Namespace) -> dict[str, object]:
@@ -134,7 +144,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     root = options.environments.resolve()
     root.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder("peers", save=not options.no_save)
+    recorder = Recorder("peers", save=not options.no_save, command=command_of(options))
     checkpoint = make(root / "checkpoints" / options.shape, options.shape)
     entrants = [Entrant(peer) for peer in chosen(peers(device), options.names)]
     contest = Contest(

@@ -12,6 +12,7 @@ from benchmarks.readme import BEGIN, END, README, lines_of, rewritten, section
 MACHINE = {"cpu": "X", "cpus": 2, "flags": ["avx2"], "memory_gib": 23.5, "load_before": 0.1}
 ABOUT = {
     "commit": "c0ffee",
+    "command": "nox -s some",
     "machine": MACHINE,
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
     "time": "2026-11-21T19:00:00Z",
