@@ -63,6 +63,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "scheduler.pipeline_depth": "1",
         "compile.enforce_eager": "true",
         "compile.startup": "wait",
+        "compile.cuda_graphs": "wait",
         "chat.tool_call_parser": "hermes",
         "chat.reasoning_parser": "none",
         "chat.request_templates": "all",
