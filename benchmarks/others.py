@@ -211,7 +211,13 @@ def main() -> None:
             raise SystemExit(f"{name}={program}: no such tool")
     load = Load(options.requests, options.concurrency, options.input_len, options.output_len)
     config = load_config("configs/demo.toml", overrides=[("compile.startup", "wait")])
-    recorder = Recorder("others", save=not options.no_save)
+    tools = " ".join(f"{name}=.../{Path(program).name}" for name, program in programs.items())
+    shape = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in load._asdict().items())
+    recorder = Recorder(
+        "others",
+        save=not options.no_save,
+        command=f"python -m benchmarks.others --tools {tools} {shape}",
+    )
     with ServerProcess(environment_of(config)) as server:
         wait_ready(server)
         for name in ("slipstream", *programs):

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -30,11 +31,13 @@ _FLAGS: Final = (
 
 
 def portable(value: Any) -> Any:
-    """The same without the place of this checkout or of a home directory."""
+    """The same without the place of this checkout, of a home or a temporary directory."""
     if isinstance(value, Mapping):
         return {key: portable(item) for key, item in value.items()}
     if isinstance(value, str):
-        return value.replace(f"{CHECKOUT}{os.sep}", "").replace(str(Path.home()), "~")
+        for place in (CHECKOUT, tempfile.gettempdir()):
+            value = value.replace(f"{place}{os.sep}", "")
+        return value.replace(str(Path.home()), "~")
     return value
 
 
