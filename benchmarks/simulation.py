@@ -24,7 +24,7 @@ import msgspec
 from benchmarks.record import Figure, Recorder, add_common
 from src import AsyncEngine, SamplingParams
 from src.bench.figures import percentile
-from src.bench.simulate.calibration import TIMELINE_STEPS, drive, limits_of
+from src.bench.simulate.calibration import TIMELINE_STEPS, drive
 from src.bench.simulate.fleet import simulate
 from src.bench.simulate.outcome import Outcome
 from src.bench.simulate.requests import RandomWorkload, SimulatedRequest
@@ -182,7 +182,12 @@ async def run(options: argparse.Namespace) -> None:
     await asyncio.to_thread(ensure_built, wait=True)
     async with AsyncEngine.open(config) as engine:
         pool = await engine.inspector.pool()
-        limits = limits_of(config, pool, engine.model_info.max_model_len)
+        limits = SchedulerLimits.of(
+            config,
+            block_size=pool.block_size,
+            num_blocks=pool.num_blocks,
+            max_model_len=engine.model_info.max_model_len,
+        )
         depth = config.scheduler.pipeline_depth
         for name, runs in (await measure(engine, limits, depth, options)).items():
             recorder.add(

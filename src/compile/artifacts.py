@@ -46,15 +46,15 @@ class Artifact:
 
     Attributes
     ----------
-    library
-        A shared library with AOTInductor's C interface.
+    shared_object
+        A library with AOTInductor's C interface.
     source
         The code that calls the kernels, as it was generated.
     result
         ``module:name`` of the named tuple that the function returns, None for a single tensor.
     """
 
-    library: Path
+    shared_object: Path
     source: Path
     result: str | None
 

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from src.core.config import Config
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from src.core.request import Request
 from src.engine.blocks import blocks_for
@@ -68,6 +69,25 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_bypasses", "lookahead_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @classmethod
+    def of(
+        cls, config: Config, *, block_size: int, num_blocks: int, max_model_len: int
+    ) -> SchedulerLimits:
+        """Those of an engine with these settings, once its memory and its model are known."""
+        section = config.scheduler
+        return cls(
+            max_num_seqs=section.max_num_seqs,
+            max_num_batched_tokens=section.max_num_batched_tokens,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            policy=section.policy,
+            max_waiting_requests=section.max_waiting_requests,
+            max_waiting_tokens=section.max_waiting_tokens,
+            max_bypasses=section.max_bypasses,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
 
 
 def check_request(request: Request, limits: SchedulerLimits) -> None:

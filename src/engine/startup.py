@@ -203,7 +203,12 @@ def _build_parts(
         kernel_status() if device.type == "cpu" else "triton",
         max_model_len,
     )
-    limits = _limits(config, kv_plan, max_model_len)
+    limits = SchedulerLimits.of(
+        config,
+        block_size=kv_plan.block_size,
+        num_blocks=kv_plan.num_blocks,
+        max_model_len=max_model_len,
+    )
     end_ids = _end_token_ids(decoder, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     return EngineParts(
@@ -286,22 +291,6 @@ def _weights_progress(report: Report) -> Callable[[int, int], None]:
         report("weights", start + (end - start) * fraction, f"weights {100 * fraction:.0f} %")
 
     return progress
-
-
-def _limits(config: Config, kv_plan: KVCachePlan, max_model_len: int) -> SchedulerLimits:
-    section = config.scheduler
-    return SchedulerLimits(
-        max_num_seqs=section.max_num_seqs,
-        max_num_batched_tokens=section.max_num_batched_tokens,
-        block_size=kv_plan.block_size,
-        num_blocks=kv_plan.num_blocks,
-        max_model_len=max_model_len,
-        policy=section.policy,
-        max_waiting_requests=section.max_waiting_requests,
-        max_waiting_tokens=section.max_waiting_tokens,
-        max_bypasses=section.max_bypasses,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
-    )
 
 
 def _model_info(config: Config, decoder: Decoder, max_model_len: int) -> ModelInfo:

@@ -134,12 +134,12 @@ def test_what_is_corrupt_or_foreign_is_built_again(
     for text in ("", "{}", '{"library": 3}'):
         (directory / "manifest.json").write_text(text)
         assert cache.find(job) is None
-    (tmp_path / "library.so").write_bytes(good.library.read_bytes())
+    (tmp_path / "library.so").write_bytes(good.shared_object.read_bytes())
     (tmp_path / "wrapper.cpp").write_text("")
     cache.publish(directory, tmp_path / "library.so", tmp_path / "wrapper.cpp", good.result)
     copied = cache.find(job)
     assert copied is not None
-    copied.library.write_bytes(copied.library.read_bytes()[:-1])
+    copied.shared_object.write_bytes(copied.shared_object.read_bytes()[:-1])
     assert cache.find(job) is None
     # Whole, and not what it should be.
     (tmp_path / "library.so").write_text("no library")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from src.ops.cpu.build import KernelCache, cache_root
-from src.ops.cpu.library import KernelLibrary
+from src.ops.cpu.kernel_library import KernelLibrary
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 from src.ops import OPS
 from src.ops.cpu import build
 from src.ops.cpu.build import BuildError, KernelCache
-from src.ops.cpu.library import KernelLibrary, UnusableLibraryError
+from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ import torch
 
 from src.ops import PAGED_ATTENTION
 from src.ops.cpu import build
-from src.ops.cpu.library import _bind_attention
+from src.ops.cpu.kernel_library import _bind_attention
 from tests.ops.comparison import attention_matches, copied, in_chunks
 
 Attention = Callable[..., Any]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from src.ops import GUMBEL_ARGMAX, LINEAR, OPS, PAGED_ATTENTION, Kernel, Op
-from src.ops.cpu.library import KernelLibrary
+from src.ops.cpu.kernel_library import KernelLibrary
 from tests.ops.comparison import TOLERANCE, attention_matches, copied
 
 # Each of them exercises another dtype, head size, window, or none of the rows.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
-from src.ops.cpu.library import KernelLibrary
+from src.ops.cpu.kernel_library import KernelLibrary
 from tests.ops.comparison import bits, copied, in_chunks
 
 lengths = st.one_of(st.integers(2, 60), st.integers(200, 700))

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from src.ops import GUMBEL_ARGMAX
-from src.ops.cpu.library import KernelLibrary
+from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.philox import gumbel_from_words, philox4x32, random_words
 
 Sampler = Callable[..., Any]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.ops.cpu.library import KernelLibrary
+from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR, dequantize
 
 KINDS = ("same", "int8", "int4/32", "int4/128")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
-from src.ops.cpu.library import KernelLibrary
+from src.ops.cpu.kernel_library import KernelLibrary
 from tests.ops.comparison import copied, in_chunks
 
 Attention = Callable[..., Any]

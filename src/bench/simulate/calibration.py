@@ -45,23 +45,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     cost: StepCost
 
 
-def limits_of(config: Config, pool: PoolView, max_model_len: int) -> SchedulerLimits:
-    """A scheduler's limits, by an engine's settings and what it made of its memory."""
-    section = config.scheduler
-    return SchedulerLimits(
-        max_num_seqs=section.max_num_seqs,
-        max_num_batched_tokens=section.max_num_batched_tokens,
-        block_size=pool.block_size,
-        num_blocks=pool.num_blocks,
-        max_model_len=max_model_len,
-        policy=section.policy,
-        max_waiting_requests=section.max_waiting_requests,
-        max_waiting_tokens=section.max_waiting_tokens,
-        max_bypasses=section.max_bypasses,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
-    )
-
-
 def calibration_of(
     view: TimelineView, pool: PoolView, config: Config, *, model: str, max_model_len: int,
     source: str,
@@ -78,7 +61,12 @@ def calibration_of(
     return Calibration(
         model=model,
         source=source,
-        limits=limits_of(config, pool, max_model_len),
+        limits=SchedulerLimits.of(
+            config,
+            block_size=pool.block_size,
+            num_blocks=pool.num_blocks,
+            max_model_len=max_model_len,
+        ),
         pipeline_depth=config.scheduler.pipeline_depth,
         cost=fit(view.steps, statistics.median(submits) if submits else 0.0),
     )

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from src.ops.cpu.library import KernelLibrary, UnusableLibraryError
+from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.declaration import Kernel
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.linear import LINEAR
@@ -369,7 +369,7 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.status = "reference"
-        self.library: KernelLibrary | None = None
+        self.kernels: KernelLibrary | None = None
         self.thread: threading.Thread | None = None
         self.failed = False
         self.builds = 0
@@ -385,7 +385,7 @@ def kernel_status() -> str:
 
 def kernel_library() -> KernelLibrary | None:
     """The library that serves CPU calls now, None for the references."""
-    return _state.library
+    return _state.kernels
 
 
 def is_building() -> bool:
@@ -431,7 +431,7 @@ def _install(level: str, library: KernelLibrary) -> None:
     PAGED_ATTENTION.install_cpu(Kernel(name, library.paged_attention))
     GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
     LINEAR.install_cpu(Kernel(name, library.streamed_linear))
-    _state.library = library
+    _state.kernels = library
     _state.status = name
     _log.info("CPU kernels: %s", name)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from src.ops.cpu.compiled import Bound, Caller, stolen
-from src.ops.cpu.library import DTYPES, raise_status
+from src.ops.cpu.kernel_library import DTYPES, raise_status
 
 _FORWARD: Final = struct.Struct("@Pq6P10P16qd").pack  # ForwardArgs
 _STATUS_BAD_SHAPE: Final = 5  # and below: the attention kernel's own
