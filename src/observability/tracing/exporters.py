@@ -9,11 +9,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 
+from src.observability.tracing.encoding import use_repeated_links
 from src.observability.tracing.settings import TelemetrySettings, has_endpoint, protocol_of
 
 logger = logging.getLogger(__name__)
@@ -134,18 +137,15 @@ def metric_exporters(settings: TelemetrySettings) -> list[Any]:
 
 
 def _otlp_spans(settings: TelemetrySettings) -> SpanExporter | None:
-    def http(**arguments: Any) -> SpanExporter:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    def exporter(protocol: str, **arguments: Any) -> SpanExporter:
+        module = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter")
+        use_repeated_links(module)
+        exporter: SpanExporter = module.OTLPSpanExporter(**arguments)
+        return exporter
 
-        return OTLPSpanExporter(**arguments)
-
-    def grpc(**arguments: Any) -> SpanExporter:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-        return OTLPSpanExporter(**arguments)
-
-    exporter: SpanExporter | None = _otlp("TRACES", "v1/traces", settings, http, grpc)
-    return exporter
+    http, grpc = partial(exporter, "http"), partial(exporter, "grpc")
+    made: SpanExporter | None = _otlp("TRACES", "v1/traces", settings, http, grpc)
+    return made
 
 
 def _otlp_metrics(settings: TelemetrySettings) -> Any:
