@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from src.core.config import Config
 from src.engine.client import AsyncEngine
@@ -59,15 +59,19 @@ class EngineThread:
         RuntimeError
             After the end.
         """
-        with self._lock:
-            if self._stopping:
-                raise RuntimeError("the engine was closed")
-            future = asyncio.run_coroutine_threadsafe(function(*arguments), self._loop)
+        call = _Call(function(*arguments))
+        future: Future[T] | None = None
         try:
+            with self._lock:
+                if self._stopping:
+                    call.close()
+                    raise RuntimeError("the engine was closed")
+                future = asyncio.run_coroutine_threadsafe(call.run(), self._loop)
             return future.result()
         except BaseException:
-            # Ctrl-C, say; a call that has ended does not mind.
-            future.cancel()
+            # Ctrl-C, say, before there is a future even; a call that has ended does not mind.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call.cancel)
             raise
         finally:
             del future  # its exception refers to this frame
@@ -114,6 +118,32 @@ class EngineThread:
             rest = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.gather(*rest, return_exceptions=True)
             await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+class _Call(Generic[T]):
+    """A coroutine that can be cancelled from the moment on that it is made."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    async def run(self) -> T:
+        self._task = asyncio.current_task()
+        if self._cancelled:
+            self.close()
+            raise asyncio.CancelledError
+        return await self._coroutine
+
+    def cancel(self) -> None:
+        """On the loop's thread."""
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        """It is never run."""
+        self._coroutine.close()
 
 
 class _Helpers(ThreadPoolExecutor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -76,8 +77,8 @@ def test_a_failed_load_is_raised_and_leaves_no_thread(tmp_path: Path) -> None:
     eventually(lambda: threading.active_count() == before)
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -110,6 +111,24 @@ def test_an_interrupted_batch_is_aborted(llm: LLM) -> None:
     eventually(lambda: llm.engine.stats.num_running + llm.engine.stats.num_waiting == 0)
     (result,) = llm.generate("Hello", SamplingParams(max_tokens=1))
     assert len(result.token_ids) == 1
+
+
+def test_an_interrupt_while_a_batch_is_handed_over_aborts_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def interrupted(coroutine: Any, loop: asyncio.AbstractEventLoop) -> None:
+        hand_over(coroutine, loop)
+        eventually(lambda: llm.engine.stats.num_running > 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6]] * 400, SamplingParams(max_tokens=100, ignore_eos=True))
+    monkeypatch.undo()
+    # All of it would take three times as long.
+    eventually(lambda: llm.engine.stats.num_running + llm.engine.stats.num_waiting == 0, 6.0)
 
 
 def test_nothing_is_left_of_one_that_nobody_refers_to(checkpoint: Path) -> None:
