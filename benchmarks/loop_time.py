@@ -256,7 +256,7 @@ def phases() -> Iterator[Phases]:
         ("scheduler", Scheduler, "schedule"),
         ("scheduler", Scheduler, "commit"),
         ("launch", Runner, "launch"),
-        ("detokenize", OutputText, "push"),
+        ("detokenize", OutputText, "go_on"),
         ("deliver", Choice, "take"),
         *(("observe", EngineObserver, m) for m in ("launched", "committed", "delivered", "turned")),
         ("encode", CompletionShape, "events"),

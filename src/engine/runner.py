@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from src.compile.graphs import CaptureBackend, PaddingLadder, thaw_collector
+from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
@@ -270,9 +270,7 @@ class Runner:
         self._device.close()
         self._grammars.close()
         self._forward_pass.stop()
-        if self._graphs is not None:
-            self._graphs = None
-            thaw_collector()
+        self._graphs = None
 
     def _run(
         self,

@@ -16,6 +16,7 @@ import torch
 from src.compile import use_artifact_cache
 from src.compile.graphs import CaptureBackend
 from src.compile.graphs.cuda import CudaCapture
+from src.core.collector import freeze_collector, thaw_collector
 from src.core.config import MIB, Config
 from src.core.errors import ConfigError
 from src.engine.compilation import RegionCompilation
@@ -67,6 +68,7 @@ class EngineParts:
         if self.compilation is not None:
             self.compilation.close()
         self.runner.close()
+        thaw_collector()
         if self.plan_log is not None:
             self.plan_log.close()
 
@@ -88,8 +90,8 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     use_artifact_cache(cache_root())
     if config.model.deterministic:
         _require_deterministic(device)
-    elif device.type == "cpu":
-        # The reference serves until the compiled kernels are there.
+    else:
+        # The references serve until what is compiled is there. A GPU's server sends with it, too.
         ensure_built(wait=False)
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
@@ -210,6 +212,7 @@ def _build_parts(
         max_model_len=max_model_len,
     )
     end_ids = _end_token_ids(decoder, tokenizer)
+    freeze_collector()
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     return EngineParts(
         tokenizer=tokenizer,

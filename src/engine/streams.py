@@ -224,7 +224,7 @@ class Choice:
     def _go_on(self, event: RequestEvent) -> None:
         """What nearly all events are: more tokens, and nothing in them that could be the end."""
         token_ids, stream = event.token_ids, self._stream
-        text = self._text.push(token_ids).text
+        text = self._text.go_on(token_ids)
         if self.pieces is not None:
             self.pieces.append(text)
         self.num_tokens += len(token_ids)

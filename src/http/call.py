@@ -69,7 +69,8 @@ class Call:
         self.status: int | None = None
         self.trace: RequestTrace | None = None
         self._send = send
-        self._direct: DirectWriter | None = None
+        # For the next events of a stream, whenever it is ready: most of them go no other way.
+        self.direct: DirectWriter | None = None
         # How errors are spelt; an endpoint may put another one here once it streams.
         self.spelling = error_spelling(scope["path"].removeprefix(scope.get("root_path", "")))
         asked = header(scope, b"x-request-id")
@@ -121,32 +122,30 @@ class Call:
         """Send the next events of a stream; the first ones begin it."""
         if not self.started:
             await self._start(200, STREAM_HEADERS)
-            self._direct = direct_writer(self.scope)
-        # Nothing else is done for most tokens of all streams.
-        if self.writes_at_once:
-            self.write_at_once(events)
+            self.direct = direct_writer(self.scope, self.server.outbox)
+        if self.direct is not None and self.direct.is_ready:
+            self.direct.write(events)
             return
         await self._send_body(events, more=True)
         # After a disconnect `send` returns at once and for ever: without this, a producer that is
         # never out of data would keep the loop to itself and never be cancelled.
         await asyncio.sleep(0)
 
-    @property
-    def writes_at_once(self) -> bool:
-        """Whether the next events of the stream can be written now, without waiting."""
-        return self._direct is not None and self._direct.is_ready
-
-    def write_at_once(self, events: bytes) -> None:
-        """Write the next events of a stream that :attr:`writes_at_once`."""
-        assert self._direct is not None
-        self._direct.write(events)
-
     async def end(self, events: bytes) -> None:
         """Send the last events of a stream."""
         if not self.started:
             await self._start(200, STREAM_HEADERS)
         self.finished = True
+        if self.direct is not None:
+            await self.direct.settle()
+            self.close()
         await self._send_body(events, more=False)
+
+    def close(self) -> None:
+        """Nothing more is sent; harmless when done twice."""
+        direct, self.direct = self.direct, None
+        if direct is not None:
+            direct.close()
 
     async def fail(self, error: BaseException) -> None:
         """Answer with an error: by its status, or inside a stream that has begun."""
@@ -176,6 +175,8 @@ class Call:
         )
 
     async def _send_body(self, body: bytes, *, more: bool) -> None:
+        if self.direct is not None:
+            await self.direct.settle()
         await self._send_in_time({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _send_in_time(self, message: Message) -> None:
@@ -249,6 +250,7 @@ class Endpoint:
         try:
             await self._serve(call, receive)
         finally:
+            call.close()
             end_trace(call)
 
     async def _serve(self, call: Call, receive: Receive) -> None:

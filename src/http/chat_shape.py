@@ -77,12 +77,6 @@ class ChatShape:
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._streams: dict[int, _ChoiceStream] = {}
 
-    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
-        """One event for each delta that says anything, and one with the role before the first."""
-        if len(deltas) == 1:
-            return self._event(deltas[0])
-        return b"".join([self._event(delta) for delta in deltas])
-
     def usage_event(self, usage: Usage) -> bytes:
         """The event of ``include_usage``."""
         return self._head + b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n"
@@ -118,7 +112,8 @@ class ChatShape:
             self._shown(completion.token_ids),
         )
 
-    def _event(self, delta: Delta) -> bytes:
+    def events(self, prompt: int, delta: Delta) -> bytes:
+        """One event, if the delta says anything, and one with the role before the first."""
         events = b""
         stream = self._streams.get(delta.index)
         if stream is None:

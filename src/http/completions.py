@@ -187,12 +187,6 @@ class CompletionShape:
         self._tail = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
         self._legacy: dict[int, LegacyLogprobs] = {}
 
-    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
-        """One event for each delta that says anything."""
-        if len(deltas) == 1:
-            return self._event(prompt, deltas[0])
-        return b"".join([self._event(prompt, delta) for delta in deltas])
-
     def usage_event(self, usage: Usage) -> bytes:
         """The event of ``include_usage``."""
         return self._head + b'],"usage":' + _encode(usage_body(self._counted(usage))) + b"}\n\n"
@@ -221,7 +215,8 @@ class CompletionShape:
             )
         )
 
-    def _event(self, prompt: int, delta: Delta) -> bytes:
+    def events(self, prompt: int, delta: Delta) -> bytes:
+        """One event, if the delta says anything."""
         index = prompt * self._n + delta.index
         legacy = self._legacy.get(index)
         first = legacy is None

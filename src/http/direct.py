@@ -3,8 +3,8 @@
 Between an ASGI ``send`` and the socket, hypercorn 0.18 runs four coroutines, a lock, two frozen
 dataclasses and h11's state machine, of which the next chunk of a chunked HTTP/1.1 answer needs
 nothing: no state changes. So where the server is exactly that, and only then, such a chunk is
-written to the connection's transport itself. Everything else (the head, the end, what must wait for
-a reader, HTTP/2, TLS handshakes, other servers) goes the ordinary way.
+written to the connection itself, by way of the outbox. Everything else (the head, the end, what
+must wait for a reader, HTTP/2, TLS handshakes, other servers) goes the ordinary way.
 """
 
 from __future__ import annotations
@@ -14,37 +14,36 @@ from typing import Any, Final
 
 from starlette.types import Scope, Send
 
+from src.http.outbox import Lane, Outbox
+
 # Where the server's own `send` is found, beneath the framework's wrappers around it.
 SERVER_SEND: Final = "slipstream.send"
 # Bytes that wait for the reader at most before a write waits too: asyncio's own high-water mark.
 _MAX_WAITING: Final = 64 * 1024
 
 
-class DirectWriter:
-    """Writes chunks of one answer."""
+class DirectWriter(Lane):
+    """Writes chunks of one answer; between these and the ordinary way, :meth:`settle`."""
 
-    __slots__ = ("_stream", "_transport")
+    __slots__ = ("_stream",)
 
-    def __init__(self, stream: Any, transport: Any) -> None:
+    def __init__(self, stream: Any, transport: Any, outbox: Outbox) -> None:
+        super().__init__(outbox, transport)
         self._stream = stream
-        self._transport = transport
 
     @property
     def is_ready(self) -> bool:
         """Whether a chunk may be written; when the reader is behind or gone it may not."""
-        transport = self._transport
         return not (
-            transport.get_write_buffer_size() > _MAX_WAITING
-            or self._stream.closed
-            or transport.is_closing()
+            self.waiting > _MAX_WAITING or self._stream.closed or self._transport.is_closing()
         )
 
     def write(self, data: bytes) -> None:
         """Write a chunk, when :attr:`is_ready`."""
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        super().write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
-def direct_writer(scope: Scope) -> DirectWriter | None:
+def direct_writer(scope: Scope, outbox: Outbox) -> DirectWriter | None:
     """The writer of an answer whose head, without a length, has just been sent.
 
     ``None`` where the server is another one, or this connection is of another kind.
@@ -58,7 +57,7 @@ def direct_writer(scope: Scope) -> DirectWriter | None:
     stream, protocol, transport = found
     if protocol.connection.our_state is not h11.SEND_BODY:
         return None
-    return DirectWriter(stream, transport)
+    return DirectWriter(stream, transport, outbox)
 
 
 def abort_connection(scope: Scope) -> None:

@@ -37,8 +37,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class EventShape(Protocol):
     """How an endpoint spells what the engine says bit by bit."""
 
-    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
-        """Server-sent events for the next deltas of a prompt; empty when there is nothing new.
+    def events(self, prompt: int, delta: Delta) -> bytes:
+        """Server-sent events for the next delta of a prompt; empty when there is nothing new.
 
         ``prompt`` is the index of one.
         """
@@ -173,18 +173,19 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
     """Write a prompt's deltas: one write for all that has come since the last one."""
 
     def write_at_once(delta: Delta) -> bool:
-        if not call.writes_at_once:
+        direct = call.direct
+        if direct is None or not direct.is_ready:
             return False
-        if events := shape.events(prompt, (delta,)):
-            call.write_at_once(events)
+        if events := shape.events(prompt, delta):
+            direct.write(events)
         return True
 
     while deltas := await submission.take():
         for delta in deltas:
             check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
-        if events := shape.events(prompt, deltas):
+        if events := b"".join([shape.events(prompt, delta) for delta in deltas]):
             await call.write(events)
-        if call.writes_at_once:
+        if call.direct is not None and call.direct.is_ready:
             submission.divert(write_at_once)
 
 

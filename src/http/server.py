@@ -7,6 +7,7 @@ from src.core.errors import ModelNotFoundError, NotReadyError
 from src.engine.client import AsyncEngine
 from src.engine.status import EngineStatus, ModelInfo, Stall
 from src.http.keys import Keys
+from src.http.outbox import Outbox, SendAll
 from src.http.responses.store import ResponseStore
 from src.observability.metrics import EngineMetrics
 
@@ -21,6 +22,7 @@ class Server:
         # Set when the configuration is known; until then nothing is open but the probes.
         self.keys: Keys | None = None
         self.responses = ResponseStore()
+        self.outbox = Outbox(_send_all)
         self._engine: AsyncEngine | None = None
         # Only until there is an engine with metrics of its own.
         self._metrics = EngineMetrics("")
@@ -76,6 +78,14 @@ class Server:
             await self._engine.drain(
                 self.config.http.shutdown_timeout if timeout is None else timeout
             )
+
+
+def _send_all() -> SendAll | None:
+    # Here and not at the top: it brings torch in, which whoever streams has loaded.
+    from src.ops.cpu.build import kernel_library
+
+    library = kernel_library()
+    return None if library is None else library.send
 
 
 def served_name(info: ModelInfo, asked: str | None) -> str:

@@ -89,11 +89,16 @@ class OutputText:
         """The stop string that ended the text, or None."""
         return self._stops.matched if self._stops is not None else None
 
+    def go_on(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens of an output without stop strings; return what they add."""
+        assert self._stops is None
+        self.num_tokens += len(token_ids)
+        return self._detokenizer.push(token_ids)
+
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Take the next tokens. After a stop string none is taken any more."""
         if self._stops is None:
-            self.num_tokens += len(token_ids)
-            return TextDelta(self._detokenizer.push(token_ids), None, len(token_ids))
+            return TextDelta(self.go_on(token_ids), None, len(token_ids))
         if self._stops.matched is not None:
             return TextDelta("", self._stops.matched, 0)
         shown: list[str] = []

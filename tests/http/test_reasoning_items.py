@@ -14,7 +14,7 @@ from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.http.blocks import BlockBegin, BlockDelta, BlockEnd, BlockReader, ReasoningCount
 from src.http.chat import PreparedChat
-from src.http.generation import Job
+from src.http.generation import EventShape, Job
 from src.http.messages.shape import MessageShape
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.responses import ResponseRequest
@@ -67,6 +67,10 @@ def chat(engine: AsyncEngine) -> PreparedChat:
     return PreparedChat(engine, "tiny", Job(prompts=[("x", SamplingParams())]), None, plan)
 
 
+def events_of_all(shape: EventShape) -> bytes:
+    return b"".join([shape.events(0, delta) for delta in deltas()])
+
+
 @pytest.fixture
 def response(chat: PreparedChat) -> ResponseShape:
     translation = Translation(ChatRequest(messages=[]), [], {})
@@ -74,7 +78,7 @@ def response(chat: PreparedChat) -> ResponseShape:
 
 
 async def test_a_response_has_it_as_an_item_of_its_own(response: ResponseShape) -> None:
-    text = response.opening() + response.events(0, deltas()) + response.ending(USAGE)
+    text = response.opening() + events_of_all(response) + response.ending(USAGE)
     events = [strictly(ResponseStreamEvent, data) for _, data in events_of(text.decode())]
     kinds = [event.type.removeprefix("response.") for event in events]
     middle = [kind for kind in kinds if not kind.endswith(".delta")]
@@ -101,7 +105,7 @@ async def test_a_response_has_it_as_an_item_of_its_own(response: ResponseShape) 
 
 async def test_a_message_has_it_as_a_block_of_its_own(chat: PreparedChat) -> None:
     shape = MessageShape(chat)
-    text = (shape.events(0, deltas()) + shape.ending(USAGE)).decode()
+    text = (events_of_all(shape) + shape.ending(USAGE)).decode()
     events = [
         strictly(RawMessageStreamEvent, data) for name, data in events_of(text) if name != "ping"
     ]

@@ -1,12 +1,11 @@
 """Captures work that is launched again and again in the same shape, and replays it in one call.
 
 Nothing here knows of models or of steps. `ladder` says which shapes there are, `backend` what a
-device must offer, `cuda` offers it with CUDA graphs, and `collector` keeps the garbage collector
-away from captures. docs/cuda-graphs.md tells what is done with them.
+device must offer, and `cuda` offers it with CUDA graphs. docs/cuda-graphs.md tells what is done
+with them.
 """
 
 from src.compile.graphs.backend import CaptureBackend, Captured
-from src.compile.graphs.collector import frozen_collector, thaw_collector
 from src.compile.graphs.ladder import GraphShape, PaddingLadder, ShapeKind, rungs
 
 __all__ = [
@@ -15,7 +14,5 @@ __all__ = [
     "GraphShape",
     "PaddingLadder",
     "ShapeKind",
-    "frozen_collector",
     "rungs",
-    "thaw_collector",
 ]

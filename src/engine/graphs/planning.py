@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from src.compile.graphs import (
-    CaptureBackend,
-    PaddingLadder,
-    frozen_collector,
-    thaw_collector,
-)
+from src.compile.graphs import CaptureBackend, PaddingLadder
+from src.core.collector import frozen_collector, thaw_collector
 from src.core.config import MIB, Config
 from src.engine.devices import Device
 from src.engine.forward_pass import Code, ForwardPass

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from src.compile.graphs import CaptureBackend, GraphShape, PaddingLadder, frozen_collector
+from src.compile.graphs import CaptureBackend, GraphShape, PaddingLadder
+from src.core.collector import frozen_collector
 from src.core.plan import StepPlan
 from src.engine.forward_pass import Code, ForwardPass
 from src.engine.graphs.decode import DecodeCapture, DecodeGraph

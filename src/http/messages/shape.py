@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -38,19 +38,18 @@ class MessageShape:
         self._begun = False
         self._last: Delta | None = None
 
-    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
-        """The events of the next deltas; the message begins with the first."""
+    def events(self, prompt: int, delta: Delta) -> bytes:
+        """The events of the next delta; the message begins with the first."""
         events: list[Event] = []
-        for delta in deltas:
-            if not self._begun:
-                self._begun = True
-                usage = msgspec.structs.replace(delta.usage, completion_tokens=0)
-                events += [("message_start", {"message": self._empty(usage)}), ("ping", {})]
-            read = self._parser.feed(delta.text)
-            if delta.finish_reason is not None:
-                self._last = delta
-                read += self._parser.finish()
-            events += self._block_events(self._reader.feed(read))
+        if not self._begun:
+            self._begun = True
+            usage = msgspec.structs.replace(delta.usage, completion_tokens=0)
+            events += [("message_start", {"message": self._empty(usage)}), ("ping", {})]
+        read = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            self._last = delta
+            read += self._parser.finish()
+        events += self._block_events(self._reader.feed(read))
         return _spelt(events)
 
     def ending(self, usage: Usage) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -69,9 +69,9 @@ class ResponseShape:
         kinds = ("response.created", "response.in_progress")
         return self._spelt((kind, {"response": self.response}) for kind in kinds)
 
-    def events(self, prompt: int, deltas: Sequence[Delta]) -> bytes:
-        """The events of the next deltas."""
-        return b"".join(self._spelt(self.take(delta)) for delta in deltas)
+    def events(self, prompt: int, delta: Delta) -> bytes:
+        """The events of the next delta."""
+        return self._spelt(self.take(delta))
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """Take what has been generated; give the events of it."""

@@ -43,7 +43,14 @@ COMPILE_TIMEOUT = 300 * SECONDS
 CHECK_TIMEOUT = 60 * SECONDS
 
 _SOURCES = Path(__file__).parent
-_UNITS = ("attention.cpp", "compiled.cpp", "gumbel.cpp", "linear.cpp", "self_check.cpp")
+_UNITS = (
+    "attention.cpp",
+    "compiled.cpp",
+    "gumbel.cpp",
+    "linear.cpp",
+    "self_check.cpp",
+    "sockets.cpp",
+)
 _FLAGS = [
     "-std=c++17",
     "-O3",

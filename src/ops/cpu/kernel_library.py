@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from src.ops.linear import INT4_RUN
 from src.ops.linear import reference as reference_linear
 
-ABI = 4
+ABI = 5
 
 _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
@@ -39,7 +39,11 @@ class UnusableLibraryError(Exception):
 
 
 class KernelLibrary:
-    """One built instruction set level; `paged_attention` and `gumbel_argmax` are the kernels."""
+    """One built instruction set level.
+
+    `paged_attention`, `gumbel_argmax` and `streamed_linear` are the kernels. `send` is none, but
+    wants compiled code as well: it sends to many sockets without the interpreter lock.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,6 +62,7 @@ class KernelLibrary:
         self.paged_attention = _bind_attention(self._library)
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = _bind_linear(self._library)
+        self.send = _bind_send(self._library)
 
     def philox(self, seed: int, position: int, group: int) -> tuple[int, int, int, int]:
         """The four random words of counter (position, group) under key `seed`."""
@@ -254,3 +259,24 @@ def raise_status(status: int) -> None:
     if status in _ERRORS:
         raise ValueError(_ERRORS[status])
     raise MemoryError("no memory for what a kernel computes on the way")
+
+
+def _bind_send(library: ctypes.CDLL) -> Callable[[Sequence[int], Sequence[bytes]], list[int]]:
+    function: Any = library.slipstream_send
+    function.argtypes = (ctypes.c_int64,) + (ctypes.c_void_p,) * 4
+    function.restype = None
+
+    def send(sockets: Sequence[int], data: Sequence[bytes]) -> list[int]:
+        """Send to each of some sockets; returns bytes taken of each, or an errno, negated."""
+        count = len(sockets)
+        sent = (ctypes.c_int64 * count)()
+        function(
+            count,
+            (ctypes.c_int32 * count)(*sockets),
+            (ctypes.c_char_p * count)(*data),
+            (ctypes.c_int64 * count)(*map(len, data)),
+            sent,
+        )
+        return list(sent)
+
+    return send

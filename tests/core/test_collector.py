@@ -1,4 +1,4 @@
-"""The collector is away during captures, comes back after them, and can be made to forget them."""
+"""The collector overlooks what stays, is away during captures, and can be brought back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from src.compile.graphs import frozen_collector, thaw_collector
+from src.core.collector import freeze_collector, frozen_collector, thaw_collector
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +15,16 @@ def as_before() -> Iterator[None]:
     yield
     gc.enable()
     gc.unfreeze()
+
+
+def test_what_is_frozen_is_not_looked_at_until_it_is_thawed() -> None:
+    cycle: list[object] = []
+    cycle.append(cycle)
+    freeze_collector()
+    del cycle
+    assert gc.collect() == 0
+    thaw_collector()
+    assert gc.collect() > 0
 
 
 def test_what_exists_stays_frozen_and_the_rest_is_collected_again() -> None:

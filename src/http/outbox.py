@@ -1,0 +1,200 @@
+"""A step's chunks to all streams' sockets, sent by a thread in one call.
+
+A ``send`` takes the kernel some 20 microseconds, which is more than all else that the event loop
+does for a streamed token, and with a hundred streams milliseconds of every step. So what the
+streams write in one turn of the loop is collected, and a thread sends it without the interpreter
+lock. asyncio stays in charge of the connections: what a socket does not take at once, and every
+error, goes to its transport. Few chunks, TLS and other event loops go there directly, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeAlias
+
+# Sends to each socket; returns the bytes that it took, or an errno, negated.
+SendAll: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], list[int]]
+
+# Chunks for which the thread is not woken: handing over takes as long as sending a few.
+MIN_CHUNKS: Final = 8
+# In place of a descriptor: there is none so far, and there is no such way.
+_NOT_YET: Final = -2
+_NONE: Final = -1
+
+
+class Outbox:
+    """What waits to be sent on any connection of one event loop.
+
+    Parameters
+    ----------
+    send_all
+        Gives the function that sends, or ``None`` while there is none: then transports do.
+    """
+
+    def __init__(self, send_all: Callable[[], SendAll | None]) -> None:
+        self._send_all = send_all
+        self._waiting: list[Lane] = []
+        self._is_scheduled = False
+        self._thread: ThreadPoolExecutor | None = None
+        # Done when the thread has sent what it was given; one batch is under way at a time.
+        self.flight: asyncio.Future[list[int]] | None = None
+
+    def add(self, lane: Lane) -> None:
+        """Something waits in this lane; it is sent once this turn of the event loop is over."""
+        self._waiting.append(lane)
+        if not self._is_scheduled and self.flight is None:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def close(self) -> None:
+        """End the thread, which finishes what it was given."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        waiting, self._waiting = self._waiting, []
+        send_all = self._send_all() if len(waiting) >= MIN_CHUNKS else None
+        if send_all is None:
+            for lane in waiting:
+                lane.pass_on()
+            return
+        flying = [lane for lane in waiting if lane.take_off()]
+        if not flying:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipstream-outbox")
+        loop = asyncio.get_running_loop()
+        self.flight = loop.run_in_executor(
+            self._thread,
+            send_all,
+            [lane.socket for lane in flying],
+            [lane.flying for lane in flying],
+        )
+        self.flight.add_done_callback(lambda flight: self._landed(flight, flying))
+
+    def _landed(self, flight: asyncio.Future[list[int]], flying: Sequence[Lane]) -> None:
+        self.flight = None
+        failed = flight.cancelled() or flight.exception() is not None
+        for lane, sent in zip(
+            flying, [0] * len(flying) if failed else flight.result(), strict=True
+        ):
+            lane.land(sent)
+        if self._waiting:
+            self._flush()
+
+
+class Lane:
+    """The way to one connection's socket for one answer, in order whoever sends.
+
+    Parameters
+    ----------
+    outbox
+        That of the connection's event loop.
+    transport
+        The connection's.
+    """
+
+    __slots__ = (
+        *("_chunks", "_is_closed", "_is_clear", "_outbox", "_transport"),
+        *("flying", "pending", "socket"),
+    )
+
+    def __init__(self, outbox: Outbox, transport: Any) -> None:
+        self._outbox = outbox
+        self._transport = transport
+        self._chunks: list[bytes] = []
+        self._is_closed = False
+        # Whether the transport is known to have nothing waiting; it is asked where it is not.
+        self._is_clear = False
+        # What the thread has of it.
+        self.flying = b""
+        # Bytes that neither the socket nor the transport has got.
+        self.pending = 0
+        # A descriptor of its own: the transport may close its, and its number be another's, while
+        # the thread is sending.
+        self.socket = _NOT_YET if type(transport) is _SelectorSocketTransport else _NONE
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the socket has not got."""
+        return self.pending if self._is_clear else self.pending + self._at_transport()
+
+    def write(self, data: bytes) -> None:
+        """Send this after all that was written before; never waits."""
+        if not self._chunks:
+            self._outbox.add(self)
+        self._chunks.append(data)
+        self.pending += len(data)
+
+    async def settle(self) -> None:
+        """Wait until the transport can be written to: until the thread has nothing of this."""
+        while self.flying and (flight := self._outbox.flight) is not None:
+            await asyncio.wait([flight])
+            # It may be done and the outbox not have heard of it yet.
+            await asyncio.sleep(0)
+        self.pass_on()
+        self._is_clear = False
+
+    def pass_on(self) -> None:
+        """Give what waits here to the transport."""
+        if self._chunks and not self.flying:
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+            self.pending -= len(data)
+            self._give(data)
+
+    def take_off(self) -> bool:
+        """Make what waits ready for the thread; ``False`` when the transport got it instead."""
+        chunks = self._chunks
+        if not chunks or self._is_closed or self._transport.is_closing():
+            return False
+        if self.socket == _NOT_YET:
+            self.socket = self._duplicate()
+        # Behind what already waits for the reader only the transport may write.
+        if self.socket == _NONE or not (self._is_clear or self._at_transport() == 0):
+            self.pass_on()
+            return False
+        self.flying = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        return True
+
+    def land(self, sent: int) -> None:
+        """The thread has sent this many bytes, or met an error."""
+        data, self.flying = self.flying, b""
+        self.pending -= len(data)
+        if self._is_closed:
+            self.close()
+        elif sent < len(data):
+            # It finds a socket that is full or broken for itself, and knows what to do.
+            self._give(data[max(sent, 0) :])
+
+    def close(self) -> None:
+        """Forget what was not sent, and give the descriptor back; harmless when done twice."""
+        self._is_closed = True
+        self._chunks.clear()
+        if not self.flying and self.socket >= 0:
+            os.close(self.socket)
+            self.socket = _NONE
+
+    def _at_transport(self) -> int:
+        size: int = self._transport.get_write_buffer_size()
+        self._is_clear = size == 0
+        return size
+
+    def _give(self, data: bytes) -> None:
+        self._is_clear = False
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _duplicate(self) -> int:
+        try:
+            return os.dup(self._transport.get_extra_info("socket").fileno())
+        # No descriptors are left, or the connection has just gone.
+        except OSError:
+            return _NONE
