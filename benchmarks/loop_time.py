@@ -4,7 +4,8 @@
     python -m benchmarks.loop_time --streams 64 --chat
 
 Processor time of the loop's own thread, divided by the tokens that were streamed: other work on the
-machine does not count, and neither does the device's step, which runs in a thread of its own.
+machine does not count, and neither do the device's steps nor sending to the clients, which run in
+threads of their own; what the latter takes is told beside.
 Three layers are measured, each with what is below it: the engine with one reader per stream; the
 ASGI application, whose writes go nowhere; and hypercorn on a socket, with clients in a process of
 their own. The differences are what a layer adds. Within the engine, phases are measured in a run of
@@ -20,6 +21,7 @@ import functools
 import json
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -33,6 +35,8 @@ from src.core.settings import load_config
 
 US = 1e6
 LAYERS = ("engine", "application", "hypercorn")
+# Beside these, which are the loop's.
+BESIDE = "sending thread"
 
 # Sends every request at once and reads every answer to its end; bare, since it shares the CPUs.
 CLIENTS = """
@@ -199,6 +203,15 @@ async def cost_per_token(turn: Callable[[], Awaitable[None]], num_tokens: int) -
     return US * (time.thread_time() - started) / num_tokens
 
 
+def sending_seconds() -> float:
+    """Processor time of the thread that sends, which is no time of the loop's."""
+    return sum(
+        time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.name.startswith("slipstream-outbox") and thread.ident is not None
+    )
+
+
 class Phases:
     """Clocks around methods; what one of them calls is counted for the inner one only."""
 
@@ -319,10 +332,11 @@ async def run(options: argparse.Namespace) -> None:
         num_tokens = options.streams * options.output_len
         repeats = []
         for repeat in range(-1, options.repeats):
-            found = {
-                name: await cost_per_token(layers.turns[name], num_tokens)
-                for name in options.layers
-            }
+            found = {}
+            sent = sending_seconds()
+            for name in options.layers:
+                found[name] = await cost_per_token(layers.turns[name], num_tokens)
+            found[BESIDE] = US * (sending_seconds() - sent) / num_tokens
             if repeat >= 0:
                 repeats.append(found)
         with phases() as clocks:
@@ -330,7 +344,7 @@ async def run(options: argparse.Namespace) -> None:
     shape = {
         name: getattr(options, name) for name in ("streams", "input_len", "output_len", "chat")
     }
-    units = dict.fromkeys(options.layers, "us/token")
+    units = dict.fromkeys([*options.layers, BESIDE], "us/token")
     recorder.add("loop time per streamed token, with all below", figures_of(units, repeats),
                  config=config, **shape)  # fmt: skip
     once = clock_cost()

@@ -11,6 +11,7 @@ import pytest
 from src.core.errors import RequestTooLargeError
 from src.http.body import ClientDisconnectedError
 from src.http.call import Call, Endpoint, refuse
+from src.http.outbox import Outbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -26,6 +27,7 @@ class Connection:
             config=SimpleNamespace(http=limits),
             metrics=SimpleNamespace(on_disconnect=self._on_disconnect, on_rejection=lambda _: None),
             engine=None,
+            outbox=Outbox(lambda: None),
         )
         state = SimpleNamespace(server=self.server)
         self.scope: dict[str, Any] = {

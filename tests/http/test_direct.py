@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from src.http.outbox import Outbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
+NUM_STREAMS = 16
 PIECES = [b"data: x\n\n", b"y", b"z" * 70_000, "\u00e9".encode() * 1000]
 
 
@@ -98,6 +100,53 @@ async def test_a_client_sees_no_difference() -> None:
         old = await answer_to(port, b"GET /direct HTTP/1.0\r\nHost: x\r\n\r\n")
         assert old.endswith(b"".join(PIECES) + b"end\n\n")
         assert writers[2] is None
+
+
+async def test_many_streams_at_once_arrive_whole() -> None:
+    sent = [0]
+    everybody = asyncio.Barrier(NUM_STREAMS)
+
+    def send_all(sockets: Sequence[int], data: Sequence[bytes]) -> list[int]:
+        sent[0] += 1
+        return [os.write(number, each) for number, each in zip(sockets, data, strict=True)]
+
+    outbox = Outbox(lambda: send_all)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            return await lifespan(receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        scope[SERVER_SEND] = send
+        direct = direct_writer(scope, outbox)
+        assert direct is not None
+        name = scope["path"].encode()
+        for number in range(50):
+            # As a step does: all of them in one turn of the loop.
+            await everybody.wait()
+            direct.write(b"%b %d\n" % (name, number))
+        await direct.settle()
+        direct.close()
+        await send({"type": "http.response.body", "body": b"end\n\n", "more_body": False})
+        return None
+
+    async with serving(app) as port:
+        heads = [b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % n for n in range(NUM_STREAMS)]
+        answers = await asyncio.gather(*(answer_to(port, head) for head in heads))
+    for number, answer in enumerate(answers):
+        chunks = [b"%d\n" % each for each in range(50)]
+        body = b"".join(b"/%d " % number + each for each in chunks) + b"end\n\n"
+        assert without_framing(answer) == body
+    assert sent[0] >= 10
+    outbox.close()
+
+
+def without_framing(answer: bytes) -> bytes:
+    """The body of a chunked answer."""
+    rest, body = answer.partition(b"\r\n\r\n")[2], b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return body
 
 
 async def test_what_waits_for_a_reader_is_bounded() -> None:

@@ -16,7 +16,6 @@ from typing import Any, Final
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 
-from src.observability.tracing.encoding import use_repeated_links
 from src.observability.tracing.settings import TelemetrySettings, has_endpoint, protocol_of
 
 logger = logging.getLogger(__name__)
@@ -139,7 +138,10 @@ def metric_exporters(settings: TelemetrySettings) -> list[Any]:
 def _otlp_spans(settings: TelemetrySettings) -> SpanExporter | None:
     def exporter(protocol: str, **arguments: Any) -> SpanExporter:
         module = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter")
-        use_repeated_links(module)
+        # Not before the exporter, whose package may be missing.
+        from src.observability.tracing.otlp import use_our_encoder
+
+        use_our_encoder(module)
         exporter: SpanExporter = module.OTLPSpanExporter(**arguments)
         return exporter
 

@@ -87,7 +87,7 @@ class RequestTrace:
     @cached_property
     def link(self) -> Link:
         """A link to its own span; one for all the steps that serve it."""
-        from src.observability.tracing.encoding import RepeatedLink
+        from src.observability.tracing.finished_spans import RepeatedLink
 
         return RepeatedLink(self.span.get_span_context())
 
