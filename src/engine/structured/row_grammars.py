@@ -11,29 +11,26 @@ request resumes, and neither the batch nor the pipeline's depth has a say in it.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 from torch import Tensor
 
 from src.core.request import Request
 from src.engine.structured.compiled import ORDINARY_CALL, CompiledGrammar, fault_of
+from src.engine.structured.matcher_pool import MatcherPool
 from src.engine.transfer import upload
 
 logger = logging.getLogger(__name__)
 
 _BITS = 32
-# More do not help: a batch's masks are some tens of microseconds each.
-_MAX_THREADS = 4
 # Tokens of a request that resumes that are consumed in one call.
 _CHUNK = 32
 # Tokens for which a row's own time is measured, from the last slow one on.
@@ -128,10 +125,13 @@ class _Restrictions:
         self._ends = np.zeros((max_num_rows, num_words), np.int32)
         self._allowed = np.zeros((max_num_rows, num_words), np.int32)
         self._goes_on = np.zeros(max_num_rows, np.bool_)
+        # Rows that may not consist of anything, be they in use or not.
+        self._bounded: set[int] = set()
 
     def install(self, row: int, wishes: _Wishes) -> None:
         """Give ``row`` these wishes."""
         num_words = self._ends.shape[1]
+        (self._bounded.discard if wishes.allowed_ids is None else self._bounded.add)(row)
         self._ends[row] = _packed(wishes.end_ids, num_words, self._vocab_size)
         self._allowed[row] = (
             -1
@@ -142,7 +142,11 @@ class _Restrictions:
 
     def apply(self, masks: np.ndarray, rows: list[int]) -> None:
         """Change the rows' masks [max_num_rows, W] int32, in place."""
-        given, ends, allowed = masks[rows], self._ends[rows], self._allowed[rows]
+        given, ends = masks[rows], self._ends[rows]
+        # Mostly: the middle of an output that may consist of anything.
+        if not self._bounded and not (given & ends).any():
+            return
+        allowed = self._allowed[rows]
         may_end = (given & ends).any(1, keepdims=True)
         others = given & ~ends & allowed
         # Where there is something else: no end at all, or those that are allowed themselves.
@@ -160,7 +164,11 @@ class _Follower:
         Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
     fault
         Why it cannot go on.
+    num_measured
+        Tokens for which its own time is to be measured, since it was among those that took long.
     """
+
+    __slots__ = ("_budget", "end_ids", "ended", "fault", "key", "matcher", "num_measured", "wishes")
 
     def __init__(self, request: Request) -> None:
         assert isinstance(request.grammar, CompiledGrammar)
@@ -168,26 +176,14 @@ class _Follower:
         self.matcher: LLMatcher = request.grammar.begin()
         self.ended = False
         self.fault: str | None = None
-        self._num_measured = 0
+        self.num_measured = 0
         self.wishes = _Wishes.of(request)
-        self._end_ids = request.end_token_ids
+        self.end_ids = request.end_token_ids
         self._budget = request.grammar.budget
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether it was among those that took long, so that its own time is to be measured."""
-        return self._num_measured > 0
 
     def mark_slow(self) -> None:
         """Measure its own time for a while."""
-        self._num_measured = _MEASURED_TOKENS
-
-    def take(self, token_id: int) -> bool:
-        """Whether the matcher is to consume the token."""
-        self._num_measured -= self.is_slow
-        if token_id in self._end_ids:
-            self.ended = True
-        return not self.ended
+        self.num_measured = _MEASURED_TOKENS
 
     def fail(self, reason: str) -> None:
         """It cannot go on."""
@@ -235,7 +231,7 @@ class RowGrammars:
         self._followers: dict[int, _Follower] = {}
         self._masks = np.zeros((max_num_rows, self._num_words), np.int32)
         self._restrictions = _Restrictions(max_num_rows, self._num_words, vocab_size)
-        self._executor: LLExecutor | None = None
+        self._matchers: MatcherPool | None = None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar")
 
     def install(self, row: int, request: Request, output_token_ids: list[int]) -> None:
@@ -322,7 +318,8 @@ class RowGrammars:
                 except BaseException:
                     logger.exception("a grammar could not be begun")
                     self._followers.pop(row, None)
-            self._compute([row for row, _, _ in arrivals])
+            arrived = [(row, self._followers.get(row)) for row, _, _ in arrivals]
+            self._compute([(row, follower) for row, follower in arrived if follower is not None])
         finally:
             # Whatever was queued for them has been.
             self._ended.difference_update(forgotten)
@@ -348,58 +345,42 @@ class RowGrammars:
         except Exception as error:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
-        moved = []
-        together = []
+        moved: list[tuple[int, _Follower]] = []
+        together: list[tuple[LLMatcher, int]] = []
+        # A loop for every token of every constrained row: nothing is called that need not be.
+        followers, ended = self._followers, self._ended
         for row, token_id in zip(rows, token_ids, strict=True):
-            follower = self._living(row)
-            if follower is None or not follower.take(token_id):
+            follower = followers.get(row)
+            if follower is None or follower.ended or follower.key in ended:
                 continue
-            moved.append(row)
-            if follower.is_slow:
+            if token_id in follower.end_ids:
+                follower.ended = True
+                continue
+            moved.append((row, follower))
+            if follower.num_measured:
+                follower.num_measured -= 1
                 follower.measure(partial(follower.matcher.consume_token, token_id))
             else:
-                together.append((follower, token_id))
-        if together:
-            with _watched([follower for follower, _ in together]):
-                self._pool().consume_token_par(
-                    [(follower.matcher, token_id) for follower, token_id in together]
-                )
+                together.append((follower.matcher, token_id))
+        if together and not self._pool().consume(together):
+            _mark_slow(moved)
         self._compute(moved)
 
-    def _living(self, row: int) -> _Follower | None:
-        """The row's follower, if anything is to be asked of it yet."""
-        follower = self._followers.get(row)
-        if follower is None or follower.ended or follower.key in self._ended:
-            return None
-        return follower
-
-    def _compute(self, rows: list[int]) -> None:
+    def _compute(self, moved: list[tuple[int, _Follower]]) -> None:
         """The masks of rows whose grammars have moved."""
-        live = []
+        ended = self._ended
+        live = [each for each in moved if not (each[1].ended or each[1].key in ended)]
         together = []
-        for row in rows:
-            follower = self._living(row)
-            if follower is None:
-                continue
-            if follower.matcher.is_error():
-                follower.fail(fault_of(follower.matcher))
-                continue
-            live.append((row, follower))
-            if follower.is_slow:
+        for row, follower in live:
+            if follower.num_measured:
                 mask = self._masks[row]
                 follower.measure(
                     partial(follower.matcher.unsafe_compute_mask_ptr, mask.ctypes.data, mask.nbytes)
                 )
             else:
-                together.append((row, follower))
-        if together:
-            with _watched([follower for _, follower in together]):
-                self._pool().unsafe_compute_mask_ptr(
-                    [(follower.matcher, row) for row, follower in together],
-                    self._masks.ctypes.data,
-                    self._num_words * self._masks.itemsize,
-                    len(self._masks),
-                )
+                together.append((follower.matcher, row))
+        if together and not self._pool().compute(together, self._masks):
+            _mark_slow(live)
         if live:
             self._judge(live)
 
@@ -436,21 +417,16 @@ class RowGrammars:
         added = _added(packed, self._vocab_size) if self._on_cpu else None
         return RowMasks(packed, added, failures)
 
-    def _pool(self) -> LLExecutor:
-        if self._executor is None:
-            cpus = len(os.sched_getaffinity(0))
-            self._executor = LLExecutor(num_threads=max(1, min(_MAX_THREADS, cpus // 2)))
-        return self._executor
+    def _pool(self) -> MatcherPool:
+        if self._matchers is None:
+            self._matchers = MatcherPool()
+        return self._matchers
 
 
-@contextmanager
-def _watched(followers: list[_Follower]) -> Iterator[None]:
-    """Around calls for all of them at a time: were they slow, each is measured from then on."""
-    started = time.monotonic()
-    yield
-    if time.monotonic() - started > ORDINARY_CALL:
-        for follower in followers:
-            follower.mark_slow()
+def _mark_slow(followers: list[tuple[int, _Follower]]) -> None:
+    """One of them was slow in a call for all of them: each is measured from now on."""
+    for _, follower in followers:
+        follower.mark_slow()
 
 
 def _packed(token_ids: Iterable[int], num_words: int, vocab_size: int) -> np.ndarray:
