@@ -31,6 +31,7 @@ from starlette.applications import Starlette
 from benchmarks.load import random_prompts
 from benchmarks.record import Figure, Recorder, add_common, figures_of
 from src import AsyncEngine, Config, SamplingParams
+from src.core.collector import freeze_collector
 from src.core.settings import load_config
 
 US = 1e6
@@ -321,6 +322,8 @@ async def served(options: argparse.Namespace) -> AsyncIterator[Layers]:
     app = create_app(config, owns_process=False)
     async with hypercorn(app) as port:
         engine = await app.state.server.ready_engine()
+        # As a server's own process does.
+        freeze_collector()
         load = Load(options, engine.model_info.vocab_size)
         yield Layers(config, app, engine, port, load)
 

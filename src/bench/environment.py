@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from src.core.cpus import usable_cpus
 from src.core.settings import CHECKOUT
 
 _PACKAGES: Final = ("torch", "transformers", "triton", "hypercorn", "starlette", "msgspec")
@@ -69,7 +70,7 @@ def machine() -> dict[str, Any]:
     flags = set(info.get("flags", "").split())
     return {
         "cpu": info.get("model name", platform.processor() or platform.machine()),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": usable_cpus(),
         "flags": [flag for flag in _FLAGS if flag in flags],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),

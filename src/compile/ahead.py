@@ -25,6 +25,7 @@ from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
 from src.compile.loaded import LoadedFunction
 from src.compile.worker_setup import Setup
+from src.core.cpus import usable_cpus
 from src.core.settings import CHECKOUT, PREFIX
 from src.ops.cpu.compiled import Caller, CompiledCodeError
 
@@ -107,7 +108,7 @@ class Compilation:
 
     def _start(self) -> None:
         missing = [job for job in self._jobs if self._cache.find(job) is None]
-        count = min(_MAX_WORKERS, len(missing), len(os.sched_getaffinity(0)))
+        count = min(_MAX_WORKERS, len(missing), usable_cpus())
         with self._lock:
             self._workers = []
             if not self._closed:

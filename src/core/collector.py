@@ -1,9 +1,9 @@
 """Keeps Python's garbage collector away from what stays, and out of captures.
 
 A loaded model and its libraries are some 200,000 objects, and now and then the collector would walk
-through all of them, which holds up every stream for 100 ms. They stay until the engine closes, so
-the collector is told to overlook them. A capture of graphs launches thousands of small calls, and
-takes many times as long if the collector is not kept away altogether.
+through all of them, which holds up every stream for 100 ms. In a server's process they stay to the
+end, so the collector is told to overlook them. A capture of graphs launches thousands of small
+calls, and takes many times as long if the collector is not kept away altogether.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 def freeze_collector() -> None:
     """What exists now is not looked at again, until :func:`thaw_collector`.
 
-    It is not collected first: there is next to no garbage after a load, and to find it takes as
-    long as one of the pauses.
+    For a process that does nothing else: whatever garbage there is stays. It is not looked for
+    first, since there is next to none after a load, and to find it takes as long as one pause.
     """
     gc.freeze()
 

@@ -74,7 +74,7 @@ class EngineThread:
                 self._loop.call_soon_threadsafe(call.cancel)
             raise
         finally:
-            del future  # its exception refers to this frame
+            del future, call  # whose exceptions refer to this frame
 
     def stop(self) -> None:
         """Begin to end; returns at once."""
@@ -129,11 +129,15 @@ class _Call(Generic[T]):
         self._cancelled = False
 
     async def run(self) -> T:
-        self._task = asyncio.current_task()
         if self._cancelled:
             self.close()
             raise asyncio.CancelledError
-        return await self._coroutine
+        self._task = asyncio.current_task()
+        try:
+            return await self._coroutine
+        finally:
+            # It keeps the exception that it ends with, and that the frames which know of this.
+            self._task = None
 
     def cancel(self) -> None:
         """On the loop's thread."""

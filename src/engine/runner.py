@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from src.compile.graphs import CaptureBackend, PaddingLadder
+from src.core.collector import thaw_collector
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
@@ -270,7 +271,9 @@ class Runner:
         self._device.close()
         self._grammars.close()
         self._forward_pass.stop()
-        self._graphs = None
+        if self._graphs is not None:
+            self._graphs = None
+            thaw_collector()
 
     def _run(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ import torch
 from src.compile import use_artifact_cache
 from src.compile.graphs import CaptureBackend
 from src.compile.graphs.cuda import CudaCapture
-from src.core.collector import freeze_collector, thaw_collector
 from src.core.config import MIB, Config
+from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.engine.compilation import RegionCompilation
 from src.engine.devices import open_device
@@ -68,7 +67,6 @@ class EngineParts:
         if self.compilation is not None:
             self.compilation.close()
         self.runner.close()
-        thaw_collector()
         if self.plan_log is not None:
             self.plan_log.close()
 
@@ -212,7 +210,6 @@ def _build_parts(
         max_model_len=max_model_len,
     )
     end_ids = _end_token_ids(decoder, tokenizer)
-    freeze_collector()
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     return EngineParts(
         tokenizer=tokenizer,
@@ -283,7 +280,7 @@ def default_threads(decoder: Decoder) -> int:
     times the tokens of two.
     """
     size = sum(tensor.nbytes for tensor in decoder.parameters().values())
-    return 1 if size < _SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
+    return 1 if size < _SMALL_MODEL_BYTES else usable_cpus()
 
 
 def _weights_progress(report: Report) -> Callable[[int, int], None]:

@@ -7,6 +7,7 @@ else. The handler is then cancelled, which aborts whatever it has in the engine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
@@ -137,8 +138,8 @@ class Call:
             await self._start(200, STREAM_HEADERS)
         self.finished = True
         if self.direct is not None:
-            await self.direct.settle()
-            self.close()
+            async with self.direct.held():
+                self.close()
         await self._send_body(events, more=False)
 
     def close(self) -> None:
@@ -175,9 +176,9 @@ class Call:
         )
 
     async def _send_body(self, body: bytes, *, more: bool) -> None:
-        if self.direct is not None:
-            await self.direct.settle()
-        await self._send_in_time({"type": "http.response.body", "body": body, "more_body": more})
+        message = {"type": "http.response.body", "body": body, "more_body": more}
+        async with contextlib.nullcontext() if self.direct is None else self.direct.held():
+            await self._send_in_time(message)
 
     async def _send_in_time(self, message: Message) -> None:
         try:

@@ -23,7 +23,7 @@ _MAX_WAITING: Final = 64 * 1024
 
 
 class DirectWriter(Lane):
-    """Writes chunks of one answer; between these and the ordinary way, :meth:`settle`."""
+    """Writes chunks of one answer; what goes the ordinary way does so while it is :meth:`held`."""
 
     __slots__ = ("_stream",)
 

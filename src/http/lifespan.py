@@ -16,12 +16,14 @@ from typing import Final
 import msgspec
 from starlette.applications import Starlette
 
+from src.core.collector import freeze_collector
 from src.core.config import Config
 from src.core.errors import ConfigError, SlipstreamError
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
 from src.http.guard import check_access
 from src.http.idle_connections import release_closed_connections
+from src.http.outbox import Outbox
 from src.http.process_exit import (
     EXIT_ENGINE_DEAD,
     EXIT_LOAD_FAILED,
@@ -29,7 +31,7 @@ from src.http.process_exit import (
     first_line,
     is_compiling,
 )
-from src.http.server import Server
+from src.http.server import Server, compiled_send
 from src.observability.logs import setup_logging
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     release_closed_connections()
     engine = AsyncEngine(config)
     server.attach(engine)
+    # Its state is of this event loop.
+    server.outbox = Outbox(compiled_send)
     engine.start()
     tasks = []
     if server.owns_process:
@@ -88,6 +92,8 @@ async def _end_with(engine: AsyncEngine) -> None:
     except SlipstreamError:
         code, what = EXIT_LOAD_FAILED, "the model could not be loaded"
     else:
+        # A program that embeds the application may have other plans with its objects.
+        freeze_collector()
         code, what = EXIT_ENGINE_DEAD, "the engine died"
     error = await engine.wait_dead()
     # Everybody who waited has been woken with an error; let the answers go out.

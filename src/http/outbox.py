@@ -10,11 +10,18 @@ error, goes to its transport. Few chunks, TLS and other event loops go there dir
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import logging
 import os
+import resource
+import sys
 from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
+
+logger = logging.getLogger(__name__)
 
 # Sends to each socket; returns the bytes that it took, or an errno, negated.
 SendAll: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], list[int]]
@@ -40,6 +47,8 @@ class Outbox:
         self._waiting: list[Lane] = []
         self._is_scheduled = False
         self._thread: ThreadPoolExecutor | None = None
+        # Whether there is no thread, and will be none.
+        self._is_closed = False
         # Done when the thread has sent what it was given; one batch is under way at a time.
         self.flight: asyncio.Future[list[int]] | None = None
 
@@ -51,42 +60,62 @@ class Outbox:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def close(self) -> None:
-        """End the thread, which finishes what it was given."""
+        """End the thread, which finishes what it was given; transports send from now on."""
+        self._is_closed = True
         if self._thread is not None:
-            self._thread.shutdown(wait=False)
+            self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
 
     def _flush(self) -> None:
         self._is_scheduled = False
         waiting, self._waiting = self._waiting, []
-        send_all = self._send_all() if len(waiting) >= MIN_CHUNKS else None
+        is_worth_it = len(waiting) >= MIN_CHUNKS and not self._is_closed
+        send_all = self._send_all() if is_worth_it else None
         if send_all is None:
-            for lane in waiting:
-                lane.pass_on()
+            _each(waiting, Lane.pass_on)
             return
-        flying = [lane for lane in waiting if lane.take_off()]
+        flying: list[Lane] = []
+        _each(waiting, lambda lane: flying.append(lane) if lane.take_off() else None)
         if not flying:
             return
+        try:
+            flight = self.flight = self._hand_over(send_all, flying)
+        # The system gives no thread. What was handed over must not be sent by a later one.
+        except RuntimeError:
+            logger.warning("there is no thread to send with, so the event loop does", exc_info=True)
+            self.close()
+            _each(flying, lambda lane: lane.land(0))
+            return
+        flight.add_done_callback(lambda flight: self._landed(flight, flying))
+
+    def _hand_over(self, send_all: SendAll, flying: Sequence[Lane]) -> asyncio.Future[list[int]]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipstream-outbox")
-        loop = asyncio.get_running_loop()
-        self.flight = loop.run_in_executor(
+        return asyncio.get_running_loop().run_in_executor(
             self._thread,
             send_all,
             [lane.socket for lane in flying],
             [lane.flying for lane in flying],
         )
-        self.flight.add_done_callback(lambda flight: self._landed(flight, flying))
 
     def _landed(self, flight: asyncio.Future[list[int]], flying: Sequence[Lane]) -> None:
         self.flight = None
+        # Whatever fails in the call does so before anything is sent.
         failed = flight.cancelled() or flight.exception() is not None
-        for lane, sent in zip(
-            flying, [0] * len(flying) if failed else flight.result(), strict=True
-        ):
-            lane.land(sent)
+        sizes = iter([0] * len(flying) if failed else flight.result())
+        _each(flying, lambda lane: lane.land(next(sizes)))
         if self._waiting:
             self._flush()
+
+
+def _each(lanes: Iterable[Lane], do: Callable[[Lane], None]) -> None:
+    for lane in lanes:
+        try:
+            do(lane)
+        # Whatever is wrong with one connection, the others go on.
+        except Exception:
+            logger.exception("a connection failed while its chunks were sent")
+            lane.abort()
 
 
 class Lane:
@@ -101,7 +130,7 @@ class Lane:
     """
 
     __slots__ = (
-        *("_chunks", "_is_closed", "_is_clear", "_outbox", "_transport"),
+        *("_chunks", "_is_clear", "_is_closed", "_num_others", "_outbox", "_transport"),
         *("flying", "pending", "socket"),
     )
 
@@ -112,6 +141,8 @@ class Lane:
         self._is_closed = False
         # Whether the transport is known to have nothing waiting; it is asked where it is not.
         self._is_clear = False
+        # Those who write to the transport by another way, or wait for their turn to.
+        self._num_others = 0
         # What the thread has of it.
         self.flying = b""
         # Bytes that neither the socket nor the transport has got.
@@ -132,14 +163,24 @@ class Lane:
         self._chunks.append(data)
         self.pending += len(data)
 
-    async def settle(self) -> None:
-        """Wait until the transport can be written to: until the thread has nothing of this."""
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Wait until the transport can be written to, and keep the thread away meanwhile."""
+        self._num_others += 1
+        try:
+            await self._settle()
+            yield
+        finally:
+            self._num_others -= 1
+            # What they have written may still wait.
+            self._is_clear = False
+
+    async def _settle(self) -> None:
         while self.flying and (flight := self._outbox.flight) is not None:
             await asyncio.wait([flight])
             # It may be done and the outbox not have heard of it yet.
             await asyncio.sleep(0)
         self.pass_on()
-        self._is_clear = False
 
     def pass_on(self) -> None:
         """Give what waits here to the transport."""
@@ -157,7 +198,11 @@ class Lane:
         if self.socket == _NOT_YET:
             self.socket = self._duplicate()
         # Behind what already waits for the reader only the transport may write.
-        if self.socket == _NONE or not (self._is_clear or self._at_transport() == 0):
+        if (
+            self.socket == _NONE
+            or self._num_others
+            or not (self._is_clear or self._at_transport() == 0)
+        ):
             self.pass_on()
             return False
         self.flying = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -174,6 +219,11 @@ class Lane:
             # It finds a socket that is full or broken for itself, and knows what to do.
             self._give(data[max(sent, 0) :])
 
+    def abort(self) -> None:
+        """End the connection."""
+        self.close()
+        self._transport.abort()
+
     def close(self) -> None:
         """Forget what was not sent, and give the descriptor back; harmless when done twice."""
         self._is_closed = True
@@ -184,7 +234,7 @@ class Lane:
 
     def _at_transport(self) -> int:
         size: int = self._transport.get_write_buffer_size()
-        self._is_clear = size == 0
+        self._is_clear = size == 0 and not self._num_others
         return size
 
     def _give(self, data: bytes) -> None:
@@ -194,7 +244,18 @@ class Lane:
 
     def _duplicate(self) -> int:
         try:
-            return os.dup(self._transport.get_extra_info("socket").fileno())
+            number = os.dup(self._transport.get_extra_info("socket").fileno())
         # No descriptors are left, or the connection has just gone.
         except OSError:
             return _NONE
+        # Connections come first.
+        if number >= _max_descriptor():
+            os.close(number)
+            return _NONE
+        return number
+
+
+@functools.cache
+def _max_descriptor() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft * 3 // 4

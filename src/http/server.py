@@ -22,7 +22,7 @@ class Server:
         # Set when the configuration is known; until then nothing is open but the probes.
         self.keys: Keys | None = None
         self.responses = ResponseStore()
-        self.outbox = Outbox(_send_all)
+        self.outbox = Outbox(compiled_send)
         self._engine: AsyncEngine | None = None
         # Only until there is an engine with metrics of its own.
         self._metrics = EngineMetrics("")
@@ -80,7 +80,8 @@ class Server:
             )
 
 
-def _send_all() -> SendAll | None:
+def compiled_send() -> SendAll | None:
+    """What sends to many sockets in one call, once it is compiled."""
     # Here and not at the top: it brings torch in, which whoever streams has loaded.
     from src.ops.cpu.build import kernel_library
 

@@ -77,12 +77,11 @@ async def test_a_client_sees_no_difference() -> None:
             if direct is not None and direct.is_ready:
                 direct.write(piece)
             else:
-                if direct is not None:
-                    await direct.settle()
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                async with contextlib.nullcontext() if direct is None else direct.held():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
         if direct is not None:
-            await direct.settle()
-            direct.close()
+            async with direct.held():
+                direct.close()
         await send({"type": "http.response.body", "body": b"end\n\n", "more_body": False})
         return None
 
@@ -125,8 +124,8 @@ async def test_many_streams_at_once_arrive_whole() -> None:
             await everybody.wait()
             direct.write(b"%b %d\n" % (name, number))
             await asyncio.sleep(0.001)
-        await direct.settle()
-        direct.close()
+        async with direct.held():
+            direct.close()
         await send({"type": "http.response.body", "body": b"end\n\n", "more_body": False})
         return None
 

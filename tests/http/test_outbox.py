@@ -9,6 +9,7 @@ import random
 import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -89,6 +90,11 @@ async def connections(count: int) -> AsyncIterator[list[Connection]]:
         await asyncio.sleep(0.01)
 
 
+async def settle(lane: Lane) -> None:
+    async with lane.held():
+        pass
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -110,7 +116,7 @@ async def test_every_byte_arrives_in_order_whoever_sends_it() -> None:
                     lane.write(chunk)
                     sent[number] += chunk
                 if draw.random() < 0.1:
-                    await lane.settle()
+                    await settle(lane)
                     assert lane.pending == 0
                     all_of_them[number].transport.write(b"ordinary")
                     sent[number] += b"ordinary"
@@ -119,7 +125,7 @@ async def test_every_byte_arrives_in_order_whoever_sends_it() -> None:
                 readers += [asyncio.create_task(each.rest()) for each in all_of_them]
             await asyncio.sleep(0.002)
         for lane, each in zip(lanes, all_of_them, strict=True):
-            await lane.settle()
+            await settle(lane)
             lane.close()
             each.transport.close()
         assert descriptors() <= before
@@ -162,7 +168,7 @@ async def test_what_is_written_meanwhile_comes_after() -> None:
                 lane.write(round_)
             await asyncio.sleep(0.01)
         assert [lane.pending for lane in lanes] == [3] * MIN_CHUNKS
-        settled = asyncio.gather(*(lane.settle() for lane in lanes))
+        settled = asyncio.gather(*(settle(lane) for lane in lanes))
         await asyncio.sleep(0.01)
         assert not settled.done()
         gate.open.set()
@@ -222,7 +228,7 @@ async def test_one_that_left_disturbs_nobody() -> None:
             await asyncio.sleep(0.02)
         assert enough[0].transport.is_closing()
         for lane, each in zip(lanes, enough, strict=True):
-            await lane.settle()
+            await settle(lane)
             lane.close()
             each.transport.close()
         for each in enough[1:]:
@@ -230,7 +236,48 @@ async def test_one_that_left_disturbs_nobody() -> None:
     outbox.close()
 
 
-@pytest.mark.parametrize("fault", ["no descriptor is left", "the call fails"])
+async def test_the_thread_stays_away_while_others_write() -> None:
+    gate = Gate(compiled())
+    gate.open.set()
+    outbox = Outbox(lambda: gate)
+    async with connections(MIN_CHUNKS) as enough:
+        lanes = [Lane(outbox, each.transport) for each in enough]
+        async with lanes[0].held():
+            for lane in lanes:
+                lane.write(b"1")
+            await asyncio.sleep(0.02)
+            enough[0].transport.write(b"2")
+        assert len(gate.calls[0]) == MIN_CHUNKS - 1
+        for lane in lanes:
+            lane.write(b"3")
+        await asyncio.sleep(0.02)
+        # It is back.
+        assert len(gate.calls[1]) == MIN_CHUNKS
+        for number, (lane, each) in enumerate(zip(lanes, enough, strict=True)):
+            lane.close()
+            each.transport.close()
+            assert await each.rest() == (b"13" if number else b"123")
+    outbox.close()
+
+
+async def test_after_the_end_transports_send() -> None:
+    gate = Gate(compiled())
+    outbox = Outbox(lambda: gate)
+    outbox.close()
+    async with connections(MIN_CHUNKS) as enough:
+        for each in enough:
+            Lane(outbox, each.transport).write(b"x")
+        await asyncio.sleep(0.01)
+        for each in enough:
+            each.transport.close()
+            assert await each.rest() == b"x"
+    assert gate.calls == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["no descriptor is left", "few descriptors are left", "there is no thread", "the call fails"],
+)
 async def test_where_it_cannot_be_done_the_transport_does_it(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,19 +291,28 @@ async def test_where_it_cannot_be_done_the_transport_does_it(
     def dup(number: int) -> int:
         raise OSError(24, "Too many open files")
 
+    def submit(self: ThreadPoolExecutor, *work: object) -> None:
+        raise RuntimeError("can't start new thread")
+
     if fault == "no descriptor is left":
         monkeypatch.setattr(os, "dup", dup)
+    elif fault == "few descriptors are left":
+        monkeypatch.setattr("src.http.outbox._max_descriptor", lambda: 0)
+    elif fault == "there is no thread":
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
     outbox = Outbox(lambda: send_all)
     async with connections(MIN_CHUNKS) as enough:
+        before = descriptors()
         lanes = [Lane(outbox, each.transport) for each in enough]
         for lane in lanes:
             lane.write(b"x")
         await asyncio.sleep(0.05)
         for lane, each in zip(lanes, enough, strict=True):
-            await lane.settle()
+            await settle(lane)
             lane.close()
             each.transport.close()
             assert await each.rest() == b"x"
+        assert descriptors() < before
     assert calls == (fault == "the call fails")
     outbox.close()
 

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
+from src.core.cpus import usable_cpus
 from src.engine.structured.compiled import ORDINARY_CALL
 
 # More do not help: a batch's masks are some tens of microseconds each.
@@ -25,7 +26,7 @@ class MatcherPool:
 
     def __init__(self) -> None:
         before = _thread_ids()
-        cpus = len(os.sched_getaffinity(0))
+        cpus = usable_cpus()
         self._executor = LLExecutor(num_threads=max(1, min(_MAX_THREADS, cpus // 2)))
         # Those that others began meanwhile may be among them, and make calls look longer.
         self._clocks = [~number << 3 | _THREAD_CLOCK for number in _thread_ids() - before]
@@ -50,7 +51,10 @@ class MatcherPool:
     def _seconds(self) -> float:
         """Processor time of the threads: a machine that is busy with other things slows nobody."""
         try:
-            return sum(map(time.clock_gettime, self._clocks)) if self._clocks else time.monotonic()
+            if self._clocks:
+                # The caller's too: what is to be done for one alone is done there.
+                return time.thread_time() + sum(map(time.clock_gettime, self._clocks))
+            return time.monotonic()
         # One of them was another's, and has ended.
         except OSError:
             self._clocks = []

@@ -347,6 +347,7 @@ class RowGrammars:
             return
         moved: list[tuple[int, _Follower]] = []
         together: list[tuple[LLMatcher, int]] = []
+        unmeasured: list[_Follower] = []
         # A loop for every token of every constrained row: nothing is called that need not be.
         followers, ended = self._followers, self._ended
         for row, token_id in zip(rows, token_ids, strict=True):
@@ -362,15 +363,16 @@ class RowGrammars:
                 follower.measure(partial(follower.matcher.consume_token, token_id))
             else:
                 together.append((follower.matcher, token_id))
+                unmeasured.append(follower)
         if together and not self._pool().consume(together):
-            _mark_slow(moved)
+            _mark_slow(unmeasured)
         self._compute(moved)
 
     def _compute(self, moved: list[tuple[int, _Follower]]) -> None:
         """The masks of rows whose grammars have moved."""
         ended = self._ended
         live = [each for each in moved if not (each[1].ended or each[1].key in ended)]
-        together = []
+        together, unmeasured = [], []
         for row, follower in live:
             if follower.num_measured:
                 mask = self._masks[row]
@@ -379,8 +381,9 @@ class RowGrammars:
                 )
             else:
                 together.append((follower.matcher, row))
+                unmeasured.append(follower)
         if together and not self._pool().compute(together, self._masks):
-            _mark_slow(live)
+            _mark_slow(unmeasured)
         if live:
             self._judge(live)
 
@@ -423,9 +426,9 @@ class RowGrammars:
         return self._matchers
 
 
-def _mark_slow(followers: list[tuple[int, _Follower]]) -> None:
+def _mark_slow(followers: list[_Follower]) -> None:
     """One of them was slow in a call for all of them: each is measured from now on."""
-    for _, follower in followers:
+    for follower in followers:
         follower.mark_slow()
 
 

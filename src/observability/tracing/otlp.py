@@ -56,8 +56,8 @@ class SpanEncoder:
         """The message that the library would make."""
         try:
             return self._encoded(spans)
-        # A value of a kind or a size that ours never have.
-        except (KeyError, TypeError, ValueError):
+        # Whatever ours never have: a value of another kind or size, a span of somebody else's.
+        except Exception:
             return self._library(spans)
 
     def _encoded(self, spans: Sequence[ReadableSpan]) -> ExportRequest:

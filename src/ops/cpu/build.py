@@ -456,7 +456,9 @@ def _build_and_install(cache: KernelCache) -> None:
     except (BuildError, OSError) as error:
         _state.failed = True
         level = logging.DEBUG if _compilers.closed else logging.WARNING
-        _log.log(level, "no compiled CPU kernels, slower torch references serve: %s", error)
+        _log.log(
+            level, "no compiled CPU kernels, so slower torch references serve on the CPU: %s", error
+        )
     finally:
         _state.thread = None
 

@@ -1,0 +1,71 @@
+"""What is slow is noticed, whichever thread of the library's does it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from src.engine.structured import matcher_pool
+from src.engine.structured.compiled import ORDINARY_CALL
+from src.engine.structured.matcher_pool import MatcherPool
+
+
+class Executor:
+    """The library's: one matcher is followed by the caller, more by a thread of its own."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.seconds = 0.0
+        self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            self._asked.acquire()
+            self._work()
+            self._done.release()
+
+    def _work(self) -> None:
+        started = time.thread_time()
+        while time.thread_time() - started < self.seconds:
+            pass
+
+    def _call(self, matchers: list[Any]) -> None:
+        if len(matchers) == 1:
+            self._work()
+            return
+        self._asked.release()
+        # Waiting, as for a busy machine, is no work.
+        time.sleep(2 * ORDINARY_CALL)
+        self._done.acquire()
+
+    def consume_token_par(self, moves: list[Any]) -> None:
+        self._call(moves)
+
+    def unsafe_compute_mask_ptr(self, matchers: list[Any], *masks: int) -> None:
+        self._call(matchers)
+
+
+@pytest.mark.parametrize("num_matchers", [1, 2, 5])
+@pytest.mark.parametrize("call", ["consume", "compute"])
+def test_slow_calls_are_told_from_quick_ones(
+    call: str, num_matchers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matcher_pool, "LLExecutor", Executor)
+    pool = MatcherPool()
+    executor: Any = pool._executor
+    matchers: list[Any] = [(None, 0)] * num_matchers
+    masks = np.zeros((1, 2), np.int32)
+    calls: dict[str, Callable[[], bool]] = {
+        "consume": lambda: pool.consume(matchers),
+        "compute": lambda: pool.compute(matchers, masks),
+    }
+    assert calls[call]()
+    executor.seconds = 5 * ORDINARY_CALL
+    assert not calls[call]()
+    executor.seconds = 0.0
+    assert calls[call]()
