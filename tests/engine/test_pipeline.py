@@ -187,14 +187,14 @@ async def test_a_failed_step_does_not_take_those_down_who_join_its_row_mates(
 async def test_a_fault_in_one_request_s_text_is_its_own(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    push = OutputText.push
+    go_on = OutputText.go_on
 
-    def failing_push(self: OutputText, token_ids: Sequence[int]) -> Any:
-        if self.num_tokens == 3 and self.stop is None and self._min_tokens == 1:
+    def failing(self: OutputText, token_ids: Sequence[int]) -> str:
+        if self.num_tokens == 3 and self._min_tokens == 1:
             raise ValueError("injected")
-        return push(self, token_ids)
+        return go_on(self, token_ids)
 
-    monkeypatch.setattr(OutputText, "push", failing_push)
+    monkeypatch.setattr(OutputText, "go_on", failing)
     async with AsyncEngine.open(small_config(checkpoint)) as engine:
         good, bad = await asyncio.gather(
             engine.generate([5, 6, 7], LONG),
