@@ -1,7 +1,7 @@
 """One declaration per op: what it is called, what it changes, what it means, what it costs.
 
 An [`Op`][src.ops.declaration.Op] is written once. From it come the registration with
-`torch.library` (namespace `slipstream`), the tests (every kernel against the reference over
+torch (namespace `slipstream`), the tests (every kernel against the reference over
 `cases`, `opcheck`, eager against compiled) and the benchmark (achieved bytes/s and FLOP/s).
 
 Dispatch is one attribute read: each device type has one active kernel, and replacing it is one
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import library
 
 NAMESPACE = "slipstream"
 
@@ -25,7 +26,7 @@ Case = Mapping[str, Any]
 """One point of an op's parameter grid, as keyword arguments of its input builder."""
 
 _log = logging.getLogger(__name__)
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library = library.Library(NAMESPACE, "FRAGMENT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Op:
         # The lambdas look the kernel up at call time: that is the whole dispatch.
         _library.impl(name, lambda *args: self._cpu.run(*args), "CPU")
         _library.impl(name, lambda *args: self._cuda.run(*args), "CUDA")
-        torch.library.register_fake(qualified, fake, lib=_library)
+        library.register_fake(qualified, fake, lib=_library)
         self.overload: torch._ops.OpOverload = getattr(torch.ops.slipstream, name).default
 
     @property

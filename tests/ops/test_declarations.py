@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library as torch_library
 
 from src.ops import GUMBEL_ARGMAX, LINEAR, OPS, PAGED_ATTENTION, Kernel, Op
 from src.ops.cpu.kernel_library import KernelLibrary
@@ -71,7 +72,7 @@ def test_opcheck(op: Op, kernel: str, library: KernelLibrary) -> None:
         op.install_cpu(Kernel("compiled", getattr(library, op.name)))
     try:
         for case in OPCHECKED[op.name]:
-            torch.library.opcheck(op.overload, op.build("cpu", **case))
+            torch_library.opcheck(op.overload, op.build("cpu", **case))
     finally:
         op.uninstall_cpu()
 
