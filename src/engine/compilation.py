@@ -132,7 +132,7 @@ class RegionCompilation:
         for i, function in zip(self._called, ahead.load(caller), strict=True):
             functions[i] = function
         regions = Regions(*functions)
-        code = Code(regions, runner.compiled_forward(caller, regions))
+        code = Code(regions, runner.compiled_step(caller, regions))
         if self._closed.is_set():
             raise CompilationClosedError("closed while loading compiled code")
         runner.swap_in(code, time.monotonic() - self._started)

@@ -13,7 +13,7 @@ from src.engine.kv_cache import KVCache
 from src.models.decoder import Attend, Decoder
 from src.models.regions import Regions
 from src.ops import paged_attention
-from src.ops.cpu.forward import CompiledForward
+from src.ops.cpu.step import CompiledStep
 
 
 class RunnerClosedError(SlipstreamError):
@@ -21,11 +21,11 @@ class RunnerClosedError(SlipstreamError):
 
 
 class Code(NamedTuple):
-    """What a step's forward pass runs."""
+    """What a step runs."""
 
     regions: Regions
-    # Everything from token ids to hidden states in one call; None: region by region.
-    forward: CompiledForward | None = None
+    # Everything from rows to tokens in one call; None: region by region.
+    step: CompiledStep | None = None
 
 
 class ForwardPass:
@@ -40,7 +40,7 @@ class ForwardPass:
         """Let no pass go on behind the region that it is in, in whatever thread."""
         self._stopped = True
 
-    def __call__(self, inputs: StepInputs, code: Code) -> Tensor:
+    def __call__(self, inputs: StepInputs, regions: Regions) -> Tensor:
         """Hidden states [T, hidden_size].
 
         Raises
@@ -48,22 +48,13 @@ class ForwardPass:
         RunnerClosedError
             After :meth:`stop`.
         """
-        if code.forward is not None:
-            return code.forward(
-                inputs.input_ids_t,
-                inputs.positions_t,
-                inputs.block_tables_b,
-                inputs.query_start_loc,
-                inputs.seq_lens_b,
-                inputs.slot_mapping_t,
-            )
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             out = torch.empty_like(query)  # [T, num_heads, head_dim]
             self.attend(inputs, layer, query, key, value, out)
             return out.flatten(1)
 
-        return self.regions(code.regions, inputs.input_ids_t, inputs.positions_t, attend)
+        return self.regions(regions, inputs.input_ids_t, inputs.positions_t, attend)
 
     def regions(
         self, regions: Regions, input_ids: Tensor, positions: Tensor, attend: Attend

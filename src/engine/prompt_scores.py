@@ -36,6 +36,14 @@ class PromptScores:
         return [entry for part in parts for entry in part.to_lists()]
 
 
+def asks_for_scores(plan: StepPlan, requests: Sequence[Request | None]) -> bool:
+    """Whether any row of the step is of a request, ``requests`` by row, that wants such scores."""
+    return any(
+        request is not None and request.params.prompt_logprobs is not None
+        for request in (requests[step.row] for step in plan.rows)
+    )
+
+
 def score_prompts(
     plan: StepPlan,
     requests: Sequence[Request | None],

@@ -12,11 +12,9 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.collector import thaw_collector
@@ -25,24 +23,17 @@ from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
 from src.engine.devices import Device, StepSpan
 from src.engine.forward_pass import Code, ForwardPass, RunnerClosedError
-from src.engine.graphs import DecodeGraph, GraphPool, GraphStats
+from src.engine.graphs import GraphPool, GraphStats
 from src.engine.in_flight import InFlight
-from src.engine.inputs import (
-    StepInputs,
-    build_inputs,
-    decode_rows,
-    decode_samplers,
-    padding_inputs,
-)
 from src.engine.kv_cache import KVCache
-from src.engine.prompt_scores import PromptScores, score_prompts
 from src.engine.row_state import RowState
-from src.engine.sampling import SampleBatch, SampleOutput, Sampler
-from src.engine.structured.row_grammars import RowGrammars, RowMasks
+from src.engine.sampling import Sampler
+from src.engine.step_computer import StepComputer, StepOutput
+from src.engine.structured.row_grammars import RowGrammars
 from src.models.decoder import Decoder
 from src.models.regions import Regions
 from src.ops.cpu.compiled import Caller
-from src.ops.cpu.forward import CompiledForward
+from src.ops.cpu.step import CompiledStep
 
 T = TypeVar("T")
 
@@ -54,23 +45,6 @@ _IDLE_SECONDS = 0.05
 
 class DeviceLostError(EngineDeadError):
     """The device is in a state from which only a restart helps."""
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What one step leaves on the device until the copy-out has run."""
-
-    samples: SampleOutput | None
-    prompt_scores: PromptScores | None
-    failures: Sequence[tuple[int, str]] = ()
-
-    def to_host(self) -> StepOutput:
-        """Begin the copy to host memory, without waiting for it."""
-        return StepOutput(
-            None if self.samples is None else self.samples.to_host(),
-            None if self.prompt_scores is None else self.prompt_scores.to_host(),
-            self.failures,
-        )
 
 
 class Runner:
@@ -98,8 +72,6 @@ class Runner:
         num_threads: int,
     ) -> None:
         self._device = device
-        self._decoder = decoder
-        self._code = Code(regions)
         self._forward_pass = ForwardPass(decoder, kv_cache)
         self._rows = rows
         self._sampler = sampler
@@ -109,12 +81,14 @@ class Runner:
         self._grammars = RowGrammars(
             rows.padding_row, decoder.spec.vocab_size, on_cpu=device.is_host
         )
+        self._computer = StepComputer(
+            self._forward_pass, Code(regions), rows, sampler, self._grammars, self._requests
+        )
         self._num_threads = num_threads
         self.compiled = False
         # Seconds that the compilation took, once it has ended.
         self.compile_seconds = 0.0
         self._closing = False
-        self._graphs: GraphPool | None = None
         # Steps that were launched and have not arrived, counted by the event loop.
         self._num_outstanding = 0
         self._device_thread = ThreadPoolExecutor(
@@ -131,12 +105,12 @@ class Runner:
     @property
     def num_graphs(self) -> int:
         """Graphs that the compiler made of the regions in use; more than those, it recompiled."""
-        return sum(getattr(region, "num_graphs", 0) for region in self._code.regions)
+        return sum(getattr(region, "num_graphs", 0) for region in self._computer.code.regions)
 
     @property
     def graph_stats(self) -> GraphStats:
         """What captured steps did so far."""
-        return GraphStats() if self._graphs is None else self._graphs.stats
+        return GraphStats() if self._computer.graphs is None else self._computer.graphs.stats
 
     @property
     def num_threads(self) -> int:
@@ -180,28 +154,16 @@ class Runner:
         torch.set_num_threads(self._num_threads)
         started = time.monotonic()
         with torch.inference_mode():
-            hidden = self._forward(padding_inputs(_WARM_UP_TOKENS, self._rows), code)
-            self._decoder.logits(code.regions, hidden)
+            self._computer.try_out(code, _WARM_UP_TOKENS)
         self._device.synchronize()
-        assert self._graphs is None, "graphs were captured of other code"
-        self._code = code
+        assert self._computer.graphs is None, "graphs were captured of other code"
+        self._computer.code = code
         self.compile_seconds = (seconds or 0.0) + time.monotonic() - started
         self.compiled = True
 
-    def compiled_forward(self, caller: Caller, regions: Regions) -> CompiledForward:
-        """The forward pass in one call, of regions that were compiled ahead of time."""
-        spec = self._decoder.spec
-        return CompiledForward(
-            caller,
-            [region.bind(*arguments) for region, arguments in self._decoder.calls(regions)],
-            self._forward_pass.kv_cache.keys,
-            self._forward_pass.kv_cache.values,
-            [window or 0 for window in spec.sliding_windows],
-            num_heads=self._decoder.region_spec.num_heads,
-            scale=spec.attention_scale,
-            num_threads=self._num_threads,
-            deterministic=self._decoder.region_spec.deterministic,
-        )
+    def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
+        """A step in one call, of regions that were compiled ahead of time."""
+        return self._computer.compiled_step(caller, regions, self._num_threads)
 
     def capture_graphs(
         self, backend: CaptureBackend, ladder: PaddingLadder, *, everything: bool
@@ -220,14 +182,14 @@ class Runner:
 
         def begin() -> None:
             graphs = GraphPool(
-                backend, ladder, self._forward_pass, self._code, self._rows, self._sampler
+                backend, ladder, self._forward_pass, self._computer.code, self._rows, self._sampler
             )
             with torch.inference_mode(), self._device.stream():
                 if everything:
                     graphs.capture_all()
                 else:
                     graphs.capture_first()
-            self._graphs = graphs
+            self._computer.graphs = graphs
             self._capture_soon()
 
         try:
@@ -239,25 +201,29 @@ class Runner:
     def _arrived(self, future: asyncio.Future[StepResult]) -> None:
         """On the event loop: a step has; when none has been launched for a while, capture."""
         self._num_outstanding -= 1
-        if not self._is_busy and self._graphs is not None and not self._graphs.is_complete:
+        if self._may_capture:
             future.get_loop().call_later(_IDLE_SECONDS, self._capture_soon)
 
     @property
-    def _is_busy(self) -> bool:
-        return self._num_outstanding > 0 or self._closing
+    def _may_capture(self) -> bool:
+        """Whether something is left to capture, and nobody has to wait for it."""
+        graphs = self._computer.graphs
+        is_busy = self._num_outstanding > 0 or self._closing
+        return graphs is not None and not graphs.is_complete and not is_busy
 
     def _capture_soon(self) -> None:
-        if self._graphs is not None and not self._graphs.is_complete and not self._is_busy:
+        if self._may_capture:
             # Closed at this very moment, it takes no more.
             with contextlib.suppress(RuntimeError):
                 self._device_thread.submit(self._capture_one)
 
     def _capture_one(self) -> None:
         """On the device thread: one shape, and then another one, unless a step came meanwhile."""
-        if self._graphs is None or self._graphs.is_complete or self._is_busy:
+        graphs = self._computer.graphs
+        if graphs is None or not self._may_capture:
             return
         with torch.inference_mode(), self._device.stream():
-            self._graphs.capture_next()
+            graphs.capture_next()
         self._capture_soon()
 
     def close(self) -> None:
@@ -271,8 +237,8 @@ class Runner:
         self._device.close()
         self._grammars.close()
         self._forward_pass.stop()
-        if self._graphs is not None:
-            self._graphs = None
+        if self._computer.graphs is not None:
+            self._computer.graphs = None
             thaw_collector()
 
     def _run(
@@ -319,7 +285,7 @@ class Runner:
             self._known.pop(key, None)
             self._grammars.forget(key)
         self._apply(plan)
-        output = span.copy_out(self._compute(plan))
+        output = span.copy_out(self._computer.compute(plan))
         in_flight.holds.append(span)
         self._follow(plan, output, span)
         span.deliver(
@@ -351,76 +317,6 @@ class Runner:
         for append in plan.block_appends:
             self._rows.append_blocks(append)
         self._grammars.begin()
-
-    def _compute(self, plan: StepPlan) -> StepOutput:
-        graph = None if self._graphs is None else self._graphs.find(plan)
-        if isinstance(graph, DecodeGraph):
-            return self._decode(plan, graph)
-        inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
-        # One look: the compiler may swap it between two steps.
-        code = self._code
-        # They are computed while the forward runs; without a constrained row there are none.
-        awaited = self._grammars.masks(inputs.samplers.rows)
-        hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
-        masks = None if awaited is None else awaited.result()
-        samples = (
-            self._sample(inputs, hidden, code.regions, masks) if inputs.samplers.rows else None
-        )
-        return StepOutput(
-            samples,
-            self._score_prompts(plan, hidden, code.regions),
-            () if masks is None else masks.failures,
-        )
-
-    def _decode(self, plan: StepPlan, graph: DecodeGraph) -> StepOutput:
-        """A step that is one captured graph, and what its rows ask for beyond a draw."""
-        num_rows = len(plan.rows)
-        awaited = self._grammars.masks([step.row for step in plan.rows])
-        out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row))
-        positions_s = out.positions[:num_rows]
-        batch = decode_samplers(plan, positions_s)
-        masks = None if awaited is None else awaited.result()
-        if masks is None and self._sampler.only_draws(batch):
-            samples = SampleOutput(out.token_ids[:num_rows], None, (), ())
-        else:
-            samples = self._choose(out.logits[:num_rows], batch, masks)
-            self._rows.scatter_tokens(out.rows[:num_rows], positions_s, samples.token_ids)
-        return StepOutput(
-            samples,
-            self._score_prompts(plan, out.hidden, self._code.regions),
-            () if masks is None else masks.failures,
-        )
-
-    def _forward(self, inputs: StepInputs, code: Code) -> Tensor:
-        """Hidden states [T, hidden_size]."""
-        return self._forward_pass(inputs, code)
-
-    def _sample(
-        self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None
-    ) -> SampleOutput:
-        logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
-        samples = self._choose(logits, inputs.samplers, masks)
-        self._rows.scatter_tokens(
-            inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
-        )
-        return samples
-
-    def _choose(self, logits: Tensor, batch: SampleBatch, masks: RowMasks | None) -> SampleOutput:
-        """One token per row of the batch, of logits [S, V], which may be overwritten."""
-        if masks is not None:
-            batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
-        return self._sampler.sample(logits, batch, self._rows.tokens)
-
-    def _score_prompts(
-        self, plan: StepPlan, hidden: Tensor, regions: Regions
-    ) -> PromptScores | None:
-        return score_prompts(
-            plan,
-            self._requests,
-            hidden,
-            self._rows.tokens,
-            lambda positions: self._decoder.logits(regions, positions),
-        )
 
     def _read(self, plan: StepPlan, output: StepOutput) -> StepResult:
         """Turn host tensors into a result, rows in the plan's order."""

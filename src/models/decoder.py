@@ -212,7 +212,7 @@ class Decoder:
         )
 
     def calls(self, regions: Regions) -> list[tuple[Any, tuple[Any, ...]]]:
-        """The regions that `forward` calls, in order, with their arguments.
+        """The regions that `forward` calls, in order, and the head, with their arguments.
 
         Those that count tokens are None: all calls' others are the same in every step.
         """
@@ -225,6 +225,7 @@ class Decoder:
             (regions.first, (spec, self.embedding, self.pre[0], table, None, None)),
             *middles,
             (regions.last, (spec, self.post[-1], self.final_norm, None, None)),
+            (regions.logits, (spec, self.head, None)),
         ]
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +28,13 @@ def build(
     longest: int = 0,
     seed: int = 0,
     deterministic: bool = False,
+    prefixes: Mapping[int, tuple[int, int]] | None = None,
 ) -> tuple[Any, ...]:
     """Arguments of a call for rows given as (query_len, seq_len).
 
     `max_seq_len` is `longest`, where that is over the rows' own: a bound is all that it is.
+    `prefixes` is row -> (a row before it, how many of whose blocks it begins with); neither row's
+    queries lie in these.
 
     Blocks are handed out in random order, query/key/value are slices of one fused tensor, the
     cache holds random history, and whatever must not be read is poisoned: unused cache slots and
@@ -39,8 +42,9 @@ def build(
     """
     random = torch.Generator().manual_seed(seed)
     num_tokens = sum(query_len for query_len, _ in rows)
+    prefixes = prefixes or {}
     needed = [-(-seq_len // block_size) for _, seq_len in rows]
-    num_blocks = sum(needed) + 3
+    num_blocks = sum(needed) - sum(blocks for _, blocks in prefixes.values()) + 3
     free = torch.randperm(num_blocks, generator=random).tolist()
 
     block_tables = torch.full((len(rows), max(needed, default=0) + 2), 2**30, dtype=torch.int32)
@@ -48,7 +52,9 @@ def build(
     key_cache, value_cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
     slots: list[int] = []
     for row, (query_len, seq_len) in enumerate(rows):
-        table = [free.pop() for _ in range(needed[row])]
+        other, num_shared = prefixes.get(row, (row, 0))
+        table = block_tables[other, :num_shared].tolist()
+        table += [free.pop() for _ in range(needed[row] - num_shared)]
         block_tables[row, : len(table)] = torch.tensor(table, dtype=torch.int32)
         slot_of = [
             table[position // block_size] * block_size + position % block_size
@@ -115,6 +121,12 @@ def _grid() -> list[Case]:
         # A captured mixed step: tokens of padding alone.
         {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096},
         {"rows": ()},
+        # Prefixes of prefixes, rows that share with nobody, and one that is not a decoding row.
+        {
+            "rows": ((1, 1100), (1, 40), (1, 900), (1, 1300), (40, 1000), (1, 700), (1, 1025)),
+            "prefixes": {2: (0, 32), 3: (2, 48), 4: (0, 48), 5: (1, 2), 6: (0, 64)},
+            "padding": 1,
+        },
     ]
     cases += [
         {
@@ -152,16 +164,22 @@ def cost(
     max_seq_len: int,
     deterministic: bool = False,
 ) -> Cost:
-    """Each visible key and value read once a row, each (query, key) pair two multiply-adds."""
+    """Each visible key and value read once, each (query, key) pair two multiply-adds."""
     num_heads, head_dim = query.shape[1:]
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     pairs = keys = 0
+    read: set[int] = set()
     for row, seq_len in enumerate(lengths):
         query_len = starts[row + 1] - starts[row]
         first = seq_len - query_len
         window = sliding_window or seq_len
         pairs += sum(min(position + 1, window) for position in range(first, seq_len))
-        keys += min(seq_len, query_len + window - 1) if query_len else 0
+        if query_len:
+            keys += min(seq_len, query_len + window - 1)
+            if not sliding_window:
+                blocks = block_tables[row, : -(-seq_len // key_cache.shape[1])].tolist()
+                keys -= key_cache.shape[1] * len(read.intersection(blocks))
+                read.update(blocks)
     per_token = key_cache.shape[2] * head_dim * 2  # key and value elements of one cached token
     elements = query.numel() + out.numel() + 2 * key.shape[0] * per_token + keys * per_token
     return Cost(bytes=elements * query.element_size(), flops=4 * pairs * num_heads * head_dim)

@@ -19,6 +19,7 @@ from src.engine.observer import EngineObserver
 from src.engine.row_state import RowState
 from src.engine.runner import DeviceLostError, Runner
 from src.engine.scheduler import Scheduler
+from src.engine.step_computer import StepComputer
 from src.engine.step_recorder import StepRecorder
 from src.engine.streams import Choice, RequestStream
 from src.observability.metrics import EngineMetrics
@@ -95,8 +96,8 @@ def expected(reference: Any) -> list[list[int]]:
         (Runner, "launch"),
         (Runner, "_apply"),
         (RowState, "install"),
-        (Runner, "_forward"),
-        (Runner, "_sample"),
+        (StepComputer, "_forward"),
+        (StepComputer, "_sample"),
         (Runner, "_read"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
@@ -236,7 +237,7 @@ def expiry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    Fault(monkeypatch, Runner, "_forward", again=True)
+    Fault(monkeypatch, StepComputer, "_forward", again=True)
 
 
 def every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +246,7 @@ def every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unwritable_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CUDA device after a fault in a kernel: every later call fails too."""
-    Fault(monkeypatch, Runner, "_forward", again=True)
+    Fault(monkeypatch, StepComputer, "_forward", again=True)
     Fault(monkeypatch, RowState, "neutralize", at=1, again=True)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from src import AsyncEngine, SamplingParams
-from src.engine.runner import Runner
+from src.engine.step_computer import StepComputer
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
@@ -64,9 +64,9 @@ async def test_no_step_waits_for_the_device(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything between a plan and its copy-out is enqueued: a synchronization is an error."""
-    compute = Runner._compute
+    compute = StepComputer.compute
 
-    def watched(self: Runner, *arguments: Any) -> Any:
+    def watched(self: StepComputer, *arguments: Any) -> Any:
         torch.cuda.set_sync_debug_mode("error")
         try:
             return compute(self, *arguments)
@@ -90,7 +90,7 @@ async def test_no_step_waits_for_the_device(
             logprobs=3,
         )
         await asyncio.gather(*(engine.generate(prompt, every) for prompt in prompts))
-        monkeypatch.setattr(Runner, "_compute", watched)
+        monkeypatch.setattr(StepComputer, "compute", watched)
         results = await asyncio.gather(*(engine.generate(prompt, every) for prompt in prompts))
         assert all(1 <= len(result.token_ids) <= 8 for result in results)
         assert_idle(engine)

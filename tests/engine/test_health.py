@@ -15,8 +15,8 @@ from src import AsyncEngine, SamplingParams
 from src.core.plan import StepTimes
 from src.engine import health
 from src.engine.health import FIRST_PATIENCE, FIRST_STEPS, Heartbeat, Progress, Watchdog
-from src.engine.runner import Runner
 from src.engine.status import Stall
+from src.engine.step_computer import StepComputer
 from tests.support.engines import assert_idle, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -151,17 +151,17 @@ async def test_an_engine_whose_device_hangs_says_so_and_recovers(
 ) -> None:
     monkeypatch.setattr(health, "FIRST_PATIENCE", 1.0)
     let_go = threading.Event()
-    forward = Runner._forward
+    forward = StepComputer._forward
     steps = 0
 
-    def hanging_forward(self: Runner, *arguments: Any) -> Any:
+    def hanging_forward(self: StepComputer, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 3:
             assert let_go.wait(30)
         return forward(self, *arguments)
 
-    monkeypatch.setattr(Runner, "_forward", hanging_forward)
+    monkeypatch.setattr(StepComputer, "_forward", hanging_forward)
     config = small_config(checkpoint, observability__stall_seconds=0.3)
     async with AsyncEngine.open(config) as engine:
         task = asyncio.create_task(

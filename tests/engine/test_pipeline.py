@@ -19,6 +19,7 @@ from src.core.plan import StepPlan
 from src.core.steps import StepRecord
 from src.engine.runner import Runner
 from src.engine.scheduler import Scheduler
+from src.engine.step_computer import StepComputer
 from src.text.output import OutputText
 from tests.support.engines import assert_idle, small_config
 
@@ -45,7 +46,7 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
     """
     launched = threading.Semaphore(0)
     waited_in_vain: list[int] = []
-    launch, forward = Runner.launch, Runner._forward
+    launch, forward = Runner.launch, StepComputer._forward
     step = 0
 
     def counting_launch(self: Runner, *arguments: Any) -> Any:
@@ -53,7 +54,7 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
         launched.release()
         return in_flight
 
-    def patient_forward(self: Runner, *arguments: Any) -> Any:
+    def patient_forward(self: StepComputer, *arguments: Any) -> Any:
         nonlocal step
         step += 1
         if step == 1:
@@ -63,7 +64,7 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
         return forward(self, *arguments)
 
     monkeypatch.setattr(Runner, "launch", counting_launch)
-    monkeypatch.setattr(Runner, "_forward", patient_forward)
+    monkeypatch.setattr(StepComputer, "_forward", patient_forward)
     config = small_config(checkpoint, scheduler__pipeline_depth=depth)
     async with AsyncEngine.open(config) as engine:
         records = await run_and_record(engine, max_tokens=6)
@@ -80,9 +81,9 @@ async def test_the_records_say_how_much_the_device_idled(
 ) -> None:
     """With a slow host and a slower device, depth 1 idles for the host's time; depth 2 hides it."""
     host, device, tokens = 0.03, 0.06, 12
-    forward, schedule = Runner._forward, Scheduler.schedule
+    forward, schedule = StepComputer._forward, Scheduler.schedule
 
-    def slow_forward(self: Runner, *arguments: Any) -> Any:
+    def slow_forward(self: StepComputer, *arguments: Any) -> Any:
         time.sleep(device)
         return forward(self, *arguments)
 
@@ -91,7 +92,7 @@ async def test_the_records_say_how_much_the_device_idled(
             time.sleep(host)
         return schedule(self)
 
-    monkeypatch.setattr(Runner, "_forward", slow_forward)
+    monkeypatch.setattr(StepComputer, "_forward", slow_forward)
     monkeypatch.setattr(Scheduler, "schedule", slow_schedule)
     idle = {}
     for depth in (1, 2):
@@ -116,17 +117,17 @@ async def test_steps_run_on_the_device_one_after_the_other(checkpoint: Path) -> 
 
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool]) -> None:
     """Make the device fail in the steps whose count, from 1, ``fails`` says so of."""
-    forward = Runner._forward
+    forward = StepComputer._forward
     steps = 0
 
-    def failing_forward(self: Runner, *arguments: Any) -> Any:
+    def failing_forward(self: StepComputer, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if fails(steps):
             raise RuntimeError(f"injected into step {steps}")
         return forward(self, *arguments)
 
-    monkeypatch.setattr(Runner, "_forward", failing_forward)
+    monkeypatch.setattr(StepComputer, "_forward", failing_forward)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -157,10 +158,10 @@ async def test_a_failed_step_does_not_take_those_down_who_join_its_row_mates(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests arrive in every step: the failed one's rows are in the next, with others."""
-    forward = Runner._forward
+    forward = StepComputer._forward
     steps = 0
 
-    def failing_forward(self: Runner, *arguments: Any) -> Any:
+    def failing_forward(self: StepComputer, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         time.sleep(0.02)
@@ -168,7 +169,7 @@ async def test_a_failed_step_does_not_take_those_down_who_join_its_row_mates(
             raise RuntimeError("injected")
         return forward(self, *arguments)
 
-    monkeypatch.setattr(Runner, "_forward", failing_forward)
+    monkeypatch.setattr(StepComputer, "_forward", failing_forward)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     async with AsyncEngine.open(small_config(checkpoint, scheduler__max_num_seqs=16)) as engine:
         tasks = []

@@ -58,6 +58,7 @@ DEVICE = {
     "row_state",
     "devices",
     "forward_pass",
+    "step_computer",
     "graphs",
     "kv_cache",
     "sampling",

@@ -63,6 +63,16 @@ inline Floats half_to_float(__m256i halves) {
   return wide;
 }
 
+typedef uint32_t Words __attribute__((vector_size(64)));
+
+inline Words widen_words(__m256i halves) {
+  uint16_t narrow[16];
+  std::memcpy(narrow, &halves, sizeof narrow);
+  Words wide;
+  for (int i = 0; i < 16; ++i) wide[i] = narrow[i];
+  return wide;
+}
+
 inline Halves pack(Floats high, Floats low) {
   Halves packed;
   for (int i = 0; i < 16; ++i) packed[i] = narrow(low[i]), packed[16 + i] = narrow(high[i]);
@@ -134,6 +144,8 @@ inline void multiply_tiles(int to, int left, int right) {
 #define _mm512_max_ps(a, b) emulated::maximum(a, b)
 #define _mm512_reduce_ps(x, imm8) emulated::reduce(x)
 #define _mm512_scalef_ps(a, b) emulated::scalef(a, b)
+#define _mm512_cvtepu16_epi32(halves) emulated::widen_words(halves)
+#define _mm512_slli_epi32(words, bits) ((words) << (bits))
 #define _mm512_cvtph_ps(halves) emulated::half_to_float(halves)
 #define _mm512_cvtne2ps_pbh(high, low) emulated::pack(high, low)
 #define _mm512_dpbf16_ps(sum, a, b) emulated::dot(sum, a, b)

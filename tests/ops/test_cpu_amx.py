@@ -34,7 +34,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Attention:
         *(str(Path(build.__file__).with_name("attention.cpp")), "-o", str(library)),
     ]
     subprocess.run(command, check=True)
-    return _bind_attention(ctypes.CDLL(str(library)))
+    return _bind_attention(ctypes.CDLL(str(library)).slipstream_paged_attention)
 
 
 @needs_avx2

@@ -181,3 +181,69 @@ def test_nan_in_a_visible_key_shows(library: KernelLibrary) -> None:
     library.paged_attention(*args)
     assert args[9][0].isnan().all()
     assert not args[9][1].isnan().any()
+
+
+@st.composite
+def families(draw: st.DrawFn) -> dict[str, Any]:
+    """Decoding rows, most of which begin with blocks of one before them, and a few others."""
+    block_size = draw(st.sampled_from([4, 16, 48]))
+    rows: list[tuple[int, int]] = []
+    prefixes: dict[int, tuple[int, int]] = {}
+    for row in range(draw(st.integers(2, 6))):
+        query_len = draw(st.sampled_from([1, 1, 1, 1, 2, 0]))
+        seq_len = max(query_len, draw(st.integers(1, 1100)))
+        rows.append((query_len, seq_len))
+        if row and draw(st.integers(0, 3)):
+            other = draw(st.integers(0, row - 1))
+            ends = (seq_len - query_len, rows[other][1] - rows[other][0])
+            prefixes[row] = (other, draw(st.integers(0, max(0, min(ends)) // block_size)))
+    return {
+        "rows": tuple(rows),
+        "prefixes": prefixes,
+        "block_size": block_size,
+        "head_dim": draw(st.sampled_from([8, 24])),
+        "num_heads": draw(st.sampled_from([2, 6])),
+        "num_kv_heads": 2,
+        "sliding_window": draw(st.sampled_from([0, 0, 300])),
+        "dtype": draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        "deterministic": draw(st.booleans()),
+        "seed": draw(st.integers(0, 100)),
+    }
+
+
+def alone(args: tuple[Any, ...], row: int) -> tuple[Any, ...]:
+    """The call without its other rows, whose keys and values are in the cache."""
+    begin, end = int(args[6][row]), int(args[6][row + 1])
+    changed = list(args)
+    for index in (0, 1, 2, 8, 9):
+        changed[index] = args[index][begin:end]
+    changed[9] = torch.zeros_like(changed[9])
+    changed[5], changed[7] = args[5][row : row + 1], args[7][row : row + 1]
+    changed[6] = torch.tensor([0, end - begin], dtype=torch.int32)
+    return tuple(changed)
+
+
+@quick
+@given(family=families())
+def test_rows_that_share_a_prefix_have_the_bits_that_each_has_alone(
+    library: KernelLibrary, family: dict[str, Any]
+) -> None:
+    args = PAGED_ATTENTION.build("cpu", **family)
+    library.paged_attention(*args)
+    starts, out = args[6].tolist(), args[9].clone()
+    for row in range(len(family["rows"])):
+        single = alone(args, row)
+        library.paged_attention(*single)
+        assert out[starts[row] : starts[row + 1]].equal(single[9])
+
+
+def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibrary) -> None:
+    shape = {"num_heads": 4, "num_kv_heads": 2, "block_size": 16, "head_dim": 64}
+    rows, prefixes = ((1, 1040),) * 12, dict.fromkeys(range(1, 12), (0, 64))
+    apart = PAGED_ATTENTION.build("cpu", rows=rows, **shape)
+    together = PAGED_ATTENTION.build("cpu", rows=rows, prefixes=prefixes, **shape)
+    # Five splits of 256 keys, of which the last is each row's own.
+    assert library.attention_items(*apart) == 12 * 2 * 5
+    assert library.attention_items(*together) == 2 * (12 + 4)
+    windowed = (*together[:11], 600, *together[12:])
+    assert library.attention_items(*windowed) == 12 * 2 * 4

@@ -124,7 +124,7 @@ class DecodeCapture:
             max_query_len=1,
             max_seq_len=self._rows.max_model_len,
         )
-        hidden = self._forward(inputs, self._code)
+        hidden = self._forward(inputs, self._code.regions)
         logits = self._forward.decoder.logits(self._code.regions, hidden)
         token_ids = self._sampler.draw(logits, rows_b, seq_lens_b)
         self._rows.scatter_tokens(rows_b, seq_lens_b, token_ids)

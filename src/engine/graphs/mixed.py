@@ -89,9 +89,7 @@ class MixedCapture:
 
     def capture(self, num_tokens: int) -> MixedGraph:
         """Capture one size; it runs once on padding before, so that nothing is new to a kernel."""
-        # As one call of compiled code it has nothing between that could be left out.
-        code = self._code._replace(forward=None)
-        self._forward(padding_inputs(num_tokens, self._rows), code)
+        self._forward(padding_inputs(num_tokens, self._rows), self._code.regions)
         input_ids, positions = self.buffer[:, :num_tokens]
         input_ids.zero_()
         positions.zero_()
@@ -109,7 +107,7 @@ class MixedCapture:
 
         self._backend.begin_series()
         self._backend.begin()
-        hidden = self._forward.regions(code.regions, input_ids, positions, attend)
+        hidden = self._forward.regions(self._code.regions, input_ids, positions, attend)
         pieces.append(self._backend.end())
         return MixedGraph(
             self._forward, input_ids, positions, pieces, calls, self._backend.borrowed(hidden)

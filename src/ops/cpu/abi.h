@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 5
+#define SLIPSTREAM_ABI 6
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -17,6 +17,8 @@ enum Status : int {
   kBadShape = 4,      // head_dim, heads or block_size outside of what the kernel is made for
   kOutOfMemory = 5,
   kCompiledFailed = 6,  // code that was compiled ahead of time says so; it knows why
+  kNoToken = 7,         // a step begins with a token that nobody has produced
+  kBadRow = 8,          // a step names a row, or a position of it, that is not there
 };
 
 // Strides are in elements; heads lie head_dim apart and the last dimension is contiguous.
@@ -110,16 +112,25 @@ typedef int32_t CompiledFunction(void* container, Handle* inputs, size_t num_inp
 
 struct Bound;  // a compiled function and its weights
 
-struct ForwardArgs {
+// What all steps of an engine share: its compiled code, its KV memory, and its rows.
+struct StepContext {
   const Bound* const* calls;  // [layers + 1]: first, middle of each layer but one, last
-  int64_t layers;
-  void* input_ids;   // int64 [tokens]
-  void* positions;   // int64 [tokens]
+  const Bound* head;          // hidden states to logits
   void* const* key_caches;    // [layers]
   void* const* value_caches;  // [layers]
   const int64_t* sliding_windows;  // [layers]
-  Handle* hidden;          // the result
-  AttentionArgs attention;  // what all layers share; `out` is room for one layer's output
+  int32_t* tokens;                 // [rows, token_stride]: row and position to token
+  const int32_t* block_tables;     // [rows, block_table_stride]
+  const double* temperatures;      // of a row, temperature_stride apart
+  const int64_t* seeds;            // of a row, seed_stride apart
+  int64_t layers, rows, token_stride, block_table_stride, temperature_stride, seed_stride;
+  int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size, dtype, threads, deterministic;
+  double scale;
+};
+
+// The next `tokens` tokens of a row, from position `start` on.
+struct RowStep {
+  int64_t row, start, tokens, samples;
 };
 
 SLIPSTREAM_EXPORT void slipstream_use_torch(const TorchFunctions*);
@@ -129,5 +140,9 @@ SLIPSTREAM_EXPORT void slipstream_unbind(Bound*);
 // `data` are the token arguments, contiguous; results are the caller's. Not for two threads at once.
 SLIPSTREAM_EXPORT int slipstream_call(const Bound*, int64_t tokens, void* const* data,
                                       Handle* results);
-// A whole step from token ids to hidden states.
-SLIPSTREAM_EXPORT int slipstream_forward(const ForwardArgs*);
+// A whole step: gathers the rows' tokens, computes, and draws the tokens that follow the rows that
+// sample, [S], by temperature and seed, into `token_ids` and into the rows. `padding` tokens follow
+// those of the rows, of no row. Null: `token_ids`, nothing is drawn; `hidden`, `logits`, not wanted.
+SLIPSTREAM_EXPORT int slipstream_step(const StepContext*, const RowStep* steps, int64_t num_steps,
+                                      int64_t padding, int64_t* token_ids, Handle* hidden,
+                                      Handle* logits);

@@ -6,140 +6,24 @@
 // at multiples of it, and which path serves a row depends on that row alone: results do not depend
 // on what else is in the batch, nor on the number of threads.
 //
+// Decoding rows that share a prefix share items for its keys (`Sharing`), at no change of any bit.
+//
 // That leaves how many tokens of a sequence come at once, which depends on the batch's budget, on
 // what was cached and on preemption. `deterministic` takes that away too. Every query row, in decode
 // and in a prompt of thousands, then has its scores summed in one order (that of tile products, else
 // of dot products; values are summed key by key in any case) and its keys cut into the same splits,
 // folded in their order, whether the splits are items of their own or follow each other in one.
-#include <atomic>
 #include <memory>
 #include <new>
-#include <vector>
 
-#include "abi.h"
-#include "amx.h"
 #include "parallel.h"
-#include "tiles.h"
+#include "work.h"
 
 GompParallel* slipstream_gomp_parallel = nullptr;
 
 namespace {
 
-constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows share them
-constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
-constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
-constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
 constexpr double kCostPerThread = 3e5; // cost (about 10 us of work) that is worth waking a thread
-
-struct Item {
-  int32_t row, kv_head, first, count;  // packed query rows [first, first + count) of the batch row
-  int64_t begin, end;                  // keys
-  int32_t group;                       // index of the merge group, -1 when not split
-  int32_t split;                       // index inside the group
-  double cost;
-};
-
-// The splits of one tile; whoever finishes the last one merges them.
-struct Group {
-  int32_t splits;
-  int64_t partial;  // offset of its partial results in floats
-  std::atomic<int32_t> left;
-  Group(int32_t splits, int64_t partial) : splits(splits), partial(partial), left(splits) {}
-  Group(Group&& other) noexcept
-      : splits(other.splits), partial(other.partial), left(other.left.load()) {}
-};
-
-struct Plan {
-  std::vector<Item> items;
-  std::vector<Group> groups;
-  std::vector<float> partials;
-  int64_t partial_floats = 0;
-};
-
-// How a row of `packed` query rows is computed. It depends on the call's dtype and on the row alone.
-struct Path {
-  bool tiles;          // AMX tile products
-  bool dot;            // scores by dot products; neither: packed keys and register blocks
-  bool few;            // without tiles: weighs values row by row, not in register blocks
-  int64_t rows;        // packed query rows of an item
-  int64_t split;       // keys of an item
-  int64_t fold;        // keys of an item after which what was summed is folded and begins anew
-  double row_cost;     // of a query row against a key
-  double key_cost;     // of loading and converting or packing a key, in query rows
-};
-
-Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
-  Path path{};
-  path.split = packed <= kDotRows ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
-  path.fold = path.split;
-  if (a.deterministic) {
-    path.fold = kFixedSplit;
-    path.split = packed <= kGemmRows ? kFixedSplit : seq_len;
-  }
-#if defined(SLIPSTREAM_TILES)
-  path.tiles = uses_tiles(a) && (packed >= kMinTileRows || a.deterministic);
-  if (path.tiles) {
-    // Packing keys is shared by an item's rows, but a short prompt must give every thread an item.
-    path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
-    path.row_cost = 1.0 / 16;
-    path.key_cost = 32;
-    return path;
-  }
-#endif
-  path.few = packed <= kDotRows;
-  path.dot = path.few || a.deterministic;
-  path.rows = path.few ? kDotRows : kGemmRows;
-  path.row_cost = 1.0;
-  path.key_cost = 4;
-  return path;
-}
-
-inline int64_t first_visible(int64_t position, int64_t window) {
-  return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-}
-
-Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
-  const int64_t begin = a.query_start_loc[row], end = a.query_start_loc[row + 1];
-  const int64_t seq_len = a.seq_lens[row], query_len = end - begin;
-  if (begin < 0 || query_len < 0 || end > a.tokens || seq_len < query_len) return kBadLengths;
-  if (query_len == 0) return kOk;
-  if (seq_len > a.max_blocks * a.block_size) return kBadLengths;
-  const int64_t position = seq_len - query_len;
-  const int32_t* table = a.block_tables + row * a.block_table_stride;
-  for (int64_t block = first_visible(position, a.sliding_window) / a.block_size;
-       block * a.block_size < seq_len; ++block) {
-    if (table[block] < 0 || table[block] >= a.num_blocks) return kBadBlock;
-  }
-  const int64_t heads = a.num_heads / a.num_kv_heads, packed = query_len * heads;
-  const Path path = choose_path(a, packed, seq_len);
-  const int64_t tile = path.rows, split = path.split;
-  for (int64_t first = 0; first < packed; first += tile) {
-    const int64_t count = std::min(tile, packed - first);
-    const int64_t low = first_visible(position + first / heads, a.sliding_window);
-    const int64_t high = position + (first + count - 1) / heads + 1;
-    const int64_t split_first = low / split, splits = (high - 1) / split - split_first + 1;
-    int32_t group = -1;
-    if (splits > 1) {
-      group = int32_t(plan.groups.size());
-      for (int64_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
-        plan.groups.emplace_back(int32_t(splits), plan.partial_floats);
-        plan.partial_floats += splits * count * (padded(int(a.head_dim)) + 2);
-      }
-    }
-    for (int64_t s = 0; s < splits; ++s) {
-      const int64_t from = std::max(low, (split_first + s) * split);
-      const int64_t to = std::min(high, (split_first + s + 1) * split);
-      const double cost = (double(count) + path.key_cost) * path.row_cost * double(to - from) *
-                          double(a.head_dim) * 2;
-      // The heads of a token lie side by side in memory: visit them one after another.
-      for (int32_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
-        plan.items.push_back({int32_t(row), kv_head, int32_t(first), int32_t(count), from, to,
-                              group < 0 ? -1 : group + kv_head, int32_t(s), cost});
-      }
-    }
-  }
-  return kOk;
-}
 
 template <class T>
 class Attention {
@@ -242,12 +126,19 @@ class Attention {
   }
 
   int64_t query_position(const Item& item, int row) const {
+    if (item.members) return a.seq_lens[member(item, row)] - 1;
     return a.seq_lens[item.row] - query_len(item.row) + (item.first + row) / heads;
+  }
+
+  // Batch row of a packed query row of an item that is shared.
+  int32_t member(const Item& item, int row) const {
+    return plan.members[size_t(item.member + row / heads)];
   }
 
   // Offset of a packed query row in [tokens, num_heads]: its token and its head.
   void locate(const Item& item, int row, int64_t* token, int64_t* head) const {
-    *token = a.query_start_loc[item.row] + (item.first + row) / heads;
+    *token = item.members ? a.query_start_loc[member(item, row)]
+                          : a.query_start_loc[item.row] + (item.first + row) / heads;
     *head = item.kv_head * heads + (item.first + row) % heads;
   }
 
@@ -343,25 +234,44 @@ class Attention {
 
   void finish(const Item& item, Scratch& s, bool folded) const {
     if (folded) fold(item.count, item.count, s, folded);
-    if (item.group < 0) {
-      const float* out = folded ? s.folded : s.out;
-      const float* sum = folded ? s.folded_sum : s.sum;
-      for (int row = 0; row < item.count; ++row) write_out(item, row, out + row * width, sum[row]);
+    if (item.members) {
+      // Joining needs the room of what has not been left with its row yet.
+      for (int i = 0; i < item.members; ++i) leave(own(item, i), i * int(heads), s);
+      for (int i = 0; i < item.members; ++i) settle(own(item, i), s);
       return;
     }
-    Group& group = plan.groups[size_t(item.group)];
-    float* base = plan.partials.data() + group.partial;
-    float* mine = base + int64_t(item.split) * item.count * (width + 2);
-    for (int row = 0; row < item.count; ++row, mine += width + 2) {
+    if (item.group >= 0) {
+      leave(item, 0, s);
+      return settle(item, s);
+    }
+    const float* out = folded ? s.folded : s.out;
+    const float* sum = folded ? s.folded_sum : s.sum;
+    for (int row = 0; row < item.count; ++row) write_out(item, row, out + row * width, sum[row]);
+  }
+
+  // What a member of a shared item would have had for itself.
+  Item own(const Item& item, int index) const {
+    const int32_t row = plan.members[size_t(item.member + index)];
+    const int32_t group = plan.row_groups[size_t(row)] + item.kv_head;
+    return {row, item.kv_head, 0, int32_t(heads), item.begin, item.end, group, item.split, 0, 0, 0};
+  }
+
+  // Puts the sums that begin at row `first` of the scratch among the partial results of the group.
+  void leave(const Item& item, int first, const Scratch& s) const {
+    float* mine = plan.partials.data() + plan.groups[size_t(item.group)].partial +
+                  int64_t(item.split) * item.count * (width + 2);
+    for (int row = first; row < first + item.count; ++row, mine += width + 2) {
       std::memcpy(mine, s.out + row * width, size_t(width) * sizeof(float));
       mine[width] = s.maximum[row];
       mine[width + 1] = s.sum[row];
     }
-    if (group.left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(item, group, base, s);
   }
 
-  // Joins a tile's splits, in their order.
-  void merge(const Item& item, const Group& group, const float* base, Scratch& s) const {
+  // Joins the splits of the group, in their order, once all of them are there.
+  void settle(const Item& item, Scratch& s) const {
+    Group& group = plan.groups[size_t(item.group)];
+    if (group.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    const float* base = plan.partials.data() + group.partial;
     const int64_t stride = int64_t(item.count) * (width + 2);
     for (int row = 0; row < item.count; ++row) {
       const float* partial = base + row * (width + 2);
@@ -417,7 +327,7 @@ void execute(const AttentionArgs& a, Plan& plan) {
   });
 }
 
-Status attend(const AttentionArgs& a) {
+Status plan_work(const AttentionArgs& a, Plan& plan) {
   if (a.head_dim < 8 || a.head_dim > kMaxHeadDim || a.head_dim % 8 || a.num_kv_heads < 1 ||
       a.num_heads % a.num_kv_heads || a.block_size < 1) {
     return kBadShape;
@@ -425,14 +335,19 @@ Status attend(const AttentionArgs& a) {
   for (int64_t token = 0; token < a.tokens; ++token) {
     if (a.slot_mapping[token] >= a.num_blocks * a.block_size) return kBadSlot;
   }
-  thread_local Plan plan;
-  plan.items.clear();
-  plan.groups.clear();
-  plan.partial_floats = 0;
+  plan.clear(a.rows);
+  Sharing sharing(a, plan);
+  sharing.find();
   for (int64_t row = 0; row < a.rows; ++row) {
-    const Status status = plan_row(a, row, plan);
-    if (status != kOk) return status;
+    if (Status status = plan_row(a, row, plan)) return status;
   }
+  sharing.add_items();
+  return kOk;
+}
+
+Status attend(const AttentionArgs& a) {
+  thread_local Plan plan;
+  if (Status status = plan_work(a, plan)) return status;
   if (int64_t(plan.partials.size()) < plan.partial_floats) {
     plan.partials.resize(size_t(plan.partial_floats));
   }
@@ -453,6 +368,13 @@ SLIPSTREAM_EXPORT int slipstream_paged_attention(const AttentionArgs* args) {
   } catch (const std::bad_alloc&) {
     return kOutOfMemory;
   }
+}
+
+// Of a call: how many items of work it is, or its status, negated.
+SLIPSTREAM_EXPORT int64_t slipstream_attention_items(const AttentionArgs* args) {
+  Plan plan;
+  const Status status = plan_work(*args, plan);
+  return status == kOk ? int64_t(plan.items.size()) : -int64_t(status);
 }
 
 SLIPSTREAM_EXPORT int slipstream_abi() { return SLIPSTREAM_ABI; }

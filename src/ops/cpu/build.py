@@ -50,6 +50,7 @@ _UNITS = (
     "linear.cpp",
     "self_check.cpp",
     "sockets.cpp",
+    "step.cpp",
 )
 _FLAGS = [
     "-std=c++17",

@@ -80,8 +80,11 @@ class Caller:
         self.unbind.argtypes = (ctypes.c_void_p,)
         self.call: Any = self._library.slipstream_call
         self.call.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p)
-        self.forward: Any = self._library.slipstream_forward
-        self.forward.argtypes = (ctypes.c_char_p,)
+        self.step: Any = self._library.slipstream_step
+        self.step.argtypes = (
+            *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
+            *(ctypes.c_void_p,) * 3,
+        )
 
     def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None], num_threads: int) -> Bound:
         """Fix the weights of a call; None stands for an argument that counts tokens."""

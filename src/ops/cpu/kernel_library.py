@@ -18,7 +18,7 @@ from torch import Tensor
 from src.ops.linear import INT4_RUN
 from src.ops.linear import reference as reference_linear
 
-ABI = 5
+ABI = 6
 
 _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
@@ -31,6 +31,8 @@ _ERRORS = {
     3: "query_start_loc, seq_lens and the tensors' sizes contradict each other",
     4: "expected head_dim a multiple of 8 up to 256, num_heads a multiple of num_kv_heads, "
     "block_size of at least 1, groups of int4 a multiple of 32",
+    7: "a step begins with a token that nobody has produced",
+    8: "a step names a row, or a position of it, that is not there",
 }
 
 
@@ -59,10 +61,25 @@ class KernelLibrary:
         self._library.slipstream_use_gomp.argtypes = (ctypes.c_void_p,)
         self._library.slipstream_use_gomp(_gomp_parallel())
         self._philox.argtypes = (ctypes.c_uint64,) * 3 + (ctypes.c_void_p,)
-        self.paged_attention = _bind_attention(self._library)
+        attend: Any = self._library.slipstream_paged_attention
+        attend.argtypes = (ctypes.c_char_p,)
+        self.paged_attention = _bind_attention(attend)
+        self._items: Any = self._library.slipstream_attention_items
+        self._items.argtypes, self._items.restype = (ctypes.c_char_p,), ctypes.c_int64
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = _bind_linear(self._library)
         self.send = _bind_send(self._library)
+
+    def attention_items(self, *arguments: Any) -> int:
+        """Into how many items of work a call of `paged_attention` is cut."""
+        found = [0]
+
+        def count(packed: bytes) -> int:
+            found[0] = self._items(packed)
+            return max(0, -found[0])
+
+        _bind_attention(count)(*arguments)
+        return found[0]
 
     def philox(self, seed: int, position: int, group: int) -> tuple[int, int, int, int]:
         """The four random words of counter (position, group) under key `seed`."""
@@ -84,9 +101,8 @@ def _gomp_parallel() -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-def _bind_attention(library: ctypes.CDLL) -> Callable[..., None]:
-    function: Any = library.slipstream_paged_attention
-    function.argtypes = (ctypes.c_char_p,)
+def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
+    """`function` takes a packed AttentionArgs, and returns a status."""
     threads = torch.get_num_threads
 
     def paged_attention(

@@ -2,8 +2,9 @@
 //
 // Weights stay in the rows of the checkpoint, in their own type, and are widened in registers, so
 // what is read from memory is what they take there. A tile is kRows rows of weights against up to
-// kTokens tokens; sums run along K in one vector accumulator each, in the same order whatever else
-// is in the batch, so a token's result does not depend on its company.
+// kTokens tokens, or twice as many rows against one token, so that there are sums enough to hide the
+// latency of adding to one. They run along K in one vector accumulator each, in the same order
+// whatever else is in the batch, so a token's result does not depend on its company.
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -15,7 +16,8 @@
 
 namespace {
 
-constexpr int kRows = 4;  // rows of weights of a tile
+constexpr int kRows = 4;            // rows of weights of a tile
+constexpr int kStrip = 2 * kRows;   // of a tile of one token
 #if defined(__AVX512F__)
 constexpr int kTokens = 6;
 #else
@@ -64,14 +66,14 @@ inline vf load_some(const T* p, int64_t count) {
 }
 
 // How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors, `read_some`
-// what is left of a row. Quantized rows are a whole number of steps.
+// what is left of a row. Quantized rows are a whole number of steps. kBytes is what a step takes.
 template <class T>
 struct Dense {
   const T* weights;
   int64_t inputs;
   Dense(const T* weights, int64_t inputs) : weights(weights), inputs(inputs) {}
   Dense(const LinearArgs& a) : Dense(static_cast<const T*>(a.weight), a.inputs) {}
-  static constexpr int64_t kStep = W;
+  static constexpr int64_t kStep = W, kBytes = W * int64_t(sizeof(T));
   int64_t row_bytes() const { return inputs * int64_t(sizeof(T)); }
   const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
   void read(int64_t n, int64_t k, vf* v) const { v[0] = load(weights + n * inputs + k); }
@@ -87,7 +89,7 @@ struct Int8 {  // one scale a row, applied to the sum
   int64_t inputs;
   Int8(const LinearArgs& a)
       : weights(static_cast<const int8_t*>(a.weight)), scales(a.scales), inputs(a.inputs) {}
-  static constexpr int64_t kStep = W;
+  static constexpr int64_t kStep = W, kBytes = W;
   int64_t row_bytes() const { return inputs; }
   const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
   void read(int64_t n, int64_t k, vf* v) const { v[0] = widen(weights + n * inputs + k); }
@@ -105,7 +107,7 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
         inputs(a.inputs),
         group(a.group),
         groups(a.inputs / a.group) {}
-  static constexpr int64_t kStep = kPackedGroup;
+  static constexpr int64_t kStep = kPackedGroup, kBytes = kPackedGroup / 2;
   int64_t row_bytes() const { return inputs / 2; }
   const char* row(int64_t n) const {
     return reinterpret_cast<const char*>(weights + n * (inputs / 2));
@@ -125,12 +127,17 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
 };
 
 // Sums of R rows of weights, from `row` on, against C tokens, whose floats lie K apart: [R][C].
-template <int R, int C, class Weights>
-void tile(const Weights& w, int64_t row, const float* x, float* sums) {
+// Where they come from memory, as many rows from `next` on are fetched meanwhile: several rows at
+// once are several streams, and where the next ones begin no prefetcher looks.
+template <int R, int C, bool Fetches, class Weights>
+void tile(const Weights& w, int64_t row, int64_t next, const float* x, float* sums) {
   constexpr int kVectors = int(Weights::kStep) / W;
   const int64_t inputs = w.inputs, whole = inputs / Weights::kStep * Weights::kStep;
   vf acc[R][C] = {};
-  for (int64_t k = 0; k < whole; k += Weights::kStep) {
+  const char* ahead = w.row(next);
+  for (int64_t k = 0; k < whole; k += Weights::kStep, ahead += R * Weights::kBytes) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; Fetches && i < R * Weights::kBytes; i += 64) __builtin_prefetch(ahead + i);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       vf v[kVectors];
@@ -161,16 +168,17 @@ void tile(const Weights& w, int64_t row, const float* x, float* sums) {
   for (int i = 0; i < R * C; i += W) store(sums + i, reduce_each(lanes + i, add));
 }
 
-template <int R, class Weights>
-void tile_tokens(int tokens, const Weights& w, int64_t row, const float* x, float* sums) {
+template <int R, bool Fetches, class Weights>
+void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next, const float* x,
+                 float* sums) {
   switch (tokens) {
-    case 1: return tile<R, 1>(w, row, x, sums);
-    case 2: return tile<R, 2>(w, row, x, sums);
-    case 3: return tile<R, 3>(w, row, x, sums);
+    case 1: return tile<R, 1, Fetches>(w, row, next, x, sums);
+    case 2: return tile<R, 2, Fetches>(w, row, next, x, sums);
+    case 3: return tile<R, 3, Fetches>(w, row, next, x, sums);
 #if defined(__AVX512F__)
-    case 4: return tile<R, 4>(w, row, x, sums);
-    case 5: return tile<R, 5>(w, row, x, sums);
-    case 6: return tile<R, 6>(w, row, x, sums);
+    case 4: return tile<R, 4, Fetches>(w, row, next, x, sums);
+    case 5: return tile<R, 5, Fetches>(w, row, next, x, sums);
+    case 6: return tile<R, 6, Fetches>(w, row, next, x, sums);
 #endif
   }
 }
@@ -205,67 +213,75 @@ class Panel {
         std::max<int64_t>(kTokens, kActivationBytes / row_bytes / kTokens * kTokens);
     for (int64_t first = 0; first < a.tokens; first += block) {
       const int64_t last = std::min(a.tokens, first + block);
-      for (int64_t n = begin; n < end; n += kRows) {
-        prefetch(n + kRows, end);
-        rows(n, int(std::min<int64_t>(kRows, end - n)), first, last);
+      const int64_t step = last - first == 1 ? kStrip : kRows;
+      for (int64_t n = begin; n < end; n += step) {
+        rows(n, int(std::min<int64_t>(step, end - n)), first, last);
       }
     }
   }
 
  private:
-  // Four rows at once are four streams; the next four begin where no prefetcher looks.
-  void prefetch(int64_t n, int64_t end) const {
-    for (int64_t r = n; r < std::min(end, n + kRows); ++r) {
-      const char* next = w.row(r);
-      for (int64_t i = 0; i < std::min<int64_t>(w.row_bytes(), 512); i += 64) {
-        __builtin_prefetch(next + i);
-      }
-    }
-  }
-
   void rows(int64_t n, int count, int64_t first, int64_t last) const {
+    if (count == kStrip) {
+      float sums[(kStrip + W - 1) / W * W];
+      tile<kStrip, 1, true>(w, n, n + kStrip, x + first * a.inputs, sums);
+      return put(n, count, first, 1, sums);
+    }
     if (std::is_same_v<Weights, Dense<float>> || last - first <= kTokens) {
-      tokens(w, n, n, count, first, last);
-      return;
+      return tokens<true>(w, n, n, count, first, last);
     }
     // Widened once for all tokens of the block, to the same floats as in registers.
     thread_local std::vector<float> wide;
     if (int64_t(wide.size()) < kRows * a.inputs) wide.resize(size_t(kRows * a.inputs));
-    const int64_t whole = a.inputs / Weights::kStep * Weights::kStep;
-    for (int r = 0; r < count; ++r) {
-      if (whole < a.inputs) {
-        float rest[W];
-        store(rest, w.read_some(n + r, whole, a.inputs - whole));
-        std::memcpy(&wide[r * a.inputs + whole], rest, size_t(a.inputs - whole) * sizeof(float));
-      }
-      for (int64_t k = 0; k < whole; k += Weights::kStep) {
-        vf v[Weights::kStep / W];
-        w.read(n + r, k, v);
-        for (int i = 0; i < Weights::kStep / W; ++i) store(&wide[r * a.inputs + k + i * W], v[i]);
-      }
-    }
-    tokens(Dense<float>(wide.data(), a.inputs), 0, n, count, first, last);
+    for (int r = 0; r < count; ++r) widen_row(n + r, n + r + kRows, &wide[r * a.inputs]);
+    tokens<false>(Dense<float>(wide.data(), a.inputs), 0, n, count, first, last);
   }
 
-  template <class Source>
+  void widen_row(int64_t row, int64_t next, float* to) const {
+    const int64_t whole = a.inputs / Weights::kStep * Weights::kStep;
+    const char* ahead = w.row(next);
+    for (int64_t k = 0; k < whole; k += Weights::kStep, ahead += Weights::kBytes) {
+      __builtin_prefetch(ahead);
+      vf v[Weights::kStep / W];
+      w.read(row, k, v);
+      for (int i = 0; i < Weights::kStep / W; ++i) store(to + k + i * W, v[i]);
+    }
+    if (whole < a.inputs) {
+      float rest[W];
+      store(rest, w.read_some(row, whole, a.inputs - whole));
+      std::memcpy(to + whole, rest, size_t(a.inputs - whole) * sizeof(float));
+    }
+  }
+
+  // Rows [row, row + count) of the source, which are outputs from `n` on, against tokens.
+  template <bool Fetches, class Source>
   void tokens(const Source& source, int64_t row, int64_t n, int count, int64_t first,
               int64_t last) const {
-    float scales[kRows], biases[kRows], sums[(kRows * kTokens + W - 1) / W * W];
-    for (int r = 0; r < count; ++r) scales[r] = w.scale(n + r), biases[r] = bias(a, n + r);
+    float sums[(kRows * kTokens + W - 1) / W * W];
     for (int64_t t = first; t < last; t += kTokens) {
       const int some = int(std::min<int64_t>(kTokens, last - t));
       const float* from = x + t * a.inputs;
       const int together = count == kRows ? kRows : 1;
       for (int begin = 0; begin < count; begin += together) {
-        if (together == kRows) {
-          tile_tokens<kRows>(some, source, row, from, sums);
+        if (together == 1) {
+          tile_tokens<1, false>(some, source, row + begin, 0, from, sums);
+        } else if (Fetches && t == first) {
+          // The others find these rows in a cache.
+          tile_tokens<kRows, true>(some, source, row, row + kRows, from, sums);
         } else {
-          tile_tokens<1>(some, source, row + begin, from, sums);
+          tile_tokens<kRows, false>(some, source, row, 0, from, sums);
         }
-        for (int i = 0; i < together * some; ++i) {
-          const int r = begin + i / some;
-          write(a, (t + i % some) * a.outputs + n + r, sums[i] * scales[r] + biases[r]);
-        }
+        put(n + begin, together, t, some, sums);
+      }
+    }
+  }
+
+  // Sums [rows][tokens] as outputs from (t, n) on.
+  void put(int64_t n, int rows, int64_t t, int tokens, const float* sums) const {
+    for (int r = 0; r < rows; ++r) {
+      const float scale = w.scale(n + r), offset = bias(a, n + r);
+      for (int i = 0; i < tokens; ++i, ++sums) {
+        write(a, (t + i) * a.outputs + n + r, *sums * scale + offset);
       }
     }
   }

@@ -53,9 +53,8 @@ class Engine:
         return StepPlan(1, [], [], [RowStep(row, 1, *rest) for row, *rest in steps])
 
     def prefill(self) -> None:
-        self.forward(
-            build_inputs(self.plan((0, 0, 5, False), (2, 0, 5, False)), self.rows), self.code
-        )
+        inputs = build_inputs(self.plan((0, 0, 5, False), (2, 0, 5, False)), self.rows)
+        self.forward(inputs, self.code.regions)
 
     def snapshot(self) -> list[torch.Tensor]:
         return [t.clone() for t in (*self.cache.keys, *self.cache.values, self.rows.tokens)]
@@ -115,7 +114,7 @@ def test_a_decode_step_writes_its_rows_and_nothing_else(engine: Engine) -> None:
     before = engine.snapshot()
     plan = engine.plan((0, 5, 1, True), (2, 5, 1, True))
     inputs = build_inputs(plan, engine.rows)
-    hidden = engine.forward(inputs, engine.code)
+    hidden = engine.forward(inputs, engine.code.regions)
     expected = engine.forward.decoder.logits(engine.code.regions, hidden)
     eager = engine.snapshot()
     out = graph.run(decode_rows(plan, 4, engine.rows.padding_row))
@@ -137,7 +136,7 @@ def test_a_mixed_step_writes_its_rows_and_nothing_else(engine: Engine) -> None:
     engine.prefill()
     before = engine.snapshot()
     plan = engine.plan((0, 5, 1, True), (2, 3, 3, True))
-    expected = engine.forward(build_inputs(plan, engine.rows), engine.code)
+    expected = engine.forward(build_inputs(plan, engine.rows), engine.code.regions)
     hidden = graph.run(build_inputs(plan, engine.rows, 16))
     assert hidden.shape[0] == 16
     assert hidden.isfinite().all()

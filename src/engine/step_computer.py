@@ -1,0 +1,203 @@
+"""What a planned step computes, from its rows to the tokens that they sample.
+
+Three ways lead there, and give the same tokens: a captured graph; one call of the kernel library
+with compiled code; and one after the other, gather, forward pass, head and sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from src.core.plan import StepPlan
+from src.core.request import Request
+from src.engine.forward_pass import Code, ForwardPass
+from src.engine.graphs import DecodeGraph, GraphPool
+from src.engine.inputs import StepInputs, build_inputs, decode_rows, decode_samplers, padding_inputs
+from src.engine.prompt_scores import PromptScores, asks_for_scores, score_prompts
+from src.engine.row_state import RowState
+from src.engine.sampling import SampleBatch, SampleOutput, Sampler
+from src.engine.sampling.state import SEED, TEMPERATURE
+from src.engine.structured.row_grammars import RowGrammars, RowMasks
+from src.engine.transfer import upload
+from src.models.regions import Regions
+from src.ops.cpu.compiled import Caller
+from src.ops.cpu.step import CompiledStep, StepAttention, StepCalls, StepRows
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step leaves on the device until the copy-out has run."""
+
+    samples: SampleOutput | None
+    prompt_scores: PromptScores | None
+    failures: Sequence[tuple[int, str]] = ()
+
+    def to_host(self) -> StepOutput:
+        """Begin the copy to host memory, without waiting for it."""
+        return StepOutput(
+            None if self.samples is None else self.samples.to_host(),
+            None if self.prompt_scores is None else self.prompt_scores.to_host(),
+            self.failures,
+        )
+
+
+class StepComputer:
+    """A model with its KV memory, rows and sampler. Of the device thread.
+
+    Parameters
+    ----------
+    requests
+        Row -> its newest owner.
+
+    Attributes
+    ----------
+    code
+        What steps run, from the next one on.
+    graphs
+        Captured steps of ``code``, if there are any.
+    """
+
+    def __init__(
+        self,
+        forward_pass: ForwardPass,
+        code: Code,
+        rows: RowState,
+        sampler: Sampler,
+        grammars: RowGrammars,
+        requests: Sequence[Request | None],
+    ) -> None:
+        self.code = code
+        self.graphs: GraphPool | None = None
+        self._forward_pass = forward_pass
+        self._decoder = forward_pass.decoder
+        self._rows = rows
+        self._sampler = sampler
+        self._grammars = grammars
+        self._requests = requests
+
+    def compute(self, plan: StepPlan) -> StepOutput:
+        """Compute the step; its rows have been written."""
+        graph = None if self.graphs is None else self.graphs.find(plan)
+        if isinstance(graph, DecodeGraph):
+            return self._replay(plan, graph)
+        # One look: the compiler may swap it between two steps.
+        code = self.code
+        if graph is None and code.step is not None:
+            return self._in_one_call(plan, code.step, code.regions)
+        inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
+        # They are computed while the forward runs; without a constrained row there are none.
+        awaited = self._grammars.masks(inputs.samplers.rows)
+        hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
+        masks = None if awaited is None else awaited.result()
+        samples = (
+            self._sample(inputs, hidden, code.regions, masks) if inputs.samplers.rows else None
+        )
+        return self._output(plan, samples, hidden, code.regions, masks)
+
+    def try_out(self, code: Code, num_tokens: int) -> None:
+        """Run padding through code that is not in use yet; nothing is written anywhere."""
+        if code.step is not None:
+            hidden = code.step.try_out(num_tokens)
+        else:
+            hidden = self._forward(padding_inputs(num_tokens, self._rows), code)
+        self._decoder.logits(code.regions, hidden)
+
+    def compiled_step(self, caller: Caller, regions: Regions, num_threads: int) -> CompiledStep:
+        """A step in one call, of regions that were compiled ahead of time."""
+        decoder, cache, rows = self._decoder, self._forward_pass.kv_cache, self._rows
+        *layers, head = (region.bind(*given) for region, given in decoder.calls(regions))
+        floats, ints = self._sampler.state.tables
+        attention = StepAttention(
+            cache.keys,
+            cache.values,
+            [window or 0 for window in decoder.spec.sliding_windows],
+            decoder.region_spec.num_heads,
+            decoder.spec.attention_scale,
+            decoder.region_spec.deterministic,
+        )
+        where = StepRows(rows.tokens, rows.block_tables, floats[:, TEMPERATURE], ints[:, SEED])
+        return CompiledStep(caller, StepCalls(layers, head), attention, where, num_threads)
+
+    def _in_one_call(self, plan: StepPlan, step: CompiledStep, regions: Regions) -> StepOutput:
+        sampling = [row for row in plan.rows if row.samples]
+        batch = SampleBatch(
+            [row.row for row in sampling], [row.start + row.num_tokens for row in sampling]
+        )
+        awaited = self._grammars.masks(batch.rows)
+        numbers = chain.from_iterable(
+            (row.row, row.start, row.num_tokens, row.samples) for row in plan.rows
+        )
+        self._sampler.state.flush()
+        if (
+            awaited is None
+            and self._sampler.only_draws(batch)
+            and not asks_for_scores(plan, self._requests)
+        ):
+            token_ids = step.draw(numbers, len(sampling))
+            return StepOutput(SampleOutput(token_ids, None, (), ()) if sampling else None, None)
+        hidden, logits = step.compute(numbers, len(sampling))
+        masks = None if awaited is None else awaited.result()
+        samples = None
+        if logits is not None:
+            rows_s = upload(batch.rows, torch.int64, self._rows.device)
+            positions_s = upload(batch.positions, torch.int64, self._rows.device)
+            samples = self._choose(logits, replace(batch, positions_s=positions_s), masks)
+            self._rows.scatter_tokens(rows_s, positions_s, samples.token_ids)
+        return self._output(plan, samples, hidden, regions, masks)
+
+    def _replay(self, plan: StepPlan, graph: DecodeGraph) -> StepOutput:
+        """A step that is one captured graph, and what its rows ask for beyond a draw."""
+        num_rows = len(plan.rows)
+        awaited = self._grammars.masks([step.row for step in plan.rows])
+        out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row))
+        positions_s = out.positions[:num_rows]
+        batch = decode_samplers(plan, positions_s)
+        masks = None if awaited is None else awaited.result()
+        if masks is None and self._sampler.only_draws(batch):
+            samples = SampleOutput(out.token_ids[:num_rows], None, (), ())
+        else:
+            samples = self._choose(out.logits[:num_rows], batch, masks)
+            self._rows.scatter_tokens(out.rows[:num_rows], positions_s, samples.token_ids)
+        return self._output(plan, samples, out.hidden, self.code.regions, masks)
+
+    def _forward(self, inputs: StepInputs, code: Code) -> Tensor:
+        """Hidden states [T, hidden_size]."""
+        return self._forward_pass(inputs, code.regions)
+
+    def _sample(
+        self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None
+    ) -> SampleOutput:
+        logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
+        samples = self._choose(logits, inputs.samplers, masks)
+        self._rows.scatter_tokens(
+            inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
+        )
+        return samples
+
+    def _choose(self, logits: Tensor, batch: SampleBatch, masks: RowMasks | None) -> SampleOutput:
+        """One token per row of the batch, of logits [S, V], which may be overwritten."""
+        if masks is not None:
+            batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
+        return self._sampler.sample(logits, batch, self._rows.tokens)
+
+    def _output(
+        self,
+        plan: StepPlan,
+        samples: SampleOutput | None,
+        hidden: Tensor,
+        regions: Regions,
+        masks: RowMasks | None,
+    ) -> StepOutput:
+        scores = score_prompts(
+            plan,
+            self._requests,
+            hidden,
+            self._rows.tokens,
+            lambda positions: self._decoder.logits(regions, positions),
+        )
+        return StepOutput(samples, scores, () if masks is None else masks.failures)

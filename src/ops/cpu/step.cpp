@@ -1,0 +1,188 @@
+// A whole step in one call: the rows' tokens in, the sampled tokens back in the rows.
+//
+// Between the layers, and between forward pass and draw, runs no Python, and the interpreter lock
+// is free for the event loop from one end to the other.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "bound.h"
+
+namespace {
+
+// What a step computes with, gathered from the rows. Kept from step to step for its memory.
+struct Inputs {
+  std::vector<int64_t> ids, positions, slots;         // [T]
+  std::vector<int32_t> starts, lengths, blocks;       // [B + 1], [B], [B, max_blocks]
+  std::vector<int64_t> sampled, seeds, next;          // [S]: token index; of the token to be drawn
+  std::vector<int64_t> rows;                          // [S]
+  std::vector<float> temperatures;                    // [S]
+  std::vector<char> attention, hidden;                // [T, num_heads, head_dim], [S, H]
+  int64_t max_blocks = 0;
+
+  void clear() {
+    for (auto* each : {&ids, &positions, &slots, &sampled, &seeds, &next, &rows}) each->clear();
+    for (auto* each : {&starts, &lengths, &blocks}) each->clear();
+    temperatures.clear();
+    max_blocks = 0;
+  }
+};
+
+int64_t blocks_of(const StepContext& c, int64_t length) {
+  return (length + c.block_size - 1) / c.block_size;
+}
+
+Status check(const StepContext& c, const RowStep& step) {
+  const int64_t end = step.start + step.tokens;
+  const bool is_there = step.row >= 0 && step.row < c.rows && step.start >= 0 && step.tokens > 0 &&
+                        end + (step.samples != 0) <= c.token_stride &&
+                        blocks_of(c, end) <= c.block_table_stride;
+  return is_there ? kOk : kBadRow;
+}
+
+Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding,
+              Inputs* in) {
+  in->clear();
+  for (int64_t i = 0; i < count; ++i) {
+    if (Status status = check(c, steps[i])) return status;
+    in->max_blocks = std::max(in->max_blocks, blocks_of(c, steps[i].start + steps[i].tokens));
+  }
+  in->starts.push_back(0);
+  for (int64_t i = 0; i < count; ++i) {
+    const RowStep& step = steps[i];
+    const int64_t end = step.start + step.tokens;
+    const int32_t* tokens = c.tokens + step.row * c.token_stride;
+    const int32_t* table = c.block_tables + step.row * c.block_table_stride;
+    for (int64_t position = step.start; position < end; ++position) {
+      if (tokens[position] < 0) return kNoToken;
+      in->ids.push_back(tokens[position]);
+      in->positions.push_back(position);
+      const int64_t block = table[position / c.block_size];
+      // Negative, that is nowhere, for a row that has no block there.
+      in->slots.push_back(block * c.block_size + position % c.block_size);
+    }
+    in->starts.push_back(int32_t(in->ids.size()));
+    in->lengths.push_back(int32_t(end));
+    in->blocks.insert(in->blocks.end(), table, table + in->max_blocks);
+    if (!step.samples) continue;
+    in->sampled.push_back(int64_t(in->ids.size()) - 1);
+    in->rows.push_back(step.row);
+    in->next.push_back(end);
+    in->seeds.push_back(c.seeds[step.row * c.seed_stride]);
+    in->temperatures.push_back(float(c.temperatures[step.row * c.temperature_stride]));
+  }
+  in->ids.insert(in->ids.end(), size_t(padding), 0);
+  in->positions.insert(in->positions.end(), size_t(padding), 0);
+  in->slots.insert(in->slots.end(), size_t(padding), -1);
+  return kOk;
+}
+
+int forward(const StepContext& c, Inputs& in, Handle* hidden) {
+  const int64_t tokens = int64_t(in.ids.size());
+  const size_t width = size_t(c.num_heads * c.head_dim) * (c.dtype == kFloat32 ? 4 : 2);
+  if (in.attention.size() < size_t(tokens) * width) in.attention.resize(size_t(tokens) * width);
+  AttentionArgs attention{};
+  attention.block_tables = in.blocks.data(), attention.query_start_loc = in.starts.data();
+  attention.seq_lens = in.lengths.data(), attention.slot_mapping = in.slots.data();
+  attention.out = in.attention.data();
+  attention.block_table_stride = attention.max_blocks = in.max_blocks;
+  attention.tokens = tokens, attention.rows = int64_t(in.lengths.size());
+  attention.num_heads = c.num_heads, attention.num_kv_heads = c.num_kv_heads;
+  attention.head_dim = c.head_dim, attention.num_blocks = c.num_blocks;
+  attention.block_size = c.block_size, attention.dtype = c.dtype, attention.threads = c.threads;
+  attention.deterministic = c.deterministic, attention.scale = c.scale;
+
+  Owned given[kMaxTokenInputs];
+  Handle results[4];
+  const auto& positions = c.calls[0]->token_input(1);
+  if (!view(c.calls[0]->token_input(0), in.ids.data(), tokens, given[0].receive()) ||
+      !view(positions, in.positions.data(), tokens, given[1].receive())) {
+    return kOutOfMemory;
+  }
+  if (int status = c.calls[0]->call(given, results)) return status;
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    Owned query, key, value, residual;
+    Owned* outputs[] = {&query, &key, &value, &residual};
+    for (int i = 0; i < 4; ++i) *outputs[i]->receive() = results[i];
+    attention.query = query.data();
+    attention.key = key.data();
+    attention.value = value.data();
+    attention.query_stride = query.strides()[0];
+    attention.key_stride = key.strides()[0];
+    attention.value_stride = value.strides()[0];
+    attention.key_cache = c.key_caches[layer];
+    attention.value_cache = c.value_caches[layer];
+    attention.sliding_window = c.sliding_windows[layer];
+    if (int status = slipstream_paged_attention(&attention)) return status;
+    const bool is_last = layer == c.layers - 1;
+    const Bound& next = *c.calls[layer + 1];
+    if (!view(next.token_input(0), attention.out, tokens, given[0].receive()) ||
+        (!is_last && !view(positions, in.positions.data(), tokens, given[2].receive()))) {
+      return kOutOfMemory;
+    }
+    *given[1].receive() = residual.give();
+    if (int status = next.call(given, is_last ? hidden : results)) return status;
+  }
+  return kOk;
+}
+
+// Logits [S, V] of the hidden states [T, H] that are sampled from.
+int logits_of(const StepContext& c, Inputs& in, const Owned& hidden, Handle* logits) {
+  const int64_t samples = int64_t(in.sampled.size());
+  const char* from = hidden.data();
+  const size_t width = size_t(hidden.sizes()[1]) * (c.dtype == kFloat32 ? 4 : 2);
+  // Each token's, in order, in a decode step.
+  if (samples != hidden.sizes()[0]) {
+    in.hidden.resize(size_t(samples) * width);
+    for (int64_t i = 0; i < samples; ++i) {
+      std::memcpy(&in.hidden[size_t(i) * width], from + size_t(in.sampled[i]) * width, width);
+    }
+    from = in.hidden.data();
+  }
+  Owned given[1];
+  if (!view(c.head->token_input(0), from, samples, given[0].receive())) return kOutOfMemory;
+  return c.head->call(given, logits);
+}
+
+int draw(const StepContext& c, const Inputs& in, const Owned& logits, int64_t* token_ids) {
+  GumbelArgs args{};
+  args.logits = reinterpret_cast<const float*>(logits.data());
+  args.seeds = in.seeds.data(), args.positions = in.next.data();
+  args.temperatures = in.temperatures.data(), args.tokens = token_ids;
+  args.rows = int64_t(in.sampled.size()), args.vocab_size = logits.sizes()[1];
+  args.logits_stride = logits.strides()[0], args.threads = c.threads;
+  if (int status = slipstream_gumbel_argmax(&args)) return status;
+  for (size_t i = 0; i < in.rows.size(); ++i) {
+    c.tokens[in.rows[i] * c.token_stride + in.next[i]] = int32_t(token_ids[i]);
+  }
+  return kOk;
+}
+
+int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding,
+        int64_t* token_ids, Handle* hidden_result, Handle* logits_result) {
+  thread_local Inputs in;
+  if (Status status = gather(c, steps, count, padding, &in)) return status;
+  Owned hidden, logits;
+  if (int status = forward(c, in, hidden.receive())) return status;
+  if (!in.sampled.empty() && (token_ids != nullptr || logits_result != nullptr)) {
+    if (int status = logits_of(c, in, hidden, logits.receive())) return status;
+    if (token_ids != nullptr) {
+      if (int status = draw(c, in, logits, token_ids)) return status;
+    }
+  }
+  if (hidden_result != nullptr) *hidden_result = hidden.give();
+  if (logits_result != nullptr) *logits_result = logits.give();
+  return kOk;
+}
+
+}  // namespace
+
+SLIPSTREAM_EXPORT int slipstream_step(const StepContext* context, const RowStep* steps,
+                                      int64_t num_steps, int64_t padding, int64_t* token_ids,
+                                      Handle* hidden, Handle* logits) {
+  try {
+    return run(*context, steps, num_steps, padding, token_ids, hidden, logits);
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  }
+}

@@ -1,0 +1,179 @@
+"""A whole step of compiled code in one call of the kernel library (`step.cpp`).
+
+From the rows' tokens to the tokens that are drawn runs no Python: a small model's step is otherwise
+mostly that, and the interpreter lock is free meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from src.ops.cpu.compiled import Bound, Caller, stolen
+from src.ops.cpu.kernel_library import DTYPES, raise_status
+
+_CONTEXT: Final = struct.Struct("@9P14qd").pack  # StepContext
+_STATUS_COMPILED_FAILED: Final = 6
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Where a step finds its rows; every tensor has a row per first index, on the CPU.
+
+    Attributes
+        tokens: int32 [R, L], position to token id; a negative one was never produced.
+        block_tables: int32 [R, max_blocks]; positions whose block is negative are not written.
+        temperatures: float64 [R], of any stride; see `gumbel_argmax`.
+        seeds: int64 [R], of any stride.
+    """
+
+    tokens: Tensor
+    block_tables: Tensor
+    temperatures: Tensor
+    seeds: Tensor
+
+
+@dataclass(frozen=True)
+class StepCalls:
+    """The compiled functions of a step, with their weights.
+
+    Attributes
+        layers: The first region, the middle one for each layer but one, the last. The first takes
+            token ids and positions and returns query, key, value and residual; a middle one takes
+            attention output, residual and positions and returns the same; the last takes attention
+            output and residual and returns the hidden states.
+        head: Takes hidden states [S, H] and returns float32 logits [S, V].
+    """
+
+    layers: Sequence[Bound]
+    head: Bound
+
+
+@dataclass(frozen=True)
+class StepAttention:
+    """What the attention of all layers is told.
+
+    Attributes
+        key_caches, value_caches: Per layer, [num_blocks, block_size, num_kv_heads, head_dim].
+        sliding_windows: Per layer, in tokens; 0 is the whole context.
+        num_heads: Of the queries.
+        scale: Factor on query-key products.
+        deterministic: As of [`paged_attention`][src.ops.paged_attention.paged_attention].
+    """
+
+    key_caches: Sequence[Tensor]
+    value_caches: Sequence[Tensor]
+    sliding_windows: Sequence[int]
+    num_heads: int
+    scale: float
+    deterministic: bool = False
+
+
+class CompiledStep:
+    """Rows to tokens, in one call. One thread at a time may call it.
+
+    Parameters
+        num_threads: Of attention and sampling; compiled code has its own number.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        calls: StepCalls,
+        attention: StepAttention,
+        rows: StepRows,
+        num_threads: int,
+    ) -> None:
+        keys, values = attention.key_caches, attention.value_caches
+        layers = len(keys)
+        if len(calls.layers) != layers + 1:
+            raise ValueError(f"expected one call more than layers, got {len(calls.layers)}")
+        if not all(kv.is_contiguous() for kv in (*keys, *values)):
+            raise ValueError("expected contiguous caches")
+        num_blocks, block_size, num_kv_heads, head_dim = keys[0].shape
+        self._step: Any = caller.step
+        self._head = calls.head
+        tables = (
+            (ctypes.c_void_p * (layers + 1))(*[call.address for call in calls.layers]),
+            (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in keys]),
+            (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in values]),
+            (ctypes.c_int64 * layers)(*attention.sliding_windows),
+        )
+        called, key_table, value_table, windows = [ctypes.addressof(table) for table in tables]
+        # What the context points at.
+        self._holds = (caller, calls, attention, rows, tables)
+        self._context = _CONTEXT(
+            called,
+            calls.head.address,
+            key_table,
+            value_table,
+            windows,
+            rows.tokens.data_ptr(),
+            rows.block_tables.data_ptr(),
+            rows.temperatures.data_ptr(),
+            rows.seeds.data_ptr(),
+            layers,
+            len(rows.tokens),
+            rows.tokens.stride(0),
+            rows.block_tables.stride(0),
+            rows.temperatures.stride(0),
+            rows.seeds.stride(0),
+            attention.num_heads,
+            num_kv_heads,
+            head_dim,
+            num_blocks,
+            block_size,
+            DTYPES[keys[0].dtype],
+            num_threads,
+            attention.deterministic,
+            attention.scale,
+        )
+
+    def draw(self, steps: Iterable[int], num_samples: int) -> Tensor:
+        """Compute, and draw by temperature and seed: token ids [S] int64, also in their rows.
+
+        Parameters
+            steps: Row, first position, number of tokens, and 1 if the token behind them is drawn,
+                of each row in turn.
+            num_samples: Rows that sample.
+
+        Raises
+            ValueError: A row has not what the step needs.
+            MemoryError: There is no room for what a kernel computes on the way.
+            CompiledCodeError: Compiled code failed.
+        """
+        token_ids = torch.empty(num_samples, dtype=torch.int64)
+        self._call(array("q", steps), 0, token_ids.data_ptr(), None, None)
+        return token_ids
+
+    def compute(self, steps: Iterable[int], num_samples: int) -> tuple[Tensor, Tensor | None]:
+        """Compute, and draw nothing: hidden states [T, H], logits [S, V] float32 if S > 0.
+
+        Arguments and errors as of `draw`.
+        """
+        hidden, logits = (ctypes.c_void_p * 1)(), (ctypes.c_void_p * 1)()
+        self._call(array("q", steps), 0, None, hidden, logits if num_samples else None)
+        return stolen(hidden)[0], stolen(logits)[0] if num_samples else None
+
+    def try_out(self, num_tokens: int) -> Tensor:
+        """Compute tokens of no row, which are written nowhere: hidden states [T, H]."""
+        hidden = (ctypes.c_void_p * 1)()
+        self._call(array("q"), num_tokens, None, hidden, None)
+        return stolen(hidden)[0]
+
+    def _call(
+        self, steps: array[int], padding: int, token_ids: int | None, hidden: Any, logits: Any
+    ) -> None:
+        address, length = steps.buffer_info()
+        status = self._step(self._context, address, length // 4, padding, token_ids, hidden, logits)
+        if status == _STATUS_COMPILED_FAILED:
+            self._head.fail(status)
+        if status:
+            raise_status(status)

@@ -1,0 +1,243 @@
+// The work of one call of attention: items for threads, and how their results are joined.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "abi.h"
+#include "amx.h"
+#include "tiles.h"
+
+namespace {
+
+constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows share them
+constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
+constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
+constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
+
+// Packed query rows [first, first + count) of a batch row, against keys [begin, end).
+struct Item {
+  int32_t row, kv_head, first, count;
+  int64_t begin, end;
+  int32_t group;             // index of the merge group, -1 when not split
+  int32_t split;             // index inside the group
+  // Where the keys are shared: decoding rows, all heads of each, `row` being the first of them. The
+  // merge group is each member's own.
+  int32_t member, members;   // range in Plan::members; none, nothing is shared
+  double cost;
+};
+
+// The splits of one tile; whoever finishes the last one merges them.
+struct Group {
+  int32_t splits;
+  int64_t partial;  // offset of its partial results in floats
+  std::atomic<int32_t> left;
+  Group(int32_t splits, int64_t partial) : splits(splits), partial(partial), left(splits) {}
+  Group(Group&& other) noexcept
+      : splits(other.splits), partial(other.partial), left(other.left.load()) {}
+};
+
+struct Plan {
+  std::vector<Item> items;
+  std::vector<Group> groups;
+  std::vector<float> partials;
+  int64_t partial_floats = 0;
+  std::vector<int32_t> members;
+  std::vector<int32_t> shared;      // of a batch row: splits at its beginning that others share
+  std::vector<int32_t> row_groups;  // of a batch row: its merge group for the first kv head
+
+  void clear(int64_t rows) {
+    items.clear();
+    groups.clear();
+    members.clear();
+    partial_floats = 0;
+    shared.assign(size_t(rows), 0);
+    row_groups.assign(size_t(rows), -1);
+  }
+};
+
+// How a row of `packed` query rows is computed. It depends on the call's dtype and on the row alone.
+struct Path {
+  bool tiles;          // AMX tile products
+  bool dot;            // scores by dot products; neither: packed keys and register blocks
+  bool few;            // without tiles: weighs values row by row, not in register blocks
+  int64_t rows;        // packed query rows of an item
+  int64_t split;       // keys of an item
+  int64_t fold;        // keys of an item after which what was summed is folded and begins anew
+  double row_cost;     // of a query row against a key
+  double key_cost;     // of loading and converting or packing a key, in query rows
+};
+
+Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
+  Path path{};
+  path.split = packed <= kDotRows ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
+  path.fold = path.split;
+  if (a.deterministic) {
+    path.fold = kFixedSplit;
+    path.split = packed <= kGemmRows ? kFixedSplit : seq_len;
+  }
+#if defined(SLIPSTREAM_TILES)
+  path.tiles = uses_tiles(a) && (packed >= kMinTileRows || a.deterministic);
+  if (path.tiles) {
+    // Packing keys is shared by an item's rows, but a short prompt must give every thread an item.
+    path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
+    path.row_cost = 1.0 / 16;
+    path.key_cost = 32;
+    return path;
+  }
+#endif
+  path.few = packed <= kDotRows;
+  path.dot = path.few || a.deterministic;
+  path.rows = path.few ? kDotRows : kGemmRows;
+  path.row_cost = 1.0;
+  path.key_cost = 4;
+  return path;
+}
+
+inline int64_t first_visible(int64_t position, int64_t window) {
+  return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+}
+
+double cost_of(const AttentionArgs& a, const Path& path, int64_t rows, int64_t keys) {
+  return (double(rows) + path.key_cost) * path.row_cost * double(keys) * double(a.head_dim) * 2;
+}
+
+Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
+  const int64_t begin = a.query_start_loc[row], end = a.query_start_loc[row + 1];
+  const int64_t seq_len = a.seq_lens[row], query_len = end - begin;
+  if (begin < 0 || query_len < 0 || end > a.tokens || seq_len < query_len) return kBadLengths;
+  if (query_len == 0) return kOk;
+  if (seq_len > a.max_blocks * a.block_size) return kBadLengths;
+  const int64_t position = seq_len - query_len;
+  const int32_t* table = a.block_tables + row * a.block_table_stride;
+  for (int64_t block = first_visible(position, a.sliding_window) / a.block_size;
+       block * a.block_size < seq_len; ++block) {
+    if (table[block] < 0 || table[block] >= a.num_blocks) return kBadBlock;
+  }
+  const int64_t heads = a.num_heads / a.num_kv_heads, packed = query_len * heads;
+  const Path path = choose_path(a, packed, seq_len);
+  const int64_t tile = path.rows, split = path.split;
+  for (int64_t first = 0; first < packed; first += tile) {
+    const int64_t count = std::min(tile, packed - first);
+    const int64_t low = first_visible(position + first / heads, a.sliding_window);
+    const int64_t high = position + (first + count - 1) / heads + 1;
+    const int64_t split_first = low / split, splits = (high - 1) / split - split_first + 1;
+    int32_t group = -1;
+    if (splits > 1) {
+      group = int32_t(plan.groups.size());
+      for (int64_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
+        plan.groups.emplace_back(int32_t(splits), plan.partial_floats);
+        plan.partial_floats += splits * count * (padded(int(a.head_dim)) + 2);
+      }
+      plan.row_groups[size_t(row)] = group;
+    }
+    for (int64_t s = plan.shared[size_t(row)]; s < splits; ++s) {
+      const int64_t from = std::max(low, (split_first + s) * split);
+      const int64_t to = std::min(high, (split_first + s + 1) * split);
+      const double cost = cost_of(a, path, count, to - from);
+      // The heads of a token lie side by side in memory: visit them one after another.
+      for (int32_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
+        plan.items.push_back({int32_t(row), kv_head, int32_t(first), int32_t(count), from, to,
+                              group < 0 ? -1 : group + kv_head, int32_t(s), 0, 0, cost});
+      }
+    }
+  }
+  return kOk;
+}
+
+// Finds decoding rows whose block tables begin with the same blocks, and gives their keys to items
+// that serve all of them (cascade attention): keys and values are read, and widened, once for all.
+// An item is one split of keys and each row's sums are formed as ever, so no bit depends on it.
+class Sharing {
+ public:
+  Sharing(const AttentionArgs& args, Plan& plan)
+      : a(args), plan(plan), heads(args.num_heads / args.num_kv_heads), path(choose_path(a, heads, 1)) {}
+
+  // Before the rows are planned: how many splits of each are served in company.
+  void find() {
+    if (!path.few || a.sliding_window > 0 || path.split % a.block_size || a.rows < 2) return;
+    for (int64_t row = 0; row < a.rows; ++row) {
+      if (splits_of(row) > 0) rows.push_back(int32_t(row));
+    }
+    spread(0, rows.size(), 0);
+  }
+
+  // After the rows are planned.
+  void add_items() {
+    for (const Company& company : companies) add(company);
+  }
+
+ private:
+  struct Company {
+    size_t begin, end;  // in `plan.members`
+    int32_t split;
+  };
+
+  // Whole splits before the one in which a decoding row ends.
+  int64_t splits_of(int64_t row) const {
+    const bool decodes = a.query_start_loc[row + 1] - a.query_start_loc[row] == 1;
+    const int64_t seq_len = a.seq_lens[row];
+    return decodes && seq_len <= a.max_blocks * a.block_size ? (seq_len - 1) / path.split : 0;
+  }
+
+  const int32_t* blocks(int32_t row, int64_t split) const {
+    return a.block_tables + row * a.block_table_stride + split * (path.split / a.block_size);
+  }
+
+  // Rows [begin, end), which share all splits before `split`: which of them share this one too?
+  void spread(size_t begin, size_t end, int32_t split) {
+    const int64_t count = path.split / a.block_size;
+    end = size_t(std::partition(rows.begin() + begin, rows.begin() + end,
+                                [&](int32_t row) { return splits_of(row) > split; }) - rows.begin());
+    if (end - begin < 2) return;
+    const auto same = [&](int32_t x, int32_t y) {
+      return std::equal(blocks(x, split), blocks(x, split) + count, blocks(y, split));
+    };
+    const bool all = std::all_of(rows.begin() + begin, rows.begin() + end,
+                                 [&](int32_t row) { return same(rows[begin], row); });
+    if (!all) {
+      std::sort(rows.begin() + begin, rows.begin() + end, [&](int32_t x, int32_t y) {
+        return std::lexicographical_compare(blocks(x, split), blocks(x, split) + count,
+                                            blocks(y, split), blocks(y, split) + count);
+      });
+    }
+    for (size_t first = begin, next; first < end; first = next) {
+      for (next = all ? end : first + 1; next < end && same(rows[first], rows[next]);) ++next;
+      if (next - first < 2) continue;
+      const size_t member = plan.members.size();
+      for (size_t i = first; i < next; ++i) {
+        plan.members.push_back(rows[i]);
+        plan.shared[size_t(rows[i])] = split + 1;
+      }
+      companies.push_back({member, plan.members.size(), split});
+      spread(first, next, split + 1);
+    }
+  }
+
+  // As few items as every thread can have two of, of as many rows as there is room for.
+  void add(const Company& company) {
+    const int64_t members = int64_t(company.end - company.begin), room = kGemmRows / heads;
+    const int64_t alone = int64_t(companies.size()) * a.num_kv_heads;
+    const int64_t wanted = std::max((members + room - 1) / room, (2 * a.threads + alone - 1) / alone);
+    const int64_t parts = std::min(members, wanted);
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t from = members * part / parts, count = members * (part + 1) / parts - from;
+      const size_t member = company.begin + size_t(from);
+      for (int32_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
+        plan.items.push_back({plan.members[member], kv_head, 0, int32_t(count * heads),
+                              company.split * path.split, (company.split + 1) * path.split, -1,
+                              company.split, int32_t(member), int32_t(count),
+                              cost_of(a, path, count * heads, path.split)});
+      }
+    }
+  }
+
+  const AttentionArgs& a;
+  Plan& plan;
+  const int64_t heads;
+  const Path path;
+  std::vector<int32_t> rows;
+  std::vector<Company> companies;
+};
+
+}  // namespace

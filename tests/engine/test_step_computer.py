@@ -1,0 +1,205 @@
+"""A step in one call of the kernel library does what its parts do one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+
+from src import AsyncEngine, SamplingParams
+from src.core.plan import RowInstall, RowStep, StepPlan
+from src.core.request import Request
+from src.engine.forward_pass import Code
+from src.engine.step_computer import StepComputer, StepOutput
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engines import random_prompts, small_config
+
+T = TypeVar("T")
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+
+NUM_ROWS = 4
+BLOCK_SIZE = 16
+LENGTH = 40
+
+
+@pytest.fixture(scope="module")
+def bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("bfloat16")
+    return make_checkpoint(directory, tokenizer=True, dtype=torch.bfloat16, tie=True)
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+async def engine(
+    checkpoint: Path, bfloat16: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[AsyncEngine]:
+    directory = checkpoint if request.param == "float32" else bfloat16
+    config = small_config(
+        directory,
+        compile__enforce_eager=False,
+        compile__startup="wait",
+        scheduler__max_num_seqs=NUM_ROWS,
+        cache__block_size=BLOCK_SIZE,
+    )
+    async with AsyncEngine.open(config) as engine:
+        assert computer_of(engine).code.step is not None
+        yield engine
+
+
+def computer_of(engine: AsyncEngine) -> StepComputer:
+    assert engine._parts is not None
+    return engine._parts.runner._computer
+
+
+async def on_device(engine: AsyncEngine, function: Callable[[], T]) -> T:
+    def run() -> T:
+        with torch.inference_mode():
+            return function()
+
+    assert engine._parts is not None
+    return await asyncio.wrap_future(engine._parts.runner.call(run))
+
+
+def install(computer: StepComputer, temperatures: list[float], seed: int) -> None:
+    """Every row is known up to LENGTH, and its keys and values are made up."""
+    source = random.Random(seed)
+    blocks = source.sample(range(20), NUM_ROWS * 3)
+    for row, temperature in enumerate(temperatures):
+        tokens = [source.randrange(50) for _ in range(LENGTH)]
+        params = SamplingParams(temperature=temperature, max_tokens=8, seed=seed + row)
+        request = Request(
+            key=row, prompt_token_ids=tokens, params=params, max_tokens=8, seed=seed + row
+        )
+        own = blocks[3 * row : 3 * row + 3]
+        computer._rows.install(RowInstall(row, 1, row, tokens, LENGTH, own))
+        computer._sampler.state.install(row, request, LENGTH)
+    generator = torch.Generator().manual_seed(seed)
+    cache = computer._forward_pass.kv_cache
+    for kv in (*cache.keys, *cache.values):
+        kv.copy_(torch.randn(kv.shape, generator=generator))
+
+
+def traces(computer: StepComputer) -> list[torch.Tensor]:
+    """All that a step may write."""
+    cache = computer._forward_pass.kv_cache
+    return [each.clone() for each in (computer._rows.tokens, *cache.keys, *cache.values)]
+
+
+STEPS = {
+    "decode": [RowStep(row, 1, LENGTH - 1, 1, True) for row in (2, 0, 3)],
+    "one": [RowStep(1, 1, 17, 1, True)],
+    "prompt": [RowStep(3, 1, 0, LENGTH, True)],
+    "chunk": [RowStep(3, 1, 5, 20, False)],
+    "mixed": [
+        RowStep(0, 1, LENGTH - 1, 1, True),
+        RowStep(3, 1, 3, 30, False),
+        RowStep(1, 1, 30, 10, True),
+        RowStep(2, 1, 16, 1, False),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+async def test_one_call_and_its_parts_leave_the_same_bits(
+    engine: AsyncEngine, steps: list[RowStep]
+) -> None:
+    computer = computer_of(engine)
+    whole, plan = computer.code, StepPlan(1, [], [], steps)
+    outcomes: list[tuple[StepOutput, list[torch.Tensor]]] = []
+    for code in (whole, whole._replace(step=None)):
+
+        def run(code: Code = code) -> None:
+            install(computer, [0.0, 0.7, 1.3, 0.0], seed=3)
+            computer.code = code
+            outcomes.append((computer.compute(plan), traces(computer)))
+
+        await on_device(engine, run)
+    (output, left), (expected, expected_left) = outcomes
+    assert (output.samples is None) == (expected.samples is None)
+    if output.samples is not None and expected.samples is not None:
+        assert output.samples.token_ids.tolist() == expected.samples.token_ids.tolist()
+        # They are where the next step will look for them.
+        sampled = [step for step in steps if step.samples]
+        for step, token_id in zip(sampled, output.samples.token_ids.tolist(), strict=True):
+            assert left[0][step.row, step.start + step.num_tokens] == token_id
+    for mine, theirs in zip(left, expected_left, strict=True):
+        assert mine.view(torch.uint8).equal(theirs.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ((1, LENGTH, 1, True), "nobody has produced"),
+        ((NUM_ROWS + 1, 0, 1, True), "that is not there"),
+        ((-1, 0, 1, True), "that is not there"),
+        ((1, -1, 1, True), "that is not there"),
+        ((1, 0, 0, False), "that is not there"),
+        ((1, 10**6, 1, True), "that is not there"),
+        ((1, 0, 10**6, False), "that is not there"),
+    ],
+    ids=str,
+)
+async def test_what_a_step_has_not_got_is_refused_before_anything_is_written(
+    engine: AsyncEngine, step: tuple[int, ...], reason: str
+) -> None:
+    computer = computer_of(engine)
+    sound = (0, LENGTH - 1, 1, True)
+    assert computer.code.step is not None
+    compiled = computer.code.step
+
+    def run() -> None:
+        install(computer, [0.0] * NUM_ROWS, seed=5)
+        before = traces(computer)
+        with pytest.raises(ValueError, match=reason):
+            compiled.draw((*sound, *step), 2)
+        for mine, theirs in zip(traces(computer), before, strict=True):
+            assert mine.view(torch.uint8).equal(theirs.view(torch.uint8))
+
+    await on_device(engine, run)
+
+
+async def test_a_row_without_a_block_is_computed_and_written_nowhere(engine: AsyncEngine) -> None:
+    computer = computer_of(engine)
+
+    def run() -> None:
+        install(computer, [0.0] * NUM_ROWS, seed=7)
+        computer._rows.block_tables[2, 2] = -1
+        before = traces(computer)
+        with pytest.raises(ValueError, match="a block table names a block outside"):
+            computer.compute(StepPlan(1, [], [], [RowStep(2, 1, LENGTH - 1, 1, True)]))
+        for mine, theirs in zip(traces(computer), before, strict=True):
+            assert mine.view(torch.uint8).equal(theirs.view(torch.uint8))
+
+    await on_device(engine, run)
+
+
+async def test_whatever_requests_ask_for_the_tokens_are_the_same(engine: AsyncEngine) -> None:
+    wishes = [
+        SamplingParams(temperature=0, max_tokens=12),
+        SamplingParams(temperature=0.9, seed=4, max_tokens=12),
+        SamplingParams(temperature=0.9, seed=5, top_k=7, top_p=0.8, max_tokens=12),
+        SamplingParams(temperature=0, repetition_penalty=1.3, min_tokens=12, max_tokens=12),
+        SamplingParams(temperature=0.8, seed=6, logprobs=3, max_tokens=12),
+        SamplingParams(temperature=0, prompt_logprobs=1, max_tokens=12),
+        SamplingParams(temperature=0, logit_bias={7: 4.0}, max_tokens=12),
+    ]
+    prompts = random_prompts(len(wishes), longest=50, seed=8)
+    computer = computer_of(engine)
+    whole, answers = computer.code, []
+    for salt, code in {"a": whole, "b": whole._replace(step=None)}.items():
+        computer.code = code
+        results = await asyncio.gather(
+            *(
+                engine.generate(prompt, wish, cache_salt=salt)
+                for prompt, wish in zip(prompts, wishes, strict=True)
+            )
+        )
+        answers.append(
+            [(result.token_ids, result.prompt_logprobs, result.completions) for result in results]
+        )
+    assert answers[0] == answers[1]
