@@ -15,12 +15,13 @@ from src.core.request import Request
 from src.engine.blocks import blocks_for
 from src.engine.lifecycle import Phase, Rank, RequestState
 
-# Waiting requests that do not fit and are stepped over in one step, at most: the cost of a step
-# must not grow with the queue.
+# Waiting requests that are stepped over in one step, at most, because they do not fit or because
+# somebody is computing their prefix: the cost of a step must not grow with the queue.
 MAX_MISFITS_PER_STEP: Final = 8
+MAX_LED_PER_STEP: Final = 32
 # Dead heap entries are tolerated up to this number or half of the heap, whichever is more.
 _MIN_DEAD: Final = 64
-_FRONT_SIZE: Final = 2 * MAX_MISFITS_PER_STEP
+_FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_LED_PER_STEP)
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):

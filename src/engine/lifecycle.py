@@ -48,6 +48,11 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         Digests of its full blocks.
     match
         Its prefix in the cache as of the last try to admit it, while it waits.
+    frontier
+        While it runs: digest of its next full block that is not in the cache yet, if it is the one
+        that others may wait for.
+    leader
+        Key of the running request that was last looked at as one to wait for, and whether to.
     token_ids
         The prompt and the committed output.
     limit
@@ -89,6 +94,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     prompt_len: int
     limit: int
     match: Match | None = None
+    frontier: bytes | None = None
+    leader: tuple[int, bool] | None = None
     phase: Phase = Phase.WAITING
     row: int = -1
     generation: int = -1

@@ -40,6 +40,8 @@ class Residents:
         self.rows = RowTable(limits.max_num_seqs)
         self.running: list[RequestState] = []
         self.leaving: list[RequestState] = []
+        # Digest of a known block that is about to be computed -> by whom.
+        self._frontiers: dict[bytes, RequestState] = {}
 
     # Coming in.
 
@@ -51,6 +53,27 @@ class Residents:
             state.match = Match()
         self.cache.follow(state.match, state.chain, state.token_ids)
         return state.match
+
+    def is_led(self, state: RequestState, match: Match) -> bool:
+        """Whether a running request is about to compute most of what this one would have to.
+
+        Then waiting for it costs a step or two, and saves time and blocks. Nobody waits for one
+        behind him, unless that is on its way to the device already.
+        """
+        start = len(match.blocks) * self.limits.block_size
+        if not self._frontiers or start + self.limits.block_size >= len(state.token_ids):
+            return False
+        if not state.may_read_cache:
+            return False
+        leader = self._frontiers.get(state.chain.digest(len(match.blocks), state.token_ids))
+        if leader is None:
+            return False
+        if leader.rank > state.rank and leader.launched < start + self.limits.block_size:
+            return False
+        if state.leader is None or state.leader[0] != leader.key:
+            half = slice(start, start + (len(state.token_ids) - start + 1) // 2)
+            state.leader = leader.key, leader.token_ids[half] == state.token_ids[half]
+        return state.leader[1]
 
     def lookahead(self, state: RequestState) -> int:
         """Blocks that a running request will take in its next few tokens."""
@@ -85,6 +108,7 @@ class Residents:
         state.take_row(row, generation, table, capacity=len(table) * block_size)
         state.start_from(len(hits) * block_size, registered=len(hits), epoch=self.cache.epoch)
         insort(self.running, state, key=_by_rank)
+        self._advance(state)
         return RowInstall(row, generation, state.key, list(tokens), state.prompt_len, list(table))
 
     def append_block(self, state: RequestState) -> BlockAppend:
@@ -103,6 +127,31 @@ class Residents:
                 digest = state.chain.digest(index, state.token_ids)
                 self.cache.register(digest, state.block_ids[index], index)
         state.registered = full
+        self._advance(state)
+
+    def _advance(self, state: RequestState) -> None:
+        """Let others know which block it computes next, as far as its tokens are known."""
+        self._withdraw(state)
+        # What a preempted one has in flight is registered, but it computes no more.
+        if state.phase is not Phase.RUNNING or state.cache_epoch != self.cache.epoch:
+            return
+        index = state.registered
+        is_known = (index + 1) * self.limits.block_size <= len(state.token_ids)
+        if is_known and self.cache.enabled:
+            digest = state.chain.digest(index, state.token_ids)
+            if self._frontiers.setdefault(digest, state) is state:
+                state.frontier = digest
+
+    def _withdraw(self, state: RequestState) -> None:
+        if state.frontier is not None:
+            self._frontiers.pop(state.frontier, None)
+            state.frontier = None
+
+    def reset_cache(self) -> None:
+        """Forget all cached prefixes; nothing that running requests compute is cached either."""
+        for state in self.running:
+            self._withdraw(state)
+        self.cache.reset()
 
     # Making room.
 
@@ -130,6 +179,7 @@ class Residents:
     def leave(self, state: RequestState, phase: Phase) -> None:
         """Mark a running request as ended or being preempted; nothing is given back yet."""
         state.phase = phase
+        self._withdraw(state)
         self.running.remove(state)
         self.leaving.append(state)
 
@@ -173,6 +223,8 @@ class Residents:
             With what is not.
         """
         holders = [*self.running, *self.leaving]
+        if any(state not in self.running for state in self._frontiers.values()):
+            raise InvariantError("somebody who does not run is about to compute a block")
         if self.running != sorted(self.running, key=_by_rank):
             raise InvariantError("the running requests are not in order of rank")
         self.pool.check([state.block_ids for state in holders])

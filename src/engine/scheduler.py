@@ -23,6 +23,7 @@ from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
 from src.engine import stop
 from src.engine.admission import (
+    MAX_LED_PER_STEP,
     MAX_MISFITS_PER_STEP,
     Deadlines,
     SchedulerLimits,
@@ -220,7 +221,7 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; nothing that running requests compute is cached either."""
-        self._residents.cache.reset()
+        self._residents.reset_cache()
 
     # Planning.
 
@@ -280,14 +281,21 @@ class Scheduler:
             return
         reserve = sum(map(residents.lookahead, residents.running))
         first: RequestState | None = None
-        misfits = 0
-        while draft.budget > 0 and residents.rows.num_free > 0 and misfits < MAX_MISFITS_PER_STEP:
-            state = self._waiting.peek(misfits)
+        misfits = led = 0
+        while (
+            draft.budget > 0
+            and residents.rows.num_free > 0
+            and misfits < MAX_MISFITS_PER_STEP
+            and led < MAX_LED_PER_STEP
+        ):
+            state = self._waiting.peek(misfits + led)
             if state is None:
                 return
             match = residents.cached_prefix(state)
-            if residents.fits(state, match, reserve):
-                self._waiting.pop(misfits)
+            if residents.is_led(state, match):
+                led += 1
+            elif residents.fits(state, match, reserve):
+                self._waiting.pop(misfits + led)
                 self._install(state, match, draft)
                 reserve += residents.lookahead(state)
                 if first is not None:

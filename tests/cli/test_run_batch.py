@@ -18,7 +18,7 @@ from src.cli.main import main
 from src.core.errors import ConfigError
 from src.core.settings import CHECKOUT
 from src.engine.row_state import RowState
-from src.engine.runner import Runner
+from src.engine.step_computer import StepComputer
 from tests.support.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.timeout(240)
@@ -150,7 +150,7 @@ def test_what_failed_is_not_done(
     target = tmp_path / "out.jsonl"
     arguments = ["run-batch", "-i", str(source), "-o", str(target), "--concurrency", "2"]
     arguments += settings(checkpoint)
-    forward, neutralize = Runner._forward, RowState.neutralize
+    forward, neutralize = StepComputer._forward, RowState.neutralize
     calls = 0
 
     def failing(*given: Any) -> Any:
@@ -166,7 +166,7 @@ def test_what_failed_is_not_done(
         neutralize(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "_forward", failing)
+        patch.setattr(StepComputer, "_forward", failing)
         patch.setattr(RowState, "neutralize", lost)
         code = main(arguments)
     told = capsys.readouterr().err

@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 from src.core.config import Config
 from src.core.version import VERSION
 from src.engine import health
-from src.engine.runner import Runner
 from src.engine.startup import build_engine
+from src.engine.step_computer import StepComputer
 from src.http import create_app
 from tests.http.waiting import until
 
@@ -143,13 +143,13 @@ async def test_a_hanging_device_is_503_with_what_hangs_and_everything_answers(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "FIRST_PATIENCE", 1.0)
-    let_go, forward = threading.Event(), Runner._forward
+    let_go, forward = threading.Event(), StepComputer._forward
 
-    def hanging_forward(self: Runner, *arguments: Any) -> Any:
+    def hanging_forward(self: StepComputer, *arguments: Any) -> Any:
         assert let_go.wait(30)
         return forward(self, *arguments)
 
-    monkeypatch.setattr(Runner, "_forward", hanging_forward)
+    monkeypatch.setattr(StepComputer, "_forward", hanging_forward)
     observability = msgspec.structs.replace(config.observability, stall_seconds=0.2)
     app = create_app(msgspec.structs.replace(config, observability=observability))
     app.state.server.owns_process = False
@@ -177,13 +177,13 @@ async def test_a_hanging_device_is_503_with_what_hangs_and_everything_answers(
 async def test_who_would_be_refused_is_not_sent_here(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_go, forward = threading.Event(), Runner._forward
+    let_go, forward = threading.Event(), StepComputer._forward
 
-    def waiting_forward(self: Runner, *arguments: Any) -> Any:
+    def waiting_forward(self: StepComputer, *arguments: Any) -> Any:
         assert let_go.wait(30)
         return forward(self, *arguments)
 
-    monkeypatch.setattr(Runner, "_forward", waiting_forward)
+    monkeypatch.setattr(StepComputer, "_forward", waiting_forward)
     scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=1, max_waiting_requests=2)
     app = create_app(msgspec.structs.replace(config, scheduler=scheduler), owns_process=False)
     async with app.router.lifespan_context(app), client_of(app) as client:

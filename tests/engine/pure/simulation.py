@@ -98,6 +98,8 @@ class Simulation:
         if plan is None:
             assert self.runner.in_flight or not scheduler.has_work, "nothing planned: deadlock"
             return None
+        led = self.led()
+        waiting = [key for key in waiting if key not in led]
         for install in plan.installs:
             if install.request_key != waiting[0]:
                 head = waiting[0]
@@ -112,6 +114,16 @@ class Simulation:
         self.runner.launch(plan)
         self.plans.append(plan)
         return plan
+
+    def led(self) -> set[int]:
+        """Keys of those who wait for a prefix, and whom others may go past meanwhile."""
+        residents = self.scheduler._residents
+        return {
+            state.key
+            for state in self.scheduler._requests.values()
+            if state.phase is Phase.WAITING
+            and residents.is_led(state, residents.cached_prefix(state))
+        }
 
     def commit(self) -> list[RequestEvent]:
         """Commit the oldest launched step, if there is one."""

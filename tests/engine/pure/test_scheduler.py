@@ -416,7 +416,8 @@ def test_what_is_not_committed_is_not_found() -> None:
     simulation = Simulation(make_limits(), depth=2)
     simulation.add(make_request(0, SHARED, 4, ends=False))
     simulation.launch()
-    simulation.add(make_request(1, SHARED, 4, ends=False))
+    # It waits for nobody's prefix, since half of its prompt is its own.
+    simulation.add(make_request(1, [*SHARED[:3], 1, 1, 1, 1], 4, ends=False))
     assert shape(simulation.launch())[1] == (0, 7)
     simulation.commit()
     simulation.add(make_request(2, SHARED, 4, ends=False))
