@@ -129,21 +129,23 @@ class StepComputer:
             [row.row for row in sampling], [row.start + row.num_tokens for row in sampling]
         )
         awaited = self._grammars.masks(batch.rows)
-        numbers = chain.from_iterable(
-            (row.row, row.start, row.num_tokens, row.samples) for row in plan.rows
+        numbers = list(
+            chain.from_iterable(
+                (row.row, row.start, row.num_tokens, row.samples) for row in plan.rows
+            )
         )
         self._sampler.state.flush()
-        if (
-            awaited is None
-            and self._sampler.only_draws(batch)
-            and not asks_for_scores(plan, self._requests)
-        ):
+        only_draws = self._sampler.only_draws(batch)
+        if only_draws and awaited is None and not asks_for_scores(plan, self._requests):
             token_ids = step.draw(numbers, len(sampling))
             return StepOutput(SampleOutput(token_ids, None, (), ()) if sampling else None, None)
         hidden, logits = step.compute(numbers, len(sampling))
         masks = None if awaited is None else awaited.result()
         samples = None
-        if logits is not None:
+        if logits is not None and masks is not None and only_draws:
+            mask = masks.to(self._rows.device, logits.shape[1])
+            samples = SampleOutput(step.draw_masked(numbers, logits, mask), None, (), ())
+        elif logits is not None:
             rows_s = upload(batch.rows, torch.int64, self._rows.device)
             positions_s = upload(batch.positions, torch.int64, self._rows.device)
             samples = self._choose(logits, replace(batch, positions_s=positions_s), masks)

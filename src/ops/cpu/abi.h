@@ -146,3 +146,8 @@ SLIPSTREAM_EXPORT int slipstream_call(const Bound*, int64_t tokens, void* const*
 SLIPSTREAM_EXPORT int slipstream_step(const StepContext*, const RowStep* steps, int64_t num_steps,
                                       int64_t padding, int64_t* token_ids, Handle* hidden,
                                       Handle* logits);
+// The draw of a step whose logits [S, V] come from `slipstream_step`, with a mask [S, V] added to them,
+// whose rows lie mask_stride apart.
+SLIPSTREAM_EXPORT int slipstream_draw(const StepContext*, const RowStep* steps, int64_t num_steps,
+                                      float* logits, const float* mask, int64_t vocab_size,
+                                      int64_t mask_stride, int64_t* token_ids);

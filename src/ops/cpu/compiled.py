@@ -85,6 +85,11 @@ class Caller:
             *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
             *(ctypes.c_void_p,) * 3,
         )
+        self.draw: Any = self._library.slipstream_draw
+        self.draw.argtypes = (
+            *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
+            *(ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+        )
 
     def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None], num_threads: int) -> Bound:
         """Fix the weights of a call; None stands for an argument that counts tokens."""

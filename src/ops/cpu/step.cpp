@@ -40,6 +40,13 @@ Status check(const StepContext& c, const RowStep& step) {
   return is_there ? kOk : kBadRow;
 }
 
+void gather_sampling(const StepContext& c, const RowStep& step, Inputs* in) {
+  in->rows.push_back(step.row);
+  in->next.push_back(step.start + step.tokens);
+  in->seeds.push_back(c.seeds[step.row * c.seed_stride]);
+  in->temperatures.push_back(float(c.temperatures[step.row * c.temperature_stride]));
+}
+
 Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding,
               Inputs* in) {
   in->clear();
@@ -66,10 +73,7 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
     in->blocks.insert(in->blocks.end(), table, table + in->max_blocks);
     if (!step.samples) continue;
     in->sampled.push_back(int64_t(in->ids.size()) - 1);
-    in->rows.push_back(step.row);
-    in->next.push_back(end);
-    in->seeds.push_back(c.seeds[step.row * c.seed_stride]);
-    in->temperatures.push_back(float(c.temperatures[step.row * c.temperature_stride]));
+    gather_sampling(c, step, in);
   }
   in->ids.insert(in->ids.end(), size_t(padding), 0);
   in->positions.insert(in->positions.end(), size_t(padding), 0);
@@ -144,18 +148,34 @@ int logits_of(const StepContext& c, Inputs& in, const Owned& hidden, Handle* log
   return c.head->call(given, logits);
 }
 
-int draw(const StepContext& c, const Inputs& in, const Owned& logits, int64_t* token_ids) {
+int draw(const StepContext& c, const Inputs& in, const float* logits, int64_t vocab_size,
+         int64_t stride, int64_t* token_ids) {
   GumbelArgs args{};
-  args.logits = reinterpret_cast<const float*>(logits.data());
+  args.logits = logits, args.vocab_size = vocab_size, args.logits_stride = stride;
   args.seeds = in.seeds.data(), args.positions = in.next.data();
   args.temperatures = in.temperatures.data(), args.tokens = token_ids;
-  args.rows = int64_t(in.sampled.size()), args.vocab_size = logits.sizes()[1];
-  args.logits_stride = logits.strides()[0], args.threads = c.threads;
+  args.rows = int64_t(in.rows.size()), args.threads = c.threads;
   if (int status = slipstream_gumbel_argmax(&args)) return status;
   for (size_t i = 0; i < in.rows.size(); ++i) {
     c.tokens[in.rows[i] * c.token_stride + in.next[i]] = int32_t(token_ids[i]);
   }
   return kOk;
+}
+
+int draw_masked(const StepContext& c, const RowStep* steps, int64_t count, float* logits,
+                const float* mask, int64_t vocab_size, int64_t mask_stride, int64_t* token_ids) {
+  thread_local Inputs in;
+  in.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    if (Status status = check(c, steps[i])) return status;
+    if (steps[i].samples) gather_sampling(c, steps[i], &in);
+  }
+  for (int64_t row = 0; row < int64_t(in.rows.size()); ++row) {
+    float* to = logits + row * vocab_size;
+    const float* from = mask + row * mask_stride;
+    for (int64_t i = 0; i < vocab_size; ++i) to[i] += from[i];
+  }
+  return draw(c, in, logits, vocab_size, vocab_size, token_ids);
 }
 
 int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding,
@@ -167,7 +187,9 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
   if (!in.sampled.empty() && (token_ids != nullptr || logits_result != nullptr)) {
     if (int status = logits_of(c, in, hidden, logits.receive())) return status;
     if (token_ids != nullptr) {
-      if (int status = draw(c, in, logits, token_ids)) return status;
+      const auto* scores = reinterpret_cast<const float*>(logits.data());
+      const int64_t size = logits.sizes()[1], stride = logits.strides()[0];
+      if (int status = draw(c, in, scores, size, stride, token_ids)) return status;
     }
   }
   if (hidden_result != nullptr) *hidden_result = hidden.give();
@@ -182,6 +204,18 @@ SLIPSTREAM_EXPORT int slipstream_step(const StepContext* context, const RowStep*
                                       Handle* hidden, Handle* logits) {
   try {
     return run(*context, steps, num_steps, padding, token_ids, hidden, logits);
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  }
+}
+
+SLIPSTREAM_EXPORT int slipstream_draw(const StepContext* context, const RowStep* steps,
+                                      int64_t num_steps, float* logits, const float* mask,
+                                      int64_t vocab_size, int64_t mask_stride,
+                                      int64_t* token_ids) {
+  try {
+    return draw_masked(*context, steps, num_steps, logits, mask, vocab_size, mask_stride,
+                       token_ids);
   } catch (const std::bad_alloc&) {
     return kOutOfMemory;
   }

@@ -99,6 +99,7 @@ class CompiledStep:
             raise ValueError("expected contiguous caches")
         num_blocks, block_size, num_kv_heads, head_dim = keys[0].shape
         self._step: Any = caller.step
+        self._draw: Any = caller.draw
         self._head = calls.head
         tables = (
             (ctypes.c_void_p * (layers + 1))(*[call.address for call in calls.layers]),
@@ -161,6 +162,27 @@ class CompiledStep:
         hidden, logits = (ctypes.c_void_p * 1)(), (ctypes.c_void_p * 1)()
         self._call(array("q", steps), 0, None, hidden, logits if num_samples else None)
         return stolen(hidden)[0], stolen(logits)[0] if num_samples else None
+
+    def draw_masked(self, steps: Iterable[int], logits: Tensor, mask: Tensor) -> Tensor:
+        """What `draw` would have drawn with a mask: token ids [S] int64, also in their rows.
+
+        Parameters
+            steps: As of `compute`, whose `logits` [S, V] these are; they are overwritten.
+            mask: float32 [S, V], to be added to them; its rows may lie further apart.
+        """
+        shape = logits.shape
+        if mask.shape != shape or not logits.is_contiguous() or mask.stride(1) != 1:
+            raise ValueError(f"expected a mask of {shape}, got {mask.shape} {mask.stride()}")
+        numbers, token_ids = array("q", steps), torch.empty(shape[0], dtype=torch.int64)
+        address, length = numbers.buffer_info()
+        status = self._draw(
+            self._context,
+            *(address, length // 4, logits.data_ptr(), mask.data_ptr()),
+            *(shape[1], mask.stride(0), token_ids.data_ptr()),
+        )
+        if status:
+            raise_status(status)
+        return token_ids
 
     def try_out(self, num_tokens: int) -> Tensor:
         """Compute tokens of no row, which are written nowhere: hidden states [T, H]."""
