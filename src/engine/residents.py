@@ -61,9 +61,10 @@ class Residents:
         behind him, unless that is on its way to the device already.
         """
         start = len(match.blocks) * self.limits.block_size
-        if not self._frontiers or start + self.limits.block_size >= len(state.token_ids):
-            return False
-        if not state.may_read_cache:
+        missing = len(state.token_ids) - start
+        # What is little of a step is computed again sooner than waited for.
+        enough = max(self.limits.block_size + 1, self.limits.max_num_batched_tokens // 16)
+        if not self._frontiers or not state.may_read_cache or missing < enough:
             return False
         leader = self._frontiers.get(state.chain.digest(len(match.blocks), state.token_ids))
         if leader is None:
@@ -71,7 +72,7 @@ class Residents:
         if leader.rank > state.rank and leader.launched < start + self.limits.block_size:
             return False
         if state.leader is None or state.leader[0] != leader.key:
-            half = slice(start, start + (len(state.token_ids) - start + 1) // 2)
+            half = slice(start, start + (missing + 1) // 2)
             state.leader = leader.key, leader.token_ids[half] == state.token_ids[half]
         return state.leader[1]
 

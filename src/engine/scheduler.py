@@ -292,7 +292,7 @@ class Scheduler:
             if state is None:
                 return
             match = residents.cached_prefix(state)
-            if residents.is_led(state, match):
+            if state.bypasses < self.limits.max_bypasses and residents.is_led(state, match):
                 led += 1
             elif residents.fits(state, match, reserve):
                 self._waiting.pop(misfits + led)

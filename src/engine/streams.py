@@ -54,10 +54,12 @@ class RequestStream:
         """Tokens so far, over all choices."""
         return Usage(self._num_prompt_tokens, self._completion_tokens, self._cached_tokens)
 
-    def count(self, num_tokens: int, cached_tokens: int) -> None:
-        """Account for newly committed tokens."""
+    def count(self, index: int, num_tokens: int, cached_tokens: int) -> None:
+        """Account for newly committed tokens of a choice."""
         self._completion_tokens += num_tokens
-        self._cached_tokens = max(self._cached_tokens, cached_tokens)
+        # The others find what the first one has computed: no saving that the request began with.
+        if index == 0:
+            self._cached_tokens = max(self._cached_tokens, cached_tokens)
 
     def put(self, delta: Delta) -> None:
         """Hand over the next delta of a choice."""
@@ -205,7 +207,7 @@ class Choice:
         self.finished = finish_reason is not None
         if self.finished:
             self._stream.longest = max(self._stream.longest, self.num_tokens)
-        self._stream.count(len(token_ids), event.cached_tokens)
+        self._stream.count(self.index, len(token_ids), event.cached_tokens)
         self._stream.put(
             Delta(
                 request_id=self._stream.request_id,
@@ -228,7 +230,7 @@ class Choice:
         if self.pieces is not None:
             self.pieces.append(text)
         self.num_tokens += len(token_ids)
-        stream.count(len(token_ids), event.cached_tokens)
+        stream.count(self.index, len(token_ids), event.cached_tokens)
         stream.put(
             Delta(
                 request_id=stream.request_id,

@@ -253,11 +253,21 @@ async def test_only_the_first_completion_scores_the_prompt(engine: AsyncEngine) 
     prompt = list(range(10, 60))
     params = SamplingParams(n=3, max_tokens=2, prompt_logprobs=1)
     plain = await engine.generate(prompt, SamplingParams(max_tokens=1))
+    hits = engine.metrics.value("vllm:prefix_cache_hits_total")
     result = await engine.generate(prompt, params)
     assert plain.usage.cached_tokens == 0
     assert len(result.prompt_logprobs or []) == len(prompt)
-    # The other two read the cache; the one that scores the prompt cannot.
-    assert result.usage.cached_tokens >= 48
+    # The other two read the cache; the one that scores the prompt cannot, so the request has not
+    # been spared the prompt.
+    assert engine.metrics.value("vllm:prefix_cache_hits_total") - hits == 96
+    assert result.usage.cached_tokens == 0
+
+
+async def test_what_completions_find_of_each_other_is_no_saving(engine: AsyncEngine) -> None:
+    prompt = list(range(100, 150))
+    for cached in (0, 48):
+        result = await engine.generate(prompt, SamplingParams(n=3, max_tokens=2))
+        assert result.usage.cached_tokens == cached
 
 
 async def test_template_kwargs_may_not_shadow_fields(engine: AsyncEngine) -> None:

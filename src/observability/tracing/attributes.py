@@ -47,8 +47,10 @@ def request_attributes(trace: RequestTrace) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": prompt_tokens,
         "gen_ai.usage.output_tokens": output_tokens,
         "gen_ai.usage.cache_read.input_tokens": sum(
-            max((c.record.cached_tokens for c in prompt.completions), default=0)
+            # The other completions find what the first one has computed.
+            prompt.completions[0].record.cached_tokens
             for prompt in trace.prompts
+            if prompt.completions
         ),
         # vLLM's names of the same.
         "gen_ai.usage.prompt_tokens": prompt_tokens,

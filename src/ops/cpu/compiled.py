@@ -145,12 +145,24 @@ class CompiledCode:
 
     def last_error(self) -> str:
         """Why the last call of this thread failed, as far as this torch's code tells."""
+        words = self._last_words()
+        if words is None:
+            return "compiled code failed, see standard error"
+        return (words or b"no reason given").decode(errors="replace")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last call of this thread did, as far as this torch's code tells."""
+        return bool(self._last_words())
+
+    def _last_words(self) -> bytes | None:
         try:
             function: Any = self._library.AOTInductorGetLastError
         except AttributeError:
-            return "compiled code failed, see standard error"
+            return None
         function.restype = ctypes.c_char_p
-        return (function() or b"no reason given").decode(errors="replace")
+        words: bytes = function() or b""
+        return words
 
 
 class Bound:
@@ -180,6 +192,11 @@ class Bound:
         if status:
             self.fail(status)
         return stolen(results)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this thread's last call of its code did, as far as that can be told."""
+        return self._code.has_failed
 
     def fail(self, status: int) -> None:
         """Raise what a status of the library says."""

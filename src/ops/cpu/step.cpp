@@ -10,6 +10,13 @@
 
 namespace {
 
+// Tensors begin where torch's own do: a BLAS may sum in another order elsewhere.
+struct alignas(64) Line {
+  char bytes[64];
+};
+
+size_t lines(size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(Line); }
+
 // What a step computes with, gathered from the rows. Kept from step to step for its memory.
 struct Inputs {
   std::vector<int64_t> ids, positions, slots;         // [T]
@@ -17,7 +24,7 @@ struct Inputs {
   std::vector<int64_t> sampled, seeds, next;          // [S]: token index; of the token to be drawn
   std::vector<int64_t> rows;                          // [S]
   std::vector<float> temperatures;                    // [S]
-  std::vector<char> attention, hidden;                // [T, num_heads, head_dim], [S, H]
+  std::vector<Line> attention, hidden;                // [T, num_heads, head_dim], [S, H]
   int64_t max_blocks = 0;
 
   void clear() {
@@ -84,7 +91,8 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
 int forward(const StepContext& c, Inputs& in, Handle* hidden) {
   const int64_t tokens = int64_t(in.ids.size());
   const size_t width = size_t(c.num_heads * c.head_dim) * (c.dtype == kFloat32 ? 4 : 2);
-  if (in.attention.size() < size_t(tokens) * width) in.attention.resize(size_t(tokens) * width);
+  const size_t needed = lines(size_t(tokens) * width);
+  if (in.attention.size() < needed) in.attention.resize(needed);
   AttentionArgs attention{};
   attention.block_tables = in.blocks.data(), attention.query_start_loc = in.starts.data();
   attention.seq_lens = in.lengths.data(), attention.slot_mapping = in.slots.data();
@@ -137,11 +145,12 @@ int logits_of(const StepContext& c, Inputs& in, const Owned& hidden, Handle* log
   const size_t width = size_t(hidden.sizes()[1]) * (c.dtype == kFloat32 ? 4 : 2);
   // Each token's, in order, in a decode step.
   if (samples != hidden.sizes()[0]) {
-    in.hidden.resize(size_t(samples) * width);
+    in.hidden.resize(lines(size_t(samples) * width));
+    char* to = in.hidden.data()->bytes;
     for (int64_t i = 0; i < samples; ++i) {
-      std::memcpy(&in.hidden[size_t(i) * width], from + size_t(in.sampled[i]) * width, width);
+      std::memcpy(to + size_t(i) * width, from + size_t(in.sampled[i]) * width, width);
     }
-    from = in.hidden.data();
+    from = to;
   }
   Owned given[1];
   if (!view(c.head->token_input(0), from, samples, given[0].receive())) return kOutOfMemory;

@@ -55,6 +55,13 @@ class StepCalls:
     layers: Sequence[Bound]
     head: Bound
 
+    def fail(self, status: int) -> None:
+        """Raise what a status says; of compiled code only the one that failed knows why."""
+        for call in (*self.layers, self.head):
+            if call.has_failed:
+                call.fail(status)
+        self.head.fail(status)
+
 
 @dataclass(frozen=True)
 class StepAttention:
@@ -100,7 +107,7 @@ class CompiledStep:
         num_blocks, block_size, num_kv_heads, head_dim = keys[0].shape
         self._step: Any = caller.step
         self._draw: Any = caller.draw
-        self._head = calls.head
+        self._calls = calls
         tables = (
             (ctypes.c_void_p * (layers + 1))(*[call.address for call in calls.layers]),
             (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in keys]),
@@ -196,6 +203,6 @@ class CompiledStep:
         address, length = steps.buffer_info()
         status = self._step(self._context, address, length // 4, padding, token_ids, hidden, logits)
         if status == _STATUS_COMPILED_FAILED:
-            self._head.fail(status)
+            self._calls.fail(status)
         if status:
             raise_status(status)

@@ -122,6 +122,7 @@ class Simulation:
             state.key
             for state in self.scheduler._requests.values()
             if state.phase is Phase.WAITING
+            and state.bypasses < self.limits.max_bypasses
             and residents.is_led(state, residents.cached_prefix(state))
         }
 
