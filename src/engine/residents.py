@@ -57,8 +57,9 @@ class Residents:
     def is_led(self, state: RequestState, match: Match) -> bool:
         """Whether a running request is about to compute most of what this one would have to.
 
-        Then waiting for it costs a step or two, and saves time and blocks. Nobody waits for one
-        behind him, unless that is on its way to the device already.
+        Then waiting for it costs a step or two, and saves time and blocks. What is waited for is on
+        its way to the device: while there is budget to admit anybody, every running row has got all
+        that it wants of it.
         """
         start = len(match.blocks) * self.limits.block_size
         missing = len(state.token_ids) - start
@@ -68,8 +69,6 @@ class Residents:
             return False
         leader = self._frontiers.get(state.chain.digest(len(match.blocks), state.token_ids))
         if leader is None:
-            return False
-        if leader.rank > state.rank and leader.launched < start + self.limits.block_size:
             return False
         if state.leader is None or state.leader[0] != leader.key:
             half = slice(start, start + (missing + 1) // 2)

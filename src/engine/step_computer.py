@@ -47,7 +47,7 @@ class StepOutput:
 
 
 class StepComputer:
-    """A model with its KV memory, rows and sampler. Of the device thread.
+    """A model with its KV memory, rows and sampler. Of the device thread, but for `try_out`.
 
     Parameters
     ----------

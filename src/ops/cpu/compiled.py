@@ -38,7 +38,8 @@ _DTYPES: Final = {
     torch.int64: "int64",
     torch.int32: "int32",
 }
-_STATUS_COMPILED_FAILED: Final = 6
+COMPILED_FAILED: Final = 6
+"""Status of the library: compiled code says so; it knows why."""
 
 
 class CompiledCodeError(RuntimeError):
@@ -200,7 +201,7 @@ class Bound:
 
     def fail(self, status: int) -> None:
         """Raise what a status of the library says."""
-        if status == _STATUS_COMPILED_FAILED:
+        if status == COMPILED_FAILED:
             raise CompiledCodeError(self._code.last_error())
         raise CompiledCodeError(f"the kernel library refused a call ({status})")
 

@@ -7,8 +7,11 @@
 #include <new>
 
 #include "bound.h"
+#include "parallel.h"
 
 namespace {
+
+constexpr int64_t kWorthAThread = 131072;  // logits to which masks are added
 
 // Tensors begin where torch's own do: a BLAS may sum in another order elsewhere.
 struct alignas(64) Line {
@@ -179,11 +182,15 @@ int draw_masked(const StepContext& c, const RowStep* steps, int64_t count, float
     if (Status status = check(c, steps[i])) return status;
     if (steps[i].samples) gather_sampling(c, steps[i], &in);
   }
-  for (int64_t row = 0; row < int64_t(in.rows.size()); ++row) {
-    float* to = logits + row * vocab_size;
-    const float* from = mask + row * mask_stride;
-    for (int64_t i = 0; i < vocab_size; ++i) to[i] += from[i];
-  }
+  const int64_t rows = int64_t(in.rows.size()), worth = 1 + rows * vocab_size / kWorthAThread;
+  const int parts = int(std::min({c.threads, worth, std::max<int64_t>(1, rows)}));
+  parallel(parts, [&](int part) {
+    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; ++row) {
+      float* to = logits + row * vocab_size;
+      const float* from = mask + row * mask_stride;
+      for (int64_t i = 0; i < vocab_size; ++i) to[i] += from[i];
+    }
+  });
   return draw(c, in, logits, vocab_size, vocab_size, token_ids);
 }
 

@@ -16,11 +16,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from src.ops.cpu.compiled import Bound, Caller, stolen
+from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 from src.ops.cpu.kernel_library import DTYPES, raise_status
 
 _CONTEXT: Final = struct.Struct("@9P14qd").pack  # StepContext
-_STATUS_COMPILED_FAILED: Final = 6
 
 
 @dataclass(frozen=True)
@@ -202,7 +201,7 @@ class CompiledStep:
     ) -> None:
         address, length = steps.buffer_info()
         status = self._step(self._context, address, length // 4, padding, token_ids, hidden, logits)
-        if status == _STATUS_COMPILED_FAILED:
+        if status == COMPILED_FAILED:
             self._calls.fail(status)
         if status:
             raise_status(status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,34 +80,43 @@ def test_without_a_cache_nobody_waits() -> None:
     simulation.drain()
 
 
-def test_the_end_of_the_one_in_front_ends_the_waiting() -> None:
-    simulation = roomy(max_num_batched_tokens=4)
-    for key in range(2):
-        simulation.add(make_request(key, PROMPT, 2, ends=False))
-    turn(simulation)
-    simulation.finish(0)
-    assert shape(turn(simulation))[row_of(simulation, 1)] == (4, 4)
+@pytest.mark.parametrize("how", ["finish", "reset"])
+def test_what_nobody_will_find_is_not_waited_for(how: str) -> None:
+    simulation = Simulation(make_limits(num_blocks=64, max_num_batched_tokens=16), depth=2)
+    simulation.add(make_request(0, PROMPT, 4, ends=False))
+    assert shape(simulation.launch()) == {0: (0, 12)}
+    simulation.add(make_request(1, PROMPT, 4, ends=False))
+    assert simulation.led() == {1}
+    if how == "finish":
+        simulation.finish(0)
+        assert shape(simulation.launch()) == {1: (0, 12)}
+    else:
+        simulation.scheduler.reset_prefix_cache()
+        assert shape(simulation.launch()) == {0: (12, 1), 1: (0, 12)}
     simulation.drain()
 
 
-def test_a_reset_of_the_cache_ends_the_waiting() -> None:
-    simulation = roomy(max_num_batched_tokens=8)
-    for key in range(2):
-        simulation.add(make_request(key, PROMPT, 2, ends=False))
-    turn(simulation)
-    simulation.scheduler.reset_prefix_cache()
-    assert shape(turn(simulation)) == {0: (8, 4), 1: (0, 4)}
-    simulation.drain()
-
-
-def test_nobody_waits_for_one_behind_him_that_has_not_begun() -> None:
-    simulation = roomy(max_num_batched_tokens=4, policy="priority")
+def test_one_behind_is_waited_for_when_it_is_on_its_way() -> None:
+    limits = make_limits(num_blocks=64, max_num_batched_tokens=16, policy="priority")
+    simulation = Simulation(limits, depth=2)
     simulation.add(make_request(0, PROMPT, 2, ends=False, priority=5))
-    turn(simulation)
+    simulation.launch()
     simulation.add(make_request(1, PROMPT, 2, ends=False, priority=0))
-    # Its first two blocks are there, and the next ones only planned for.
-    plan = turn(simulation)
-    assert shape(plan) == {0: (4, 4)}
+    assert shape(simulation.launch()) == {0: (12, 1)}
+    simulation.commit()
+    assert shape(simulation.launch())[row_of(simulation, 1)] == (10, 2)
+    simulation.drain()
+
+
+def test_who_was_overtaken_often_enough_waits_no_more() -> None:
+    limits = make_limits(num_blocks=64, max_num_batched_tokens=16, max_bypasses=3)
+    simulation = Simulation(limits, depth=2)
+    simulation.add(make_request(0, PROMPT, 2, ends=False))
+    simulation.launch()
+    simulation.add(make_request(1, PROMPT, 2, ends=False))
+    simulation.scheduler._requests[1].bypasses = 3
+    assert row_of(simulation, 1) == -1
+    assert shape(simulation.launch())[1] == (0, 12)
     simulation.drain()
 
 
