@@ -58,14 +58,11 @@ class Job:
         is a constant of the compiled code and has a `repr` that tells all of it.
     token_arguments
         Positions of the arguments whose dimension 0 counts tokens: any number from 0 on.
-    num_threads
-        Threads that the code's loops are cut into.
     """
 
     function: str
     arguments: tuple[Any, ...]
     token_arguments: tuple[int, ...]
-    num_threads: int
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,11 +74,10 @@ class Job:
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         token_arguments: tuple[int, ...],
-        num_threads: int,
     ) -> Job:
         """The job of ``function`` with arguments like these, which may be meta tensors."""
         name = f"{function.__module__}:{function.__qualname__}"
-        return cls(name, _without_data(arguments), token_arguments, num_threads)
+        return cls(name, _without_data(arguments), token_arguments)
 
     def resolve(self) -> Callable[..., Any]:
         """The function."""

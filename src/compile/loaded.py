@@ -56,7 +56,7 @@ class LoadedFunction:
                 tensors = list(flatten(argument, is_tensor))
                 _check(tensors, list(flatten(meta, is_meta)))
                 inputs += tensors
-            bound = self._caller.bind(self._code, inputs, self._job.num_threads)
+            bound = self._caller.bind(self._code, inputs)
             self._bound[key] = bound, fixed
         return self._bound[key][0]
 

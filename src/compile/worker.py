@@ -70,7 +70,8 @@ def _end_with_the_input() -> None:
 
 def _compile_into(job: Job, directory: Path) -> None:
     """Leave the artifact of ``job`` in ``directory``, whole or not at all."""
-    torch.set_num_threads(job.num_threads)
+    # Between the kernels there is too little to do for more.
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         package = Path(scratch) / "model.pt2"
         result = _export(job, package)

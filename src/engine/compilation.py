@@ -42,7 +42,7 @@ class RegionCompilation:
     outline
         The model that will be served, without its weights; on CUDA None, and nothing begins yet.
     num_threads
-        That a step computes with.
+        That kernels compute with.
     root
         Of the caches.
     awaited
@@ -57,6 +57,7 @@ class RegionCompilation:
         self._thread: threading.Thread | None = None
         self._ahead: Compilation | None = None
         self._called: list[int] = []
+        self._num_threads = num_threads
         if outline is not None:
             jobs = []
             arguments = outline.region_arguments(_NUM_TOKENS)
@@ -64,7 +65,7 @@ class RegionCompilation:
             for i, (function, given) in enumerate(zip(functions, arguments, strict=True)):
                 if given is not None:
                     self._called.append(i)
-                    jobs.append(Job.of(function, given, TOKEN_ARGUMENTS[i], num_threads))
+                    jobs.append(Job.of(function, given, TOKEN_ARGUMENTS[i]))
             self._ahead = Compilation(jobs, root, 0 if awaited else _NICENESS)
 
     def finish(self, runner: Runner, decoder: Decoder) -> None:
@@ -145,7 +146,7 @@ class RegionCompilation:
         library = kernel_library()
         if library is None:
             raise CompilationError("compiled code needs the compiled CPU kernels")
-        return Caller(library.path)
+        return Caller(library.path, self._num_threads)
 
     def _compile_just_in_time(self, runner: Runner, decoder: Decoder) -> None:
         # Here and not at the top: it brings the compiler in.

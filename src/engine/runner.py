@@ -33,6 +33,7 @@ from src.engine.structured.row_grammars import RowGrammars
 from src.models.decoder import Decoder
 from src.models.regions import Regions
 from src.ops.cpu.compiled import Caller
+from src.ops.cpu.kernel_library import use_threads
 from src.ops.cpu.step import CompiledStep
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class Runner:
     device
         Closed with the runner.
     num_threads
-        Intra-op threads of the device thread.
+        That kernels compute with on the host.
     """
 
     def __init__(
@@ -91,9 +92,7 @@ class Runner:
         self._closing = False
         # Steps that were launched and have not arrived, counted by the event loop.
         self._num_outstanding = 0
-        self._device_thread = ThreadPoolExecutor(
-            1, "slipstream-device", torch.set_num_threads, (num_threads,)
-        )
+        self._device_thread = ThreadPoolExecutor(1, "slipstream-device", self._use_threads)
         # Weights and KV memory were written on other streams than the steps'.
         device.synchronize()
 
@@ -111,11 +110,6 @@ class Runner:
     def graph_stats(self) -> GraphStats:
         """What captured steps did so far."""
         return GraphStats() if self._computer.graphs is None else self._computer.graphs.stats
-
-    @property
-    def num_threads(self) -> int:
-        """Intra-op threads of a step."""
-        return self._num_threads
 
     def launch(
         self, plan: StepPlan, admitted: Sequence[Request], ended: Sequence[int] = ()
@@ -151,7 +145,7 @@ class Runner:
             That its compilation took before.
         """
         # Compiled code is guarded by the number of threads, which belongs to the calling thread.
-        torch.set_num_threads(self._num_threads)
+        self._use_threads()
         started = time.monotonic()
         with torch.inference_mode():
             self._computer.try_out(code, _WARM_UP_TOKENS)
@@ -163,7 +157,16 @@ class Runner:
 
     def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
         """A step in one call, of regions that were compiled ahead of time."""
-        return self._computer.compiled_step(caller, regions, self._num_threads)
+        return self._computer.compiled_step(caller, regions)
+
+    def _use_threads(self) -> None:
+        """Have the calling thread compute as a step does.
+
+        What torch computes between the kernels is too little for a team, whose threads spin while
+        they wait for each other, and take the event loop's CPU.
+        """
+        torch.set_num_threads(1)
+        use_threads(self._num_threads)
 
     def capture_graphs(
         self, backend: CaptureBackend, ladder: PaddingLadder, *, everything: bool

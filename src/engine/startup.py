@@ -15,7 +15,7 @@ import torch
 from src.compile import use_artifact_cache
 from src.compile.graphs import CaptureBackend
 from src.compile.graphs.cuda import CudaCapture
-from src.core.config import MIB, Config
+from src.core.config import Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.engine.compilation import RegionCompilation
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 # (phase, progress of the whole start from 0 to 1, one readable line), from any thread
 Report = Callable[[str, float, str], None]
 
-_SMALL_MODEL_BYTES = 32 * MIB
 
 _DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -106,7 +105,7 @@ def build_engine(config: Config, report: Report) -> EngineParts:
 def _begin_compilation(config: Config, path: Path, device: torch.device) -> RegionCompilation:
     """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
     if device.type != "cpu":
-        return RegionCompilation(None, 0, cache_root(), awaited=True)
+        return RegionCompilation(None, 1, cache_root(), awaited=True)
     outline = outline_model(
         path,
         dtype=config.model.dtype,
@@ -115,7 +114,7 @@ def _begin_compilation(config: Config, path: Path, device: torch.device) -> Regi
         group_size=config.model.quantization_group_size,
         deterministic=config.model.deterministic,
     )
-    num_threads = config.device.num_threads or default_threads(outline)
+    num_threads = config.device.num_threads or usable_cpus()
     return RegionCompilation(outline, num_threads, cache_root(), awaited=_awaits_code(config))
 
 
@@ -188,7 +187,7 @@ def _build_parts(
             device=device,
         ),
         Sampler(SamplingState(config.scheduler.max_num_seqs, decoder.spec.vocab_size, device)),
-        num_threads=config.device.num_threads or default_threads(decoder),
+        num_threads=config.device.num_threads or usable_cpus(),
     )
     if compilation is not None:
         report("compile", STARTUP_PHASES["compile"], "compiling")
@@ -270,17 +269,6 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device.type = cuda, but torch sees no CUDA device")
     return torch.device(name)
-
-
-def default_threads(decoder: Decoder) -> int:
-    """One for a small model, and for others as many as the process has CPUs.
-
-    Between two barriers of a small model there is less work than a barrier costs, and its threads
-    would fight the event loop for the CPUs: on two of them, one thread gave the demo model three
-    times the tokens of two.
-    """
-    size = sum(tensor.nbytes for tensor in decoder.parameters().values())
-    return 1 if size < _SMALL_MODEL_BYTES else usable_cpus()
 
 
 def _weights_progress(report: Report) -> Callable[[int, int], None]:

@@ -107,7 +107,7 @@ class StepComputer:
             hidden = self._forward(padding_inputs(num_tokens, self._rows), code)
         self._decoder.logits(code.regions, hidden)
 
-    def compiled_step(self, caller: Caller, regions: Regions, num_threads: int) -> CompiledStep:
+    def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
         """A step in one call, of regions that were compiled ahead of time."""
         decoder, cache, rows = self._decoder, self._forward_pass.kv_cache, self._rows
         *layers, head = (region.bind(*given) for region, given in decoder.calls(regions))
@@ -121,7 +121,7 @@ class StepComputer:
             decoder.region_spec.deterministic,
         )
         where = StepRows(rows.tokens, rows.block_tables, floats[:, TEMPERATURE], ints[:, SEED])
-        return CompiledStep(caller, StepCalls(layers, head), attention, where, num_threads)
+        return CompiledStep(caller, StepCalls(layers, head), attention, where)
 
     def _in_one_call(self, plan: StepPlan, step: CompiledStep, regions: Regions) -> StepOutput:
         sampling = [row for row in plan.rows if row.samples]

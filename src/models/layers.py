@@ -18,23 +18,17 @@ from src.models.quantization import Weight
 _UNCUT_ELEMENTS = 32768
 
 
-def linear(
-    x: torch.Tensor,
-    weight: Weight,
-    bias: torch.Tensor | None = None,
-    deterministic: bool = False,
-) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`x @ weight.T + bias`: [T, in] with [out, in] and [out] to [T, out], in x's dtype.
 
     The one seam through which every projection goes: quantized weights are another method behind
-    this call, not another model. `deterministic` asks for a sum whose order no other token changes.
+    this call, not another model. On the CPU a token's result does not depend on the others.
     """
-    if isinstance(weight, torch.Tensor):
-        is_streamed = x.dtype != torch.float32 or deterministic
-        if x.device.type != "cpu" or not is_streamed:
-            return functional.linear(x, weight, bias)
-        return ops.linear(x, weight, None, bias)
-    return ops.linear(x, weight.values, weight.scales, bias)
+    if not isinstance(weight, torch.Tensor):
+        return ops.linear(x, weight.values, weight.scales, bias)
+    if x.device.type != "cpu":
+        return functional.linear(x, weight, bias)
+    return ops.linear(x, weight, None, bias)
 
 
 def row_parallel_linear(
@@ -42,14 +36,13 @@ def row_parallel_linear(
     weight: Weight,
     bias: torch.Tensor | None,
     group: Group,
-    deterministic: bool = False,
 ) -> torch.Tensor:
     """A projection whose input dimension is sharded: partial sums are reduced over the group.
 
     The bias is added once, by rank 0, before the sum.
     """
     own = bias if group.rank == 0 else None
-    return group.all_reduce(linear(x, weight, own, deterministic))
+    return group.all_reduce(linear(x, weight, own))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

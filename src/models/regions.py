@@ -185,7 +185,7 @@ def last(
 
 def logits(spec: RegionSpec, head_weight: Weight, hidden: torch.Tensor) -> torch.Tensor:
     """Vocabulary scores, float32 [S, V], of selected hidden states [S, H]; head_weight [V, H]."""
-    scores = linear(hidden, head_weight, deterministic=spec.deterministic)
+    scores = linear(hidden, head_weight)
     return scores.to(torch.float32)
 
 
@@ -205,7 +205,7 @@ def _before_attention(
 ) -> AttentionInputs:
     heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     normed = rms_norm(residual, pre.input_norm, spec.rms_norm_eps)
-    qkv = linear(normed, pre.qkv_weight, pre.qkv_bias, spec.deterministic)
+    qkv = linear(normed, pre.qkv_weight, pre.qkv_bias)
     fused = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
     query, key, value = fused.split((heads, kv_heads, kv_heads), dim=1)
     if pre.q_norm is not None and pre.k_norm is not None:
@@ -218,14 +218,9 @@ def _before_attention(
 def _after_attention(
     spec: RegionSpec, post: PostAttention, attn_out: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
-    fixed = spec.deterministic
-    attended = row_parallel_linear(
-        attn_out, post.output_weight, post.output_bias, spec.group, fixed
-    )
+    attended = row_parallel_linear(attn_out, post.output_weight, post.output_bias, spec.group)
     residual = residual + attended
     normed = rms_norm(residual, post.post_norm, spec.rms_norm_eps)
-    gate_up = linear(normed, post.gate_up_weight, post.gate_up_bias, fixed)
-    gated = silu_and_mul(gate_up, fixed)
-    return residual + row_parallel_linear(
-        gated, post.down_weight, post.down_bias, spec.group, fixed
-    )
+    gate_up = linear(normed, post.gate_up_weight, post.gate_up_bias)
+    gated = silu_and_mul(gate_up, spec.deterministic)
+    return residual + row_parallel_linear(gated, post.down_weight, post.down_bias, spec.group)

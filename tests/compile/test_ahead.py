@@ -43,8 +43,8 @@ def tokens(count: int) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 48), torch.arange(count) % 50
 
 
-def mix_job(num_threads: int = 1) -> Job:
-    return Job.of(mix, (*MIX, *tokens(4)), (3, 4), num_threads)
+def mix_job() -> Job:
+    return Job.of(mix, (*MIX, *tokens(4)), (3, 4))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def caller() -> Caller:
     ensure_built(wait=True)
     library = kernel_library()
     assert library is not None, "these tests need a C++ compiler"
-    return Caller(library.path)
+    return Caller(library.path, 2)
 
 
 @pytest.fixture(scope="module")
@@ -188,17 +188,13 @@ def test_projections_are_those_of_the_op(root: Path, caller: Caller, dtype: torc
         )
         matrices.append((weight, bias if scales is None else scales))
     weights = tuple(tensor for pair in matrices for tensor in pair)
-    job = Job.of(project, (torch.randn(4, 64).to(dtype), *weights), (0,), 2)
+    job = Job.of(project, (torch.randn(4, 64).to(dtype), *weights), (0,))
     (function,) = Compilation([job], root).load(caller)
-    torch.set_num_threads(2)
-    try:
-        for count in (1, 2, 70):
-            x = torch.randn(count, 64).to(dtype)
-            torch.testing.assert_close(
-                function(x, *weights), project(x, *weights), rtol=2**-7, atol=2**-7
-            )
-    finally:
-        torch.set_num_threads(1)
+    for count in (1, 2, 70):
+        x = torch.randn(count, 64).to(dtype)
+        torch.testing.assert_close(
+            function(x, *weights), project(x, *weights), rtol=2**-7, atol=2**-7
+        )
 
 
 def test_generated_code_allocates_nothing_the_size_of_a_weight(
@@ -221,23 +217,23 @@ def assert_allocates_tokens_only(source: str) -> None:
 
 def test_everything_that_code_depends_on_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     x, positions = tokens(4)
-    keys = {mix_job().key, mix_job(num_threads=2).key}
-    keys.add(Job.of(mix, (0.25, *MIX[1:], x, positions), (3, 4), 1).key)
-    keys.add(Job.of(mix, (*MIX, x.double(), positions), (3, 4), 1).key)
+    keys = {mix_job().key}
+    keys.add(Job.of(mix, (0.25, *MIX[1:], x, positions), (3, 4)).key)
+    keys.add(Job.of(mix, (*MIX, x.double(), positions), (3, 4)).key)
     biased = Weights(MIX[1].gate, torch.randn(96))
-    keys.add(Job.of(mix, (0.5, biased, MIX[2], x, positions), (3, 4), 1).key)
-    keys.add(Job.of(mix, (0.5, MIX[1], torch.randn(51, 48), x, positions), (3, 4), 1).key)
+    keys.add(Job.of(mix, (0.5, biased, MIX[2], x, positions), (3, 4)).key)
+    keys.add(Job.of(mix, (0.5, MIX[1], torch.randn(51, 48), x, positions), (3, 4)).key)
     monkeypatch.setattr(torch, "__version__", "0.0")
     keys.add(mix_job().key)
-    assert len(keys) == 7
+    assert len(keys) == 6
     monkeypatch.undo()
     meta = tuple(t.to("meta") for t in (MIX[2], x, positions))
     on_meta = (0.5, Weights(MIX[1].gate.to("meta"), None), *meta)
-    assert Job.of(mix, on_meta, (3, 4), 1).key == mix_job().key
+    assert Job.of(mix, on_meta, (3, 4)).key == mix_job().key
 
 
 def test_what_cannot_be_compiled_is_told(tmp_path: Path, caller: Caller) -> None:
-    compilation = Compilation([Job.of(impossible, (torch.randn(4),), (0,), 1)], tmp_path)
+    compilation = Compilation([Job.of(impossible, (torch.randn(4),), (0,))], tmp_path)
     with pytest.raises(CompilationError, match=r"DataDependent|data-dependent"):
         compilation.load(caller)
 

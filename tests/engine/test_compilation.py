@@ -67,7 +67,7 @@ asyncio.run(main())
 def jobs_of(directory: Path) -> list[Job]:
     outline = outline_model(directory)
     return [
-        Job.of(function, arguments, token_arguments, 1)
+        Job.of(function, arguments, token_arguments)
         for function, arguments, token_arguments in zip(
             outline.regions, outline.region_arguments(8), TOKEN_ARGUMENTS, strict=True
         )

@@ -27,7 +27,11 @@ def level_files(kernel_cache: KernelCache) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def libraries(level_files: dict[str, Path]) -> dict[str, KernelLibrary]:
-    return {name: KernelLibrary(path) for name, path in level_files.items() if path.exists()}
+    found = {name: KernelLibrary(path) for name, path in level_files.items() if path.exists()}
+    for library in found.values():
+        # Whoever asks for threads gets them for small inputs too.
+        library.assume_wake_cost(0.01)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +42,7 @@ def library(libraries: dict[str, KernelLibrary]) -> KernelLibrary:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Small inputs gain nothing from threads, and on a busy machine idle ones spin for seconds."""
+    """Of torch too, whose idle ones spin for seconds on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

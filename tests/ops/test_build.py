@@ -300,27 +300,3 @@ def test_command_line(kernel_cache: KernelCache) -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert "CPU kernels: cpp-" in answer.stdout
-
-
-def test_no_second_openmp_pool(kernel_cache: KernelCache) -> None:
-    """Calling the kernels on several threads starts no threads beyond torch's own."""
-    program = (
-        "import threading, os, torch\n"
-        "from src.ops import PAGED_ATTENTION\n"
-        "from src.ops.cpu.build import ensure_built\n"
-        "torch.set_num_threads(2)\n"
-        "a = torch.randn(400, 400); a @ a; (a + 1).exp()\n"
-        "assert ensure_built(wait=True) != 'reference'\n"
-        "torch.randn(2000, 2000).exp()\n"
-        "before = len(os.listdir('/proc/self/task'))\n"
-        "for _ in range(3):\n"
-        "    PAGED_ATTENTION.overload(*PAGED_ATTENTION.build('cpu', rows=((300, 300),)))\n"
-        "assert len(os.listdir('/proc/self/task')) == before\n"
-        "maps = open('/proc/self/maps').read().splitlines()\n"
-        "assert len({line.split()[-1] for line in maps if 'gomp' in line}) == 1\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr

@@ -31,7 +31,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Attention:
         *("-fno-trapping-math", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread", "-w"),
         *("-Wno-psabi", "-mavx2", "-mfma", "-mf16c"),
         *("-include", str(Path(__file__).with_name("emulated_amx.h"))),
-        *(str(Path(build.__file__).with_name("attention.cpp")), "-o", str(library)),
+        *(str(Path(build.__file__).with_name(name)) for name in ("attention.cpp", "pool.cpp")),
+        *("-o", str(library)),
     ]
     subprocess.run(command, check=True)
     return _bind_attention(ctypes.CDLL(str(library)).slipstream_paged_attention)

@@ -19,11 +19,11 @@
 #include "parallel.h"
 #include "work.h"
 
-GompParallel* slipstream_gomp_parallel = nullptr;
 
 namespace {
 
-constexpr double kCostPerThread = 3e5; // cost (about 10 us of work) that is worth waking a thread
+constexpr double kCostPerMicrosecond = 3e4;
+constexpr double kCopiedPerMicrosecond = 6e3;  // elements
 
 template <class T>
 class Attention {
@@ -293,10 +293,9 @@ class Attention {
 template <class T>
 void execute(const AttentionArgs& a, Plan& plan) {
   const Attention<T> attention(a, plan);
-  const int threads = int(std::max<int64_t>(1, a.threads));
   const double copied = double(a.tokens * a.num_kv_heads * a.head_dim);
-  const int writers = std::min<int>(threads, 1 + int(copied / 65536));
-  parallel(writers, [&](int part) {
+  const int writers = worthwhile_parts(a.threads, copied / kCopiedPerMicrosecond);
+  parallel(a.threads, writers, [&](int part) {
     attention.write_cache(a.tokens * part / writers, a.tokens * (part + 1) / writers);
   });
   const int64_t end = a.rows > 0 ? a.query_start_loc[a.rows] : 0;
@@ -305,7 +304,7 @@ void execute(const AttentionArgs& a, Plan& plan) {
 
   double total = 0;
   for (const Item& item : plan.items) total += item.cost;
-  const int parts = int(std::min<double>(threads, 1 + total / kCostPerThread));
+  const int parts = worthwhile_parts(a.threads, total / kCostPerMicrosecond);
   std::vector<size_t> bounds(size_t(parts) + 1, plan.items.size());
   bounds[0] = 0;
   double sum = 0;
@@ -316,7 +315,7 @@ void execute(const AttentionArgs& a, Plan& plan) {
     while (part < parts && middle >= total * part / parts) bounds[size_t(part++)] = i;
     sum += plan.items[i].cost;
   }
-  parallel(parts, [&](int index) {
+  parallel(a.threads, parts, [&](int index) {
 #if defined(SLIPSTREAM_TILES)
     const TileRegisters registers(uses_tiles(a));
 #endif
@@ -378,7 +377,3 @@ SLIPSTREAM_EXPORT int64_t slipstream_attention_items(const AttentionArgs* args) 
 }
 
 SLIPSTREAM_EXPORT int slipstream_abi() { return SLIPSTREAM_ABI; }
-
-SLIPSTREAM_EXPORT void slipstream_use_gomp(void* gomp_parallel) {
-  slipstream_gomp_parallel = reinterpret_cast<GompParallel*>(gomp_parallel);
-}

@@ -52,12 +52,14 @@ class Caller:
     Parameters
         path: The library that serves the ops. From here on its symbols are visible to code that is
             loaded later, which finds the ops' C functions among them.
+        num_threads: Of its kernels; of the code that it calls, one.
 
     Raises
         CompiledCodeError: This torch has not the C interface that is needed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_threads: int) -> None:
+        self.num_threads = num_threads
         try:
             self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
             torch_library = ctypes.CDLL(str(_TORCH_LIBRARY))
@@ -92,7 +94,7 @@ class Caller:
             *(ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
         )
 
-    def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None], num_threads: int) -> Bound:
+    def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None]) -> Bound:
         """Fix the weights of a call; None stands for an argument that counts tokens."""
         weights = [tensor for tensor in inputs if tensor is not None]
         handles = iter(_handles(weights))
@@ -101,7 +103,8 @@ class Caller:
             for tensor, meta in zip(inputs, code.metas, strict=True)
         )
         address = self._bind(
-            code.run_address, code.container, packed, len(inputs), code.num_outputs, num_threads
+            *(code.run_address, code.container, packed, len(inputs), code.num_outputs),
+            self.num_threads,
         )
         return Bound(self, code, address)
 

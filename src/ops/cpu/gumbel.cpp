@@ -17,6 +17,7 @@ namespace {
 constexpr uint32_t kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
 constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
 constexpr float kGreedyBelow = 1e-5f;
+constexpr double kLogitsPerMicrosecond = 1600;
 constexpr double kHighestNoise = 22.88;  // -log(2**-33) = 22.874
 
 constexpr int L = W / 2;  // counters computed at once, one in each 64-bit lane
@@ -161,9 +162,9 @@ struct Sampler {
 
 SLIPSTREAM_EXPORT int slipstream_gumbel_argmax(const GumbelArgs* args) {
   const GumbelArgs& a = *args;
-  const int64_t worth = 1 + a.rows * a.vocab_size / 16384;
-  const int parts = int(std::max<int64_t>(1, std::min({a.threads, worth, a.rows})));
-  parallel(parts, [&](int part) {
+  const double work = double(a.rows * a.vocab_size) / kLogitsPerMicrosecond;
+  const int parts = int(std::min<int64_t>(std::max<int64_t>(1, a.rows), worthwhile_parts(a.threads, work)));
+  parallel(a.threads, parts, [&](int part) {
     for (int64_t row = a.rows * part / parts; row < a.rows * (part + 1) / parts; ++row) {
       Sampler sampler{a.logits + row * a.logits_stride, a.vocab_size, uint64_t(a.seeds[row]),
                       uint64_t(a.positions[row]), double(a.temperatures[row])};

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from src.ops.linear import INT4_RUN
 from src.ops.linear import reference as reference_linear
 
-ABI = 6
+ABI = 7
 
 _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
@@ -58,8 +59,6 @@ class KernelLibrary:
             raise UnusableLibraryError(f"{path}: {error}") from error
         if abi != ABI:
             raise UnusableLibraryError(f"{path}: expected interface {ABI}, got {abi}")
-        self._library.slipstream_use_gomp.argtypes = (ctypes.c_void_p,)
-        self._library.slipstream_use_gomp(_gomp_parallel())
         self._philox.argtypes = (ctypes.c_uint64,) * 3 + (ctypes.c_void_p,)
         attend: Any = self._library.slipstream_paged_attention
         attend.argtypes = (ctypes.c_char_p,)
@@ -81,6 +80,12 @@ class KernelLibrary:
         _bind_attention(count)(*arguments)
         return found[0]
 
+    def assume_wake_cost(self, microseconds: float) -> None:
+        """Until another thread has begun, which work must be worth to be cut: 50 by default."""
+        assume: Any = self._library.slipstream_assume_wake_cost
+        assume.argtypes, assume.restype = (ctypes.c_double,), None
+        assume(microseconds)
+
     def philox(self, seed: int, position: int, group: int) -> tuple[int, int, int, int]:
         """The four random words of counter (position, group) under key `seed`."""
         words = (ctypes.c_uint32 * 4)()
@@ -88,22 +93,24 @@ class KernelLibrary:
         return words[0], words[1], words[2], words[3]
 
 
-def _gomp_parallel() -> int | None:
-    """Address of GOMP_parallel in the OpenMP runtime that torch has loaded, None without one.
+class _Local(threading.local):
+    threads = 0
 
-    Torch's Linux wheels bring their own libgomp. Linking a second one would make a second pool
-    whose idle threads spin on the same cores.
-    """
-    try:
-        function = ctypes.CDLL(None).GOMP_parallel
-    except (AttributeError, OSError, TypeError):  # TypeError: no handle of the process on Windows
-        return None
-    return ctypes.cast(function, ctypes.c_void_p).value
+
+_local = _Local()
+
+
+def use_threads(threads: int) -> None:
+    """Have kernels that this thread calls compute with so many threads; 0: with torch's number."""
+    _local.threads = threads
+
+
+def _kernel_threads() -> int:
+    return _local.threads or torch.get_num_threads()
 
 
 def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
     """`function` takes a packed AttentionArgs, and returns a status."""
-    threads = torch.get_num_threads
 
     def paged_attention(
         query: Tensor,
@@ -176,7 +183,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 max_blocks,
                 sliding_window,
                 DTYPES[dtype],
-                threads(),
+                _kernel_threads(),
                 deterministic,
                 scale,
             )
@@ -190,7 +197,6 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
 def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
     function: Any = library.slipstream_gumbel_argmax
     function.argtypes = (ctypes.c_char_p,)
-    threads = torch.get_num_threads
 
     def gumbel_argmax(
         logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor
@@ -213,7 +219,7 @@ def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 rows,
                 vocab_size,
                 row_stride,
-                threads(),
+                _kernel_threads(),
             )
         )
         return tokens
@@ -224,7 +230,6 @@ def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
 def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
     function: Any = library.slipstream_linear
     function.argtypes = (ctypes.c_char_p,)
-    threads = torch.get_num_threads
 
     def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
         tokens, inputs = x.shape
@@ -260,7 +265,7 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 DTYPES[x.dtype],
                 _KINDS[weight.dtype],
                 group,
-                threads(),
+                _kernel_threads(),
             )
         )
         if status:

@@ -25,7 +25,8 @@ constexpr int kTokens = 3;
 #endif
 constexpr int64_t kPackedGroup = 32;          // int4: weights of 16 bytes, low halves first
 constexpr int64_t kActivationBytes = 384 * 1024;  // of tokens that are kept close to a core
-constexpr double kWorkPerThread = 1e5;        // bytes of weights that are worth waking a thread
+constexpr double kBytesPerMicrosecond = 15e3;    // of weights, by one thread
+constexpr double kProductsPerMicrosecond = 20e3;  // of a weight and an input
 
 inline vf widen(const int8_t* p) {
 #if defined(__AVX512F__)
@@ -126,11 +127,22 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
   float scale(int64_t) const { return 1.0f; }
 };
 
-// Sums of R rows of weights, from `row` on, against C tokens, whose floats lie K apart: [R][C].
+// What becomes of sums of R rows: times a factor, plus a bias, both repeated to fill a vector.
+template <int R>
+struct Finish {
+  static constexpr int kLength = std::max(R, W);
+  float scales[kLength], biases[kLength];
+  vf operator()(vf sums, int lane) const {
+    return sums * load(scales + lane % kLength) + load(biases + lane % kLength);
+  }
+};
+
+// Sums of R rows of weights, from `row` on, against C tokens, whose floats lie K apart: [C][R].
 // Where they come from memory, as many rows from `next` on are fetched meanwhile: several rows at
 // once are several streams, and where the next ones begin no prefetcher looks.
 template <int R, int C, bool Fetches, class Weights>
-void tile(const Weights& w, int64_t row, int64_t next, const float* x, float* sums) {
+void tile(const Weights& w, int64_t row, int64_t next, const float* x, const Finish<R>& finish,
+          float* results) {
   constexpr int kVectors = int(Weights::kStep) / W;
   const int64_t inputs = w.inputs, whole = inputs / Weights::kStep * Weights::kStep;
   vf acc[R][C] = {};
@@ -163,45 +175,28 @@ void tile(const Weights& w, int64_t row, int64_t next, const float* x, float* su
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) lanes[r * C + c] = acc[r][c];
+    for (int c = 0; c < C; ++c) lanes[c * R + r] = acc[r][c];
   }
-  for (int i = 0; i < R * C; i += W) store(sums + i, reduce_each(lanes + i, add));
+  for (int i = 0; i < R * C; i += W) store(results + i, finish(reduce_each(lanes + i, add), i));
 }
 
 template <int R, bool Fetches, class Weights>
 void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next, const float* x,
-                 float* sums) {
+                 const Finish<R>& finish, float* results) {
   switch (tokens) {
-    case 1: return tile<R, 1, Fetches>(w, row, next, x, sums);
-    case 2: return tile<R, 2, Fetches>(w, row, next, x, sums);
-    case 3: return tile<R, 3, Fetches>(w, row, next, x, sums);
+    case 1: return tile<R, 1, Fetches>(w, row, next, x, finish, results);
+    case 2: return tile<R, 2, Fetches>(w, row, next, x, finish, results);
+    case 3: return tile<R, 3, Fetches>(w, row, next, x, finish, results);
 #if defined(__AVX512F__)
-    case 4: return tile<R, 4, Fetches>(w, row, next, x, sums);
-    case 5: return tile<R, 5, Fetches>(w, row, next, x, sums);
-    case 6: return tile<R, 6, Fetches>(w, row, next, x, sums);
+    case 4: return tile<R, 4, Fetches>(w, row, next, x, finish, results);
+    case 5: return tile<R, 5, Fetches>(w, row, next, x, finish, results);
+    case 6: return tile<R, 6, Fetches>(w, row, next, x, finish, results);
 #endif
   }
 }
 
-inline void write(const LinearArgs& a, int64_t index, float x) {
-  switch (a.dtype) {
-    case kFloat32: return from_float(x, static_cast<float*>(a.out) + index);
-    case kBFloat16: return from_float(x, static_cast<bf16*>(a.out) + index);
-    default: return from_float(x, static_cast<f16*>(a.out) + index);
-  }
-}
-
-inline float bias(const LinearArgs& a, int64_t n) {
-  if (!a.bias) return 0.0f;
-  switch (a.dtype) {
-    case kFloat32: return as_float(static_cast<const float*>(a.bias) + n);
-    case kBFloat16: return as_float(static_cast<const bf16*>(a.bias) + n);
-    default: return as_float(static_cast<const f16*>(a.bias) + n);
-  }
-}
-
-// Rows [begin, end) of the weights against all tokens.
-template <class Weights>
+// Rows [begin, end) of the weights against all tokens; T is what tokens and results are.
+template <class Weights, class T>
 class Panel {
  public:
   Panel(const LinearArgs& args, const float* x) : a(args), w(args), x(x) {}
@@ -213,28 +208,45 @@ class Panel {
         std::max<int64_t>(kTokens, kActivationBytes / row_bytes / kTokens * kTokens);
     for (int64_t first = 0; first < a.tokens; first += block) {
       const int64_t last = std::min(a.tokens, first + block);
-      const int64_t step = last - first == 1 ? kStrip : kRows;
-      for (int64_t n = begin; n < end; n += step) {
-        rows(n, int(std::min<int64_t>(step, end - n)), first, last);
-      }
+      int64_t n = begin;
+      for (; last - first == 1 && n + kStrip <= end; n += kStrip) strip(n, first);
+      for (; n + kRows <= end; n += kRows) rows<kRows>(n, first, last);
+      for (; n < end; ++n) rows<1>(n, first, last);
     }
   }
 
  private:
-  void rows(int64_t n, int count, int64_t first, int64_t last) const {
-    if (count == kStrip) {
-      float sums[(kStrip + W - 1) / W * W];
-      tile<kStrip, 1, true>(w, n, n + kStrip, x + first * a.inputs, sums);
-      return put(n, count, first, 1, sums);
+  template <int R>
+  using Results = float[(R * kTokens + kStrip * kRows) / W * W];
+
+  template <int R>
+  Finish<R> finish_of(int64_t n) const {
+    Finish<R> finish;
+    for (int i = 0; i < finish.kLength; ++i) {
+      finish.scales[i] = w.scale(n + i % R);
+      finish.biases[i] = a.bias ? as_float(static_cast<const T*>(a.bias) + n + i % R) : 0.0f;
     }
+    return finish;
+  }
+
+  // One token.
+  void strip(int64_t n, int64_t t) const {
+    Results<kStrip> results;
+    tile<kStrip, 1, true>(w, n, n + kStrip, x + t * a.inputs, finish_of<kStrip>(n), results);
+    put<kStrip>(n, t, 1, results);
+  }
+
+  // Tokens [first, last).
+  template <int R>
+  void rows(int64_t n, int64_t first, int64_t last) const {
     if (std::is_same_v<Weights, Dense<float>> || last - first <= kTokens) {
-      return tokens<true>(w, n, n, count, first, last);
+      return tokens<R, true>(w, n, n, first, last);
     }
     // Widened once for all tokens of the block, to the same floats as in registers.
     thread_local std::vector<float> wide;
-    if (int64_t(wide.size()) < kRows * a.inputs) wide.resize(size_t(kRows * a.inputs));
-    for (int r = 0; r < count; ++r) widen_row(n + r, n + r + kRows, &wide[r * a.inputs]);
-    tokens<false>(Dense<float>(wide.data(), a.inputs), 0, n, count, first, last);
+    if (int64_t(wide.size()) < R * a.inputs) wide.resize(size_t(R * a.inputs));
+    for (int r = 0; r < R; ++r) widen_row(n + r, n + r + R, &wide[r * a.inputs]);
+    tokens<R, false>(Dense<float>(wide.data(), a.inputs), 0, n, first, last);
   }
 
   void widen_row(int64_t row, int64_t next, float* to) const {
@@ -253,37 +265,31 @@ class Panel {
     }
   }
 
-  // Rows [row, row + count) of the source, which are outputs from `n` on, against tokens.
-  template <bool Fetches, class Source>
-  void tokens(const Source& source, int64_t row, int64_t n, int count, int64_t first,
-              int64_t last) const {
-    float sums[(kRows * kTokens + W - 1) / W * W];
+  // Rows [row, row + R) of the source, which are outputs from `n` on, against tokens.
+  template <int R, bool Fetches, class Source>
+  void tokens(const Source& source, int64_t row, int64_t n, int64_t first, int64_t last) const {
+    const Finish<R> finish = finish_of<R>(n);
+    Results<R> results;
     for (int64_t t = first; t < last; t += kTokens) {
       const int some = int(std::min<int64_t>(kTokens, last - t));
       const float* from = x + t * a.inputs;
-      const int together = count == kRows ? kRows : 1;
-      for (int begin = 0; begin < count; begin += together) {
-        if (together == 1) {
-          tile_tokens<1, false>(some, source, row + begin, 0, from, sums);
-        } else if (Fetches && t == first) {
-          // The others find these rows in a cache.
-          tile_tokens<kRows, true>(some, source, row, row + kRows, from, sums);
-        } else {
-          tile_tokens<kRows, false>(some, source, row, 0, from, sums);
-        }
-        put(n + begin, together, t, some, sums);
+      // The others find these rows in a cache.
+      if (Fetches && t == first) {
+        tile_tokens<R, true>(some, source, row, row + R, from, finish, results);
+      } else {
+        tile_tokens<R, false>(some, source, row, 0, from, finish, results);
       }
+      put<R>(n, t, some, results);
     }
   }
 
-  // Sums [rows][tokens] as outputs from (t, n) on.
-  void put(int64_t n, int rows, int64_t t, int tokens, const float* sums) const {
-    for (int r = 0; r < rows; ++r) {
-      const float scale = w.scale(n + r), offset = bias(a, n + r);
-      for (int i = 0; i < tokens; ++i, ++sums) {
-        write(a, (t + i) * a.outputs + n + r, *sums * scale + offset);
-      }
-    }
+  // [tokens][R] as outputs from (t, n) on.
+  template <int R>
+  void put(int64_t n, int64_t t, int tokens, const float* results) const {
+    T narrow[sizeof(Results<R>) / sizeof(float)];
+    for (int i = 0; i < tokens * R; i += W) from_floats(results + i, narrow + i);
+    T* to = static_cast<T*>(a.out) + t * a.outputs + n;
+    for (int i = 0; i < tokens; ++i) std::memcpy(to + i * a.outputs, narrow + i * R, R * sizeof(T));
   }
 
   const LinearArgs& a;
@@ -307,45 +313,47 @@ const float* activations(const LinearArgs& a) {
   return wide.data();
 }
 
-template <class Weights>
+template <class Weights, class T>
 void run(const LinearArgs& a, const float* x) {
   const int64_t groups = (a.outputs + kRows - 1) / kRows;
-  const double work = double(Weights(a).row_bytes()) * double(a.outputs) * double((a.tokens + 15) / 16);
-  const int64_t parts = std::clamp<int64_t>(int64_t(work / kWorkPerThread), 1,
-                                            std::min(a.threads, groups));
-  parallel(int(parts), [&](int part) {
-    Panel<Weights>(a, x).run(groups * part / parts * kRows,
-                             std::min(a.outputs, groups * (part + 1) / parts * kRows));
+  const double outputs = double(a.outputs), products = outputs * double(a.inputs * a.tokens);
+  const double work = std::max(double(Weights(a).row_bytes()) * outputs / kBytesPerMicrosecond,
+                               products / kProductsPerMicrosecond);
+  const int64_t parts = std::min<int64_t>(groups, worthwhile_parts(a.threads, work));
+  parallel(a.threads, int(parts), [&](int part) {
+    Panel<Weights, T>(a, x).run(groups * part / parts * kRows,
+                                std::min(a.outputs, groups * (part + 1) / parts * kRows));
   });
 }
 
-Status run_kind(const LinearArgs& a, const float* x) {
-  switch (a.kind) {
-    case kFloat32: run<Dense<float>>(a, x); return kOk;
-    case kBFloat16: run<Dense<bf16>>(a, x); return kOk;
-    case kFloat16: run<Dense<f16>>(a, x); return kOk;
-    case kInt8: run<Int8>(a, x); return kOk;
-    case kInt4:
-      if (a.group < kPackedGroup || a.group % kPackedGroup || a.inputs % a.group) return kBadShape;
-      run<Int4>(a, x);
-      return kOk;
-    default: return kBadShape;
+template <class T>
+Status run_kind(const LinearArgs& a) {
+  if (a.kind != kInt8 && a.kind != kInt4) {
+    if (a.kind != a.dtype) return kBadShape;
+    run<Dense<T>, T>(a, activations<T>(a));
+    return kOk;
   }
+  if (a.inputs % kPackedGroup) return kBadShape;
+  if (a.kind == kInt8) {
+    run<Int8, T>(a, activations<T>(a));
+    return kOk;
+  }
+  if (a.group < kPackedGroup || a.group % kPackedGroup || a.inputs % a.group) return kBadShape;
+  run<Int4, T>(a, activations<T>(a));
+  return kOk;
 }
 
 }  // namespace
 
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
   const LinearArgs& a = *args;
-  const bool quantized = a.kind == kInt8 || a.kind == kInt4;
   if (a.inputs < 1 || a.outputs < 0 || a.threads < 1) return kBadShape;
-  if (quantized && a.inputs % kPackedGroup) return kBadShape;
   if (a.tokens < 1 || a.outputs == 0) return kOk;
   try {
     switch (a.dtype) {
-      case kFloat32: return run_kind(a, activations<float>(a));
-      case kBFloat16: return run_kind(a, activations<bf16>(a));
-      case kFloat16: return run_kind(a, activations<f16>(a));
+      case kFloat32: return run_kind<float>(a);
+      case kBFloat16: return run_kind<bf16>(a);
+      case kFloat16: return run_kind<f16>(a);
       default: return kBadShape;
     }
   } catch (const std::bad_alloc&) {

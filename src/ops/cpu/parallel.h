@@ -1,18 +1,23 @@
-// Runs a function for part 0..parts-1 on several threads.
-//
-// The threads are those of the OpenMP runtime that torch has loaded (Python passes the address of
-// its GOMP_parallel), so one process has one pool: a second runtime's idle threads would spin on
-// the cores that the first one needs. Without such a runtime, plain threads are started.
+// Runs a function for part 0..parts-1 on several threads of the pool.
 #pragma once
+#include <algorithm>
 #include <atomic>
-#include <thread>
-#include <vector>
+#include <cstdint>
 
-typedef void GompParallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+// The calling thread calls function(data), and so do threads - 1 of the pool that come in time.
+void slipstream_run_together(int64_t threads, void (*function)(void*), void* data);
 
-extern GompParallel* slipstream_gomp_parallel;
+// About what it takes until another thread has begun, in microseconds.
+extern double slipstream_wake_cost;
 
 namespace {
+
+// Into how many parts work is worth being cut that takes one thread so long.
+inline int worthwhile_parts(int64_t threads, double microseconds) {
+  if (threads <= 1 || microseconds < 3 * slipstream_wake_cost) return 1;
+  // More than threads, for who sleeps comes late, and may have to give its CPU away.
+  return int(std::min(microseconds / slipstream_wake_cost, 4.0 * double(threads)));
+}
 
 template <class F>
 struct Team {
@@ -20,7 +25,7 @@ struct Team {
   int parts;
   std::atomic<int> next{0};
 
-  // Parts are taken by ticket, not by thread number, so a smaller team than asked for is right too.
+  // Parts are taken by ticket, so it does not matter who comes.
   static void work(void* self) {
     auto* team = static_cast<Team*>(self);
     for (int part; (part = team->next.fetch_add(1, std::memory_order_relaxed)) < team->parts;) {
@@ -30,19 +35,11 @@ struct Team {
 };
 
 template <class F>
-void parallel(int parts, const F& function) {
+void parallel(int64_t threads, int parts, const F& function) {
   Team<F> team{&function, parts};
-  if (parts <= 1) {
-    Team<F>::work(&team);
-  } else if (slipstream_gomp_parallel != nullptr) {
-    slipstream_gomp_parallel(&Team<F>::work, &team, unsigned(parts), 0);
-  } else {
-    std::vector<std::thread> helpers;
-    helpers.reserve(size_t(parts - 1));
-    for (int i = 1; i < parts; ++i) helpers.emplace_back(&Team<F>::work, &team);
-    Team<F>::work(&team);
-    for (auto& helper : helpers) helper.join();
-  }
+  const int64_t wanted = std::min<int64_t>(threads, parts);
+  if (wanted <= 1) return Team<F>::work(&team);
+  slipstream_run_together(wanted, &Team<F>::work, &team);
 }
 
 }  // namespace

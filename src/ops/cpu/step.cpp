@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int64_t kWorthAThread = 131072;  // logits to which masks are added
+constexpr double kMaskedPerMicrosecond = 13e3;  // logits to which masks are added
 
 // Tensors begin where torch's own do: a BLAS may sum in another order elsewhere.
 struct alignas(64) Line {
@@ -182,9 +182,10 @@ int draw_masked(const StepContext& c, const RowStep* steps, int64_t count, float
     if (Status status = check(c, steps[i])) return status;
     if (steps[i].samples) gather_sampling(c, steps[i], &in);
   }
-  const int64_t rows = int64_t(in.rows.size()), worth = 1 + rows * vocab_size / kWorthAThread;
-  const int parts = int(std::min({c.threads, worth, std::max<int64_t>(1, rows)}));
-  parallel(parts, [&](int part) {
+  const int64_t rows = int64_t(in.rows.size());
+  const double work = double(rows * vocab_size) / kMaskedPerMicrosecond;
+  const int parts = int(std::min<int64_t>(std::max<int64_t>(1, rows), worthwhile_parts(c.threads, work)));
+  parallel(c.threads, parts, [&](int part) {
     for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; ++row) {
       float* to = logits + row * vocab_size;
       const float* from = mask + row * mask_stride;

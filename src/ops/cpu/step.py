@@ -83,11 +83,7 @@ class StepAttention:
 
 
 class CompiledStep:
-    """Rows to tokens, in one call. One thread at a time may call it.
-
-    Parameters
-        num_threads: Of attention and sampling; compiled code has its own number.
-    """
+    """Rows to tokens, in one call. One thread at a time may call it."""
 
     def __init__(
         self,
@@ -95,7 +91,6 @@ class CompiledStep:
         calls: StepCalls,
         attention: StepAttention,
         rows: StepRows,
-        num_threads: int,
     ) -> None:
         keys, values = attention.key_caches, attention.value_caches
         layers = len(keys)
@@ -138,7 +133,7 @@ class CompiledStep:
             num_blocks,
             block_size,
             DTYPES[keys[0].dtype],
-            num_threads,
+            caller.num_threads,
             attention.deterministic,
             attention.scale,
         )

@@ -115,6 +115,23 @@ inline void from_float(float x, f16* to) {
   to->bits = uint16_t(sign | half);
 }
 
+// W floats at once, rounded to the nearest.
+template <class T>
+inline void from_floats(const float* from, T* to) {
+  for (int i = 0; i < W; ++i) from_float(from[i], to + i);
+}
+
+inline void from_floats(const float* from, float* to) { std::memcpy(to, from, W * sizeof(float)); }
+
+inline void from_floats(const float* from, bf16* to) {
+  vu bits;
+  std::memcpy(&bits, from, sizeof bits);
+  const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const vi is_nan = (vi)(bits & 0x7fffffffu) > 0x7f800000;
+  const vh result = __builtin_convertvector(is_nan ? (bits >> 16) | 0x40u : rounded, vh);
+  std::memcpy(to, &result, sizeof result);
+}
+
 // Converts n elements to float; dst has room for n rounded up to W, the excess becomes 0.
 template <class T>
 inline void convert_row(const T* src, float* dst, int n, float factor = 1.0f) {

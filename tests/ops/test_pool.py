@@ -1,0 +1,124 @@
+"""The kernels' threads: they sleep, are no more than was asked for, and disturb nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from src.ops import LINEAR
+from src.ops.cpu.kernel_library import KernelLibrary, use_threads
+
+ROOT = Path(__file__).parents[2]
+TASKS = Path("/proc/self/task")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for threads")
+
+
+@pytest.fixture(autouse=True)
+def _own_threads() -> Iterator[None]:
+    yield
+    use_threads(0)
+
+
+@pytest.fixture
+def fresh(level_files: dict[str, Path], tmp_path: Path) -> KernelLibrary:
+    """One whose pool nobody has used: a file of another name is another library."""
+    name = next(name for name, path in reversed(level_files.items()) if path.exists())
+    library = KernelLibrary(Path(shutil.copy(level_files[name], tmp_path)))
+    library.assume_wake_cost(0.01)
+    return library
+
+
+def arguments() -> tuple[torch.Tensor, ...]:
+    args: tuple[torch.Tensor, ...] = LINEAR.build("cpu", tokens=200, inputs=256, outputs=1000)
+    return args
+
+
+def test_threads_change_no_bit(libraries: dict[str, KernelLibrary]) -> None:
+    for library in libraries.values():
+        use_threads(1)
+        expected = library.streamed_linear(*arguments())
+        for count in (2, 3, 8):
+            use_threads(count)
+            assert torch.equal(library.streamed_linear(*arguments()), expected)
+
+
+@linux_only
+def test_there_are_as_many_as_were_asked_for_and_they_sleep(fresh: KernelLibrary) -> None:
+    args, before = arguments(), set(os.listdir(TASKS))
+    for count in (1, 2, 4, 3):
+        use_threads(count)
+        for _ in range(20):
+            fresh.streamed_linear(*args)
+        assert len(set(os.listdir(TASKS)) - before) == (3 if count == 3 else count - 1)
+    used = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - used < 0.1
+
+
+@linux_only
+def test_signals_are_not_theirs(fresh: KernelLibrary) -> None:
+    before = set(os.listdir(TASKS))
+    use_threads(5)
+    fresh.streamed_linear(*arguments())
+    started = set(os.listdir(TASKS)) - before
+    assert len(started) == 4
+    for task in started:
+        status = (TASKS / task / "status").read_text()
+        (line,) = [line for line in status.splitlines() if line.startswith("SigBlk")]
+        assert int(line.split()[1], 16) >> (signal.SIGINT - 1) & 1
+
+
+def test_many_callers_at_once(library: KernelLibrary) -> None:
+    args = arguments()
+    expected = library.streamed_linear(*args)
+    wrong = []
+
+    def call() -> None:
+        use_threads(3)
+        wrong.extend(
+            n for n in range(50) if not torch.equal(library.streamed_linear(*args), expected)
+        )
+
+    threads = [threading.Thread(target=call) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@linux_only
+def test_a_child_has_threads_of_its_own(library: KernelLibrary) -> None:
+    program = f"""
+import os, sys
+import torch
+from src.ops import LINEAR
+from src.ops.cpu.kernel_library import KernelLibrary, use_threads
+torch.set_num_threads(1)
+use_threads(3)
+library = KernelLibrary({str(library.path)!r})
+library.assume_wake_cost(0.01)
+args = LINEAR.build("cpu", tokens=200, inputs=256, outputs=1000)
+expected = library.streamed_linear(*args)
+child = os.fork()
+for _ in range(20):
+    assert torch.equal(library.streamed_linear(*args), expected)
+if child == 0:
+    os._exit(0 if len(os.listdir("/proc/self/task")) == 3 else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
