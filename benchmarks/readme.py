@@ -153,7 +153,9 @@ def _per_token(run: Sequence[Line]) -> str:
     said = []
     loop = median.get(("loop time per streamed token", "hypercorn"))
     if loop is not None:
-        said.append(f"A streamed token costs the event loop {_seconds(loop)}, HTTP included.")
+        said.append(
+            f"A streamed token costs the event loop {_seconds(loop)}, requests and HTTP included."
+        )
     history = "scheduler, 32 rows after a history"
     steps = [median.get((history, count)) for count in (10, 1000, 100_000)]
     if all(step is not None for step in steps):

@@ -13,8 +13,8 @@ from benchmarks.loop_time import LAYERS, Layers, parse, served
 from benchmarks.reported import REPORTED, report
 from src.core.settings import CHECKOUT
 
-_STREAMS, _OUTPUT_LEN = 64, 64
-_ROUNDS = 5
+_STREAMS, _OUTPUT_LEN = 128, 128
+_ROUNDS = 3
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ class DeviceSection(Section, frozen=True, kw_only=True):
     """Where the model runs."""
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
-    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: by the size of the model
+    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: as many as CPUs
 
 
 class CacheSection(Section, frozen=True, kw_only=True):

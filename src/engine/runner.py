@@ -32,6 +32,7 @@ from src.engine.step_computer import StepComputer, StepOutput
 from src.engine.structured.row_grammars import RowGrammars
 from src.models.decoder import Decoder
 from src.models.regions import Regions
+from src.ops.cpu.build import is_building, kernel_library
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import use_threads
 from src.ops.cpu.step import CompiledStep
@@ -86,6 +87,8 @@ class Runner:
             self._forward_pass, Code(regions), rows, sampler, self._grammars, self._requests
         )
         self._num_threads = num_threads
+        # Of the device thread: what computes a step is not settled.
+        self._awaits_kernels = True
         self.compiled = False
         # Seconds that the compilation took, once it has ended.
         self.compile_seconds = 0.0
@@ -163,9 +166,11 @@ class Runner:
         """Have the calling thread compute as a step does.
 
         What torch computes between the kernels is too little for a team, whose threads spin while
-        they wait for each other, and take the event loop's CPU.
+        they wait for each other, and take the event loop's CPU. Where there will be no kernels,
+        it computes all.
         """
-        torch.set_num_threads(1)
+        has_kernels = kernel_library() is not None or is_building()
+        torch.set_num_threads(1 if has_kernels else self._num_threads)
         use_threads(self._num_threads)
 
     def capture_graphs(
@@ -280,6 +285,9 @@ class Runner:
         ended: Sequence[int],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        if self._awaits_kernels:
+            self._awaits_kernels = is_building()
+            self._use_threads()
         plan = in_flight.plan
         span = self._device.begin(in_flight.times)
         for request in admitted:

@@ -22,7 +22,8 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     """`x @ weight.T + bias`: [T, in] with [out, in] and [out] to [T, out], in x's dtype.
 
     The one seam through which every projection goes: quantized weights are another method behind
-    this call, not another model. On the CPU a token's result does not depend on the others.
+    this call, not another model. On the CPU the compiled kernel sums a token's
+    result in an order that does not depend on the others.
     """
     if not isinstance(weight, torch.Tensor):
         return ops.linear(x, weight.values, weight.scales, bias)

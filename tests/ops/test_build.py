@@ -117,6 +117,7 @@ def test_a_level_that_crashes_or_differs_is_not_used(
             f"int slipstream_paged_attention(void* a) {{ {body} }}\n"
             "int slipstream_gumbel_argmax(void* a) { return 0; }\n"
             "int slipstream_linear(void* a) { return 0; }\n"
+            "void slipstream_assume_wake_cost(double microseconds) {}\n"
         )
         broken = tmp_path / f"{verdict.replace(' ', '-')}.so"
         compiler = os.environ.get("CC", "cc")

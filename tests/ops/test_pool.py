@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from src.ops import LINEAR
+from src.ops.cpu import build
 from src.ops.cpu.kernel_library import KernelLibrary, use_threads
 
 ROOT = Path(__file__).parents[2]
@@ -38,18 +39,62 @@ def fresh(level_files: dict[str, Path], tmp_path: Path) -> KernelLibrary:
     return library
 
 
+PARTS = """
+#include <cstdio>
+#include "parallel.h"
+int main() {
+  slipstream_wake_cost = 1e-3;
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<int> done{0}, again{0};
+    bool raised = false;
+    try {
+      parallel(4, 40, [&](int part) {
+        if (part == round % 40) throw std::bad_alloc();
+        done.fetch_add(1);
+      });
+    } catch (const std::bad_alloc&) {
+      raised = true;
+    }
+    parallel(4, 40, [&](int) { again.fetch_add(1); });
+    if (!raised || done != 39 || again != 40) return 1;
+  }
+  std::puts("200 rounds");
+}
+"""
+
+
 def arguments() -> tuple[torch.Tensor, ...]:
     args: tuple[torch.Tensor, ...] = LINEAR.build("cpu", tokens=200, inputs=256, outputs=1000)
     return args
 
 
-def test_threads_change_no_bit(libraries: dict[str, KernelLibrary]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weight", ["same", "int8", "int4/32"])
+@pytest.mark.parametrize("inputs", [256, 288])
+def test_threads_change_no_bit(
+    libraries: dict[str, KernelLibrary], dtype: torch.dtype, weight: str, inputs: int
+) -> None:
+    args = LINEAR.build(
+        "cpu",
+        tokens=37, inputs=inputs, outputs=999, dtype=dtype, weight=weight, has_bias=True,
+    )  # fmt: skip
     for library in libraries.values():
         use_threads(1)
-        expected = library.streamed_linear(*arguments())
+        expected = library.streamed_linear(*args)
         for count in (2, 3, 8):
             use_threads(count)
-            assert torch.equal(library.streamed_linear(*arguments()), expected)
+            assert torch.equal(library.streamed_linear(*args), expected)
+
+
+def test_a_part_without_memory_fails_the_call_once_all_others_are_done(tmp_path: Path) -> None:
+    source, program = tmp_path / "parts.cpp", tmp_path / "parts"
+    source.write_text(PARTS)
+    folder = Path(build.__file__).parent
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-pthread", "-I", str(folder)]
+    command += [str(source), str(folder / "pool.cpp"), "-o", str(program)]
+    subprocess.run(command, check=True)
+    answer = subprocess.run([program], capture_output=True, text=True, check=False, timeout=60)
+    assert (answer.returncode, answer.stdout) == (0, "200 rounds\n")
 
 
 @linux_only

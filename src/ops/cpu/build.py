@@ -72,6 +72,9 @@ portable = ctypes.CDLL(sys.argv[1])
 if not portable.slipstream_cpu_claims(int(sys.argv[3])):
     sys.exit("the CPU does not claim it")
 level = ctypes.CDLL(sys.argv[2])
+for library in (portable, level):
+    # Small pieces of work are cut as well.
+    library.slipstream_assume_wake_cost(ctypes.c_double(0.1))
 address = lambda function: ctypes.cast(function, ctypes.c_void_p)
 if portable.slipstream_self_check(
     address(level.slipstream_paged_attention),

@@ -21,6 +21,9 @@ from src.ops.linear import reference as reference_linear
 
 ABI = 7
 
+WAKE_COST = 50.0
+"""Microseconds that a library assumes at first."""
+
 _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
@@ -80,8 +83,8 @@ class KernelLibrary:
         _bind_attention(count)(*arguments)
         return found[0]
 
-    def assume_wake_cost(self, microseconds: float) -> None:
-        """Until another thread has begun, which work must be worth to be cut: 50 by default."""
+    def assume_wake_cost(self, microseconds: float = WAKE_COST) -> None:
+        """Until another thread has begun, which work must be worth to be cut."""
         assume: Any = self._library.slipstream_assume_wake_cost
         assume.argtypes, assume.restype = (ctypes.c_double,), None
         assume(microseconds)

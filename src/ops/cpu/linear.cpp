@@ -26,6 +26,7 @@ constexpr int kTokens = 3;
 constexpr int64_t kPackedGroup = 32;          // int4: weights of 16 bytes, low halves first
 constexpr int64_t kActivationBytes = 384 * 1024;  // of tokens that are kept close to a core
 constexpr double kBytesPerMicrosecond = 15e3;    // of weights, by one thread
+constexpr double kWidenedPerMicrosecond = 2e3;    // inputs
 constexpr double kProductsPerMicrosecond = 20e3;  // of a weight and an input
 
 inline vf widen(const int8_t* p) {
@@ -217,7 +218,7 @@ class Panel {
 
  private:
   template <int R>
-  using Results = float[(R * kTokens + kStrip * kRows) / W * W];
+  using Results = float[(std::max(R * kTokens, kStrip) + W - 1) / W * W];
 
   template <int R>
   Finish<R> finish_of(int64_t n) const {
@@ -307,10 +308,16 @@ const float* activations(const LinearArgs& a) {
   // What a row's last vector has too much, the next row overwrites.
   const int64_t floats = a.tokens * a.inputs + W;
   if (int64_t(wide.size()) < floats) wide.resize(size_t(floats));
-  for (int64_t t = 0; t < a.tokens; ++t) {
-    convert_row(x + t * a.x_stride, wide.data() + t * a.inputs, int(a.inputs));
-  }
-  return wide.data();
+  // Not by its name below: in another thread that is another vector.
+  float* const to = wide.data();
+  const double work = double(a.tokens * a.inputs) / kWidenedPerMicrosecond;
+  const int parts = a.inputs % W ? 1 : worthwhile_parts(a.threads, work);
+  parallel(a.threads, parts, [&](int part) {
+    for (int64_t t = a.tokens * part / parts; t < a.tokens * (part + 1) / parts; ++t) {
+      convert_row(x + t * a.x_stride, to + t * a.inputs, int(a.inputs));
+    }
+  });
+  return to;
 }
 
 template <class Weights, class T>

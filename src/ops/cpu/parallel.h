@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <new>
 
-// The calling thread calls function(data), and so do threads - 1 of the pool that come in time.
+// The calling thread calls function(data), and so do threads - 1 of the pool that come in time. It may
+// not throw.
 void slipstream_run_together(int64_t threads, void (*function)(void*), void* data);
 
 // About what it takes until another thread has begun, in microseconds.
@@ -24,22 +26,33 @@ struct Team {
   const F* function;
   int parts;
   std::atomic<int> next{0};
+  std::atomic<bool> lacks_memory{false};
 
   // Parts are taken by ticket, so it does not matter who comes.
-  static void work(void* self) {
+  static void work(void* self) noexcept {
     auto* team = static_cast<Team*>(self);
     for (int part; (part = team->next.fetch_add(1, std::memory_order_relaxed)) < team->parts;) {
-      (*team->function)(part);
+      try {
+        (*team->function)(part);
+      } catch (const std::bad_alloc&) {
+        team->lacks_memory.store(true, std::memory_order_relaxed);
+      }
     }
   }
 };
 
+// Raises std::bad_alloc where a part did, once all others are done.
 template <class F>
 void parallel(int64_t threads, int parts, const F& function) {
   Team<F> team{&function, parts};
   const int64_t wanted = std::min<int64_t>(threads, parts);
-  if (wanted <= 1) return Team<F>::work(&team);
-  slipstream_run_together(wanted, &Team<F>::work, &team);
+  if (wanted <= 1) {
+    Team<F>::work(&team);
+  } else {
+    slipstream_run_together(wanted, &Team<F>::work, &team);
+  }
+  // Only here: others may have been at work on what an exception would have taken down.
+  if (team.lacks_memory.load(std::memory_order_relaxed)) throw std::bad_alloc();
 }
 
 }  // namespace

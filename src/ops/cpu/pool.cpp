@@ -9,8 +9,8 @@
 #include <signal.h>
 
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,14 +28,12 @@ class Pool {
   void run(int64_t threads, Function* function, void* data) {
     // One piece of work at a time: who finds the threads taken works alone.
     if (is_taken_.exchange(true, std::memory_order_acquire)) return function(data);
-    int64_t helpers;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       grow(threads - 1);
-      helpers = std::min(threads - 1, size_);
-      function_ = function, data_ = data, wanted_ = helpers;
+      function_ = function, data_ = data, wanted_ = std::min(threads - 1, size_);
     }
-    for (int64_t i = 0; i < helpers; ++i) begin_.notify_one();
+    wake(threads - 1);
     function(data);
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -53,19 +51,27 @@ class Pool {
   static void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
 #endif
+  }
+
+  // Two at most: who is awake wakes the next ones, so that nobody spends long on it.
+  void wake(int64_t wanted) {
+    for (int64_t i = std::min<int64_t>(wanted, 2); i > 0; --i) begin_.notify_one();
   }
 
   void grow(int64_t helpers) {
     if (size_ >= helpers) return;
-    sigset_t all, before;
-    sigfillset(&all);
-    // Signals are for the threads that Python knows.
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigset_t others, before;
+    sigfillset(&others);
+    // Signals are for the threads that Python knows, but for those of a thread's own fault.
+    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&others, own);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     try {
       for (; size_ < helpers; ++size_) std::thread(&Pool::serve, this).detach();
-    } catch (const std::system_error&) {
-      // The system gives no more.
+    } catch (const std::exception&) {
+      // The system gives no more threads, or no memory for one.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -78,7 +84,9 @@ class Pool {
       working_.fetch_add(1, std::memory_order_relaxed);
       Function* function = function_;
       void* data = data_;
+      const int64_t missing = wanted_;
       lock.unlock();
+      wake(missing);
       function(data);
       lock.lock();
       if (working_.fetch_sub(1, std::memory_order_release) == 1) end_.notify_one();

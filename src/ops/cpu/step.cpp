@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kMaskedPerMicrosecond = 13e3;  // logits to which masks are added
 
-// Tensors begin where torch's own do: a BLAS may sum in another order elsewhere.
+// Tensors begin where torch's own do: nothing computes otherwise for where its input lies.
 struct alignas(64) Line {
   char bytes[64];
 };
