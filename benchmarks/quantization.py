@@ -1,0 +1,126 @@
+"""What rounded weights cost in quality: the bundled model on its held-out cases, kind by kind.
+
+    python -m benchmarks.quantization              # float32, bfloat16, int8, int4 of 32, 64 and 128
+    python -m benchmarks.quantization --cases 96   # of each kind, instead of all
+
+Exact match is of greedy answers. Perplexity is of the right answers' tokens, their end included,
+each given the prompt and the right tokens before it; that of stories is of held-out stories, whose
+words have no one right choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from transformers import AutoTokenizer
+
+from benchmarks.record import Figure, Recorder, add_common
+from src import AsyncEngine, Config, SamplingParams
+from src.core.settings import CHECKOUT, load_config
+
+DEMO = CHECKOUT / "configs" / "demo"
+sys.path.insert(0, str(DEMO))
+
+from evaluate import load_cases, tally  # noqa: E402
+from grammar import Case, draw  # noqa: E402
+
+KINDS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4, groups of 32": {"dtype": "bfloat16", "quantization": "int4"},
+    "int4, groups of 64": {"dtype": "bfloat16", "quantization": "int4", "group": "64"},
+    "int4, groups of 128": {"dtype": "bfloat16", "quantization": "int4", "group": "128"},
+}
+_MAX_TOKENS = 160
+
+
+class Asked(NamedTuple):
+    """Token ids of a case."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quantization",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cases", type=int, metavar="N", help="of the held-out ones; default: all")
+    parser.add_argument("--stories", type=int, default=96, metavar="N")
+    add_common(parser, repeats=1)
+    return parser.parse_args()
+
+
+def configuration(kind: str) -> Config:
+    wanted = dict(KINDS[kind])
+    group = wanted.pop("group", "32")
+    overrides = [(f"model.{name}", value) for name, value in wanted.items()]
+    overrides += [("model.quantization_group_size", group), ("compile.startup", "wait")]
+    return load_config(CHECKOUT / "configs" / "demo.toml", overrides=overrides)
+
+
+def asked(tokenizer: Any, case: Case) -> Asked:
+    text = tokenizer.apply_chat_template(
+        case.messages, tools=case.tools or None, add_generation_prompt=True, tokenize=False
+    )
+    prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+    answer = tokenizer(case.answer, add_special_tokens=False)["input_ids"]
+    return Asked(list(prompt), [*answer, tokenizer.eos_token_id])
+
+
+async def perplexity(engine: AsyncEngine, cases: Sequence[Asked]) -> float:
+    """Of the answers' tokens."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+
+    async def likelihoods(case: Asked) -> list[float]:
+        result = await engine.generate(case.prompt + case.answer, params)
+        assert result.prompt_logprobs is not None
+        scores = result.prompt_logprobs[len(case.prompt) :]
+        assert [score.token_id for score in scores if score is not None] == case.answer
+        return [score.logprob for score in scores if score is not None]
+
+    found = await asyncio.gather(*map(likelihoods, cases))
+    scores = [score for each in found for score in each]
+    return math.exp(-sum(scores) / len(scores))
+
+
+async def measure(
+    kind: str, cases: Sequence[Case], stories: Sequence[Asked], tokenizer: Any, recorder: Recorder
+) -> None:
+    config = configuration(kind)
+    ids = [asked(tokenizer, case) for case in cases]
+    params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
+    async with AsyncEngine.open(config) as engine:
+        results = await asyncio.gather(*(engine.generate(each.prompt, params) for each in ids))
+        said = [tokenizer.decode(each.token_ids, skip_special_tokens=True) for each in results]
+        figures = {
+            "exact match": Figure.of("%", [100 * tally(cases, said)["exact_match"]]),
+            "perplexity of answers": Figure.of("", [await perplexity(engine, ids)]),
+            "perplexity of stories": Figure.of("", [await perplexity(engine, stories)]),
+        }
+    recorder.add(kind, figures, config=config, kind=kind, cases=len(cases), stories=len(stories))
+
+
+async def run(options: argparse.Namespace) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    cases = load_cases()
+    if options.cases is not None:
+        cases = random.Random(1).sample(cases, min(options.cases, len(cases)))
+    chance = random.Random(2)
+    stories = [asked(tokenizer, draw(chance, "story", judged=True)) for _ in range(options.stories)]
+    recorder = Recorder("quantization", save=not options.no_save)
+    for kind in KINDS:
+        await measure(kind, cases, stories, tokenizer, recorder)
+
+
+if __name__ == "__main__":
+    asyncio.run(run(parse()))
