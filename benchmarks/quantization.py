@@ -1,6 +1,6 @@
 """What rounded weights cost in quality: the bundled model on its held-out cases, kind by kind.
 
-    python -m benchmarks.quantization              # float32, bfloat16, int8, int4 of 32, 64 and 128
+    python -m benchmarks.quantization              # float32, bfloat16, int8, int4 of 32 and 64
     python -m benchmarks.quantization --cases 96   # of each kind, instead of all
 
 Exact match is of greedy answers. Perplexity is of the right answers' tokens, their end included,
@@ -36,7 +36,6 @@ KINDS = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4, groups of 32": {"dtype": "bfloat16", "quantization": "int4"},
     "int4, groups of 64": {"dtype": "bfloat16", "quantization": "int4", "group": "64"},
-    "int4, groups of 128": {"dtype": "bfloat16", "quantization": "int4", "group": "128"},
 }
 _MAX_TOKENS = 160
 
