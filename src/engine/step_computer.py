@@ -7,9 +7,12 @@ with compiled code; and one after the other, gather, forward pass, head and samp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +25,12 @@ from src.engine.prompt_scores import PromptScores, asks_for_scores, score_prompt
 from src.engine.row_state import RowState
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler
 from src.engine.sampling.state import SEED, TEMPERATURE
-from src.engine.structured.row_grammars import RowGrammars, RowMasks
+from src.engine.structured.masks import RowMasks
+from src.engine.structured.row_grammars import RowGrammars
 from src.engine.transfer import upload
 from src.models.regions import Regions
 from src.ops.cpu.compiled import Caller
-from src.ops.cpu.step import CompiledStep, StepAttention, StepCalls, StepRows
+from src.ops.cpu.step import CompiledStep, MaskGate, StepAttention, StepCalls, StepRows
 
 
 @dataclass(frozen=True)
@@ -128,24 +132,26 @@ class StepComputer:
         batch = SampleBatch(
             [row.row for row in sampling], [row.start + row.num_tokens for row in sampling]
         )
-        awaited = self._grammars.masks(batch.rows)
+        only_draws = self._sampler.only_draws(batch) and not asks_for_scores(plan, self._requests)
+        awaited = self._grammars.masks(batch.rows, as_bits=only_draws)
         numbers = list(
             chain.from_iterable(
                 (row.row, row.start, row.num_tokens, row.samples) for row in plan.rows
             )
         )
         self._sampler.state.flush()
-        only_draws = self._sampler.only_draws(batch)
-        if only_draws and awaited is None and not asks_for_scores(plan, self._requests):
-            token_ids = step.draw(numbers, len(sampling))
-            return StepOutput(SampleOutput(token_ids, None, (), ()) if sampling else None, None)
+        if only_draws:
+            gate = None
+            if awaited is not None:
+                gate = step.gate()
+                awaited.add_done_callback(partial(_open, gate))
+            token_ids = step.draw(numbers, len(sampling), gate)
+            samples = SampleOutput(token_ids, None, (), ()) if sampling else None
+            return StepOutput(samples, None, () if awaited is None else awaited.result().failures)
         hidden, logits = step.compute(numbers, len(sampling))
         masks = None if awaited is None else awaited.result()
         samples = None
-        if logits is not None and masks is not None and only_draws:
-            mask = masks.to(self._rows.device, logits.shape[1])
-            samples = SampleOutput(step.draw_masked(numbers, logits, mask), None, (), ())
-        elif logits is not None:
+        if logits is not None:
             rows_s = upload(batch.rows, torch.int64, self._rows.device)
             positions_s = upload(batch.positions, torch.int64, self._rows.device)
             samples = self._choose(logits, replace(batch, positions_s=positions_s), masks)
@@ -203,3 +209,12 @@ class StepComputer:
             lambda positions: self._decoder.logits(regions, positions),
         )
         return StepOutput(samples, scores, () if masks is None else masks.failures)
+
+
+def _open(gate: MaskGate, done: Future[RowMasks]) -> None:
+    """Let a step draw whose masks are there, or will not be: then its tokens are thrown away."""
+    if done.exception() is None:
+        masks = done.result()
+        gate.open(masks.table, masks.rows)
+    else:
+        gate.open(np.zeros((0, 0), np.int32), ())

@@ -12,147 +12,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from llguidance import LLMatcher
-from torch import Tensor
 
 from src.core.request import Request
 from src.engine.structured.compiled import ORDINARY_CALL, CompiledGrammar, fault_of
+from src.engine.structured.masks import MaskTable, RowMasks
 from src.engine.structured.matcher_pool import MatcherPool
-from src.engine.transfer import upload
 
 logger = logging.getLogger(__name__)
 
-_BITS = 32
 # Tokens of a request that resumes that are consumed in one call.
 _CHUNK = 32
 # Tokens for which a row's own time is measured, from the last slow one on.
 _MEASURED_TOKENS = 16
 _TOO_SLOW = "following the grammar takes too long"
-
-
-# [256, 8] float32: what is added to the logits of eight tokens by the bits of their byte.
-_ADDENDS = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
-).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class RowMasks:
-    """What one batch may sample.
-
-    Attributes
-    ----------
-    packed
-        [S, W] int32 on the host: bit ``v % 32`` of word ``v // 32`` says that token ``v`` may be
-        sampled; all ones where a row is not constrained.
-    added
-        [S, V] float32, the same to be added to logits on the CPU; ``None`` for other devices.
-    failures
-        (request key, reason) of rows whose grammar cannot go on; they may sample anything.
-    """
-
-    packed: np.ndarray
-    added: np.ndarray | None
-    failures: Sequence[tuple[int, str]]
-
-    def to(self, device: torch.device, vocab_size: int) -> Tensor:
-        """[S, V] float32 on the device: 0 for what may be sampled, -inf for what may not."""
-        if self.added is not None:
-            return torch.from_numpy(self.added)
-        # A bit per token on the way.
-        return unpacked(upload(self.packed.view(np.uint8), torch.uint8, device), vocab_size)
-
-
-def unpacked(packed: Tensor, vocab_size: int) -> Tensor:
-    """[S, V] float32, 0 for a bit and -inf for none, from [S, B] uint8, lowest bits first."""
-    # Not from a list: on CUDA that copies it from the host, and waits.
-    weights = torch.ones(8, dtype=torch.uint8, device=packed.device)
-    weights = weights << torch.arange(8, dtype=torch.uint8, device=packed.device)
-    barred = ((packed[:, :, None] & weights) == 0).flatten(1)[:, :vocab_size]
-    return torch.zeros(barred.shape, device=packed.device).masked_fill_(barred, -torch.inf)
-
-
-def _added(packed: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The same on the host, from [S, W] int32."""
-    # Many times faster than indexing.
-    added = np.take(_ADDENDS, packed.view(np.uint8), axis=0)  # [S, 4 W, 8]
-    return added.reshape(len(packed), -1)[:, :vocab_size]
-
-
-@dataclass(frozen=True)
-class _Wishes:
-    """What a request wants beside its grammar, where that changes masks.
-
-    Attributes
-    ----------
-    end_ids, allowed_ids
-        Tokens that end the output, and those that it may consist of, if they are given.
-    goes_on
-        Whether it is to end only where nothing else is possible.
-    """
-
-    end_ids: Iterable[int]
-    allowed_ids: Iterable[int] | None
-    goes_on: bool
-
-    @classmethod
-    def of(cls, request: Request) -> _Wishes | None:
-        params = request.params
-        # The model's own end tokens are in the grammar's masks already.
-        if not (params.ignore_eos or params.allowed_token_ids or params.stop_token_ids):
-            return None
-        return cls(request.end_token_ids, params.allowed_token_ids, params.ignore_eos)
-
-
-class _Restrictions:
-    """Of rows with wishes: brings those into the grammars' masks.
-
-    End tokens are in a mask where the output may end. With ``ignore_eos`` they are left only where
-    nothing else is; where ``allowed_token_ids`` leaves nothing, an output that may end ends.
-    """
-
-    def __init__(self, max_num_rows: int, num_words: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        # [rows, W] int32 and [rows] bool, by row.
-        self._ends = np.zeros((max_num_rows, num_words), np.int32)
-        self._allowed = np.zeros((max_num_rows, num_words), np.int32)
-        self._goes_on = np.zeros(max_num_rows, np.bool_)
-        # Rows that may not consist of anything, be they in use or not.
-        self._bounded: set[int] = set()
-
-    def install(self, row: int, wishes: _Wishes) -> None:
-        """Give ``row`` these wishes."""
-        num_words = self._ends.shape[1]
-        (self._bounded.discard if wishes.allowed_ids is None else self._bounded.add)(row)
-        self._ends[row] = _packed(wishes.end_ids, num_words, self._vocab_size)
-        self._allowed[row] = (
-            -1
-            if wishes.allowed_ids is None
-            else _packed(wishes.allowed_ids, num_words, self._vocab_size)
-        )
-        self._goes_on[row] = wishes.goes_on
-
-    def apply(self, masks: np.ndarray, rows: list[int]) -> None:
-        """Change the rows' masks [max_num_rows, W] int32, in place."""
-        given, ends = masks[rows], self._ends[rows]
-        # Mostly: the middle of an output that may consist of anything.
-        if not self._bounded and not (given & ends).any():
-            return
-        allowed = self._allowed[rows]
-        may_end = (given & ends).any(1, keepdims=True)
-        others = given & ~ends & allowed
-        # Where there is something else: no end at all, or those that are allowed themselves.
-        kept = np.where(self._goes_on[rows, None], 0, allowed)
-        ends &= np.where(others.any(1, keepdims=True), kept, -1)
-        masks[rows] = others | np.where(may_end, ends, 0)
 
 
 class _Follower:
@@ -168,7 +46,7 @@ class _Follower:
         Tokens for which its own time is to be measured, since it was among those that took long.
     """
 
-    __slots__ = ("_budget", "end_ids", "ended", "fault", "key", "matcher", "num_measured", "wishes")
+    __slots__ = ("_budget", "end_ids", "ended", "fault", "key", "matcher", "num_measured")
 
     def __init__(self, request: Request) -> None:
         assert isinstance(request.grammar, CompiledGrammar)
@@ -177,7 +55,6 @@ class _Follower:
         self.ended = False
         self.fault: str | None = None
         self.num_measured = 0
-        self.wishes = _Wishes.of(request)
         self.end_ids = request.end_token_ids
         self._budget = request.grammar.budget
 
@@ -216,9 +93,7 @@ class RowGrammars:
     """
 
     def __init__(self, max_num_rows: int, vocab_size: int, *, on_cpu: bool) -> None:
-        self._vocab_size = vocab_size
         self._on_cpu = on_cpu
-        self._num_words = -(-vocab_size // _BITS)
         # Of the device thread: the rows that are constrained, and what the grammar thread has not
         # been told yet.
         self._rows: dict[int, int] = {}
@@ -227,10 +102,9 @@ class RowGrammars:
         # Keys of ended requests of which something may be queued; written by any thread.
         self._ended: set[int] = set()
         self._forgotten: list[int] = []
-        # Of the grammar thread: row -> its grammar, and [rows, W] int32, row -> what it may sample.
+        # Of the grammar thread: row -> its grammar, and what it may sample.
         self._followers: dict[int, _Follower] = {}
-        self._masks = np.zeros((max_num_rows, self._num_words), np.int32)
-        self._restrictions = _Restrictions(max_num_rows, self._num_words, vocab_size)
+        self._table = MaskTable(max_num_rows, vocab_size)
         self._matchers: MatcherPool | None = None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar")
 
@@ -271,12 +145,17 @@ class RowGrammars:
             [row for row, _, _ in arrivals], self._exchange, departures, arrivals, forgotten
         )
 
-    def masks(self, rows: Sequence[int]) -> Future[RowMasks] | None:
-        """What these rows may sample next; ``None`` if none of them is constrained."""
+    def masks(self, rows: Sequence[int], *, as_bits: bool = False) -> Future[RowMasks] | None:
+        """What these rows may sample next; ``None`` if none of them is constrained.
+
+        On the CPU, ``as_bits`` says that bits are enough, and need not be made what is added.
+        """
         if self._rows.keys().isdisjoint(rows):
             return None
         owners = [self._rows.get(row) for row in rows]
-        return self._thread.submit(self._gather, list(rows), owners)
+        return self._thread.submit(
+            self._gather, list(rows), owners, adds=self._on_cpu and not as_bits
+        )
 
     def follow(self, rows: Sequence[int], read: Callable[[], Sequence[int]]) -> None:
         """These rows sample the tokens that ``read`` returns; it may block until they are there."""
@@ -329,8 +208,7 @@ class RowGrammars:
         if request.key in self._ended:
             return
         follower = _Follower(request)
-        if follower.wishes is not None:
-            self._restrictions.install(row, follower.wishes)
+        self._table.install(row, request)
         self._followers[row] = follower
         for start in range(0, len(output_token_ids), _CHUNK):
             if follower.ended or follower.key in self._ended:
@@ -375,50 +253,44 @@ class RowGrammars:
         together, unmeasured = [], []
         for row, follower in live:
             if follower.num_measured:
-                mask = self._masks[row]
+                mask = self._table.masks[row]
                 follower.measure(
                     partial(follower.matcher.unsafe_compute_mask_ptr, mask.ctypes.data, mask.nbytes)
                 )
             else:
                 together.append((follower.matcher, row))
                 unmeasured.append(follower)
-        if together and not self._pool().compute(together, self._masks):
+        if together and not self._pool().compute(together, self._table.masks):
             _mark_slow(unmeasured)
         if live:
             self._judge(live)
 
     def _judge(self, live: list[tuple[int, _Follower]]) -> None:
-        """Fail those whose new masks leave nothing."""
-        self._restrict(live)
-        possible = np.any(self._masks[[row for row, _ in live]], axis=1, keepdims=True)
-        for (_, follower), is_possible in zip(live, possible, strict=True):
+        """Bring what else is wished into their masks, and fail those that this leaves nothing."""
+        possible = self._table.restrict([row for row, _ in live])
+        for entry, (_, follower) in enumerate(live):
             if follower.matcher.is_error():
                 follower.fail(fault_of(follower.matcher))
-            elif not is_possible and not follower.ended:
+            elif possible is not None and not possible[entry] and not follower.ended:
                 follower.fail("no token continues what the grammar asks for")
 
-    def _restrict(self, live: list[tuple[int, _Follower]]) -> None:
-        rows = [row for row, follower in live if follower.wishes is not None]
-        if rows:
-            self._restrictions.apply(self._masks, rows)
-
-    def _gather(self, rows: list[int], owners: list[int | None]) -> RowMasks:
-        packed = self._masks[rows]
+    def _gather(self, rows: list[int], owners: list[int | None], *, adds: bool) -> RowMasks:
         failures = []
         for entry, (row, owner) in enumerate(zip(rows, owners, strict=True)):
             # What an ended request samples is of no use, but something it must be able to.
             if owner is None or owner in self._ended:
-                packed[entry] = -1
+                rows[entry] = -1
                 continue
             follower = self._followers.get(row)
             if follower is None or follower.key != owner:
                 failures.append((owner, "the grammar could not be begun"))
-                packed[entry] = -1
+                rows[entry] = -1
             elif follower.fault is not None:
                 failures.append((owner, follower.fault))
-                packed[entry] = -1
-        added = _added(packed, self._vocab_size) if self._on_cpu else None
-        return RowMasks(packed, added, failures)
+                rows[entry] = -1
+        return RowMasks(
+            self._table.masks, rows, self._table.added(rows) if adds else None, failures
+        )
 
     def _pool(self) -> MatcherPool:
         if self._matchers is None:
@@ -430,10 +302,3 @@ def _mark_slow(followers: list[_Follower]) -> None:
     """One of them was slow in a call for all of them: each is measured from now on."""
     for follower in followers:
         follower.mark_slow()
-
-
-def _packed(token_ids: Iterable[int], num_words: int, vocab_size: int) -> np.ndarray:
-    """[W] int32: a bit for each token."""
-    bits = np.zeros(num_words * _BITS, np.uint8)
-    bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
-    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 7
+#define SLIPSTREAM_ABI 8
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -19,6 +19,7 @@ enum Status : int {
   kCompiledFailed = 6,  // code that was compiled ahead of time says so; it knows why
   kNoToken = 7,         // a step begins with a token that nobody has produced
   kBadRow = 8,          // a step names a row, or a position of it, that is not there
+  kBadMasks = 9,        // masks are not of the rows that sample, or too short
 };
 
 // Strides are in elements; heads lie head_dim apart and the last dimension is contiguous.
@@ -140,14 +141,35 @@ SLIPSTREAM_EXPORT void slipstream_unbind(Bound*);
 // `data` are the token arguments, contiguous; results are the caller's. Not for two threads at once.
 SLIPSTREAM_EXPORT int slipstream_call(const Bound*, int64_t tokens, void* const* data,
                                       Handle* results);
+// Where a step waits for the masks of its rows, which another thread computes meanwhile.
+struct MaskGate;
+SLIPSTREAM_EXPORT MaskGate* slipstream_new_gate();
+SLIPSTREAM_EXPORT void slipstream_delete_gate(MaskGate*);
+// Row i of those that sample may draw what row rows[i] of `masks` says (as of MaskArgs), which stays
+// as it is until then; anything where that is negative.
+SLIPSTREAM_EXPORT int slipstream_open_gate(MaskGate*, const uint32_t* masks, int64_t words,
+                                           const int64_t* rows, int64_t count);
 // A whole step: gathers the rows' tokens, computes, and draws the tokens that follow the rows that
 // sample, [S], by temperature and seed, into `token_ids` and into the rows. `padding` tokens follow
-// those of the rows, of no row. Null: `token_ids`, nothing is drawn; `hidden`, `logits`, not wanted.
+// those of the rows, of no row. Null: `gate`, any token may be drawn; `token_ids`, none is; `hidden`,
+// `logits`, not wanted.
 SLIPSTREAM_EXPORT int slipstream_step(const StepContext*, const RowStep* steps, int64_t num_steps,
-                                      int64_t padding, int64_t* token_ids, Handle* hidden,
-                                      Handle* logits);
-// The draw of a step whose logits [S, V] come from `slipstream_step`, with a mask [S, V] added to them,
-// whose rows lie mask_stride apart.
-SLIPSTREAM_EXPORT int slipstream_draw(const StepContext*, const RowStep* steps, int64_t num_steps,
-                                      float* logits, const float* mask, int64_t vocab_size,
-                                      int64_t mask_stride, int64_t* token_ids);
+                                      int64_t padding, MaskGate* gate, int64_t* token_ids,
+                                      Handle* hidden, Handle* logits);
+
+// What rows wish besides their grammars.
+enum Wish : uint8_t { kNoWish = 0, kHasWish = 1, kGoesOn = 2 };
+
+// All are [rows, words]: bit v % 32 of word v / 32 is of token v.
+struct MaskArgs {
+  uint32_t* masks;          // what a row's grammar allows
+  const uint32_t* ends;     // what ends its output
+  const uint32_t* allowed;  // what it may consist of
+  const uint8_t* wishes;    // [rows] a Wish
+  int64_t words;
+};
+
+// Changes the masks of some rows by their wishes, and says of each whether anything is possible.
+// Returns of how many nothing is.
+SLIPSTREAM_EXPORT int64_t slipstream_restrict_masks(const MaskArgs*, const int64_t* rows,
+                                                    int64_t count, uint8_t* possible);

@@ -294,8 +294,8 @@ template <class T>
 void execute(const AttentionArgs& a, Plan& plan) {
   const Attention<T> attention(a, plan);
   const double copied = double(a.tokens * a.num_kv_heads * a.head_dim);
-  const int writers = worthwhile_parts(a.threads, copied / kCopiedPerMicrosecond);
-  parallel(a.threads, writers, [&](int part) {
+  const int64_t writers = worthwhile_parts(a.threads, copied / kCopiedPerMicrosecond, a.tokens);
+  parallel(a.threads, writers, [&](int64_t part) {
     attention.write_cache(a.tokens * part / writers, a.tokens * (part + 1) / writers);
   });
   const int64_t end = a.rows > 0 ? a.query_start_loc[a.rows] : 0;
@@ -304,18 +304,18 @@ void execute(const AttentionArgs& a, Plan& plan) {
 
   double total = 0;
   for (const Item& item : plan.items) total += item.cost;
-  const int parts = worthwhile_parts(a.threads, total / kCostPerMicrosecond);
+  const int64_t parts = worthwhile_parts(a.threads, total / kCostPerMicrosecond);
   std::vector<size_t> bounds(size_t(parts) + 1, plan.items.size());
   bounds[0] = 0;
   double sum = 0;
-  int part = 1;
+  int64_t part = 1;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     // An item belongs to the part in which its middle lies.
     const double middle = sum + plan.items[i].cost / 2;
-    while (part < parts && middle >= total * part / parts) bounds[size_t(part++)] = i;
+    while (part < parts && middle >= total * double(part) / double(parts)) bounds[size_t(part++)] = i;
     sum += plan.items[i].cost;
   }
-  parallel(a.threads, parts, [&](int index) {
+  parallel(a.threads, parts, [&](int64_t index) {
 #if defined(SLIPSTREAM_TILES)
     const TileRegisters registers(uses_tiles(a));
 #endif

@@ -48,6 +48,7 @@ _UNITS = (
     "compiled.cpp",
     "gumbel.cpp",
     "linear.cpp",
+    "masks.cpp",
     "pool.cpp",
     "self_check.cpp",
     "sockets.cpp",

@@ -86,12 +86,18 @@ class Caller:
         self.step: Any = self._library.slipstream_step
         self.step.argtypes = (
             *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
-            *(ctypes.c_void_p,) * 3,
+            *(ctypes.c_void_p,) * 4,
         )
-        self.draw: Any = self._library.slipstream_draw
-        self.draw.argtypes = (
-            *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
-            *(ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+        # Nothing that takes time: the interpreter lock is not given away for it.
+        quick = ctypes.PyDLL(str(path))
+        self.new_gate: Any = quick.slipstream_new_gate
+        self.new_gate.restype = ctypes.c_void_p
+        self.delete_gate: Any = quick.slipstream_delete_gate
+        self.delete_gate.argtypes = (ctypes.c_void_p,)
+        self.open_gate: Any = quick.slipstream_open_gate
+        self.open_gate.argtypes = (
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
+            *(ctypes.c_void_p, ctypes.c_int64),
         )
 
     def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None]) -> Bound:

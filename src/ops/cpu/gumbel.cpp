@@ -163,8 +163,8 @@ struct Sampler {
 SLIPSTREAM_EXPORT int slipstream_gumbel_argmax(const GumbelArgs* args) {
   const GumbelArgs& a = *args;
   const double work = double(a.rows * a.vocab_size) / kLogitsPerMicrosecond;
-  const int parts = int(std::min<int64_t>(std::max<int64_t>(1, a.rows), worthwhile_parts(a.threads, work)));
-  parallel(a.threads, parts, [&](int part) {
+  const int64_t parts = worthwhile_parts(a.threads, work, a.rows);
+  parallel(a.threads, parts, [&](int64_t part) {
     for (int64_t row = a.rows * part / parts; row < a.rows * (part + 1) / parts; ++row) {
       Sampler sampler{a.logits + row * a.logits_stride, a.vocab_size, uint64_t(a.seeds[row]),
                       uint64_t(a.positions[row]), double(a.temperatures[row])};

@@ -9,17 +9,19 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from src.ops.linear import INT4_RUN
 from src.ops.linear import reference as reference_linear
 
-ABI = 7
+ABI = 8
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
@@ -27,6 +29,9 @@ WAKE_COST = 50.0
 _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
+_MASKS = struct.Struct("@4Pq").pack  # MaskArgs
+# Words of masks beyond which a call takes so long that others may have the interpreter lock.
+_QUICK_WORDS = 1 << 15
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
 _ERRORS = {
@@ -37,6 +42,7 @@ _ERRORS = {
     "block_size of at least 1, groups of int4 a multiple of 32",
     7: "a step begins with a token that nobody has produced",
     8: "a step names a row, or a position of it, that is not there",
+    9: "the masks are not of the rows that sample, or shorter than their logits",
 }
 
 
@@ -47,8 +53,8 @@ class UnusableLibraryError(Exception):
 class KernelLibrary:
     """One built instruction set level.
 
-    `paged_attention`, `gumbel_argmax` and `streamed_linear` are the kernels. `send` is none, but
-    wants compiled code as well: it sends to many sockets without the interpreter lock.
+    `paged_attention`, `gumbel_argmax` and `streamed_linear` are the kernels. Not kernels, but
+    compiled as well: `send`, to many sockets without the interpreter lock, and `bind_masks`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,6 +88,43 @@ class KernelLibrary:
 
         _bind_attention(count)(*arguments)
         return found[0]
+
+    def bind_masks(
+        self, masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray
+    ) -> Callable[[Sequence[int]], Sequence[int] | None]:
+        """What changes masks of rows by their wishes, in place.
+
+        `masks`, `ends` and `allowed` are int32 [R, W], `wishes` is uint8 [R]; see MaskArgs in
+        `abi.h`. The function takes rows, and returns 1 for each that anything is left to, or None
+        if that is so for all.
+        """
+        given = (masks, ends, allowed)
+        num_rows, words = masks.shape
+        if not all(
+            each.shape == masks.shape and each.dtype == np.int32 and each.flags.c_contiguous
+            for each in given
+        ) or not (wishes.shape == (num_rows,) and wishes.dtype == np.uint8):
+            raise ValueError("expected int32 [R, W] and uint8 [R] for masks of rows")
+        packed = _MASKS(*(each.ctypes.data for each in (*given, wishes)), words)
+        # What takes a microsecond takes many if the interpreter lock is given away and waited for.
+        quick: Any = ctypes.PyDLL(str(self.path)).slipstream_restrict_masks
+        patient: Any = self._library.slipstream_restrict_masks
+        for function in (quick, patient):
+            function.restype = ctypes.c_int64
+            function.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+        held = (*given, wishes)
+
+        def restrict(rows: Sequence[int]) -> Sequence[int] | None:
+            numbers = array("q", rows)
+            address, count = numbers.buffer_info()
+            if count and not 0 <= min(numbers) <= max(numbers) < len(held[0]):
+                raise ValueError(f"expected rows below {num_rows}, got {list(rows)}")
+            possible = array("B", bytes(count))
+            function = quick if count * words <= _QUICK_WORDS else patient
+            impossible = function(packed, address, count, possible.buffer_info()[0])
+            return possible if impossible else None
+
+        return restrict
 
     def assume_wake_cost(self, microseconds: float = WAKE_COST) -> None:
         """Until another thread has begun, which work must be worth to be cut."""

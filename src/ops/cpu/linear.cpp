@@ -311,8 +311,8 @@ const float* activations(const LinearArgs& a) {
   // Not by its name below: in another thread that is another vector.
   float* const to = wide.data();
   const double work = double(a.tokens * a.inputs) / kWidenedPerMicrosecond;
-  const int parts = a.inputs % W ? 1 : worthwhile_parts(a.threads, work);
-  parallel(a.threads, parts, [&](int part) {
+  const int64_t parts = a.inputs % W ? 1 : worthwhile_parts(a.threads, work, a.tokens);
+  parallel(a.threads, parts, [&](int64_t part) {
     for (int64_t t = a.tokens * part / parts; t < a.tokens * (part + 1) / parts; ++t) {
       convert_row(x + t * a.x_stride, to + t * a.inputs, int(a.inputs));
     }
@@ -326,8 +326,8 @@ void run(const LinearArgs& a, const float* x) {
   const double outputs = double(a.outputs), products = outputs * double(a.inputs * a.tokens);
   const double work = std::max(double(Weights(a).row_bytes()) * outputs / kBytesPerMicrosecond,
                                products / kProductsPerMicrosecond);
-  const int64_t parts = std::min<int64_t>(groups, worthwhile_parts(a.threads, work));
-  parallel(a.threads, int(parts), [&](int part) {
+  const int64_t parts = worthwhile_parts(a.threads, work, groups);
+  parallel(a.threads, parts, [&](int64_t part) {
     Panel<Weights, T>(a, x).run(groups * part / parts * kRows,
                                 std::min(a.outputs, groups * (part + 1) / parts * kRows));
   });

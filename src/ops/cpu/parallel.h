@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <new>
 
 // The calling thread calls function(data), and so do threads - 1 of the pool that come in time. It may
@@ -14,24 +15,26 @@ extern double slipstream_wake_cost;
 
 namespace {
 
-// Into how many parts work is worth being cut that takes one thread so long.
-inline int worthwhile_parts(int64_t threads, double microseconds) {
-  if (threads <= 1 || microseconds < 3 * slipstream_wake_cost) return 1;
+// Into how many parts work is worth being cut that takes one thread so long, at most `most`.
+inline int64_t worthwhile_parts(int64_t threads, double microseconds,
+                                int64_t most = std::numeric_limits<int64_t>::max()) {
+  if (threads <= 1 || most <= 1 || microseconds < 3 * slipstream_wake_cost) return 1;
   // More than threads, for who sleeps comes late, and may have to give its CPU away.
-  return int(std::min(microseconds / slipstream_wake_cost, 4.0 * double(threads)));
+  const double parts = std::min(microseconds / slipstream_wake_cost, 4.0 * double(threads));
+  return std::min(int64_t(parts), most);
 }
 
 template <class F>
 struct Team {
   const F* function;
-  int parts;
-  std::atomic<int> next{0};
+  int64_t parts;
+  std::atomic<int64_t> next{0};
   std::atomic<bool> lacks_memory{false};
 
   // Parts are taken by ticket, so it does not matter who comes.
   static void work(void* self) noexcept {
     auto* team = static_cast<Team*>(self);
-    for (int part; (part = team->next.fetch_add(1, std::memory_order_relaxed)) < team->parts;) {
+    for (int64_t part; (part = team->next.fetch_add(1, std::memory_order_relaxed)) < team->parts;) {
       try {
         (*team->function)(part);
       } catch (const std::bad_alloc&) {
@@ -43,7 +46,7 @@ struct Team {
 
 // Raises std::bad_alloc where a part did, once all others are done.
 template <class F>
-void parallel(int64_t threads, int parts, const F& function) {
+void parallel(int64_t threads, int64_t parts, const F& function) {
   Team<F> team{&function, parts};
   const int64_t wanted = std::min<int64_t>(threads, parts);
   if (wanted <= 1) {

@@ -7,11 +7,9 @@
 #include <new>
 
 #include "bound.h"
-#include "parallel.h"
+#include "mask_gate.h"
 
 namespace {
-
-constexpr double kMaskedPerMicrosecond = 13e3;  // logits to which masks are added
 
 // Tensors begin where torch's own do: nothing computes otherwise for where its input lies.
 struct alignas(64) Line {
@@ -174,28 +172,7 @@ int draw(const StepContext& c, const Inputs& in, const float* logits, int64_t vo
   return kOk;
 }
 
-int draw_masked(const StepContext& c, const RowStep* steps, int64_t count, float* logits,
-                const float* mask, int64_t vocab_size, int64_t mask_stride, int64_t* token_ids) {
-  thread_local Inputs in;
-  in.clear();
-  for (int64_t i = 0; i < count; ++i) {
-    if (Status status = check(c, steps[i])) return status;
-    if (steps[i].samples) gather_sampling(c, steps[i], &in);
-  }
-  const int64_t rows = int64_t(in.rows.size());
-  const double work = double(rows * vocab_size) / kMaskedPerMicrosecond;
-  const int parts = int(std::min<int64_t>(std::max<int64_t>(1, rows), worthwhile_parts(c.threads, work)));
-  parallel(c.threads, parts, [&](int part) {
-    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; ++row) {
-      float* to = logits + row * vocab_size;
-      const float* from = mask + row * mask_stride;
-      for (int64_t i = 0; i < vocab_size; ++i) to[i] += from[i];
-    }
-  });
-  return draw(c, in, logits, vocab_size, vocab_size, token_ids);
-}
-
-int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding,
+int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding, MaskGate* gate,
         int64_t* token_ids, Handle* hidden_result, Handle* logits_result) {
   thread_local Inputs in;
   if (Status status = gather(c, steps, count, padding, &in)) return status;
@@ -204,8 +181,12 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
   if (!in.sampled.empty() && (token_ids != nullptr || logits_result != nullptr)) {
     if (int status = logits_of(c, in, hidden, logits.receive())) return status;
     if (token_ids != nullptr) {
-      const auto* scores = reinterpret_cast<const float*>(logits.data());
+      auto* scores = reinterpret_cast<float*>(logits.data());
       const int64_t size = logits.sizes()[1], stride = logits.strides()[0];
+      if (gate != nullptr) {
+        const int64_t samples = int64_t(in.rows.size());
+        if (int status = gate->apply(scores, samples, size, stride, c.threads)) return status;
+      }
       if (int status = draw(c, in, scores, size, stride, token_ids)) return status;
     }
   }
@@ -217,22 +198,10 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
 }  // namespace
 
 SLIPSTREAM_EXPORT int slipstream_step(const StepContext* context, const RowStep* steps,
-                                      int64_t num_steps, int64_t padding, int64_t* token_ids,
-                                      Handle* hidden, Handle* logits) {
+                                      int64_t num_steps, int64_t padding, MaskGate* gate,
+                                      int64_t* token_ids, Handle* hidden, Handle* logits) {
   try {
-    return run(*context, steps, num_steps, padding, token_ids, hidden, logits);
-  } catch (const std::bad_alloc&) {
-    return kOutOfMemory;
-  }
-}
-
-SLIPSTREAM_EXPORT int slipstream_draw(const StepContext* context, const RowStep* steps,
-                                      int64_t num_steps, float* logits, const float* mask,
-                                      int64_t vocab_size, int64_t mask_stride,
-                                      int64_t* token_ids) {
-  try {
-    return draw_masked(*context, steps, num_steps, logits, mask, vocab_size, mask_stride,
-                       token_ids);
+    return run(*context, steps, num_steps, padding, gate, token_ids, hidden, logits);
   } catch (const std::bad_alloc&) {
     return kOutOfMemory;
   }

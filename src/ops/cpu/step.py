@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,6 +83,43 @@ class StepAttention:
     deterministic: bool = False
 
 
+class MaskGate:
+    """Where a step waits for the masks of its rows, before it draws. Opened once, by any thread."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._gate: int | None = caller.new_gate()
+        if self._gate is None:
+            raise MemoryError("no memory for the masks of a step")
+
+    def __del__(self) -> None:
+        if self._gate is not None:
+            self._caller.delete_gate(self._gate)
+
+    @property
+    def address(self) -> int:
+        """Of the gate, as the kernel library knows it."""
+        assert self._gate is not None
+        return self._gate
+
+    def open(self, masks: np.ndarray, rows: Sequence[int]) -> None:
+        """Let the step go on.
+
+        Parameters
+            masks: int32 [R, W], C-contiguous; bit `v % 32` of word `v // 32` says that token v may
+                be drawn. They stay as they are until the step has drawn.
+            rows: Row of `masks` of each that samples; a negative one may draw anything.
+        """
+        numbers = array("q", rows)
+        address, count = numbers.buffer_info()
+        is_valid = masks.dtype == np.int32 and masks.flags.c_contiguous
+        # No words are too few: the step fails, and does not wait for ever.
+        words = masks.shape[1] if is_valid and max(numbers, default=-1) < len(masks) else 0
+        status = self._caller.open_gate(self.address, masks.ctypes.data, words, address, count)
+        if status:
+            raise_status(status)
+
+
 class CompiledStep:
     """Rows to tokens, in one call. One thread at a time may call it."""
 
@@ -100,7 +138,7 @@ class CompiledStep:
             raise ValueError("expected contiguous caches")
         num_blocks, block_size, num_kv_heads, head_dim = keys[0].shape
         self._step: Any = caller.step
-        self._draw: Any = caller.draw
+        self._caller = caller
         self._calls = calls
         tables = (
             (ctypes.c_void_p * (layers + 1))(*[call.address for call in calls.layers]),
@@ -138,21 +176,26 @@ class CompiledStep:
             attention.scale,
         )
 
-    def draw(self, steps: Iterable[int], num_samples: int) -> Tensor:
+    def gate(self) -> MaskGate:
+        """For the masks of one step."""
+        return MaskGate(self._caller)
+
+    def draw(self, steps: Iterable[int], num_samples: int, gate: MaskGate | None = None) -> Tensor:
         """Compute, and draw by temperature and seed: token ids [S] int64, also in their rows.
 
         Parameters
             steps: Row, first position, number of tokens, and 1 if the token behind them is drawn,
                 of each row in turn.
             num_samples: Rows that sample.
+            gate: Whoever opens it says what they may sample; waited for once there are logits.
 
         Raises
-            ValueError: A row has not what the step needs.
+            ValueError: A row has not what the step needs, or the masks are not of these rows.
             MemoryError: There is no room for what a kernel computes on the way.
             CompiledCodeError: Compiled code failed.
         """
         token_ids = torch.empty(num_samples, dtype=torch.int64)
-        self._call(array("q", steps), 0, token_ids.data_ptr(), None, None)
+        self._call(array("q", steps), 0, token_ids.data_ptr(), None, None, gate)
         return token_ids
 
     def compute(self, steps: Iterable[int], num_samples: int) -> tuple[Tensor, Tensor | None]:
@@ -164,27 +207,6 @@ class CompiledStep:
         self._call(array("q", steps), 0, None, hidden, logits if num_samples else None)
         return stolen(hidden)[0], stolen(logits)[0] if num_samples else None
 
-    def draw_masked(self, steps: Iterable[int], logits: Tensor, mask: Tensor) -> Tensor:
-        """What `draw` would have drawn with a mask: token ids [S] int64, also in their rows.
-
-        Parameters
-            steps: As of `compute`, whose `logits` [S, V] these are; they are overwritten.
-            mask: float32 [S, V], to be added to them; its rows may lie further apart.
-        """
-        shape = logits.shape
-        if mask.shape != shape or not logits.is_contiguous() or mask.stride(1) != 1:
-            raise ValueError(f"expected a mask of {shape}, got {mask.shape} {mask.stride()}")
-        numbers, token_ids = array("q", steps), torch.empty(shape[0], dtype=torch.int64)
-        address, length = numbers.buffer_info()
-        status = self._draw(
-            self._context,
-            *(address, length // 4, logits.data_ptr(), mask.data_ptr()),
-            *(shape[1], mask.stride(0), token_ids.data_ptr()),
-        )
-        if status:
-            raise_status(status)
-        return token_ids
-
     def try_out(self, num_tokens: int) -> Tensor:
         """Compute tokens of no row, which are written nowhere: hidden states [T, H]."""
         hidden = (ctypes.c_void_p * 1)()
@@ -192,10 +214,19 @@ class CompiledStep:
         return stolen(hidden)[0]
 
     def _call(
-        self, steps: array[int], padding: int, token_ids: int | None, hidden: Any, logits: Any
+        self,
+        steps: array[int],
+        padding: int,
+        token_ids: int | None,
+        hidden: Any,
+        logits: Any,
+        gate: MaskGate | None = None,
     ) -> None:
         address, length = steps.buffer_info()
-        status = self._step(self._context, address, length // 4, padding, token_ids, hidden, logits)
+        status = self._step(
+            *(self._context, address, length // 4, padding),
+            *(None if gate is None else gate.address, token_ids, hidden, logits),
+        )
         if status == COMPILED_FAILED:
             self._calls.fail(status)
         if status:

@@ -32,7 +32,8 @@ from src.engine.structured.compiled import (
     compile_matcher,
 )
 from src.engine.structured.grammar_text import grammar_candidate
-from src.engine.structured.row_grammars import RowGrammars, RowMasks, _added, unpacked
+from src.engine.structured.masks import RowMasks, added_masks, packed_masks, unpacked
+from src.engine.structured.row_grammars import RowGrammars
 from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
 from src.text.detokenizer import detokenize
@@ -192,7 +193,7 @@ def test_a_dead_end_fails_its_row_alone() -> None:
     rows.install(1, StructuredOutput.regex("b+"), allowed_token_ids=tuple(b))
     masks = rows.masks([0, 1])
     assert masks.failures == [(100, "no token continues what the grammar asks for")]
-    assert (masks.packed[0] == -1).all()
+    assert masks.rows == [-1, 1]
     assert rows.allowed(1) == b
     rows.rows.close()
 
@@ -318,7 +319,7 @@ def test_what_is_queued_for_an_ended_request_is_skipped(monkeypatch: pytest.Monk
     assert computed == [1, 1]
     # They may sample anything, so that the sampler has something to choose from.
     assert not masks.failures
-    assert (masks.packed[[0, 2]] == -1).all()
+    assert (packed_masks(masks.table, masks.rows)[[0, 2]] == -1).all()
     assert rows.allowed(1) == [a]
     for key in (100, 101, 102):
         rows.rows.forget(key)
@@ -370,7 +371,7 @@ def test_masks_on_the_way_to_a_device_are_those_on_the_host() -> None:
     for token in range(117):
         bits = (words[:, token // 32] >> token % 32) & 1
         assert torch.equal(on_device[:, token], torch.where(bits == 1, 0.0, -torch.inf))
-    assert np.array_equal(_added(packed, 117), on_device.numpy())
+    assert np.array_equal(added_masks(packed, 117), on_device.numpy())
 
 
 @pytest.mark.parametrize("output", AMBIGUOUS)

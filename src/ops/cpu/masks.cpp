@@ -1,0 +1,123 @@
+// What rows may sample, as bits: brought into line with what their requests want besides, and applied
+// to logits.
+#include <limits>
+#include <new>
+
+#include "mask_gate.h"
+#include "parallel.h"
+#include "vector.h"
+
+namespace {
+
+constexpr double kMaskedPerMicrosecond = 6e3;  // logits
+
+struct Found {
+  uint32_t others = 0, ends = 0;  // not 0: the grammar allows tokens that end nothing, that end it
+};
+
+Found look(const uint32_t* mask, const uint32_t* ends, const uint32_t* allowed, int64_t words) {
+  Found found;
+  for (int64_t i = 0; i < words; ++i) {
+    found.others |= mask[i] & ~ends[i] & allowed[i];
+    found.ends |= mask[i] & ends[i];
+  }
+  return found;
+}
+
+// Whether anything is left.
+bool restrict_row(uint32_t* mask, const uint32_t* ends, const uint32_t* allowed, bool goes_on,
+                  int64_t words) {
+  const Found found = look(mask, ends, allowed, words);
+  uint32_t left = found.others;
+  for (int64_t i = 0; i < words; ++i) {
+    uint32_t kept = found.ends ? ends[i] : 0;
+    // Where there is something else: no end at all, or those that are allowed themselves.
+    if (found.others) kept &= goes_on ? 0 : allowed[i];
+    mask[i] = (mask[i] & ~ends[i] & allowed[i]) | kept;
+    left |= kept;
+  }
+  return left != 0;
+}
+
+bool has_bits(const uint32_t* mask, int64_t words) {
+  uint32_t any = 0;
+  for (int64_t i = 0; i < words; ++i) any |= mask[i];
+  return any != 0;
+}
+
+// Leaves -inf where a bit is not set.
+void bar(const uint32_t* mask, int64_t vocab_size, float* logits) {
+  vu bits;
+  for (int lane = 0; lane < W; ++lane) bits[lane] = 1u << lane;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  const int64_t whole = vocab_size / 32;
+  for (int64_t i = 0; i < whole; ++i) {
+    if (mask[i] == ~0u) continue;
+    for (int lane = 0; lane < 32; lane += W) {
+      float* to = logits + i * 32 + lane;
+      store(to, ((vu{} + (mask[i] >> lane)) & bits) != 0 ? load(to) : splat(lowest));
+    }
+  }
+  for (int64_t token = whole * 32; token < vocab_size; ++token) {
+    if (!(mask[whole] >> (token % 32) & 1)) logits[token] = lowest;
+  }
+}
+
+}  // namespace
+
+void MaskGate::open(const uint32_t* masks, int64_t words, const int64_t* rows, int64_t count) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    rows_.assign(rows, rows + count);
+    masks_ = masks, words_ = words, is_open_ = true;
+  }
+  opened_.notify_one();
+}
+
+Status MaskGate::apply(float* logits, int64_t rows, int64_t vocab_size, int64_t stride,
+                       int64_t threads) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  opened_.wait(lock, [this] { return is_open_; });
+  if (int64_t(rows_.size()) != rows || words_ * 32 < vocab_size) return kBadMasks;
+  const int64_t parts =
+      worthwhile_parts(threads, double(rows * vocab_size) / kMaskedPerMicrosecond, rows);
+  parallel(threads, parts, [&](int64_t part) {
+    for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; ++i) {
+      if (rows_[size_t(i)] < 0) continue;
+      bar(masks_ + rows_[size_t(i)] * words_, vocab_size, logits + i * stride);
+    }
+  });
+  return kOk;
+}
+
+SLIPSTREAM_EXPORT MaskGate* slipstream_new_gate() { return new (std::nothrow) MaskGate; }
+
+SLIPSTREAM_EXPORT void slipstream_delete_gate(MaskGate* gate) { delete gate; }
+
+SLIPSTREAM_EXPORT int slipstream_open_gate(MaskGate* gate, const uint32_t* masks, int64_t words,
+                                           const int64_t* rows, int64_t count) {
+  try {
+    gate->open(masks, words, rows, count);
+    return kOk;
+  } catch (const std::bad_alloc&) {
+    // Open all the same: who waits is told that these are not its rows.
+    gate->open(masks, words, rows, 0);
+    return kOutOfMemory;
+  }
+}
+
+SLIPSTREAM_EXPORT int64_t slipstream_restrict_masks(const MaskArgs* args, const int64_t* rows,
+                                                    int64_t count, uint8_t* possible) {
+  const MaskArgs& a = *args;
+  int64_t impossible = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = rows[i], start = row * a.words;
+    const uint8_t wish = a.wishes[row];
+    possible[i] = wish == kNoWish
+                      ? has_bits(a.masks + start, a.words)
+                      : restrict_row(a.masks + start, a.ends + start, a.allowed + start,
+                                     wish == kGoesOn, a.words);
+    impossible += !possible[i];
+  }
+  return impossible;
+}
