@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -217,4 +216,4 @@ def _open(gate: MaskGate, done: Future[RowMasks]) -> None:
         masks = done.result()
         gate.open(masks.table, masks.rows)
     else:
-        gate.open(np.zeros((0, 0), np.int32), ())
+        gate.open(torch.empty((0, 0), dtype=torch.int32), ())

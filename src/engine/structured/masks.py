@@ -41,7 +41,7 @@ class RowMasks:
         (request key, reason) of rows whose grammar cannot go on; they may sample anything.
     """
 
-    table: np.ndarray
+    table: Tensor
     rows: Sequence[int]
     added: np.ndarray | None
     failures: Sequence[tuple[int, str]]
@@ -51,7 +51,7 @@ class RowMasks:
         if self.added is not None:
             return torch.from_numpy(self.added)
         # A bit per token on the way.
-        packed = packed_masks(self.table, self.rows).view(np.uint8)
+        packed = packed_masks(self.table.numpy(), self.rows).view(np.uint8)
         return unpacked(upload(packed, torch.uint8, device), vocab_size)
 
 
@@ -71,14 +71,15 @@ class MaskTable:
 
     Attributes
     ----------
-    masks
-        [R, W] int32, as of :class:`RowMasks`.
+    table, masks
+        [R, W] int32, as of :class:`RowMasks`; one memory, seen as a tensor and as an array.
     """
 
     def __init__(self, max_num_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         shape = (max_num_rows, -(-vocab_size // _BITS))
-        self.masks = np.zeros(shape, np.int32)
+        self.table = torch.zeros(shape, dtype=torch.int32)
+        self.masks: np.ndarray = self.table.numpy()
         # [R, W] int32 and [R] uint8: tokens that end the output, and that it may consist of.
         self._ends = np.zeros(shape, np.int32)
         self._allowed = np.zeros(shape, np.int32)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -21,9 +19,6 @@ _MAX_THREADS: Final = 4
 _FEW: Final = 64
 # Seconds of each matcher in a call for many that are nothing to wonder at.
 _ORDINARY_SHARE: Final = 20e-6
-# More than ours, of the library's threads. Their masks are wanted when a forward pass ends, and
-# computed while it runs: by the CPUs that it leaves, since where it has to wait the step is longer.
-_NICENESS: Final = 10
 # A thread's processor time, by Linux's way to spell that: clock_getcpuclockid(3) for thread ids.
 _THREAD_CLOCK: Final = 0b110
 
@@ -36,27 +31,45 @@ class MatcherPool:
         cpus = usable_cpus()
         self._executor = LLExecutor(num_threads=max(1, min(_MAX_THREADS, cpus // 2)))
         # Those that others began meanwhile may be among them, and make calls look longer.
-        threads = _thread_ids() - before
-        self._clocks = [~number << 3 | _THREAD_CLOCK for number in threads]
-        _give_way(threads)
+        self._clocks = [~number << 3 | _THREAD_CLOCK for number in _thread_ids() - before]
 
-    def consume(self, moves: Sequence[tuple[LLMatcher, int]]) -> bool:
-        """Let each matcher take its token; whether that was as quick as it should be."""
+    def follow(self, moves: Sequence[tuple[LLMatcher, int, int]], masks: np.ndarray) -> bool:
+        """Let each matcher take a token, and compute its next mask into a row of ``masks``.
+
+        Parameters
+        ----------
+        moves
+            Matcher, token and row.
+        masks
+            [R, W] int32.
+
+        Returns
+        -------
+        bool
+            Whether that was as quick as it should be.
+        """
         started = self._seconds()
         if len(moves) <= _FEW:
-            for matcher, token_id in moves:
+            for matcher, token_id, _ in moves:
                 matcher.consume_token(token_id)
         else:
-            self._executor.consume_token_par(list(moves))
-        return self._is_ordinary(started, len(moves))
+            self._executor.consume_token_par(
+                [(matcher, token_id) for matcher, token_id, _ in moves]
+            )
+        self._compute([(matcher, row) for matcher, _, row in moves], masks)
+        return self._is_ordinary(started, 2 * len(moves))
 
     def compute(self, matchers: Sequence[tuple[LLMatcher, int]], masks: np.ndarray) -> bool:
-        """Compute the mask of each matcher into its row of ``masks`` [R, W] int32; as above."""
+        """Compute the masks of matchers that took no token; as above."""
         started = self._seconds()
-        self._executor.unsafe_compute_mask_ptr(
-            list(matchers), masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks)
-        )
+        self._compute(list(matchers), masks)
         return self._is_ordinary(started, len(matchers))
+
+    def _compute(self, matchers: list[tuple[LLMatcher, int]], masks: np.ndarray) -> None:
+        num_rows, words = masks.shape
+        self._executor.unsafe_compute_mask_ptr(
+            matchers, masks.ctypes.data, words * masks.itemsize, num_rows
+        )
 
     def _is_ordinary(self, started: float, num_calls: int) -> bool:
         return self._seconds() - started <= ORDINARY_CALL + num_calls * _ORDINARY_SHARE
@@ -72,17 +85,6 @@ class MatcherPool:
         except OSError:
             self._clocks = []
             return time.monotonic()
-
-
-def _give_way(threads: Iterable[int]) -> None:
-    """Let others have the CPUs first. Linux alone has a niceness for each thread."""
-    if sys.platform != "linux":
-        return
-    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
-    for number in threads:
-        # It may have ended, being another's after all; or somebody forbids it.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, number, niceness)
 
 
 def _thread_ids() -> set[int]:

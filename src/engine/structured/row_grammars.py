@@ -11,6 +11,8 @@ request resumes, and neither the batch nor the pipeline's depth has a say in it.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 _CHUNK = 32
 # Tokens for which a row's own time is measured, from the last slow one on.
 _MEASURED_TOKENS = 16
+# Added to what the process has: a tenth of another thread's share. Not less, since it holds the
+# interpreter lock now and then, also on a machine that has no CPU to spare.
+_NICENESS = 10
 _TOO_SLOW = "following the grammar takes too long"
 
 
@@ -106,7 +111,7 @@ class RowGrammars:
         self._followers: dict[int, _Follower] = {}
         self._table = MaskTable(max_num_rows, vocab_size)
         self._matchers: MatcherPool | None = None
-        self._thread = ThreadPoolExecutor(1, "slipstream-grammar")
+        self._thread = ThreadPoolExecutor(1, "slipstream-grammar", _give_way)
 
     def install(self, row: int, request: Request, output_token_ids: list[int]) -> None:
         """Give ``row`` to a request that has this output so far."""
@@ -224,8 +229,8 @@ class RowGrammars:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
         moved: list[tuple[int, _Follower]] = []
-        together: list[tuple[LLMatcher, int]] = []
-        unmeasured: list[_Follower] = []
+        together: list[tuple[LLMatcher, int, int]] = []
+        measured: list[tuple[int, _Follower, int]] = []
         # A loop for every token of every constrained row: nothing is called that need not be.
         followers, ended = self._followers, self._ended
         for row, token_id in zip(rows, token_ids, strict=True):
@@ -234,38 +239,40 @@ class RowGrammars:
                 continue
             if token_id in follower.end_ids:
                 follower.ended = True
-                continue
-            moved.append((row, follower))
-            if follower.num_measured:
-                follower.num_measured -= 1
-                follower.measure(partial(follower.matcher.consume_token, token_id))
+            elif follower.num_measured:
+                measured.append((row, follower, token_id))
             else:
-                together.append((follower.matcher, token_id))
-                unmeasured.append(follower)
-        if together and not self._pool().consume(together):
-            _mark_slow(unmeasured)
-        self._compute(moved)
+                together.append((follower.matcher, token_id, row))
+                moved.append((row, follower))
+        if together and not self._pool().follow(together, self._table.masks):
+            _mark_slow(moved)
+        for row, follower, token_id in measured:
+            follower.num_measured -= 1
+            follower.measure(partial(follower.matcher.consume_token, token_id))
+            if self._compute_measured(row, follower):
+                moved.append((row, follower))
+        self._judge(moved)
 
-    def _compute(self, moved: list[tuple[int, _Follower]]) -> None:
-        """The masks of rows whose grammars have moved."""
-        ended = self._ended
-        live = [each for each in moved if not (each[1].ended or each[1].key in ended)]
-        together, unmeasured = [], []
-        for row, follower in live:
-            if follower.num_measured:
-                mask = self._table.masks[row]
-                follower.measure(
-                    partial(follower.matcher.unsafe_compute_mask_ptr, mask.ctypes.data, mask.nbytes)
-                )
-            else:
-                together.append((follower.matcher, row))
-                unmeasured.append(follower)
+    def _compute(self, arrived: list[tuple[int, _Follower]]) -> None:
+        """The masks of rows whose grammars have been begun."""
+        live = [each for each in arrived if not (each[1].ended or each[1].key in self._ended)]
+        ordinary = [(row, follower) for row, follower in live if not follower.num_measured]
+        together = [(follower.matcher, row) for row, follower in ordinary]
+        slow = [(row, follower) for row, follower in live if follower.num_measured]
         if together and not self._pool().compute(together, self._table.masks):
-            _mark_slow(unmeasured)
-        if live:
-            self._judge(live)
+            _mark_slow(ordinary)
+        self._judge(ordinary + [each for each in slow if self._compute_measured(*each)])
 
-    def _judge(self, live: list[tuple[int, _Follower]]) -> None:
+    def _compute_measured(self, row: int, follower: _Follower) -> bool:
+        """The mask of one that is watched, unless it has ended meanwhile."""
+        if follower.ended or follower.key in self._ended:
+            return False
+        mask = self._table.masks[row]
+        compute = follower.matcher.unsafe_compute_mask_ptr
+        follower.measure(partial(compute, mask.ctypes.data, mask.nbytes))
+        return True
+
+    def _judge(self, live: Sequence[tuple[int, _Follower]]) -> None:
         """Bring what else is wished into their masks, and fail those that this leaves nothing."""
         possible = self._table.restrict([row for row, _ in live])
         for entry, (_, follower) in enumerate(live):
@@ -289,7 +296,7 @@ class RowGrammars:
                 failures.append((owner, follower.fault))
                 rows[entry] = -1
         return RowMasks(
-            self._table.masks, rows, self._table.added(rows) if adds else None, failures
+            self._table.table, rows, self._table.added(rows) if adds else None, failures
         )
 
     def _pool(self) -> MatcherPool:
@@ -298,7 +305,19 @@ class RowGrammars:
         return self._matchers
 
 
-def _mark_slow(followers: list[_Follower]) -> None:
+def _mark_slow(followers: Sequence[tuple[int, _Follower]]) -> None:
     """One of them was slow in a call for all of them: each is measured from now on."""
-    for follower in followers:
+    for _, follower in followers:
         follower.mark_slow()
+
+
+def _give_way() -> None:
+    """Let others have the CPUs before the calling thread, and before those that it begins.
+
+    Masks are wanted when a forward pass ends and computed while it runs: by the CPUs that it
+    leaves, since each part of it that has to wait makes the step longer.
+    """
+    # Elsewhere niceness is of whole processes.
+    if sys.platform == "linux":
+        niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)

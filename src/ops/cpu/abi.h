@@ -166,10 +166,10 @@ struct MaskArgs {
   const uint32_t* ends;     // what ends its output
   const uint32_t* allowed;  // what it may consist of
   const uint8_t* wishes;    // [rows] a Wish
-  int64_t words;
+  int64_t rows, words;
 };
 
 // Changes the masks of some rows by their wishes, and says of each whether anything is possible.
-// Returns of how many nothing is.
+// Returns of how many nothing is; -1, and changes nothing, if one is not there.
 SLIPSTREAM_EXPORT int64_t slipstream_restrict_masks(const MaskArgs*, const int64_t* rows,
                                                     int64_t count, uint8_t* possible);

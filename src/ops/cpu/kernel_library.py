@@ -29,7 +29,7 @@ WAKE_COST = 50.0
 _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
-_MASKS = struct.Struct("@4Pq").pack  # MaskArgs
+_MASKS = struct.Struct("@4P2q").pack  # MaskArgs
 # Words of masks beyond which a call takes so long that others may have the interpreter lock.
 _QUICK_WORDS = 1 << 15
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -105,7 +105,7 @@ class KernelLibrary:
             for each in given
         ) or not (wishes.shape == (num_rows,) and wishes.dtype == np.uint8):
             raise ValueError("expected int32 [R, W] and uint8 [R] for masks of rows")
-        packed = _MASKS(*(each.ctypes.data for each in (*given, wishes)), words)
+        packed = _MASKS(*(each.ctypes.data for each in (*given, wishes)), num_rows, words)
         # What takes a microsecond takes many if the interpreter lock is given away and waited for.
         quick: Any = ctypes.PyDLL(str(self.path)).slipstream_restrict_masks
         patient: Any = self._library.slipstream_restrict_masks
@@ -117,11 +117,11 @@ class KernelLibrary:
         def restrict(rows: Sequence[int]) -> Sequence[int] | None:
             numbers = array("q", rows)
             address, count = numbers.buffer_info()
-            if count and not 0 <= min(numbers) <= max(numbers) < len(held[0]):
-                raise ValueError(f"expected rows below {num_rows}, got {list(rows)}")
             possible = array("B", bytes(count))
             function = quick if count * words <= _QUICK_WORDS else patient
             impossible = function(packed, address, count, possible.buffer_info()[0])
+            if impossible < 0:
+                raise ValueError(f"expected rows below {len(held[0])}, got {list(rows)}")
             return possible if impossible else None
 
         return restrict

@@ -109,6 +109,9 @@ SLIPSTREAM_EXPORT int slipstream_open_gate(MaskGate* gate, const uint32_t* masks
 SLIPSTREAM_EXPORT int64_t slipstream_restrict_masks(const MaskArgs* args, const int64_t* rows,
                                                     int64_t count, uint8_t* possible) {
   const MaskArgs& a = *args;
+  for (int64_t i = 0; i < count; ++i) {
+    if (rows[i] < 0 || rows[i] >= a.rows) return -1;
+  }
   int64_t impossible = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = rows[i], start = row * a.words;

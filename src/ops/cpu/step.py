@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,20 +101,20 @@ class MaskGate:
         assert self._gate is not None
         return self._gate
 
-    def open(self, masks: np.ndarray, rows: Sequence[int]) -> None:
+    def open(self, masks: Tensor, rows: Sequence[int]) -> None:
         """Let the step go on.
 
         Parameters
-            masks: int32 [R, W], C-contiguous; bit `v % 32` of word `v // 32` says that token v may
+            masks: int32 [R, W], contiguous; bit `v % 32` of word `v // 32` says that token v may
                 be drawn. They stay as they are until the step has drawn.
             rows: Row of `masks` of each that samples; a negative one may draw anything.
         """
         numbers = array("q", rows)
         address, count = numbers.buffer_info()
-        is_valid = masks.dtype == np.int32 and masks.flags.c_contiguous
+        is_valid = masks.dtype == torch.int32 and masks.is_contiguous()
         # No words are too few: the step fails, and does not wait for ever.
-        words = masks.shape[1] if is_valid and max(numbers, default=-1) < len(masks) else 0
-        status = self._caller.open_gate(self.address, masks.ctypes.data, words, address, count)
+        words = masks.shape[1] if is_valid and max(rows, default=-1) < len(masks) else 0
+        status = self._caller.open_gate(self.address, masks.data_ptr(), words, address, count)
         if status:
             raise_status(status)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -63,18 +61,18 @@ class Matcher:
 
 
 @pytest.mark.parametrize("num_matchers", [1, 2, 5, 100])
-@pytest.mark.parametrize("call", ["consume", "compute"])
+@pytest.mark.parametrize("call", ["follow", "compute"])
 def test_slow_calls_are_told_from_quick_ones(
     call: str, num_matchers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matcher_pool, "LLExecutor", Executor)
     pool = MatcherPool()
     executor: Any = pool._executor
-    matchers: list[Any] = [(Matcher(executor), 0)] * num_matchers
+    matchers: list[Any] = [Matcher(executor) for _ in range(num_matchers)]
     masks = np.zeros((1, 2), np.int32)
     calls: dict[str, Callable[[], bool]] = {
-        "consume": lambda: pool.consume(matchers),
-        "compute": lambda: pool.compute(matchers, masks),
+        "follow": lambda: pool.follow([(matcher, 7, 0) for matcher in matchers], masks),
+        "compute": lambda: pool.compute([(matcher, 0) for matcher in matchers], masks),
     }
     assert calls[call]()
     # Beyond what so many may take, in one call or in each.
@@ -82,13 +80,3 @@ def test_slow_calls_are_told_from_quick_ones(
     assert not calls[call]()
     executor.seconds = 0.0
     assert calls[call]()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a niceness of threads is Linux's")
-def test_masks_are_computed_by_what_the_forward_pass_leaves() -> None:
-    before = set(map(int, os.listdir("/proc/self/task")))
-    _pool = MatcherPool()
-    threads = set(map(int, os.listdir("/proc/self/task"))) - before
-    assert threads
-    mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert {os.getpriority(os.PRIO_PROCESS, number) for number in threads} == {min(mine + 10, 19)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -319,7 +321,7 @@ def test_what_is_queued_for_an_ended_request_is_skipped(monkeypatch: pytest.Monk
     assert computed == [1, 1]
     # They may sample anything, so that the sampler has something to choose from.
     assert not masks.failures
-    assert (packed_masks(masks.table, masks.rows)[[0, 2]] == -1).all()
+    assert (packed_masks(masks.table.numpy(), masks.rows)[[0, 2]] == -1).all()
     assert rows.allowed(1) == [a]
     for key in (100, 101, 102):
         rows.rows.forget(key)
@@ -359,6 +361,27 @@ def test_a_step_that_failed_leaves_the_other_rows_alone() -> None:
     rows.rows.follow([0], read)
     rows.install(1, StructuredOutput.regex("b"))
     assert rows.tokenizer.token_text(rows.allowed(1)[0]) == "b"
+    rows.rows.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a niceness of threads is Linux's")
+def test_masks_are_computed_by_the_cpus_that_a_forward_pass_leaves() -> None:
+    def niceness() -> dict[int, int]:
+        threads = map(int, os.listdir("/proc/self/task"))
+        return {number: os.getpriority(os.PRIO_PROCESS, number) for number in threads}
+
+    rows = tokenizer_of("byte_level")
+    rows.compile(StructuredOutput.regex("a+"))
+    before = niceness()
+    for row in range(3):
+        rows.install(row, StructuredOutput.regex("a+"))
+    rows.masks([0, 1, 2])
+    after = niceness()
+    # The grammar thread and the library's: they began here.
+    others = {number: nice for number, nice in after.items() if number not in before}
+    assert len(others) >= 2
+    assert set(others.values()) == {min(before[threading.get_native_id()] + 10, 19)}
+    assert all(after[number] == nice for number, nice in before.items() if number in after)
     rows.rows.close()
 
 
