@@ -144,7 +144,13 @@ class StepComputer:
             if awaited is not None:
                 gate = step.gate()
                 awaited.add_done_callback(partial(_open, gate))
-            token_ids = step.draw(numbers, len(sampling), gate)
+            try:
+                token_ids = step.draw(numbers, len(sampling), gate)
+            except ValueError:
+                if awaited is not None and awaited.done():
+                    # Why there are no masks says more than that there are none.
+                    awaited.result()
+                raise
             samples = SampleOutput(token_ids, None, (), ()) if sampling else None
             return StepOutput(samples, None, () if awaited is None else awaited.result().failures)
         hidden, logits = step.compute(numbers, len(sampling))
@@ -211,9 +217,10 @@ class StepComputer:
 
 
 def _open(gate: MaskGate, done: Future[RowMasks]) -> None:
-    """Let a step draw whose masks are there, or will not be: then its tokens are thrown away."""
-    if done.exception() is None:
+    """Let a step draw whose masks are there, or fail one whose masks will not be."""
+    try:
         masks = done.result()
-        gate.open(masks.table, masks.rows)
+    except BaseException:
+        gate.fail()
     else:
-        gate.open(torch.empty((0, 0), dtype=torch.int32), ())
+        gate.open(masks.table, masks.rows)

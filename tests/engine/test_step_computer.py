@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +19,8 @@ from src.core.request import Request
 from src.core.structured_output import StructuredOutput
 from src.engine.forward_pass import Code
 from src.engine.step_computer import StepComputer, StepOutput
+from src.engine.structured.masks import RowMasks, added_masks, packed_masks
+from src.ops.cpu.build import kernel_library
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import random_prompts, small_config
 
@@ -28,12 +32,16 @@ NUM_ROWS = 4
 LETTERS = StructuredOutput.regex("([ab]{1,3} )+[cd]{4}")
 BLOCK_SIZE = 16
 LENGTH = 40
+VOCAB_SIZE = 333
 
 
 @pytest.fixture(scope="module")
 def bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bfloat16")
-    return make_checkpoint(directory, tokenizer=True, dtype=torch.bfloat16, tie=True)
+    # Not a whole number of words of masks.
+    return make_checkpoint(
+        directory, tokenizer=True, dtype=torch.bfloat16, tie=True, vocab_size=VOCAB_SIZE
+    )
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -178,6 +186,117 @@ async def test_a_row_without_a_block_is_computed_and_written_nowhere(engine: Asy
             assert mine.view(torch.uint8).equal(theirs.view(torch.uint8))
 
     await on_device(engine, run)
+
+
+SAMPLING = [RowStep(row, 1, LENGTH - 1, 1, True) for row in (2, 0, 3)]
+NUMBERS = [number for row in (2, 0, 3) for number in (row, LENGTH - 1, 1, True)]
+
+
+@pytest.fixture(params=[50.0, 0.01], ids=["one part", "many parts"])
+def wake_cost(request: pytest.FixtureRequest) -> Iterator[None]:
+    library = kernel_library()
+    assert library is not None
+    library.assume_wake_cost(request.param)
+    yield
+    library.assume_wake_cost()
+
+
+async def test_a_step_draws_what_its_gate_lets_through(
+    engine: AsyncEngine, wake_cost: None
+) -> None:
+    """Masks come while the step waits for them; two rows have one, and one has none."""
+    computer = computer_of(engine)
+    step = computer.code.step
+    assert step is not None
+
+    def run() -> None:
+        install(computer, [0.0, 0.7, 1.3, 0.0], seed=3)
+        _, logits = step.compute(NUMBERS, 3)
+        assert logits is not None
+        words = -(-logits.shape[1] // 32)
+        source = torch.Generator().manual_seed(1)
+        bits = torch.randint(0, 256, (6, words, 4), generator=source, dtype=torch.uint8)
+        # One may draw nothing but its last token.
+        bits[4] = 0
+        last = logits.shape[1] - 1
+        bits[4].view(-1)[last // 8] = 1 << last % 8
+        table, rows = bits.view(torch.int32)[:, :, 0].contiguous(), [4, -1, 2]
+        added = torch.from_numpy(
+            added_masks(packed_masks(table.numpy(), rows), logits.shape[1]).copy()
+        )
+        rows_s = torch.tensor([2, 0, 3])
+        expected = computer._sampler.draw(logits + added, rows_s, torch.full((3,), LENGTH))
+        free = computer._sampler.draw(logits, rows_s, torch.full((3,), LENGTH))
+        assert expected[0] == last
+        assert expected[1] == free[1]
+        gate = step.gate()
+        opening = threading.Timer(0.05, gate.open, (table, rows))
+        opening.start()
+        assert step.draw(NUMBERS, 3, gate).tolist() == expected.tolist()
+        opening.join()
+        assert computer._rows.tokens[[2, 0, 3], LENGTH].tolist() == expected.tolist()
+
+    await on_device(engine, run)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rows"),
+    [
+        ((6, 11), torch.int32, [0, 1]),
+        ((6, 11), torch.int32, [0, 1, 2, 3]),
+        ((6, 11), torch.int32, [0, 1, 6]),
+        ((6, 9), torch.int32, [0, 1, 2]),
+        ((6, 11), torch.int64, [0, 1, 2]),
+    ],
+)
+async def test_masks_that_are_not_of_a_step_fail_it(
+    engine: AsyncEngine, shape: tuple[int, int], dtype: torch.dtype, rows: list[int]
+) -> None:
+    computer = computer_of(engine)
+    step = computer.code.step
+    assert step is not None
+
+    def run() -> None:
+        install(computer, [0.0] * NUM_ROWS, seed=3)
+        gate = step.gate()
+        gate.open(torch.full(shape, -1, dtype=dtype), rows)
+        with pytest.raises(ValueError, match="masks are not of the rows"):
+            step.draw(NUMBERS, 3, gate)
+
+    await on_device(engine, run)
+
+
+async def test_a_step_tells_which_grammars_failed_and_why_masks_are_missing(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computer = computer_of(engine)
+    awaited: Future[RowMasks] = Future()
+    asked: list[bool] = []
+
+    def masks(rows: Sequence[int], *, as_bits: bool) -> Future[RowMasks]:
+        asked.append(as_bits)
+        return awaited
+
+    monkeypatch.setattr(computer._grammars, "masks", masks)
+    plan = StepPlan(1, [], [], SAMPLING)
+
+    def failed() -> None:
+        install(computer, [0.0] * NUM_ROWS, seed=3)
+        threading.Timer(0.05, awaited.set_exception, (RuntimeError("a panic"),)).start()
+        with pytest.raises(RuntimeError, match="a panic"):
+            computer.compute(plan)
+
+    await on_device(engine, failed)
+    awaited = Future()
+    table = torch.full((NUM_ROWS, 11), -1, dtype=torch.int32)
+    awaited.set_result(RowMasks(table, [-1, 0, 1], None, [(7, "a reason")]))
+
+    def told() -> None:
+        install(computer, [0.0] * NUM_ROWS, seed=3)
+        assert computer.compute(plan).failures == [(7, "a reason")]
+
+    await on_device(engine, told)
+    assert asked == [True, True]
 
 
 async def test_whatever_requests_ask_for_the_tokens_are_the_same(engine: AsyncEngine) -> None:

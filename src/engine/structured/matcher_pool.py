@@ -15,8 +15,10 @@ from src.engine.structured.compiled import ORDINARY_CALL
 
 # More do not help: a batch's masks are some tens of microseconds each.
 _MAX_THREADS: Final = 4
-# So many take their tokens, a microsecond or two each, sooner than another thread begins to.
+# So many take their tokens, a microsecond or two each, sooner than another thread begins to; but
+# with the interpreter lock, so for so many seconds at most.
 _FEW: Final = 64
+_LOCKED: Final = 0.0005
 # Seconds of each matcher in a call for many that are nothing to wonder at.
 _ORDINARY_SHARE: Final = 20e-6
 # A thread's processor time, by Linux's way to spell that: clock_getcpuclockid(3) for thread ids.
@@ -49,21 +51,27 @@ class MatcherPool:
             Whether that was as quick as it should be.
         """
         started = self._seconds()
-        if len(moves) <= _FEW:
-            for matcher, token_id, _ in moves:
-                matcher.consume_token(token_id)
-        else:
-            self._executor.consume_token_par(
-                [(matcher, token_id) for matcher, token_id, _ in moves]
-            )
+        left = [(matcher, token_id) for matcher, token_id, _ in moves]
+        if len(left) <= _FEW:
+            self._consume_here(left)
+        if left:
+            self._executor.consume_token_par(left)
         self._compute([(matcher, row) for matcher, _, row in moves], masks)
-        return self._is_ordinary(started, 2 * len(moves))
+        return self._is_ordinary(started, 2, len(moves))
 
     def compute(self, matchers: Sequence[tuple[LLMatcher, int]], masks: np.ndarray) -> bool:
         """Compute the masks of matchers that took no token; as above."""
         started = self._seconds()
         self._compute(list(matchers), masks)
-        return self._is_ordinary(started, len(matchers))
+        return self._is_ordinary(started, 1, len(matchers))
+
+    def _consume_here(self, moves: list[tuple[LLMatcher, int]]) -> None:
+        """Take moves from the list, for as long as nobody minds that this has the lock."""
+        until = time.monotonic() + _LOCKED
+        moves.reverse()
+        while moves and time.monotonic() < until:
+            matcher, token_id = moves.pop()
+            matcher.consume_token(token_id)
 
     def _compute(self, matchers: list[tuple[LLMatcher, int]], masks: np.ndarray) -> None:
         num_rows, words = masks.shape
@@ -71,20 +79,29 @@ class MatcherPool:
             matchers, masks.ctypes.data, words * masks.itemsize, num_rows
         )
 
-    def _is_ordinary(self, started: float, num_calls: int) -> bool:
-        return self._seconds() - started <= ORDINARY_CALL + num_calls * _ORDINARY_SHARE
+    def _is_ordinary(self, started: float, num_calls: int, num_matchers: int) -> bool:
+        ordinary = ORDINARY_CALL + num_matchers * _ORDINARY_SHARE
+        return self._seconds() - started <= num_calls * ordinary
 
     def _seconds(self) -> float:
         """Processor time of the threads: a machine that is busy with other things slows nobody."""
+        if not self._clocks:
+            return time.monotonic()
         try:
-            if self._clocks:
-                # The caller's too: what is to be done for one alone is done there.
-                return time.thread_time() + sum(map(time.clock_gettime, self._clocks))
-            return time.monotonic()
-        # One of them was another's, and has ended.
+            # The caller's too: what is to be done for one alone is done there.
+            return time.thread_time() + sum(map(time.clock_gettime, self._clocks))
         except OSError:
-            self._clocks = []
-            return time.monotonic()
+            # One of them was another's, and has ended. It may have been the last.
+            self._clocks = list(filter(_ticks, self._clocks))
+            return self._seconds()
+
+
+def _ticks(clock: int) -> bool:
+    try:
+        time.clock_gettime(clock)
+    except OSError:
+        return False
+    return True
 
 
 def _thread_ids() -> set[int]:

@@ -10,6 +10,7 @@ request resumes, and neither the batch nor the pipeline's depth has a say in it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -111,7 +112,9 @@ class RowGrammars:
         self._followers: dict[int, _Follower] = {}
         self._table = MaskTable(max_num_rows, vocab_size)
         self._matchers: MatcherPool | None = None
-        self._thread = ThreadPoolExecutor(1, "slipstream-grammar", _give_way)
+        # A forward pass on another device leaves the CPUs to whoever wants them.
+        begin = _give_way if on_cpu else None
+        self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
 
     def install(self, row: int, request: Request, output_token_ids: list[int]) -> None:
         """Give ``row`` to a request that has this output so far."""
@@ -247,6 +250,8 @@ class RowGrammars:
         if together and not self._pool().follow(together, self._table.masks):
             _mark_slow(moved)
         for row, follower, token_id in measured:
+            if follower.key in ended:
+                continue
             follower.num_measured -= 1
             follower.measure(partial(follower.matcher.consume_token, token_id))
             if self._compute_measured(row, follower):
@@ -320,4 +325,6 @@ def _give_way() -> None:
     # Elsewhere niceness is of whole processes.
     if sys.platform == "linux":
         niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+        # Where that is forbidden, it stays as it is.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, niceness)

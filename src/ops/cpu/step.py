@@ -109,7 +109,11 @@ class MaskGate:
                 be drawn. They stay as they are until the step has drawn.
             rows: Row of `masks` of each that samples; a negative one may draw anything.
         """
-        numbers = array("q", rows)
+        try:
+            numbers = array("q", rows)
+        except BaseException:
+            self.fail()
+            raise
         address, count = numbers.buffer_info()
         is_valid = masks.dtype == torch.int32 and masks.is_contiguous()
         # No words are too few: the step fails, and does not wait for ever.
@@ -117,6 +121,10 @@ class MaskGate:
         status = self._caller.open_gate(self.address, masks.data_ptr(), words, address, count)
         if status:
             raise_status(status)
+
+    def fail(self) -> None:
+        """Let the step fail: there are no masks."""
+        self._caller.open_gate(self.address, None, 0, None, 0)
 
 
 class CompiledStep:

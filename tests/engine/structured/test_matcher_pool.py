@@ -80,3 +80,31 @@ def test_slow_calls_are_told_from_quick_ones(
     assert not calls[call]()
     executor.seconds = 0.0
     assert calls[call]()
+
+
+def test_many_tokens_at_once_do_not_keep_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is slow is left to the library, which gives the interpreter lock away."""
+    monkeypatch.setattr(matcher_pool, "LLExecutor", Executor)
+    pool = MatcherPool()
+    executor: Any = pool._executor
+    executor.seconds = matcher_pool._LOCKED
+    here: list[int] = []
+    there: list[Any] = []
+    monkeypatch.setattr(
+        Matcher, "consume_token", lambda _, token: (executor._work(), here.append(token))
+    )
+    executor.consume_token_par = there.extend
+    matchers = [Matcher(executor) for _ in range(9)]
+    pool.follow(
+        [(matcher, token, 0) for token, matcher in enumerate(matchers)], np.zeros((1, 2), np.int32)
+    )
+    assert here == [0]
+    assert sorted(token for _, token in there) == list(range(1, 9))
+
+
+def test_the_clock_of_a_thread_that_has_ended_is_forgotten() -> None:
+    pool = MatcherPool()
+    clocks = list(pool._clocks)
+    pool._clocks.append(~(2**22 - 3) << 3 | 0b110)
+    assert pool._seconds() < time.monotonic() or not clocks
+    assert pool._clocks == clocks
