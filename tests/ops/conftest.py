@@ -1,10 +1,14 @@
+import ctypes
+import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from src.ops.cpu import build
 from src.ops.cpu.build import KernelCache, cache_root
 from src.ops.cpu.kernel_library import KernelLibrary
 
@@ -38,6 +42,25 @@ def libraries(level_files: dict[str, Path]) -> dict[str, KernelLibrary]:
 def library(libraries: dict[str, KernelLibrary]) -> KernelLibrary:
     """The fastest level of this machine."""
     return list(libraries.values())[-1]
+
+
+@pytest.fixture(scope="session")
+def emulated_amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The AMX level's kernels, compiled for AVX2 with its instructions in plain C++."""
+    file = tmp_path_factory.mktemp("amx") / "amx.so"
+    units = ("attention.cpp", "linear.cpp", "pool.cpp")
+    command = [
+        *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fno-math-errno"),
+        *("-fno-trapping-math", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread", "-w"),
+        *("-Wno-psabi", "-mavx2", "-mfma", "-mf16c"),
+        *("-include", str(Path(__file__).with_name("emulated_amx.h"))),
+        *(str(Path(build.__file__).with_name(name)) for name in units),
+        *("-o", str(file)),
+    ]
+    subprocess.run(command, check=True)
+    library = ctypes.CDLL(str(file))
+    library.slipstream_assume_wake_cost(ctypes.c_double(0.01))
+    return library
 
 
 @pytest.fixture(autouse=True)

@@ -73,6 +73,21 @@ inline Words widen_words(__m256i halves) {
   return wide;
 }
 
+template <class Byte>
+inline __m512i widen_bytes(__m128i bytes) {
+  Byte narrow[16];
+  int32_t wide[16];
+  std::memcpy(narrow, &bytes, sizeof narrow);
+  for (int i = 0; i < 16; ++i) wide[i] = narrow[i];
+  __m512i result;
+  std::memcpy(&result, wide, sizeof result);
+  return result;
+}
+
+typedef int32_t Integers __attribute__((vector_size(64)));
+
+inline Floats to_floats(__m512i integers) { return __builtin_convertvector((Integers)integers, Floats); }
+
 inline Halves pack(Floats high, Floats low) {
   Halves packed;
   for (int i = 0; i < 16; ++i) packed[i] = narrow(low[i]), packed[16 + i] = narrow(high[i]);
@@ -146,6 +161,12 @@ inline void multiply_tiles(int to, int left, int right) {
 #define _mm512_scalef_ps(a, b) emulated::scalef(a, b)
 #define _mm512_cvtepu16_epi32(halves) emulated::widen_words(halves)
 #define _mm512_slli_epi32(words, bits) ((words) << (bits))
+#define _mm512_cvtepi8_epi32(bytes) emulated::widen_bytes<int8_t>(bytes)
+#define _mm512_cvtepu8_epi32(bytes) emulated::widen_bytes<uint8_t>(bytes)
+#define _mm512_cvtepi32_ps(integers) emulated::to_floats(integers)
+#define _mm512_and_si512(a, b) ((a) & (b))
+#define _mm512_set1_epi32(x) ((__m512i)(emulated::Integers{} + (x)))
+#define _mm512_srli_epi32(words, bits) ((__m512i)((emulated::Words)(words) >> (bits)))
 #define _mm512_cvtph_ps(halves) emulated::half_to_float(halves)
 #define _mm512_cvtne2ps_pbh(high, low) emulated::pack(high, low)
 #define _mm512_dpbf16_ps(sum, a, b) emulated::dot(sum, a, b)

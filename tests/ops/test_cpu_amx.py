@@ -1,10 +1,7 @@
 """The AMX path of paged attention on a CPU without AMX, its instructions emulated."""
 
 import ctypes
-import os
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,25 +14,14 @@ from tests.ops.comparison import attention_matches, copied, in_chunks
 
 Attention = Callable[..., Any]
 
-MACHINE = build.cpu_flags()
 needs_avx2 = pytest.mark.skipif(
-    not build.LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2"
+    not build.LEVELS[1].needs <= build.cpu_flags(), reason="the emulation is compiled for AVX2"
 )
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Attention:
-    library = tmp_path_factory.mktemp("amx") / "amx.so"
-    command = [
-        *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fno-math-errno"),
-        *("-fno-trapping-math", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread", "-w"),
-        *("-Wno-psabi", "-mavx2", "-mfma", "-mf16c"),
-        *("-include", str(Path(__file__).with_name("emulated_amx.h"))),
-        *(str(Path(build.__file__).with_name(name)) for name in ("attention.cpp", "pool.cpp")),
-        *("-o", str(library)),
-    ]
-    subprocess.run(command, check=True)
-    return _bind_attention(ctypes.CDLL(str(library)).slipstream_paged_attention)
+def emulated(emulated_amx: ctypes.CDLL) -> Attention:
+    return _bind_attention(emulated_amx.slipstream_paged_attention)
 
 
 @needs_avx2

@@ -5,8 +5,7 @@
 //   softmax -> weights [32, 128], rounded to bfloat16; weights x values [128, head_dim] -> out, float32
 //
 // Operands lie in memory as whole tiles of 16 rows x 64 bytes, one after another, so a tile is 16
-// neighbouring cache lines. The right-hand operand of a product has pairs of its rows side by side
-// ("VNNI"): dword (p, n) is elements (2p, n) and (2p + 1, n).
+// neighbouring cache lines.
 //
 // What limits it, by counting instructions (cycles a score, which is one query row against one key,
 // where the tile unit does 1024 FLOP a cycle): products take head_dim / 256, so 0.25 for 64 and 0.5
@@ -22,21 +21,16 @@
 // masked key has weight 0 exactly, and the rows of a tile do not mix.
 #pragma once
 #include "abi.h"
+#include "tile_registers.h"
 #include "tiles.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
-#define SLIPSTREAM_TILES 1
+#if defined(SLIPSTREAM_TILES)
 #include <memory>
-
-#include "tile_permission.h"
 
 namespace {
 
 constexpr int kStep = 128;                  // keys of a step
 constexpr int kStrip = 32;                  // query rows of a strip: two tiles
-constexpr int kTile = 16;                   // rows of a tile; columns of float32, pairs of bfloat16
-constexpr int kDepth = 32;                  // bfloat16 in a tile's row
-constexpr int kTileSize = kTile * kDepth;   // bfloat16 in a tile
 constexpr int kChunks = kMaxHeadDim / kDepth;
 constexpr int kScoreTiles = kStep / kTile, kWeightTiles = kStep / kDepth;
 constexpr int64_t kMinTileRows = 3;         // fewer packed rows are a dot product each
@@ -57,32 +51,6 @@ struct alignas(64) TileScratch {
   int64_t positions[kTileRows];                 // of each query row in its sequence
   int64_t offsets[kStep];                       // of each key of the step in the caches, in elements
   alignas(64) bf16 ends[kTile][kMaxHeadDim];    // rows padded with zeros to whole chunks
-};
-
-// GCC's tile instructions do not say that they read memory: stores before this stay before it.
-inline void tile_loads_follow() { asm volatile("" : : : "memory"); }
-
-// The tile registers of this thread: all eight are 16 rows of 64 bytes.
-class TileRegisters {
- public:
-  explicit TileRegisters(bool used) : used(used) {
-    if (!used) return;
-    struct alignas(64) Configuration {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } configuration;
-    tile_loads_follow();
-    _tile_loadconfig(&configuration);
-  }
-  ~TileRegisters() {
-    if (used) _tile_release();  // or the system would save 8 KiB at every switch of this thread
-  }
-  TileRegisters(const TileRegisters&) = delete;
-  TileRegisters& operator=(const TileRegisters&) = delete;
-
- private:
-  const bool used;
 };
 
 inline int chunks_of(int head_dim) { return (head_dim + kDepth - 1) / kDepth; }

@@ -4,13 +4,15 @@
 // what is read from memory is what they take there. A tile is kRows rows of weights against up to
 // kTokens tokens, or twice as many rows against one token, so that there are sums enough to hide the
 // latency of adding to one. They run along K in one vector accumulator each, in the same order
-// whatever else is in the batch, so a token's result does not depend on its company.
+// whatever else is in the batch, so a token's result does not depend on its company. With AMX,
+// bfloat16 goes another way (amx_linear.h).
 #include <algorithm>
 #include <memory>
 #include <new>
 #include <vector>
 
 #include "abi.h"
+#include "amx_linear.h"
 #include "parallel.h"
 #include "vector.h"
 
@@ -57,14 +59,6 @@ inline vf widen_half(const uint8_t* p) {
   for (int i = 0; i < W; ++i) v[i] = float(High ? p[i] >> 4 : p[i] & 15);
   return v;
 #endif
-}
-
-// The first `count` of a vector, then zeros.
-template <class T>
-inline vf load_some(const T* p, int64_t count) {
-  T some[W] = {};
-  std::memcpy(some, p, size_t(count) * sizeof(T));
-  return load(some);
 }
 
 // How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors, `read_some`
@@ -335,6 +329,12 @@ void run(const LinearArgs& a, const float* x) {
 
 template <class T>
 Status run_kind(const LinearArgs& a) {
+#if defined(SLIPSTREAM_TILES)
+  if (uses_tiles(a)) {
+    run_tiles(a);
+    return kOk;
+  }
+#endif
   if (a.kind != kInt8 && a.kind != kInt4) {
     if (a.kind != a.dtype) return kBadShape;
     run<Dense<T>, T>(a, activations<T>(a));

@@ -70,6 +70,14 @@ inline vf load(const f16* p) {
 #endif
 }
 
+// The first `count` of a vector, then zeros.
+template <class T>
+inline vf load_some(const T* p, int64_t count) {
+  T some[W] = {};
+  std::memcpy(some, p, size_t(count) * sizeof(T));
+  return load(some);
+}
+
 inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 
 inline float as_float(const float* p) { return *p; }

@@ -1,0 +1,189 @@
+// Linear layers of bfloat16 by AMX tile products.
+//
+//   weights [16 outputs, 32 inputs] x tokens [32 inputs, 16 tokens] -> sums [16, 16], float32
+//
+// Weights are left-hand operands as they lie in the checkpoint, so nothing is packed but the tokens, once
+// a call. A strip of 32 outputs against 32 tokens is four products for four tile loads; it runs along
+// all inputs before its sums leave the tile registers, and while the first tokens read it the next strip is
+// fetched from memory.
+//
+// One token goes the same way, with 15 columns of zeros: reading its weights takes longer than
+// multiplying them. A sum depends on its own weights and token alone, and is added up in one order, so a
+// token's result does not depend on its company.
+#pragma once
+#include "abi.h"
+#include "parallel.h"
+#include "tile_registers.h"
+
+#if defined(SLIPSTREAM_TILES)
+#include <vector>
+
+namespace {
+
+constexpr int kTileOutputs = 2 * kTile;            // of a strip
+constexpr int64_t kTileTokenBytes = 512 * 1024;    // of packed tokens that are kept close to a core
+constexpr double kTileProductsPerMicrosecond = 300e3;
+constexpr double kTileBytesPerMicrosecond = 15e3;  // of weights, by one thread
+constexpr double kPackedPerMicrosecond = 4e3;      // inputs
+
+struct alignas(64) TileMemory {
+  bf16 values[kTileSize];
+};
+
+inline bool uses_tiles(const LinearArgs& a) {
+  return a.dtype == kBFloat16 && a.kind == kBFloat16 && a.inputs % kDepth == 0 && tiles_permitted();
+}
+
+// Tokens [16 * group, + 16) as right-hand operands, a tile for 32 inputs each; zeros behind the last.
+inline void pack_tokens(const LinearArgs& a, int64_t group, TileMemory* to) {
+  const int64_t first = group * kTile, tokens = std::min<int64_t>(kTile, a.tokens - first);
+  const bf16* x = static_cast<const bf16*>(a.x) + first * a.x_stride;
+  for (int64_t k = 0; k < a.inputs; k += kDepth, ++to) {
+    vf block[kTile] = {};  // pairs of bfloat16, moved about and not looked into
+    for (int i = 0; i < tokens; ++i) std::memcpy(&block[i], x + i * a.x_stride + k, 64);
+    transpose(block);
+    for (int i = 0; i < kTile; ++i) std::memcpy(to->values + i * kDepth, &block[i], 64);
+  }
+}
+
+class TileLinear {
+ public:
+  TileLinear(const LinearArgs& args, const TileMemory* packed)
+      : a(args),
+        packed(packed),
+        weights(static_cast<const bf16*>(args.weight)),
+        chunks(args.inputs / kDepth),
+        groups((args.tokens + kTile - 1) / kTile) {}
+
+  // Outputs [begin, end).
+  void run(int64_t begin, int64_t end) const {
+    const TileRegisters registers(true);
+    const int64_t group_bytes = chunks * int64_t(sizeof(TileMemory));
+    const int64_t block = std::max<int64_t>(2, kTileTokenBytes / group_bytes / 2 * 2);
+    for (int64_t first = 0; first < groups; first += block) {
+      const int64_t last = std::min(groups, first + block);
+      for (int64_t n = begin; n < end; n += kTileOutputs) {
+        strip(n, int(std::min<int64_t>(kTileOutputs, end - n)), first, last);
+      }
+    }
+  }
+
+ private:
+  // Left-hand operands: `upper` and `lower` are 16 rows of weights each.
+  struct Left {
+    const bf16 *upper, *lower, *next;
+    bool has_lower;
+  };
+
+  // Outputs [n, n + rows) of groups [first, last) of tokens.
+  void strip(int64_t n, int rows, int64_t first, int64_t last) const {
+    const bf16* from = weights + n * a.inputs;
+    Left left{from, from + kTile * a.inputs, from + kTileOutputs * a.inputs, rows > kTile};
+    thread_local std::vector<bf16> padded;
+    if (rows % kTile != 0) {
+      // Tiles are read whole, and behind these rows may be nothing.
+      padded.assign(size_t(kTileOutputs * a.inputs), bf16{0});
+      std::memcpy(padded.data(), from, size_t(rows * a.inputs) * sizeof(bf16));
+      left = {padded.data(), padded.data() + kTile * a.inputs, padded.data(), rows > kTile};
+    }
+    for (int64_t group = first; group < last; group += 2) {
+      alignas(64) float sums[4][kTile * kTile];  // [upper, lower][group, group + 1]: outputs x tokens
+      const bool two = group + 1 < last;
+      const TileMemory* right = packed + group * chunks;
+      if (group == first) {
+        multiply<true>(left, right, two, sums);
+      } else {
+        multiply<false>(left, right, two, sums);
+      }
+      for (int lower = 0; lower <= int(left.has_lower); ++lower) {
+        const int outputs = std::min(kTile, rows - lower * kTile);
+        for (int second = 0; second <= int(two); ++second) {
+          put(n + lower * kTile, outputs, group + second, sums[lower * 2 + second]);
+        }
+      }
+    }
+  }
+
+  template <bool Fetches>
+  void multiply(const Left& left, const TileMemory* right, bool two, float (*sums)[256]) const {
+    tile_loads_follow();
+    const int64_t stride = a.inputs * int64_t(sizeof(bf16));
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t k = chunk * kDepth;
+      if (Fetches) {
+        for (int i = 0; i < kTileOutputs; ++i) __builtin_prefetch(left.next + i * a.inputs + k);
+      }
+      _tile_loadd(4, left.upper + k, stride);
+      _tile_loadd(6, right[chunk].values, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      if (two) {
+        _tile_loadd(7, right[chunks + chunk].values, 64);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      if (left.has_lower) {
+        _tile_loadd(5, left.lower + k, stride);
+        _tile_dpbf16ps(2, 5, 6);
+        if (two) _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    tile_loads_follow();
+  }
+
+  // Sums [16 outputs, 16 tokens] as outputs from n on of a group of tokens.
+  void put(int64_t n, int outputs, int64_t group, const float* sums) const {
+    vf block[kTile], bias = {};
+    for (int i = 0; i < kTile; ++i) block[i] = load(sums + i * kTile);
+    transpose(block);
+    if (a.bias != nullptr) bias = load_some(static_cast<const bf16*>(a.bias) + n, outputs);
+    const int64_t first = group * kTile, tokens = std::min<int64_t>(kTile, a.tokens - first);
+    bf16* to = static_cast<bf16*>(a.out) + first * a.outputs + n;
+    for (int64_t t = 0; t < tokens; ++t, to += a.outputs) {
+      float wide[kTile];
+      bf16 narrow[kTile];
+      store(wide, block[t] + bias);
+      from_floats(wide, narrow);
+      std::memcpy(to, narrow, size_t(outputs) * sizeof(bf16));
+    }
+  }
+
+  const LinearArgs& a;
+  const TileMemory* packed;
+  const bf16* weights;
+  const int64_t chunks, groups;
+};
+
+inline void run_tiles(const LinearArgs& a) {
+  const int64_t groups = (a.tokens + kTile - 1) / kTile, chunks = a.inputs / kDepth;
+  thread_local std::vector<TileMemory> memory;
+  if (int64_t(memory.size()) < groups * chunks) memory.resize(size_t(groups * chunks));
+  // Not by its name below: in another thread that is another vector.
+  TileMemory* const packed = memory.data();
+  const double moved = double(a.tokens * a.inputs);
+  const int64_t packers = worthwhile_parts(a.threads, moved / kPackedPerMicrosecond, groups);
+  parallel(a.threads, packers, [&](int64_t part) {
+    for (int64_t group = groups * part / packers; group < groups * (part + 1) / packers; ++group) {
+      pack_tokens(a, group, packed + group * chunks);
+    }
+  });
+  const double cells = double(a.outputs * a.inputs), padded_tokens = double(groups * kTile);
+  const double work = std::max(cells * sizeof(bf16) / kTileBytesPerMicrosecond,
+                               cells * padded_tokens / kTileProductsPerMicrosecond);
+  const int64_t strips = (a.outputs + kTileOutputs - 1) / kTileOutputs;
+  const int64_t parts = worthwhile_parts(a.threads, work, strips);
+  parallel(a.threads, parts, [&](int64_t part) {
+    TileLinear(a, packed).run(strips * part / parts * kTileOutputs,
+                              std::min(a.outputs, strips * (part + 1) / parts * kTileOutputs));
+  });
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,46 @@
+// AMX tile registers (Intel, "Advanced Matrix Extensions", Software Developer's Manual vol. 1, ch. 18).
+//
+// The right-hand operand of a product has pairs of its rows side by side ("VNNI"): dword (p, n) is
+// elements (2p, n) and (2p + 1, n).
+#pragma once
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define SLIPSTREAM_TILES 1
+#include "tile_permission.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int kTile = 16;                   // rows of a tile; columns of float32, pairs of bfloat16
+constexpr int kDepth = 32;                  // bfloat16 in a tile's row
+constexpr int kTileSize = kTile * kDepth;   // bfloat16 in a tile
+
+// GCC's tile instructions do not say that they read memory: stores before this stay before it.
+inline void tile_loads_follow() { asm volatile("" : : : "memory"); }
+
+// The tile registers of this thread: all eight are 16 rows of 64 bytes.
+class TileRegisters {
+ public:
+  explicit TileRegisters(bool used) : used(used) {
+    if (!used) return;
+    struct alignas(64) Configuration {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } configuration;
+    tile_loads_follow();
+    _tile_loadconfig(&configuration);
+  }
+  ~TileRegisters() {
+    if (used) _tile_release();  // or the system would save 8 KiB at every switch of this thread
+  }
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
+
+ private:
+  const bool used;
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,100 @@
+"""Linear layers by AMX tile products, on a CPU without AMX, its instructions emulated."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from src.ops.cpu import build
+from src.ops.cpu.kernel_library import _bind_linear
+from src.ops.linear import LINEAR
+from tests.ops.test_linear import KINDS, assert_matches
+
+Linear = Callable[..., torch.Tensor]
+
+pytestmark = pytest.mark.skipif(
+    not build.LEVELS[1].needs <= build.cpu_flags(), reason="the emulation is compiled for AVX2"
+)
+
+
+@pytest.fixture(scope="module")
+def linear(emulated_amx: ctypes.CDLL) -> Linear:
+    return _bind_linear(emulated_amx)
+
+
+def build_args(**changes: Any) -> tuple[Any, ...]:
+    given = {"tokens": 5, "inputs": 96, "outputs": 40, "dtype": torch.bfloat16, "has_bias": True}
+    args: tuple[Any, ...] = LINEAR.build("cpu", **(given | changes))
+    return args
+
+
+@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 32, 33, 70])
+@pytest.mark.parametrize("tokens", [1, 16, 17, 32, 33, 50])
+def test_sums_are_those_of_float64(linear: Linear, tokens: int, outputs: int) -> None:
+    for inputs in (32, 160):
+        for has_bias in (False, True):
+            args = build_args(tokens=tokens, inputs=inputs, outputs=outputs, has_bias=has_bias)
+            assert_matches(linear(*args), args)
+
+
+def test_more_tokens_than_are_kept_close_to_a_core(linear: Linear) -> None:
+    args = build_args(tokens=200, inputs=2048, outputs=33)
+    assert_matches(linear(*args), args)
+
+
+@pytest.mark.parametrize("weight", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_no_bfloat16_goes_another_way(
+    linear: Linear, dtype: torch.dtype, weight: str
+) -> None:
+    for tokens in (1, 7):
+        args = build_args(tokens=tokens, inputs=128, dtype=dtype, weight=weight)
+        assert_matches(linear(*args), args)
+    if weight == "same":
+        args = build_args(tokens=7, inputs=50, dtype=dtype)
+        assert_matches(linear(*args), args)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_token_is_the_same_bits_in_any_company(linear: Linear, data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, 80))
+    x, weight, scales, bias = build_args(
+        tokens=tokens,
+        inputs=data.draw(st.sampled_from([32, 64, 96])),
+        outputs=data.draw(st.integers(1, 80)),
+        has_bias=data.draw(st.booleans()),
+    )
+    first = data.draw(st.integers(0, tokens - 1))
+    last = data.draw(st.integers(first + 1, tokens))
+    whole = linear(x, weight, scales, bias)
+    torch.set_num_threads(data.draw(st.integers(1, 3)))
+    part = linear(x[first:last], weight, scales, bias)
+    assert torch.equal(part.view(torch.int16), whole[first:last].view(torch.int16))
+
+
+def test_one_bad_token_stays_its_own_and_so_does_one_bad_output(linear: Linear) -> None:
+    x, weight, scales, bias = build_args(tokens=20)
+    expected = linear(x, weight, scales, bias)
+    x[4], weight[9] = torch.nan, torch.inf
+    got = linear(x, weight, scales, bias)
+    assert got[4].isnan().all()
+    assert not got[:, 9].isfinite().any()
+    tokens = [token for token in range(20) if token != 4]
+    outputs = [output for output in range(40) if output != 9]
+    assert torch.equal(got[tokens][:, outputs], expected[tokens][:, outputs])
+
+
+def test_nothing_behind_rows_is_read(linear: Linear) -> None:
+    x, weight, scales, bias = build_args(tokens=18)
+    expected = linear(x, weight, scales, bias)
+    spoilt = torch.full((18, 96 + 8), torch.nan, dtype=torch.bfloat16)
+    spoilt[:, :96] = x
+    assert torch.equal(linear(spoilt[:, :96], weight, scales, bias), expected)
+    assert linear(x[:0], weight, scales, bias).shape == (0, 40)
