@@ -2,14 +2,14 @@
 //
 //   weights [16 outputs, 32 inputs] x tokens [32 inputs, 16 tokens] -> sums [16, 16], float32
 //
-// Weights are left-hand operands as they lie in the checkpoint, so nothing is packed but the tokens, once
-// a call. A strip of 32 outputs against 32 tokens is four products for four tile loads; it runs along
-// all inputs before its sums leave the tile registers, and while the first tokens read it the next strip is
-// fetched from memory.
+// Weights are left-hand operands as they lie in the checkpoint, so nothing is packed but the tokens,
+// once a call. A strip of 32 outputs against 32 tokens is four products for four tile loads; it runs
+// along all inputs before its sums leave the tile registers, and while the first tokens read it the
+// next strip is fetched from memory.
 //
 // One token goes the same way, with 15 columns of zeros: reading its weights takes longer than
-// multiplying them. A sum depends on its own weights and token alone, and is added up in one order, so a
-// token's result does not depend on its company.
+// multiplying them. A sum depends on its own weights and token alone, and is added up in one order,
+// so a token's result does not depend on its company.
 #pragma once
 #include "abi.h"
 #include "parallel.h"
@@ -34,7 +34,8 @@ inline bool uses_tiles(const LinearArgs& a) {
   return a.dtype == kBFloat16 && a.kind == kBFloat16 && a.inputs % kDepth == 0 && tiles_permitted();
 }
 
-// Tokens [16 * group, + 16) as right-hand operands, a tile for 32 inputs each; zeros behind the last.
+// Tokens [16 * group, + 16) as right-hand operands, a tile for 32 inputs each, zeros behind the
+// last.
 inline void pack_tokens(const LinearArgs& a, int64_t group, TileMemory* to) {
   const int64_t first = group * kTile, tokens = std::min<int64_t>(kTile, a.tokens - first);
   const bf16* x = static_cast<const bf16*>(a.x) + first * a.x_stride;
@@ -87,7 +88,8 @@ class TileLinear {
       left = {padded.data(), padded.data() + kTile * a.inputs, padded.data(), rows > kTile};
     }
     for (int64_t group = first; group < last; group += 2) {
-      alignas(64) float sums[4][kTile * kTile];  // [upper, lower][group, group + 1]: outputs x tokens
+      // [upper, lower][group, group + 1]: outputs x tokens
+      alignas(64) float sums[4][kTile * kTile];
       const bool two = group + 1 < last;
       const TileMemory* right = packed + group * chunks;
       if (group == first) {

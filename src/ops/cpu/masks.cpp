@@ -1,5 +1,5 @@
-// What rows may sample, as bits: brought into line with what their requests want besides, and applied
-// to logits.
+// What rows may sample, as bits: brought into line with what their requests want besides, and
+// applied to logits.
 #include <limits>
 #include <new>
 

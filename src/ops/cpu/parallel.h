@@ -6,8 +6,8 @@
 #include <limits>
 #include <new>
 
-// The calling thread calls function(data), and so do threads - 1 of the pool that come in time. It may
-// not throw.
+// The calling thread calls function(data), and so do threads - 1 of the pool that come in time. It
+// may not throw.
 void slipstream_run_together(int64_t threads, void (*function)(void*), void* data);
 
 // About what it takes until another thread has begun, in microseconds.

@@ -1,4 +1,5 @@
-// AMX tile registers (Intel, "Advanced Matrix Extensions", Software Developer's Manual vol. 1, ch. 18).
+// AMX tile registers (Intel, "Advanced Matrix Extensions", Software Developer's Manual vol. 1,
+// ch. 18).
 //
 // The right-hand operand of a product has pairs of its rows side by side ("VNNI"): dword (p, n) is
 // elements (2p, n) and (2p + 1, n).
