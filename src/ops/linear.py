@@ -2,6 +2,7 @@
 
 Few tokens against a large matrix cost what reading the matrix costs, so weights are widened in
 registers and never in memory: bfloat16 halves what float32 reads, int8 a quarter, int4 an eighth.
+(With AMX bfloat16 is multiplied as it is.)
 How quantized weights come about is `src.models.quantization`.
 """
 

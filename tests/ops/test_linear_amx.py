@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +36,26 @@ def build_args(**changes: Any) -> tuple[Any, ...]:
     return args
 
 
+@contextlib.contextmanager
+def at_the_end_of_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A copy behind which nobody may read."""
+    size = tensor.numel() * tensor.element_size()
+    page = mmap.PAGESIZE
+    pages = -(-size // page)
+    memory = mmap.mmap(-1, (pages + 1) * page)
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    copy = torch.frombuffer(
+        memory, dtype=tensor.dtype, count=tensor.numel(), offset=pages * page - size
+    )
+    copy = copy.view(tensor.shape)
+    copy.copy_(tensor)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert libc.mprotect(address + pages * page, page, 0) == 0
+    yield copy
+    assert libc.mprotect(address + pages * page, page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+
+
 @pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 32, 33, 70])
 @pytest.mark.parametrize("tokens", [1, 16, 17, 32, 33, 50])
 def test_sums_are_those_of_float64(linear: Linear, tokens: int, outputs: int) -> None:
@@ -44,8 +66,36 @@ def test_sums_are_those_of_float64(linear: Linear, tokens: int, outputs: int) ->
 
 
 def test_more_tokens_than_are_kept_close_to_a_core(linear: Linear) -> None:
-    args = build_args(tokens=200, inputs=2048, outputs=33)
-    assert_matches(linear(*args), args)
+    x, *rest = build_args(tokens=200, inputs=2048, outputs=33)
+    whole = linear(x, *rest)
+    assert_matches(whole, (x, *rest))
+    part = linear(x[120:199], *rest)
+    assert torch.equal(part.view(torch.int16), whole[120:199].view(torch.int16))
+
+
+def test_tiles_are_used_where_they_can_be(linear: Linear, emulated_amx: ctypes.CDLL) -> None:
+    count = emulated_amx.emulated_products
+    count.restype = ctypes.c_int64
+
+    def products(**changes: Any) -> int:
+        args = build_args(tokens=33, inputs=64, outputs=40, **changes)
+        before: int = count()
+        linear(*args)
+        return int(count()) - before
+
+    # 32 outputs and 8, by three groups of tokens, by two tiles of inputs.
+    assert products() == (2 + 1) * 3 * 2
+    assert products(dtype=torch.float32) == products(weight="int8") == 0
+
+
+@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 40])
+def test_nothing_behind_weights_and_biases_is_read(linear: Linear, outputs: int) -> None:
+    """They end where memory does, as a checkpoint's last tensor may."""
+    x, weight, _, bias = build_args(tokens=3, outputs=outputs)
+    with at_the_end_of_memory(weight) as last_weight, at_the_end_of_memory(bias) as last_bias:
+        got = linear(x, last_weight, None, last_bias)
+        assert torch.equal(got, linear(x, weight, None, bias))
+        del last_weight, last_bias
 
 
 @pytest.mark.parametrize("weight", KINDS)

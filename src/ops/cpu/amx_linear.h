@@ -22,6 +22,8 @@ namespace {
 
 constexpr int kTileOutputs = 2 * kTile;            // of a strip
 constexpr int64_t kTileTokenBytes = 512 * 1024;    // of packed tokens that are kept close to a core
+// Groups of tokens for which weights are read at least: with fewer, reading takes longer.
+constexpr int64_t kFewestGroups = 8;
 constexpr double kTileProductsPerMicrosecond = 300e3;
 constexpr double kTileBytesPerMicrosecond = 15e3;  // of weights, by one thread
 constexpr double kPackedPerMicrosecond = 4e3;      // inputs
@@ -40,6 +42,11 @@ inline void pack_tokens(const LinearArgs& a, int64_t group, TileMemory* to) {
   const int64_t first = group * kTile, tokens = std::min<int64_t>(kTile, a.tokens - first);
   const bf16* x = static_cast<const bf16*>(a.x) + first * a.x_stride;
   for (int64_t k = 0; k < a.inputs; k += kDepth, ++to) {
+    if (tokens == 1) {
+      std::memset(to->values, 0, sizeof to->values);
+      for (int i = 0; i < kTile; ++i) std::memcpy(to->values + i * kDepth, x + k + 2 * i, 4);
+      continue;
+    }
     vf block[kTile] = {};  // pairs of bfloat16, moved about and not looked into
     for (int i = 0; i < tokens; ++i) std::memcpy(&block[i], x + i * a.x_stride + k, 64);
     transpose(block);
@@ -60,11 +67,17 @@ class TileLinear {
   void run(int64_t begin, int64_t end) const {
     const TileRegisters registers(true);
     const int64_t group_bytes = chunks * int64_t(sizeof(TileMemory));
-    const int64_t block = std::max<int64_t>(2, kTileTokenBytes / group_bytes / 2 * 2);
+    const int64_t block = std::max(kFewestGroups, kTileTokenBytes / group_bytes / 2 * 2);
     for (int64_t first = 0; first < groups; first += block) {
       const int64_t last = std::min(groups, first + block);
       for (int64_t n = begin; n < end; n += kTileOutputs) {
-        strip(n, int(std::min<int64_t>(kTileOutputs, end - n)), first, last);
+        const int64_t after = n + kTileOutputs;
+        // The next strip, or the first again for the next tokens, or none.
+        const int64_t next = after < end ? after : begin;
+        const int fetched = after < end || last < groups
+                                ? int(std::min<int64_t>(kTileOutputs, end - next))
+                                : 0;
+        strip(n, int(std::min<int64_t>(kTileOutputs, end - n)), first, last, next, fetched);
       }
     }
   }
@@ -72,30 +85,31 @@ class TileLinear {
  private:
   // Left-hand operands: `upper` and `lower` are 16 rows of weights each.
   struct Left {
-    const bf16 *upper, *lower, *next;
+    const bf16 *upper, *lower;
     bool has_lower;
   };
 
-  // Outputs [n, n + rows) of groups [first, last) of tokens.
-  void strip(int64_t n, int rows, int64_t first, int64_t last) const {
+  // Outputs [n, n + rows) of groups [first, last) of tokens. Meanwhile as many rows as `fetched`
+  // are fetched from `next` on.
+  void strip(int64_t n, int rows, int64_t first, int64_t last, int64_t next, int fetched) const {
     const bf16* from = weights + n * a.inputs;
-    Left left{from, from + kTile * a.inputs, from + kTileOutputs * a.inputs, rows > kTile};
+    Left left{from, from + kTile * a.inputs, rows > kTile};
     thread_local std::vector<bf16> padded;
     if (rows % kTile != 0) {
       // Tiles are read whole, and behind these rows may be nothing.
       padded.assign(size_t(kTileOutputs * a.inputs), bf16{0});
       std::memcpy(padded.data(), from, size_t(rows * a.inputs) * sizeof(bf16));
-      left = {padded.data(), padded.data() + kTile * a.inputs, padded.data(), rows > kTile};
+      left = {padded.data(), padded.data() + kTile * a.inputs, rows > kTile};
     }
     for (int64_t group = first; group < last; group += 2) {
       // [upper, lower][group, group + 1]: outputs x tokens
       alignas(64) float sums[4][kTile * kTile];
       const bool two = group + 1 < last;
       const TileMemory* right = packed + group * chunks;
-      if (group == first) {
-        multiply<true>(left, right, two, sums);
+      if (group == first && fetched > 0) {
+        multiply<true>(left, right, two, sums, weights + next * a.inputs, fetched);
       } else {
-        multiply<false>(left, right, two, sums);
+        multiply<false>(left, right, two, sums, nullptr, 0);
       }
       for (int lower = 0; lower <= int(left.has_lower); ++lower) {
         const int outputs = std::min(kTile, rows - lower * kTile);
@@ -107,7 +121,8 @@ class TileLinear {
   }
 
   template <bool Fetches>
-  void multiply(const Left& left, const TileMemory* right, bool two, float (*sums)[256]) const {
+  void multiply(const Left& left, const TileMemory* right, bool two, float (*sums)[kTile * kTile],
+                const bf16* next, int fetched) const {
     tile_loads_follow();
     const int64_t stride = a.inputs * int64_t(sizeof(bf16));
     _tile_zero(0);
@@ -117,7 +132,7 @@ class TileLinear {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t k = chunk * kDepth;
       if (Fetches) {
-        for (int i = 0; i < kTileOutputs; ++i) __builtin_prefetch(left.next + i * a.inputs + k);
+        for (int i = 0; i < fetched; ++i) __builtin_prefetch(next + i * a.inputs + k);
       }
       _tile_loadd(4, left.upper + k, stride);
       _tile_loadd(6, right[chunk].values, 64);
@@ -168,7 +183,7 @@ inline void run_tiles(const LinearArgs& a) {
   if (int64_t(memory.size()) < groups * chunks) memory.resize(size_t(groups * chunks));
   // Not by its name below: in another thread that is another vector.
   TileMemory* const packed = memory.data();
-  const double moved = double(a.tokens * a.inputs);
+  const double moved = double(groups * kTile * a.inputs);
   const int64_t packers = worthwhile_parts(a.threads, moved / kPackedPerMicrosecond, groups);
   parallel(a.threads, packers, [&](int64_t part) {
     for (int64_t group = groups * part / packers; group < groups * (part + 1) / packers; ++group) {
