@@ -14,8 +14,9 @@ from tests.ops.comparison import attention_matches, copied, in_chunks
 
 Attention = Callable[..., Any]
 
+MACHINE = build.cpu_flags()
 needs_avx2 = pytest.mark.skipif(
-    not build.LEVELS[1].needs <= build.cpu_flags(), reason="the emulation is compiled for AVX2"
+    not build.LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2"
 )
 
 

@@ -20,8 +20,9 @@ from tests.ops.test_linear import KINDS, assert_matches
 
 Linear = Callable[..., torch.Tensor]
 
+MACHINE = build.cpu_flags()
 pytestmark = pytest.mark.skipif(
-    not build.LEVELS[1].needs <= build.cpu_flags(), reason="the emulation is compiled for AVX2"
+    not build.LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2"
 )
 
 
