@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src import SamplingParams
 from src.core.request import Request
-from src.engine.structured.masks import MaskTable, packed_masks
+from src.engine.structured.masks import MaskTable, added_masks, packed_masks, unpacked
 from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.kernel_library import KernelLibrary
 
@@ -139,3 +140,15 @@ def test_a_negative_row_may_be_anything() -> None:
     table = np.arange(6, dtype=np.int32).reshape(3, 2)
     assert packed_masks(table, [2, -1, 0]).tolist() == [[4, 5], [-1, -1], [0, 1]]
     assert table.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_masks_on_the_way_to_a_device_are_those_on_the_host() -> None:
+    """Unpacked by torch, as on a GPU, and by numpy."""
+    packed = np.random.default_rng(0).integers(-(2**31), 2**31, (5, 4)).astype(np.int32)
+    on_device = unpacked(torch.from_numpy(packed.view(np.uint8)), 117)
+    assert (on_device.shape, on_device.dtype) == ((5, 117), torch.float32)
+    words = torch.from_numpy(packed.astype(np.int64))
+    for token in range(117):
+        bits = (words[:, token // 32] >> token % 32) & 1
+        assert torch.equal(on_device[:, token], torch.where(bits == 1, 0.0, -torch.inf))
+    assert np.array_equal(added_masks(packed, 117), on_device.numpy())

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -35,7 +34,7 @@ from src.engine.structured.compiled import (
     compile_matcher,
 )
 from src.engine.structured.grammar_text import grammar_candidate
-from src.engine.structured.masks import RowMasks, added_masks, packed_masks, unpacked
+from src.engine.structured.masks import RowMasks, packed_masks
 from src.engine.structured.row_grammars import RowGrammars
 from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
@@ -402,18 +401,6 @@ def test_where_niceness_is_forbidden_grammars_are_followed(
     rows.install(0, StructuredOutput.regex("a+"))
     assert rows.allowed(0)
     rows.rows.close()
-
-
-def test_masks_on_the_way_to_a_device_are_those_on_the_host() -> None:
-    """Unpacked by torch, as on a GPU, and by numpy."""
-    packed = np.random.default_rng(0).integers(-(2**31), 2**31, (5, 4)).astype(np.int32)
-    on_device = unpacked(torch.from_numpy(packed.view(np.uint8)), 117)
-    assert (on_device.shape, on_device.dtype) == ((5, 117), torch.float32)
-    words = torch.from_numpy(packed.astype(np.int64))
-    for token in range(117):
-        bits = (words[:, token // 32] >> token % 32) & 1
-        assert torch.equal(on_device[:, token], torch.where(bits == 1, 0.0, -torch.inf))
-    assert np.array_equal(added_masks(packed, 117), on_device.numpy())
 
 
 @pytest.mark.parametrize("output", AMBIGUOUS)
