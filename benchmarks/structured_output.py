@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import time
 from typing import Any
@@ -55,8 +56,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--input-len", type=int, default=32, metavar="I", help="tokens")
     parser.add_argument("--output-len", type=int, default=256, metavar="O", help="tokens")
     parser.add_argument("--whitespace", action="store_true", help="free white space in the JSON")
-    add_common(parser, repeats=12)
-    return parser.parse_args(arguments)
+    add_common(parser, repeats=40)
+    options = parser.parse_args(arguments)
+    if options.repeats < 2:
+        parser.error("--repeats: at least 2, for the error of the mean")
+    return options
 
 
 async def turn(
@@ -102,10 +106,13 @@ async def run(options: argparse.Namespace) -> None:
                 results.append(await turn(engine, options, wanted, seed=3 + repeat))
         about = {"kernels": kernels, "model": engine.model_info.name}
     costs = [100 * (1 - c[0] / f[0]) for f, c in zip(free, constrained, strict=True)]
+    error = statistics.stdev(costs) / math.sqrt(len(costs))
     figures = {
         "free": Figure.of("tok/s", [speed for speed, _ in free]),
         "constrained": Figure.of("tok/s", [speed for speed, _ in constrained]),
         "cost, pair by pair": Figure.of("%", costs),
+        "cost, mean of pairs": Figure.of("%", [statistics.fmean(costs)]),
+        "standard error of that": Figure.of("%", [error]),
         "free, cpu per token": Figure.of("us", [MS * MS * cpu for _, cpu in free]),
         "constrained, cpu per token": Figure.of("us", [MS * MS * cpu for _, cpu in constrained]),
         "first batch, compilation included": Figure.of("s", [first]),
@@ -120,7 +127,6 @@ async def run(options: argparse.Namespace) -> None:
         whitespace=options.whitespace,
         **about,
     )
-    print(f"  median of pairs: {statistics.median(costs):.1f} %")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+if TYPE_CHECKING:
+    from src.engine.structured.shared import SharedMatcher
 
 # Work on one mask and memory of one request, about 2 KB each, before it is given up. The lexer's
 # work is proportional to its fuel, about 15 ms. The parser's is not to its items: ambiguous rules
@@ -56,6 +59,11 @@ def parser_limits() -> LLParserLimits:
     )
 
 
+def with_options(lark: str) -> str:
+    """A grammar with what all are compiled with."""
+    return f"{lark}\n{_OPTIONS}\n"
+
+
 def compile_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     """A matcher at the beginning of the output, with its first mask computed.
 
@@ -64,7 +72,7 @@ def compile_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     GrammarError
         The grammar has a fault or does not end well within its limits, or nothing matches it.
     """
-    text = f"{lark}\n{_OPTIONS}\n"
+    text = with_options(lark)
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
     raise_fault(matcher)
     matcher.compute_bitmask()
@@ -124,20 +132,35 @@ class CompiledGrammar:
         At the beginning of the output; never moved.
     tokenizer
         Of the vocabulary that it was compiled for.
+    lanes
+        The same as matchers whose clones share a lexer; those of different lanes can be followed
+        side by side. There may be none.
 
     Attributes
     ----------
     budget
         Of all that follow it.
+    is_worn
+        Whether a shared lexer has taken all that it may: who begins now does so alone.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+    def __init__(
+        self, matcher: LLMatcher, tokenizer: LLTokenizer, lanes: Sequence[SharedMatcher] = ()
+    ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._lanes = lanes
         self.budget = TimeBudget()
+        self.is_worn = False
 
-    def begin(self) -> LLMatcher:
-        """A matcher of one's own, at the beginning of the output."""
+    def begin(self, lane: int) -> SharedMatcher | None:
+        """One of a lane's matchers, at the beginning of the output, unless none are shared."""
+        if not self._lanes or self.is_worn:
+            return None
+        return self._lanes[lane % len(self._lanes)].clone()
+
+    def begin_alone(self) -> LLMatcher:
+        """A matcher that shares nothing, at the beginning of the output."""
         return self._matcher.deep_copy()
 
     def judge(self) -> TextJudge:

@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -31,8 +32,10 @@ from src.engine.structured.compiled import (
     CompiledGrammar,
     GrammarError,
     compile_matcher,
+    with_options,
 )
 from src.engine.structured.grammar_text import grammar_candidate, refusal
+from src.engine.structured.shared import SharingTokenizer, num_lanes, sharing_tokenizer
 from src.engine.structured.trial import Setup, Verdict, read_frame, write_frame
 from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
@@ -45,6 +48,35 @@ _WORKERS: Final = 2
 _MAX_WAITING: Final = 256
 # Seconds for a process to begin, on a busy machine.
 _START_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """A vocabulary as grammars are compiled with it; ``sharing`` if they can share a lexer."""
+
+    plain: LLTokenizer
+    sharing: SharingTokenizer | None
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Tokenizers:
+        """Those of a vocabulary; some tenths of a second for a large one."""
+        return cls(vocabulary.build(), sharing_tokenizer(vocabulary))
+
+
+def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
+    """A grammar, ready to be followed.
+
+    Raises
+    ------
+    GrammarError
+        See `compile_matcher`.
+    """
+    matcher = compile_matcher(tokenizers.plain, lark)
+    lanes = []
+    if tokenizers.sharing is not None:
+        roots = [tokenizers.sharing.compile(with_options(lark)) for _ in range(num_lanes())]
+        lanes = [root for root in roots if root is not None]
+    return CompiledGrammar(matcher, tokenizers.plain, lanes)
 
 
 class GrammarCompiler:
@@ -71,7 +103,7 @@ class GrammarCompiler:
         self._bounds = bounds
         self._pool = ThreadPoolExecutor(_WORKERS, "slipstream-compile-grammar")
         self._lock = threading.Lock()
-        self._built: tuple[Vocabulary, LLTokenizer] | None = None
+        self._built: tuple[Vocabulary, Tokenizers] | None = None
         self._idle: queue.LifoQueue[_Trial] = queue.LifoQueue()
         self._trials: set[_Trial] = set()
         self._closed = False
@@ -90,7 +122,7 @@ class GrammarCompiler:
             Too many wait for theirs.
         """
         known = self._known.get(output)
-        if known is not None:
+        if known is not None and not known.is_worn:
             self._known.move_to_end(output)
             return known
         compiling = self._compiling.get(output)
@@ -133,14 +165,14 @@ class GrammarCompiler:
 
     def _compile_now(self, output: StructuredOutput) -> CompiledGrammar:
         candidate = grammar_candidate(output, self._bounds)
-        vocabulary, tokenizer = self._vocabulary()
+        vocabulary, tokenizers = self._vocabulary()
         try:
             lark = self._tried(candidate, vocabulary)
-            return CompiledGrammar(compile_matcher(tokenizer, lark), tokenizer)
+            return compile_grammar(tokenizers, lark)
         except GrammarError as error:
             raise refusal(str(error)) from None
 
-    def _vocabulary(self) -> tuple[Vocabulary, LLTokenizer]:
+    def _vocabulary(self) -> tuple[Vocabulary, Tokenizers]:
         with self._lock:
             if self._built is None:
                 if not self._end_token_ids:
@@ -148,7 +180,7 @@ class GrammarCompiler:
                 if self._tokenizer.cleans_up:
                     raise refusal("this model's tokenizer changes its text afterwards")
                 vocabulary = Vocabulary.of(self._tokenizer, self._vocab_size, self._end_token_ids)
-                self._built = vocabulary, vocabulary.build()
+                self._built = vocabulary, Tokenizers.of(vocabulary)
             return self._built
 
     def _tried(self, candidate: Candidate, vocabulary: Vocabulary) -> str:

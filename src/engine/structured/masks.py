@@ -98,6 +98,15 @@ class MaskTable:
         allowed = params.allowed_token_ids
         self._allowed[row] = -1 if allowed is None else self._packed(allowed)
 
+    def complete(self, row: int, end_ids: Iterable[int]) -> None:
+        """The grammar lets nothing follow but one of these ends."""
+        self.masks[row] = self._packed(end_ids)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Masks, ends, allowed and wishes, as the kernel library wants them."""
+        return self.masks, self._ends, self._allowed, self._wishes
+
     def restrict(self, rows: Sequence[int]) -> Sequence[int] | None:
         """Bring the wishes of these rows into their masks, in place.
 
@@ -107,7 +116,7 @@ class MaskTable:
         if library is None:
             return self.restrict_by_numpy(rows)
         if self._compiled is None:
-            self._compiled = library.bind_masks(self.masks, self._ends, self._allowed, self._wishes)
+            self._compiled = library.bind_masks(*self.arrays)
         return self._compiled(rows)
 
     def restrict_by_numpy(self, rows: Sequence[int]) -> Sequence[int] | None:

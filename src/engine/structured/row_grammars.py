@@ -15,24 +15,22 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher
 
 from src.core.request import Request
-from src.engine.structured.compiled import ORDINARY_CALL, CompiledGrammar, fault_of
+from src.engine.structured.compiled import CompiledGrammar, fault_of
 from src.engine.structured.masks import MaskTable, RowMasks
-from src.engine.structured.matcher_pool import MatcherPool
+from src.engine.structured.moves import NO_TOKEN, Made, Move, Mover, Outcome
+from src.engine.structured.shared import SharedMatcher
 
 logger = logging.getLogger(__name__)
 
 # Tokens of a request that resumes that are consumed in one call.
 _CHUNK = 32
-# Tokens for which a row's own time is measured, from the last slow one on.
-_MEASURED_TOKENS = 16
 # Added to what the process has: a tenth of another thread's share. Not less, since it holds the
 # interpreter lock now and then, also on a machine that has no CPU to spare.
 _NICENESS = 10
@@ -44,45 +42,71 @@ class _Follower:
 
     Attributes
     ----------
+    matcher
+        Where the output stands.
+    token_ids
+        What led there, if the matcher shares a lexer.
     ended
         Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
     fault
         Why it cannot go on.
-    num_measured
-        Tokens for which its own time is to be measured, since it was among those that took long.
     """
 
-    __slots__ = ("_budget", "end_ids", "ended", "fault", "key", "matcher", "num_measured")
+    __slots__ = (
+        *("_abandoned", "_grammar", "end_ids", "ended", "fault", "key", "matcher", "token_ids"),
+    )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, lane: int | None, abandoned: Set[int]) -> None:
         assert isinstance(request.grammar, CompiledGrammar)
         self.key = request.key
-        self.matcher: LLMatcher = request.grammar.begin()
+        self._grammar = request.grammar
+        self._abandoned = abandoned
+        shared = None if lane is None else self._grammar.begin(lane)
+        self.matcher: SharedMatcher | LLMatcher = shared or self._grammar.begin_alone()
+        self.token_ids: list[int] = []
         self.ended = False
         self.fault: str | None = None
-        self.num_measured = 0
         self.end_ids = request.end_token_ids
-        self._budget = request.grammar.budget
 
-    def mark_slow(self) -> None:
-        """Measure its own time for a while."""
-        self.num_measured = _MEASURED_TOKENS
+    @property
+    def is_live(self) -> bool:
+        """Whether anybody wants to know more of it."""
+        return not (self.ended or self.key in self._abandoned)
 
     def fail(self, reason: str) -> None:
         """It cannot go on."""
         self.ended = True
         self.fault = reason
 
-    def measure(self, call: Callable[[], object], num_calls: int = 1) -> None:
-        """Let the matcher do something on this thread; where that is beyond its budget it fails."""
-        # This thread's own time: a machine that is busy with other things is no fault of it.
-        started = time.thread_time()
-        call()
-        seconds = time.thread_time() - started
-        if seconds > num_calls * ORDINARY_CALL:
-            self.mark_slow()
-        if not self._budget.allows(seconds, num_calls):
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """The output begins with these, as a matcher that shares nothing learns now."""
+        assert isinstance(self.matcher, LLMatcher)
+        for start in range(0, len(token_ids), _CHUNK):
+            if not self.is_live:
+                return
+            chunk = list(token_ids[start : start + _CHUNK])
+            # This thread's own time: a machine that is busy with other things is no fault of it.
+            started = time.thread_time()
+            self.matcher.consume_tokens(chunk)
+            self.charge(time.thread_time() - started, len(chunk))
+
+    def charge(self, seconds: float, num_calls: int) -> None:
+        """Its matcher took so long for some calls; where that is beyond its budget it fails."""
+        if not self._grammar.budget.allows(seconds, num_calls):
             self.fail(_TOO_SLOW)
+
+    def go_alone(self) -> bool:
+        """Leave a shared matcher that failed; whether one that shares nothing gets on."""
+        self.matcher = matcher = self._grammar.begin_alone()
+        self.consume(self.token_ids)
+        if self.is_live:
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            self.fail(fault_of(matcher))
+        elif self.is_live:
+            # The lexer has taken all that it may, or else it would have got on too.
+            self._grammar.is_worn = True
+        return self.is_live
 
 
 class RowGrammars:
@@ -111,7 +135,7 @@ class RowGrammars:
         # Of the grammar thread: row -> its grammar, and what it may sample.
         self._followers: dict[int, _Follower] = {}
         self._table = MaskTable(max_num_rows, vocab_size)
-        self._matchers: MatcherPool | None = None
+        self._mover = Mover(self._table, vocab_size)
         # A forward pass on another device leaves the CPUs to whoever wants them.
         begin = _give_way if on_cpu else None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
@@ -171,8 +195,9 @@ class RowGrammars:
             self._submit(list(rows), self._advance, list(rows), read)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the threads."""
         self._thread.shutdown(wait=True)
+        self._mover.close()
 
     def _submit(self, rows: list[int], function: Callable[..., None], *arguments: Any) -> None:
         def contained() -> None:
@@ -206,7 +231,13 @@ class RowGrammars:
                     logger.exception("a grammar could not be begun")
                     self._followers.pop(row, None)
             arrived = [(row, self._followers.get(row)) for row, _, _ in arrivals]
-            self._compute([(row, follower) for row, follower in arrived if follower is not None])
+            self._move(
+                [
+                    Move(follower.matcher, row, NO_TOKEN)
+                    for row, follower in arrived
+                    if follower is not None and follower.is_live
+                ]
+            )
         finally:
             # Whatever was queued for them has been.
             self._ended.difference_update(forgotten)
@@ -215,14 +246,14 @@ class RowGrammars:
         self._followers.pop(row, None)
         if request.key in self._ended:
             return
-        follower = _Follower(request)
+        # A shared matcher would have to compute a mask for every token that is there already.
+        shares = self._mover.can_share() and not output_token_ids
+        lane = self._mover.lane(row) if shares else None
+        follower = _Follower(request, lane, self._ended)
         self._table.install(row, request)
         self._followers[row] = follower
-        for start in range(0, len(output_token_ids), _CHUNK):
-            if follower.ended or follower.key in self._ended:
-                return
-            chunk = output_token_ids[start : start + _CHUNK]
-            follower.measure(partial(follower.matcher.consume_tokens, chunk), len(chunk))
+        if output_token_ids:
+            follower.consume(output_token_ids)
 
     def _advance(self, rows: list[int], read: Callable[[], Sequence[int]]) -> None:
         try:
@@ -231,9 +262,7 @@ class RowGrammars:
         except Exception as error:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
-        moved: list[tuple[int, _Follower]] = []
-        together: list[tuple[LLMatcher, int, int]] = []
-        measured: list[tuple[int, _Follower, int]] = []
+        moves: list[Move] = []
         # A loop for every token of every constrained row: nothing is called that need not be.
         followers, ended = self._followers, self._ended
         for row, token_id in zip(rows, token_ids, strict=True):
@@ -242,49 +271,40 @@ class RowGrammars:
                 continue
             if token_id in follower.end_ids:
                 follower.ended = True
-            elif follower.num_measured:
-                measured.append((row, follower, token_id))
             else:
-                together.append((follower.matcher, token_id, row))
-                moved.append((row, follower))
-        if together and not self._pool().follow(together, self._table.masks):
-            _mark_slow(moved)
-        for row, follower, token_id in measured:
-            if follower.key in ended:
-                continue
-            follower.num_measured -= 1
-            follower.measure(partial(follower.matcher.consume_token, token_id))
-            if self._compute_measured(row, follower):
-                moved.append((row, follower))
-        self._judge(moved)
+                follower.token_ids.append(token_id)
+                moves.append(Move(follower.matcher, row, token_id))
+        self._move(moves)
 
-    def _compute(self, arrived: list[tuple[int, _Follower]]) -> None:
-        """The masks of rows whose grammars have been begun."""
-        live = [each for each in arrived if not (each[1].ended or each[1].key in self._ended)]
-        ordinary = [(row, follower) for row, follower in live if not follower.num_measured]
-        together = [(follower.matcher, row) for row, follower in ordinary]
-        slow = [(row, follower) for row, follower in live if follower.num_measured]
-        if together and not self._pool().compute(together, self._table.masks):
-            _mark_slow(ordinary)
-        self._judge(ordinary + [each for each in slow if self._compute_measured(*each)])
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Make moves of different rows, and fail those that cannot go on."""
+        while moves:
+            left: list[Move] = []
+            for part, made in self._mover.move(moves):
+                left += self._settle(part[made.num_moves - 1], made)
+                left += part[made.num_moves :]
+            # Others may have ended while one took long.
+            moves = [move for move in left if self._followers[move.row].is_live]
 
-    def _compute_measured(self, row: int, follower: _Follower) -> bool:
-        """The mask of one that is watched, unless it has ended meanwhile."""
-        if follower.ended or follower.key in self._ended:
-            return False
-        mask = self._table.masks[row]
-        compute = follower.matcher.unsafe_compute_mask_ptr
-        follower.measure(partial(compute, mask.ctypes.data, mask.nbytes))
-        return True
-
-    def _judge(self, live: Sequence[tuple[int, _Follower]]) -> None:
-        """Bring what else is wished into their masks, and fail those that this leaves nothing."""
-        possible = self._table.restrict([row for row, _ in live])
-        for entry, (_, follower) in enumerate(live):
-            if follower.matcher.is_error():
-                follower.fail(fault_of(follower.matcher))
-            elif possible is not None and not possible[entry] and not follower.ended:
-                follower.fail("no token continues what the grammar asks for")
+    def _settle(self, move: Move, made: Made) -> list[Move]:
+        """The last of some may have been slow, or lead nowhere; returns moves to be made then."""
+        follower = self._followers[move.row]
+        follower.charge(made.seconds, 1 if move.token_id == NO_TOKEN else 2)
+        outcome = made.outcome
+        if outcome == Outcome.COMPLETE:
+            assert isinstance(move.matcher, SharedMatcher)
+            self._table.complete(move.row, move.matcher.tokenizer.end_ids)
+            if self._table.restrict([move.row]) is not None:
+                outcome = Outcome.NOTHING_POSSIBLE
+        if follower.ended or outcome in (Outcome.MOVED, Outcome.COMPLETE):
+            return []
+        if outcome == Outcome.NOTHING_POSSIBLE:
+            follower.fail("no token continues what the grammar asks for")
+        elif isinstance(move.matcher, LLMatcher):
+            follower.fail(fault_of(move.matcher))
+        elif follower.go_alone():
+            return [Move(follower.matcher, move.row, NO_TOKEN)]
+        return []
 
     def _gather(self, rows: list[int], owners: list[int | None], *, adds: bool) -> RowMasks:
         failures = []
@@ -303,17 +323,6 @@ class RowGrammars:
         return RowMasks(
             self._table.table, rows, self._table.added(rows) if adds else None, failures
         )
-
-    def _pool(self) -> MatcherPool:
-        if self._matchers is None:
-            self._matchers = MatcherPool()
-        return self._matchers
-
-
-def _mark_slow(followers: Sequence[tuple[int, _Follower]]) -> None:
-    """One of them was slow in a call for all of them: each is measured from now on."""
-    for _, follower in followers:
-        follower.mark_slow()
 
 
 def _give_way() -> None:

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 8
+#define SLIPSTREAM_ABI 9
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -173,3 +173,45 @@ struct MaskArgs {
 // Returns of how many nothing is; -1, and changes nothing, if one is not there.
 SLIPSTREAM_EXPORT int64_t slipstream_restrict_masks(const MaskArgs*, const int64_t* rows,
                                                     int64_t count, uint8_t* possible);
+
+// Of llguidance.h, whose names these have there with Llg in front.
+struct MaskResult {
+  const uint32_t* sample_mask;
+  float temperature;
+  bool is_stop;
+};
+
+struct CommitResult {
+  const uint32_t* tokens;
+  uint32_t n_tokens;
+  bool is_stop;
+};
+
+struct MatcherFunctions {  // llg_commit_token, llg_compute_mask: 0, or an error
+  int32_t (*commit_token)(void* matcher, uint32_t token, CommitResult*);
+  int32_t (*compute_mask)(void* matcher, MaskResult*);
+};
+
+// A row's matcher takes a token, or none where that is negative, and computes the row's next mask.
+struct Move {
+  void* matcher;
+  int64_t row, token;
+};
+
+enum Outcome : int64_t {
+  kMoved = 0,
+  kMatcherFailed = 1,
+  kNothingPossible = 2,
+  kComplete = 3,  // only the output's end may follow; its mask has not been written
+};
+
+struct LastMove {
+  int64_t outcome;  // an Outcome
+  double seconds;   // of this thread's processor time
+};
+
+// Makes moves in turn, up to one that ends in another way than kMoved or takes longer than
+// `ordinary` seconds, and brings the rows' wishes into their masks. Returns how many were made; -1,
+// and makes none, if a row is not there.
+SLIPSTREAM_EXPORT int64_t slipstream_move(const MatcherFunctions*, const MaskArgs*, const Move*,
+                                          int64_t count, double ordinary, LastMove*);

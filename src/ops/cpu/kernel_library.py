@@ -21,7 +21,7 @@ from torch import Tensor
 from src.ops.linear import INT4_RUN
 from src.ops.linear import reference as reference_linear
 
-ABI = 8
+ABI = 9
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
@@ -30,6 +30,7 @@ _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
+_LAST_MOVE = struct.Struct("@qd")  # LastMove
 # Words of masks beyond which a call takes so long that others may have the interpreter lock.
 _QUICK_WORDS = 1 << 15
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -54,7 +55,8 @@ class KernelLibrary:
     """One built instruction set level.
 
     `paged_attention`, `gumbel_argmax` and `streamed_linear` are the kernels. Not kernels, but
-    compiled as well: `send`, to many sockets without the interpreter lock, and `bind_masks`.
+    compiled as well: `send`, to many sockets without the interpreter lock, and what `bind_masks`
+    and `bind_moves` return.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,21 +100,15 @@ class KernelLibrary:
         `abi.h`. The function takes rows, and returns 1 for each that anything is left to, or None
         if that is so for all.
         """
-        given = (masks, ends, allowed)
-        num_rows, words = masks.shape
-        if not all(
-            each.shape == masks.shape and each.dtype == np.int32 and each.flags.c_contiguous
-            for each in given
-        ) or not (wishes.shape == (num_rows,) and wishes.dtype == np.uint8):
-            raise ValueError("expected int32 [R, W] and uint8 [R] for masks of rows")
-        packed = _MASKS(*(each.ctypes.data for each in (*given, wishes)), num_rows, words)
+        packed = _pack_masks(masks, ends, allowed, wishes)
+        words = masks.shape[1]
         # What takes a microsecond takes many if the interpreter lock is given away and waited for.
         quick: Any = ctypes.PyDLL(str(self.path)).slipstream_restrict_masks
         patient: Any = self._library.slipstream_restrict_masks
         for function in (quick, patient):
             function.restype = ctypes.c_int64
             function.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
-        held = (*given, wishes)
+        held = (masks, ends, allowed, wishes)
 
         def restrict(rows: Sequence[int]) -> Sequence[int] | None:
             numbers = array("q", rows)
@@ -126,6 +122,39 @@ class KernelLibrary:
 
         return restrict
 
+    def bind_moves(
+        self,
+        functions: tuple[int, int],
+        tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+        ordinary: float,
+    ) -> Callable[[array[int]], tuple[int, int, float]]:
+        """What moves matchers of llguidance, and leaves their masks in their rows.
+
+        `functions` are the addresses of MatcherFunctions, see `abi.h`; `tables` are masks, ends,
+        allowed and wishes as of `bind_masks`. The function takes address, row and token of each
+        move, a negative one for none, and makes them in turn up to one that has another Outcome
+        than kMoved or takes longer than `ordinary` seconds. It returns how many it made and, of
+        the last, the Outcome and the processor time in seconds. Any thread may call it, for rows
+        and matchers that no other is busy with.
+        """
+        packed = _pack_masks(*tables)
+        addresses = struct.pack("@2P", *functions)
+        move: Any = self._library.slipstream_move
+        move.restype = ctypes.c_int64
+        move.argtypes = (ctypes.c_char_p,) * 2 + (
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p),
+        )
+
+        def follow(moves: array[int]) -> tuple[int, int, float]:
+            last = ctypes.create_string_buffer(_LAST_MOVE.size)
+            address, length = moves.buffer_info()
+            made = move(addresses, packed, address, length // 3, ordinary, last)
+            if made < 0:
+                raise ValueError(f"expected rows below {len(tables[0])}, got {list(moves[1::3])}")
+            return made, *_LAST_MOVE.unpack(last.raw)
+
+        return follow
+
     def assume_wake_cost(self, microseconds: float = WAKE_COST) -> None:
         """Until another thread has begun, which work must be worth to be cut."""
         assume: Any = self._library.slipstream_assume_wake_cost
@@ -137,6 +166,20 @@ class KernelLibrary:
         words = (ctypes.c_uint32 * 4)()
         self._philox(seed, position, group, words)
         return words[0], words[1], words[2], words[3]
+
+
+def _pack_masks(
+    masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray
+) -> bytes:
+    """MaskArgs of arrays that whoever keeps this keeps too."""
+    given = (masks, ends, allowed)
+    num_rows, words = masks.shape
+    if not all(
+        each.shape == masks.shape and each.dtype == np.int32 and each.flags.c_contiguous
+        for each in given
+    ) or not (wishes.shape == (num_rows,) and wishes.dtype == np.uint8):
+        raise ValueError("expected int32 [R, W] and uint8 [R] for masks of rows")
+    return _MASKS(*(each.ctypes.data for each in (*given, wishes)), num_rows, words)
 
 
 class _Local(threading.local):

@@ -1,5 +1,7 @@
-// What rows may sample, as bits: brought into line with what their requests want besides, and
-// applied to logits.
+// What rows may sample, as bits: computed by their grammars, brought into line with what their
+// requests want besides, and applied to logits.
+#include <cstring>
+#include <ctime>
 #include <limits>
 #include <new>
 
@@ -43,6 +45,36 @@ bool has_bits(const uint32_t* mask, int64_t words) {
   uint32_t any = 0;
   for (int64_t i = 0; i < words; ++i) any |= mask[i];
   return any != 0;
+}
+
+bool restrict(const MaskArgs& a, int64_t row) {
+  const int64_t start = row * a.words;
+  const uint8_t wish = a.wishes[row];
+  return wish == kNoWish ? has_bits(a.masks + start, a.words)
+                         : restrict_row(a.masks + start, a.ends + start, a.allowed + start,
+                                        wish == kGoesOn, a.words);
+}
+
+// A machine that is busy with other things is no fault of a grammar.
+double processor_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+Outcome make(const MatcherFunctions& functions, const MaskArgs& a, const Move& move) {
+  if (move.token >= 0) {
+    CommitResult taken{};
+    if (functions.commit_token(move.matcher, uint32_t(move.token), &taken)) return kMatcherFailed;
+    // Only its end could follow, and whoever takes that asks for no more.
+    if (taken.is_stop) return kMatcherFailed;
+  }
+  MaskResult next{};
+  if (functions.compute_mask(move.matcher, &next)) return kMatcherFailed;
+  if (next.is_stop) return kComplete;
+  if (!next.sample_mask) return kMatcherFailed;
+  std::memcpy(a.masks + move.row * a.words, next.sample_mask, size_t(a.words) * sizeof(uint32_t));
+  return restrict(a, move.row) ? kMoved : kNothingPossible;
 }
 
 // Leaves -inf where a bit is not set.
@@ -114,13 +146,25 @@ SLIPSTREAM_EXPORT int64_t slipstream_restrict_masks(const MaskArgs* args, const 
   }
   int64_t impossible = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = rows[i], start = row * a.words;
-    const uint8_t wish = a.wishes[row];
-    possible[i] = wish == kNoWish
-                      ? has_bits(a.masks + start, a.words)
-                      : restrict_row(a.masks + start, a.ends + start, a.allowed + start,
-                                     wish == kGoesOn, a.words);
+    possible[i] = restrict(a, rows[i]);
     impossible += !possible[i];
   }
   return impossible;
+}
+
+SLIPSTREAM_EXPORT int64_t slipstream_move(const MatcherFunctions* functions, const MaskArgs* args,
+                                          const Move* moves, int64_t count, double ordinary,
+                                          LastMove* last) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (moves[i].row < 0 || moves[i].row >= args->rows) return -1;
+  }
+  double before = processor_seconds();
+  for (int64_t i = 0; i < count; ++i) {
+    last->outcome = make(*functions, *args, moves[i]);
+    const double now = processor_seconds();
+    last->seconds = now - before;
+    before = now;
+    if (last->outcome != kMoved || last->seconds > ordinary) return i + 1;
+  }
+  return count;
 }
