@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from src.compile.graphs import CaptureBackend, PaddingLadder
@@ -310,9 +311,9 @@ class Runner:
         if samples is None:
             return
 
-        def read() -> list[int]:
+        def read() -> np.ndarray:
             span.wait()
-            token_ids: list[int] = samples.token_ids.tolist()
+            token_ids: np.ndarray = samples.token_ids.numpy()
             return token_ids
 
         self._grammars.follow([step.row for step in plan.rows if step.samples], read)

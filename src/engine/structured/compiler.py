@@ -35,7 +35,12 @@ from src.engine.structured.compiled import (
     with_options,
 )
 from src.engine.structured.grammar_text import grammar_candidate, refusal
-from src.engine.structured.shared import SharingTokenizer, num_lanes, sharing_tokenizer
+from src.engine.structured.shared import (
+    MAX_SHARED_STATES,
+    SharingTokenizer,
+    num_lanes,
+    sharing_tokenizer,
+)
 from src.engine.structured.trial import Setup, Verdict, read_frame, write_frame
 from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
@@ -74,7 +79,9 @@ def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
     matcher = compile_matcher(tokenizers.plain, lark)
     lanes = []
     if tokenizers.sharing is not None:
-        roots = [tokenizers.sharing.compile(with_options(lark)) for _ in range(num_lanes())]
+        text, count = with_options(lark), num_lanes()
+        most = MAX_SHARED_STATES // count
+        roots = [tokenizers.sharing.compile(text, most) for _ in range(count)]
         lanes = [root for root in roots if root is not None]
     return CompiledGrammar(matcher, tokenizers.plain, lanes)
 

@@ -89,18 +89,22 @@ class MaskTable:
     def install(self, row: int, request: Request) -> None:
         """``row`` is this request's from now on."""
         params = request.params
+        self._ends[row] = self._packed(request.end_token_ids)
         # The model's own end tokens are in the grammar's masks already.
         if not (params.ignore_eos or params.allowed_token_ids or params.stop_token_ids):
             self._wishes[row] = _NO_WISH
             return
         self._wishes[row] = _GOES_ON if params.ignore_eos else _HAS_WISH
-        self._ends[row] = self._packed(request.end_token_ids)
         allowed = params.allowed_token_ids
         self._allowed[row] = -1 if allowed is None else self._packed(allowed)
 
     def complete(self, row: int, end_ids: Iterable[int]) -> None:
         """The grammar lets nothing follow but one of these ends."""
         self.masks[row] = self._packed(end_ids)
+
+    def ends(self, row: int, token_id: int) -> bool:
+        """Whether a token ends the output of a row."""
+        return bool(self._ends[row, token_id // _BITS] >> token_id % _BITS & 1)
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

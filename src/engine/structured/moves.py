@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, Self
 
+import numpy as np
 from llguidance import LLMatcher
 
 from src.engine.structured.compiled import ORDINARY_CALL
@@ -31,14 +31,7 @@ class Outcome(IntEnum):
     MATCHER_FAILED = 1
     NOTHING_POSSIBLE = 2
     COMPLETE = 3
-
-
-class Move(NamedTuple):
-    """A matcher, its row, and the token that it takes; `NO_TOKEN` if only the mask is wanted."""
-
-    matcher: SharedMatcher | LLMatcher
-    row: int
-    token_id: int
+    ENDED = 4
 
 
 class Made(NamedTuple):
@@ -47,6 +40,53 @@ class Made(NamedTuple):
     num_moves: int
     outcome: int
     seconds: float
+
+
+class Moves:
+    """Matchers of different rows that one thread moves one after the other, and their tokens.
+
+    Parameters
+    ----------
+    matchers, rows
+        Of each: all of them share a lexer, or none does.
+    entries
+        Where their tokens are among those of a batch.
+
+    Attributes
+    ----------
+    numbers
+        [M, 3] int64: address, row and token of each; `NO_TOKEN` if only the mask is wanted.
+    """
+
+    def __init__(
+        self,
+        matchers: Sequence[SharedMatcher | LLMatcher],
+        rows: Sequence[int],
+        entries: Sequence[int],
+    ) -> None:
+        self.matchers = matchers
+        self.rows = rows
+        self.entries = np.array(entries, np.int64)
+        self.numbers = np.full((len(rows), 3), NO_TOKEN, np.int64)
+        self.numbers[:, 0] = [getattr(matcher, "address", 0) for matcher in matchers]
+        self.numbers[:, 1] = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, token_ids: np.ndarray) -> None:
+        """These are a batch's tokens, int64 [S]."""
+        self.numbers[:, 2] = token_ids[self.entries]
+
+    def only(self, chosen: Sequence[int]) -> Self:
+        """Some of them, with their tokens."""
+        some = type(self)(
+            [self.matchers[i] for i in chosen],
+            [self.rows[i] for i in chosen],
+            [int(self.entries[i]) for i in chosen],
+        )
+        some.numbers[:, 2] = self.numbers[list(chosen), 2]
+        return some
 
 
 class Mover:
@@ -65,7 +105,7 @@ class Mover:
         self._cost = _MOVE_COST + vocab_size * _TOKEN_COST
         self._num_lanes = num_lanes()
         self._pool: ThreadPoolExecutor | None = None
-        self._compiled: Callable[[array[int]], tuple[int, int, float]] | None = None
+        self._compiled: Callable[[np.ndarray], tuple[int, int, float]] | None = None
 
     def can_share(self) -> bool:
         """Whether it can move matchers that share their lexer."""
@@ -82,68 +122,68 @@ class Mover:
         """Which lane's matcher a row is to have: lanes move side by side."""
         return row % self._num_lanes
 
-    def move(self, moves: Sequence[Move]) -> list[tuple[Sequence[Move], Made]]:
-        """Make moves of different rows, in parts.
+    def prepare(
+        self,
+        matchers: Sequence[SharedMatcher | LLMatcher],
+        rows: Sequence[int],
+        entries: Sequence[int],
+    ) -> list[Moves]:
+        """Moves of matchers, for many steps: those that share apart from those that do not.
+
+        They are of several lanes where that is worth while.
+        """
+        is_much = len(rows) * self._cost >= _WORTH_A_THREAD
+        lanes = self._num_lanes if is_much else 1
+        parts: dict[tuple[bool, int], list[int]] = {}
+        for index, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
+            parts.setdefault((isinstance(matcher, SharedMatcher), row % lanes), []).append(index)
+        return [Moves(matchers, rows, entries).only(chosen) for chosen in parts.values()]
+
+    def make(self, parts: Sequence[Moves]) -> list[Made]:
+        """Make moves, the parts side by side.
 
         Each part is made up to the first move that has another outcome than ``MOVED`` or takes
-        longer than ``ORDINARY_CALL``; what is behind it has not been made. Returns parts with what
-        was made.
+        longer than ``ORDINARY_CALL``; what is behind it has not been made.
         """
-        parts = self._parts(moves)
-        if len(parts) == 1:
-            return [(moves, self._make(moves))]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._num_lanes, "slipstream-masks")
         first, *rest = parts
+        if not rest:
+            return [self._make(first)]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(2 * self._num_lanes, "slipstream-masks")
         others = [self._pool.submit(self._make, part) for part in rest]
-        made = [self._make(first), *(other.result() for other in others)]
-        return list(zip(parts, made, strict=True))
+        return [self._make(first), *(other.result() for other in others)]
 
     def close(self) -> None:
         """Stop its threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 
-    def _parts(self, moves: Sequence[Move]) -> list[Sequence[Move]]:
-        """By lane, if that is worth while, and those that share apart from those that do not."""
-        shares = [isinstance(move.matcher, SharedMatcher) for move in moves]
-        if self._num_lanes == 1 or len(moves) * self._cost < _WORTH_A_THREAD:
-            if len(set(shares)) == 1:
-                return [moves]
-            num_lanes = 1
-        else:
-            num_lanes = self._num_lanes
-        parts: dict[tuple[bool, int], list[Move]] = {}
-        for move, is_shared in zip(moves, shares, strict=True):
-            parts.setdefault((is_shared, move.row % num_lanes), []).append(move)
-        return list(parts.values())
-
-    def _make(self, moves: Sequence[Move]) -> Made:
-        if not isinstance(moves[0].matcher, SharedMatcher):
+    def _make(self, moves: Moves) -> Made:
+        if isinstance(moves.matchers[0], LLMatcher):
             return make_alone(moves, self._table)
         assert self._compiled is not None
-        given = cast("Sequence[tuple[SharedMatcher, int, int]]", moves)
-        numbers = [n for matcher, row, token in given for n in (matcher.address, row, token)]
-        return Made._make(self._compiled(array("q", numbers)))
+        return Made._make(self._compiled(moves.numbers))
 
 
-def make_alone(moves: Sequence[Move], table: MaskTable) -> Made:
+def make_alone(moves: Moves, table: MaskTable) -> Made:
     """The same for matchers of the Python interface, which share nothing."""
     made = Made(0, Outcome.MOVED, 0.0)
-    for move in moves:
+    tokens: list[int] = moves.numbers[:, 2].tolist()
+    for matcher, row, token_id in zip(moves.matchers, moves.rows, tokens, strict=True):
+        assert isinstance(matcher, LLMatcher)
         started = time.thread_time()
-        outcome = _make_one(move, table)
+        outcome = _make_one(matcher, row, token_id, table)
         made = Made(made.num_moves + 1, outcome, time.thread_time() - started)
         if outcome is not Outcome.MOVED or made.seconds > ORDINARY_CALL:
             break
     return made
 
 
-def _make_one(move: Move, table: MaskTable) -> Outcome:
-    matcher, row, token_id = move
-    assert isinstance(matcher, LLMatcher)
+def _make_one(matcher: LLMatcher, row: int, token_id: int, table: MaskTable) -> Outcome:
     mask = table.masks[row]
     if token_id != NO_TOKEN:
+        if table.ends(row, token_id):
+            return Outcome.ENDED
         matcher.consume_token(token_id)
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     if matcher.is_error():

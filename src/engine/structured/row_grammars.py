@@ -17,20 +17,24 @@ import sys
 import time
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher
 
 from src.core.request import Request
 from src.engine.structured.compiled import CompiledGrammar, fault_of
 from src.engine.structured.masks import MaskTable, RowMasks
-from src.engine.structured.moves import NO_TOKEN, Made, Move, Mover, Outcome
+from src.engine.structured.moves import NO_TOKEN, Made, Mover, Moves, Outcome
 from src.engine.structured.shared import SharedMatcher
 
 logger = logging.getLogger(__name__)
 
 # Tokens of a request that resumes that are consumed in one call.
 _CHUNK = 32
+# Steps of one batch that are remembered together.
+_HISTORY = 1024
 # Added to what the process has: a tenth of another thread's share. Not less, since it holds the
 # interpreter lock now and then, also on a machine that has no CPU to spare.
 _NICENESS = 10
@@ -45,16 +49,14 @@ class _Follower:
     matcher
         Where the output stands.
     token_ids
-        What led there, if the matcher shares a lexer.
+        What led there, since its request has had this row.
     ended
         Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
     fault
         Why it cannot go on.
     """
 
-    __slots__ = (
-        *("_abandoned", "_grammar", "end_ids", "ended", "fault", "key", "matcher", "token_ids"),
-    )
+    __slots__ = ("_abandoned", "_grammar", "ended", "fault", "key", "matcher", "token_ids")
 
     def __init__(self, request: Request, lane: int | None, abandoned: Set[int]) -> None:
         assert isinstance(request.grammar, CompiledGrammar)
@@ -66,7 +68,6 @@ class _Follower:
         self.token_ids: list[int] = []
         self.ended = False
         self.fault: str | None = None
-        self.end_ids = request.end_token_ids
 
     @property
     def is_live(self) -> bool:
@@ -109,6 +110,24 @@ class _Follower:
         return self.is_live
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """Rows that are moved together, prepared for many steps.
+
+    Attributes
+    ----------
+    followers
+        Place among the rows -> who follows there; those that nobody needs are left out.
+    history
+        Tokens of the rows, [S] int64 of each step, that no follower has been told.
+    """
+
+    rows: list[int]
+    followers: dict[int, _Follower]
+    parts: Sequence[Moves]
+    history: list[np.ndarray] = field(default_factory=list)
+
+
 class RowGrammars:
     """The grammars of the rows, driven by the device thread.
 
@@ -136,6 +155,7 @@ class RowGrammars:
         self._followers: dict[int, _Follower] = {}
         self._table = MaskTable(max_num_rows, vocab_size)
         self._mover = Mover(self._table, vocab_size)
+        self._batch: _Batch | None = None
         # A forward pass on another device leaves the CPUs to whoever wants them.
         begin = _give_way if on_cpu else None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
@@ -189,7 +209,7 @@ class RowGrammars:
             self._gather, list(rows), owners, adds=self._on_cpu and not as_bits
         )
 
-    def follow(self, rows: Sequence[int], read: Callable[[], Sequence[int]]) -> None:
+    def follow(self, rows: Sequence[int], read: Callable[[], Any]) -> None:
         """These rows sample the tokens that ``read`` returns; it may block until they are there."""
         if not self._rows.keys().isdisjoint(rows):
             self._submit(list(rows), self._advance, list(rows), read)
@@ -206,6 +226,7 @@ class RowGrammars:
             # A panic of the library is no Exception. Whatever it is, it is these requests' affair.
             except BaseException:
                 logger.exception("grammars could not be followed")
+                self._batch = None
                 for row in rows:
                     if row in self._followers:
                         self._followers[row].fail("the grammar could not be followed")
@@ -220,6 +241,7 @@ class RowGrammars:
         arrivals: list[tuple[int, Request, list[int]]],
         forgotten: list[int],
     ) -> None:
+        self._dissolve()
         for row in departures:
             self._followers.pop(row, None)
         try:
@@ -230,14 +252,7 @@ class RowGrammars:
                 except BaseException:
                     logger.exception("a grammar could not be begun")
                     self._followers.pop(row, None)
-            arrived = [(row, self._followers.get(row)) for row, _, _ in arrivals]
-            self._move(
-                [
-                    Move(follower.matcher, row, NO_TOKEN)
-                    for row, follower in arrived
-                    if follower is not None and follower.is_live
-                ]
-            )
+            self._move(self._prepare([row for row, _, _ in arrivals]).parts)
         finally:
             # Whatever was queued for them has been.
             self._ended.difference_update(forgotten)
@@ -255,55 +270,78 @@ class RowGrammars:
         if output_token_ids:
             follower.consume(output_token_ids)
 
-    def _advance(self, rows: list[int], read: Callable[[], Sequence[int]]) -> None:
+    def _advance(self, rows: list[int], read: Callable[[], Any]) -> None:
         try:
-            token_ids = read()
+            token_ids = np.array(read(), np.int64)
         # The step failed, and its requests with it.
         except Exception as error:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
-        moves: list[Move] = []
-        # A loop for every token of every constrained row: nothing is called that need not be.
-        followers, ended = self._followers, self._ended
-        for row, token_id in zip(rows, token_ids, strict=True):
-            follower = followers.get(row)
-            if follower is None or follower.ended or follower.key in ended:
-                continue
-            if token_id in follower.end_ids:
-                follower.ended = True
-            else:
-                follower.token_ids.append(token_id)
-                moves.append(Move(follower.matcher, row, token_id))
-        self._move(moves)
+        if len(token_ids) != len(rows):
+            raise ValueError(f"expected tokens of {len(rows)} rows, got {len(token_ids)}")
+        batch = self._batch
+        # Somebody of it may have ended.
+        if batch is None or batch.rows != rows or self._ended or len(batch.history) == _HISTORY:
+            self._dissolve()
+            batch = self._batch = self._prepare(rows)
+        batch.history.append(token_ids)
+        for part in batch.parts:
+            part.take(token_ids)
+        self._move(batch.parts)
 
-    def _move(self, moves: Sequence[Move]) -> None:
-        """Make moves of different rows, and fail those that cannot go on."""
-        while moves:
-            left: list[Move] = []
-            for part, made in self._mover.move(moves):
-                left += self._settle(part[made.num_moves - 1], made)
-                left += part[made.num_moves :]
-            # Others may have ended while one took long.
-            moves = [move for move in left if self._followers[move.row].is_live]
+    def _prepare(self, rows: list[int]) -> _Batch:
+        """Those of the rows that anybody wants to know more of."""
+        followers = {
+            entry: follower
+            for entry, row in enumerate(rows)
+            if (follower := self._followers.get(row)) is not None and follower.is_live
+        }
+        matchers = [follower.matcher for follower in followers.values()]
+        chosen = [rows[entry] for entry in followers]
+        return _Batch(rows, followers, self._mover.prepare(matchers, chosen, list(followers)))
 
-    def _settle(self, move: Move, made: Made) -> list[Move]:
-        """The last of some may have been slow, or lead nowhere; returns moves to be made then."""
-        follower = self._followers[move.row]
-        follower.charge(made.seconds, 1 if move.token_id == NO_TOKEN else 2)
-        outcome = made.outcome
+    def _dissolve(self) -> None:
+        """Let each that was moved with others know what led it where it stands."""
+        batch, self._batch = self._batch, None
+        if batch is not None and batch.history:
+            history = np.stack(batch.history)  # [steps, S]
+            for entry, follower in batch.followers.items():
+                follower.token_ids += history[:, entry].tolist()
+
+    def _move(self, parts: Sequence[Moves]) -> None:
+        """Make moves, and fail those that cannot go on."""
+        while parts:
+            left: list[Moves] = []
+            for part, made in zip(parts, self._mover.make(parts), strict=True):
+                left += self._settle(part, made)
+                # Others may have ended while one took long.
+                behind = range(made.num_moves, len(part))
+                if live := [i for i in behind if self._followers[part.rows[i]].is_live]:
+                    left.append(part.only(live))
+            parts = left
+
+    def _settle(self, part: Moves, made: Made) -> list[Moves]:
+        """The last of some may have been slow, or lead nowhere; returns what is to be made then."""
+        last, outcome = made.num_moves - 1, made.outcome
+        row, matcher = part.rows[last], part.matchers[last]
+        follower = self._followers[row]
+        follower.charge(made.seconds, 1 if part.numbers[last, 2] == NO_TOKEN else 2)
         if outcome == Outcome.COMPLETE:
-            assert isinstance(move.matcher, SharedMatcher)
-            self._table.complete(move.row, move.matcher.tokenizer.end_ids)
-            if self._table.restrict([move.row]) is not None:
+            assert isinstance(matcher, SharedMatcher)
+            self._table.complete(row, matcher.tokenizer.end_ids)
+            if self._table.restrict([row]) is not None:
                 outcome = Outcome.NOTHING_POSSIBLE
-        if follower.ended or outcome in (Outcome.MOVED, Outcome.COMPLETE):
+        if outcome in (Outcome.MOVED, Outcome.COMPLETE) and not follower.ended:
             return []
-        if outcome == Outcome.NOTHING_POSSIBLE:
+        self._dissolve()
+        if follower.ended or outcome == Outcome.ENDED:
+            follower.ended = True
+        elif outcome == Outcome.NOTHING_POSSIBLE:
             follower.fail("no token continues what the grammar asks for")
-        elif isinstance(move.matcher, LLMatcher):
-            follower.fail(fault_of(move.matcher))
+        elif isinstance(matcher, LLMatcher):
+            follower.fail(fault_of(matcher))
         elif follower.go_alone():
-            return [Move(follower.matcher, move.row, NO_TOKEN)]
+            return [Moves([follower.matcher], [row], [0])]
         return []
 
     def _gather(self, rows: list[int], owners: list[int | None], *, adds: bool) -> RowMasks:

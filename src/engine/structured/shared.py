@@ -22,7 +22,7 @@ from src.core.cpus import usable_cpus
 from src.engine.structured.compiled import STEP_LEXER_FUEL, STEP_MAX_ITEMS
 from src.engine.structured.vocabulary import Vocabulary
 
-# Of one shared lexer, about 2 KB each, for as long as its grammar is kept; a schema of some
+# Of one grammar's shared lexers, about 2 KB each, for as long as it is kept; a schema of some
 # properties has several hundred.
 MAX_SHARED_STATES: Final = 10_000
 # More threads do not help: a batch's masks are some tens of microseconds each.
@@ -189,7 +189,7 @@ class SharingTokenizer:
         if self._address is not None:
             self._library.free_tokenizer(self._address)
 
-    def compile(self, lark: str) -> SharedMatcher | None:
+    def compile(self, lark: str, max_lexer_states: int) -> SharedMatcher | None:
         """A matcher at the beginning, with its first mask computed; ``None`` if that fails."""
         text = lark.encode()
         # It would end the string there.
@@ -200,7 +200,7 @@ class SharingTokenizer:
         init.log_stderr_level = 0
         init.step_lexer_fuel = STEP_LEXER_FUEL
         init.step_max_items = STEP_MAX_ITEMS
-        init.max_lexer_states = MAX_SHARED_STATES
+        init.max_lexer_states = max_lexer_states
         init.verbose_errors = False
         root = SharedMatcher(self._library, self._library.new_constraint(init, text), self)
         # What that leaves in the lexer is the others' too.

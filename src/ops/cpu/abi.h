@@ -203,6 +203,7 @@ enum Outcome : int64_t {
   kMatcherFailed = 1,
   kNothingPossible = 2,
   kComplete = 3,  // only the output's end may follow; its mask has not been written
+  kEnded = 4,     // the token ends the output; nothing has been done
 };
 
 struct LastMove {
@@ -212,6 +213,6 @@ struct LastMove {
 
 // Makes moves in turn, up to one that ends in another way than kMoved or takes longer than
 // `ordinary` seconds, and brings the rows' wishes into their masks. Returns how many were made; -1,
-// and makes none, if a row is not there.
+// and makes none, if a row or a token is not there.
 SLIPSTREAM_EXPORT int64_t slipstream_move(const MatcherFunctions*, const MaskArgs*, const Move*,
                                           int64_t count, double ordinary, LastMove*);

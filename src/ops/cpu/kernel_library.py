@@ -127,33 +127,35 @@ class KernelLibrary:
         functions: tuple[int, int],
         tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
         ordinary: float,
-    ) -> Callable[[array[int]], tuple[int, int, float]]:
+    ) -> Callable[[np.ndarray], tuple[int, int, float]]:
         """What moves matchers of llguidance, and leaves their masks in their rows.
 
         `functions` are the addresses of MatcherFunctions, see `abi.h`; `tables` are masks, ends,
-        allowed and wishes as of `bind_masks`. The function takes address, row and token of each
-        move, a negative one for none, and makes them in turn up to one that has another Outcome
-        than kMoved or takes longer than `ordinary` seconds. It returns how many it made and, of
-        the last, the Outcome and the processor time in seconds. Any thread may call it, for rows
-        and matchers that no other is busy with.
+        allowed and wishes as of `bind_masks`. The function takes int64 [M, 3], contiguous: address,
+        row and token of each move, a negative one for none. It makes them in turn up to one that
+        has another Outcome than kMoved or takes longer than `ordinary` seconds, and returns how
+        many it made and, of the last, the Outcome and the processor time in seconds. Any thread
+        may call it, for rows and matchers that no other is busy with.
         """
         packed = _pack_masks(*tables)
         addresses = struct.pack("@2P", *functions)
-        move: Any = self._library.slipstream_move
-        move.restype = ctypes.c_int64
-        move.argtypes = (ctypes.c_char_p,) * 2 + (
+        function: Any = self._library.slipstream_move
+        function.restype = ctypes.c_int64
+        function.argtypes = (ctypes.c_char_p,) * 2 + (
             *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p),
         )
 
-        def follow(moves: array[int]) -> tuple[int, int, float]:
+        def move(moves: np.ndarray) -> tuple[int, int, float]:
+            if not (moves.dtype == np.int64 and moves.flags.c_contiguous and moves.shape[1] == 3):
+                raise ValueError("expected int64 [M, 3] for moves")
             last = ctypes.create_string_buffer(_LAST_MOVE.size)
-            address, length = moves.buffer_info()
-            made = move(addresses, packed, address, length // 3, ordinary, last)
+            made = function(addresses, packed, moves.ctypes.data, len(moves), ordinary, last)
             if made < 0:
-                raise ValueError(f"expected rows below {len(tables[0])}, got {list(moves[1::3])}")
+                shape = tables[0].shape
+                raise ValueError(f"expected rows and tokens of masks {shape}, got {moves.tolist()}")
             return made, *_LAST_MOVE.unpack(last.raw)
 
-        return follow
+        return move
 
     def assume_wake_cost(self, microseconds: float = WAKE_COST) -> None:
         """Until another thread has begun, which work must be worth to be cut."""

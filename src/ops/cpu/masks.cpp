@@ -64,6 +64,8 @@ double processor_seconds() {
 
 Outcome make(const MatcherFunctions& functions, const MaskArgs& a, const Move& move) {
   if (move.token >= 0) {
+    const uint32_t ends = a.ends[move.row * a.words + move.token / 32];
+    if (ends >> (move.token % 32) & 1) return kEnded;
     CommitResult taken{};
     if (functions.commit_token(move.matcher, uint32_t(move.token), &taken)) return kMatcherFailed;
     // Only its end could follow, and whoever takes that asks for no more.
@@ -157,6 +159,7 @@ SLIPSTREAM_EXPORT int64_t slipstream_move(const MatcherFunctions* functions, con
                                           LastMove* last) {
   for (int64_t i = 0; i < count; ++i) {
     if (moves[i].row < 0 || moves[i].row >= args->rows) return -1;
+    if (moves[i].token >= args->words * 32) return -1;
   }
   double before = processor_seconds();
   for (int64_t i = 0; i < count; ++i) {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from src.engine.structured import moves as moves_module
 from src.engine.structured.compiled import ORDINARY_CALL
 from src.engine.structured.compiler import Tokenizers, compile_grammar
 from src.engine.structured.masks import MaskTable
-from src.engine.structured.moves import NO_TOKEN, Move, Mover, Outcome
+from src.engine.structured.moves import NO_TOKEN, Mover, Moves, Outcome
 from src.engine.structured.vocabulary import Vocabulary
 from src.ops.cpu.build import ensure_built
 from src.ops.cpu.kernel_library import KernelLibrary
@@ -66,7 +65,7 @@ def table(allowed: dict[int, tuple[int, ...]] | None = None) -> MaskTable:
 CASES = st.lists(
     st.tuples(
         st.sampled_from(["a+", "[ab]{2,9}", "b*", "c"]),
-        st.lists(st.sampled_from([0, 1, 2, 25]), max_size=3),
+        st.lists(st.sampled_from([0, 1, 2, 25, END]), min_size=3, max_size=3),
         st.none() | st.sets(st.integers(0, 3), min_size=1),
     ),
     min_size=1,
@@ -74,24 +73,28 @@ CASES = st.lists(
 )
 
 
-def walk(
-    mover: Mover, moves: list[Move], end_ids: list[int], table: MaskTable
-) -> list[tuple[int, Outcome]]:
+def moves_of(matchers: Sequence[Any], rows: Sequence[int], token_ids: Sequence[int]) -> Moves:
+    moves = Moves(matchers, rows, range(len(rows)))
+    moves.take(np.array(token_ids, np.int64))
+    return moves
+
+
+def walk(mover: Mover, moves: Moves, table: MaskTable) -> list[tuple[int, Outcome]]:
     """Make all moves; returns what became of each row."""
     outcomes = []
-    while moves:
-        ((part, made),) = mover.move(moves)
-        assert part == moves
+    while len(moves):
+        (made,) = mover.make([moves])
         assert 0 <= made.seconds < 1
-        outcomes += [(move.row, Outcome.MOVED) for move in part[: made.num_moves - 1]]
-        last, outcome = part[made.num_moves - 1], Outcome(made.outcome)
+        last = made.num_moves - 1
+        outcomes += [(row, Outcome.MOVED) for row in moves.rows[:last]]
+        row, outcome = moves.rows[last], Outcome(made.outcome)
         if outcome is Outcome.COMPLETE:
-            table.complete(last.row, end_ids)
-            is_possible = table.restrict([last.row]) is None
+            table.complete(row, [END])
+            is_possible = table.restrict([row]) is None
             outcome = Outcome.MOVED if is_possible else Outcome.NOTHING_POSSIBLE
-        outcomes.append((last.row, outcome))
+        outcomes.append((row, outcome))
         # What is behind it has not been made.
-        moves = moves[made.num_moves :]
+        moves = moves.only(range(made.num_moves, len(moves)))
     return outcomes
 
 
@@ -112,17 +115,14 @@ def test_moves_with_a_shared_lexer_are_those_without(
         for pattern, _, _ in cases:
             grammar = compile_grammar(tokenizers, f"start: /{pattern}/")
             matchers.append(grammar.begin(0) if shares else grammar.begin_alone())
-        seen, dead = [], set[int]()
-        for step in range(4):
-            moves = []
-            for row, (_, token_ids, _) in enumerate(cases):
-                token_id = NO_TOKEN if step == 0 else (*token_ids, *[END] * 3)[step - 1]
-                if row not in dead and token_id != END:
-                    moves.append(Move(matchers[row], row, token_id))
-            outcomes = walk(mover, moves, [END], masks)
-            dead |= {row for row, outcome in outcomes if outcome is not Outcome.MOVED}
-            live = [row for row, _ in outcomes if row not in dead]
+        seen, live = [], list(range(len(cases)))
+        for step in range(5):
+            token_ids = [NO_TOKEN if step == 0 else (*cases[row][1], END)[step - 1] for row in live]
+            moves = moves_of([matchers[row] for row in live], live, token_ids)
+            outcomes = walk(mover, moves, masks)
+            live = [row for row, outcome in outcomes if outcome is Outcome.MOVED]
             seen.append((outcomes, masks.masks[live].tolist()))
+        assert not live
         found.append(seen)
     assert found[0] == found[1]
 
@@ -154,7 +154,7 @@ class Fakes:
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
         self.last: dict[int, int] = {}
-        self.mask = (ctypes.c_uint32 * 1)()
+        self.mask = (ctypes.c_uint32 * 4)()
         self.held: tuple[Any, Any] = COMMIT(self.commit), COMPUTE(self.compute)
 
     @property
@@ -199,27 +199,46 @@ def test_moves_stop_where_somebody_has_to_look(
     library: KernelLibrary, token_id: int, outcome: Outcome
 ) -> None:
     fakes = Fakes()
-    move = library.bind_moves(fakes.addresses, MaskTable(4, 32).arrays, ORDINARY_CALL)
-    numbers = [1001, 0, 5, 1002, 1, WAITS, 1003, 2, token_id, 1004, 3, 5]
-    made, what, seconds = move(array("q", numbers))
+    move = library.bind_moves(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
+    numbers = [[1001, 0, 5], [1002, 1, WAITS], [1003, 2, token_id], [1004, 3, 5]]
+    made, what, seconds = move(np.array(numbers))
     assert (made, what) == (3, outcome)
     # Of the last alone, and waiting is no work.
     assert (seconds > 2 * ORDINARY_CALL) == (token_id == WORKS)
     expected = [(kind, at) for at in (1001, 1002, 1003) for kind in ("commit", "compute")]
     assert fakes.calls == (expected[:-1] if token_id in (FAILS, HAS_STOPPED) else expected)
     fakes.calls.clear()
-    assert move(array("q", [1004, 3, NO_TOKEN]))[:2] == (1, Outcome.MOVED)
+    assert move(np.array([[1004, 3, NO_TOKEN]]))[:2] == (1, Outcome.MOVED)
     assert fakes.calls == [("compute", 1004)]
 
 
-def test_rows_that_are_not_there_are_refused_before_anything_moves(library: KernelLibrary) -> None:
+def test_an_end_token_moves_nothing(library: KernelLibrary) -> None:
+    fakes, masks = Fakes(), MaskTable(4, 128)
+    masks._ends[2] = masks._packed([7, 100])
+    move = library.bind_moves(fakes.addresses, masks.arrays, ORDINARY_CALL)
+    for token_id in (7, 100):
+        numbers = np.array([[1001, 1, token_id - 1], [1002, 2, token_id], [1003, 3, 5]])
+        assert move(numbers)[:2] == (2, Outcome.ENDED)
+        assert masks.ends(2, token_id)
+        assert not masks.ends(2, token_id - 1)
+        assert not masks.ends(1, token_id)
+    assert {at for _, at in fakes.calls} == {1001}
+
+
+@pytest.mark.parametrize("wrong", [[1002, -1, 5], [1002, 4, 5], [1002, 0, 128]])
+def test_what_is_not_there_is_refused_before_anything_moves(
+    library: KernelLibrary, wrong: list[int]
+) -> None:
     fakes = Fakes()
-    move = library.bind_moves(fakes.addresses, MaskTable(4, 32).arrays, ORDINARY_CALL)
-    for row in (-1, 4):
-        with pytest.raises(ValueError, match="rows below 4"):
-            move(array("q", [1001, 0, 5, 1002, row, 5]))
+    move = library.bind_moves(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
+    with pytest.raises(ValueError, match=r"rows and tokens of masks \(4, 4\)"):
+        move(np.array([[1001, 0, 5], wrong]))
     assert not fakes.calls
-    assert move(array("q"))[0] == 0
+    assert move(np.zeros((0, 3), np.int64))[0] == 0
+    with pytest.raises(ValueError, match="int64"):
+        move(np.zeros((1, 3), np.int32))
+    with pytest.raises(ValueError, match="int64"):
+        move(np.zeros((3, 6), np.int64)[:, ::2])
 
 
 def test_others_run_while_matchers_move(library: KernelLibrary) -> None:
@@ -236,10 +255,10 @@ def test_others_run_while_matchers_move(library: KernelLibrary) -> None:
         answered.set()
 
     fakes.held = COMMIT(commit), fakes.held[1]
-    move = library.bind_moves(fakes.addresses, MaskTable(4, 32).arrays, ORDINARY_CALL)
+    move = library.bind_moves(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
     thread = threading.Thread(target=answer)
     thread.start()
-    assert move(array("q", [1001, 0, 5]))[:2] == (1, Outcome.MOVED)
+    assert move(np.array([[1001, 0, 5]]))[:2] == (1, Outcome.MOVED)
     thread.join()
 
 
@@ -260,34 +279,45 @@ def test_lanes_side_by_side_are_all_of_it(
 ) -> None:
     count = sum(sizes)
     grammar = compile_grammar(tokenizers, "start: /[a-c]+/")
-    moves = []
-    for row in range(count):
-        matcher = grammar.begin(mover.lane(row)) if row % 3 else grammar.begin_alone()
-        assert matcher is not None
-        moves.append(Move(matcher, row, NO_TOKEN))
-    for token_id in (NO_TOKEN, 0):
-        parts = mover.move([move._replace(token_id=token_id) for move in moves])
-        rows = [move.row for part, _ in parts for move in part]
-        assert sorted(rows) == list(range(count))
-        for part, made in parts:
-            assert len({move.row % 4 for move in part}) == 1
-            assert len({type(move.matcher) for move in part}) == 1
+    matchers: list[Any] = [
+        grammar.begin(mover.lane(row)) if row % 3 else grammar.begin_alone() for row in range(count)
+    ]
+    # Their tokens come the other way round.
+    entries = list(reversed(range(count)))
+    parts = mover.prepare(matchers, list(range(count)), entries)
+    assert sorted(row for part in parts for row in part.rows) == list(range(count))
+    for token_ids in (np.full(count, NO_TOKEN), np.arange(count) % 3):
+        for part in parts:
+            part.take(token_ids)
+            assert len({row % 4 for row in part.rows}) == 1
+            assert len({type(matcher) for matcher in part.matchers}) == 1
+            assert part.numbers[:, 1].tolist() == part.rows
+            expected = [token_ids[count - 1 - row] for row in part.rows]
+            assert part.numbers[:, 2].tolist() == expected
+        for part, made in zip(parts, mover.make(parts), strict=True):
             assert (made.num_moves, made.outcome) == (len(part), Outcome.MOVED)
     # Ends are left out where the request goes on.
     packed = mover._table._packed
     for row in range(count):
-        expected = packed([0, 1, 2, END] if row % 2 == 0 else [0, 1, 2])
-        assert np.array_equal(mover._table.masks[row], expected)
+        allowed = packed([0, 1, 2, END] if row % 2 == 0 else [0, 1, 2])
+        assert np.array_equal(mover._table.masks[row], allowed)
 
 
 def test_a_part_that_stops_leaves_the_others(mover: Mover, tokenizers: Tokenizers) -> None:
     grammar = compile_grammar(tokenizers, "start: /a+/")
     begun = [grammar.begin_alone() for _ in range(8)]
-    parts = mover.move([Move(matcher, row, int(row == 2)) for row, matcher in enumerate(begun)])
-    assert [[move.row for move in part] for part, _ in parts] == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert [made.num_moves for _, made in parts] == [2, 2, 1, 2]
-    assert parts[2][1].outcome == Outcome.MATCHER_FAILED
+    parts = mover.prepare(begun, range(8), range(8))
+    assert [list(part.rows) for part in parts] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    for part in parts:
+        part.take(np.arange(8) == 2)
+    made = mover.make(parts)
+    assert [each.num_moves for each in made] == [2, 2, 1, 2]
+    assert made[2].outcome == Outcome.MATCHER_FAILED
     assert [matcher.is_error() for matcher in begun] == [row == 2 for row in range(8)]
     # The one behind it has not moved.
     assert not mover._table.masks[6].any()
     assert mover._table.masks[7].any()
+    left = parts[2].only([1])
+    assert left.numbers.tolist() == [[0, 6, 0]]
+    assert mover.make([left])[0].outcome == Outcome.MOVED
+    assert mover._table.masks[6].any()

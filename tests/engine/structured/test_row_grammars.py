@@ -30,7 +30,7 @@ from src.engine.structured.compiled import CompiledGrammar, GrammarError
 from src.engine.structured.compiler import Tokenizers, compile_grammar
 from src.engine.structured.grammar_text import grammar_candidate
 from src.engine.structured.masks import RowMasks, packed_masks
-from src.engine.structured.moves import Move, Mover
+from src.engine.structured.moves import Mover, Moves
 from src.engine.structured.row_grammars import RowGrammars
 from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
@@ -288,13 +288,13 @@ def test_what_is_queued_for_an_ended_request_is_skipped(monkeypatch: pytest.Monk
         rows.install(row, StructuredOutput.regex("a{9}"))
     rows.masks([0])
     computed: list[int] = []
-    move = Mover.move
+    make = Mover.make
 
-    def counting(self: Mover, moves: Sequence[Move]) -> Any:
-        computed.extend(move.row for move in moves)
-        return move(self, moves)
+    def counting(self: Mover, parts: Sequence[Moves]) -> Any:
+        computed.extend(row for part in parts for row in part.rows)
+        return make(self, parts)
 
-    monkeypatch.setattr(Mover, "move", counting)
+    monkeypatch.setattr(Mover, "make", counting)
     queued = threading.Event()
     rows.rows.follow([0, 1], lambda: [a, a] if queued.wait(10) else [])
     rows.rows.follow([0, 1], partial(list, [a, a]))

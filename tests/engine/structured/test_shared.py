@@ -1,0 +1,305 @@
+"""A lexer that many rows share changes no mask, and whoever has used it up goes on alone."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from src import SamplingParams
+from src.core.config import StructuredOutputSection
+from src.core.request import Request
+from src.core.structured_output import StructuredOutput
+from src.engine.structured import shared
+from src.engine.structured.compiled import CompiledGrammar, compile_matcher, with_options
+from src.engine.structured.compiler import Tokenizers, compile_grammar
+from src.engine.structured.grammar_text import grammar_candidate
+from src.engine.structured.masks import MaskTable
+from src.engine.structured.moves import NO_TOKEN, Mover, Moves, Outcome
+from src.engine.structured.row_grammars import RowGrammars
+from src.engine.structured.shared import (
+    CInterface,
+    SharedMatcher,
+    SharingTokenizer,
+    c_interface,
+    sharing_tokenizer,
+)
+from src.engine.structured.vocabulary import Vocabulary
+from src.ops.cpu.build import ensure_built
+from src.text import Tokenizer
+from tests.support.tokenizers import BUILDERS
+
+GRAMMARS = [
+    StructuredOutput.regex("[a-z ]{4,12}: [0-9]{2}"),
+    StructuredOutput.choice(["yes", "no", "日本"]),
+    StructuredOutput.json(
+        {
+            "type": "array",
+            "items": {"type": "object", "properties": {"é": {"type": "string", "maxLength": 4}}},
+        }
+    ),
+    StructuredOutput.grammar('start: a <|end|>\na: "x" a | "y"'),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    assert ensure_built(wait=True) is not None, "no kernel library"
+
+
+def vocabulary(name: str = "byte_level") -> Vocabulary:
+    tokenizer = Tokenizer(BUILDERS[name](), special_tokens={"eos_token": "</s>"})
+    assert tokenizer.eos_token_id is not None
+    end_ids = [tokenizer.eos_token_id]
+    if (other := tokenizer.token_to_id("<|user|>")) is not None:
+        end_ids.append(other)
+    return Vocabulary.of(tokenizer, tokenizer.vocab_size + 37, end_ids)
+
+
+def compiled(tokenizers: Tokenizers, output: StructuredOutput) -> CompiledGrammar:
+    candidate = grammar_candidate(output, StructuredOutputSection())
+    return compile_grammar(tokenizers, candidate.text)
+
+
+def moved(mover: Mover, matcher: Any, row: int, token_id: int) -> Outcome:
+    moves = Moves([matcher], [row], [0])
+    moves.take(np.array([token_id]))
+    (made,) = mover.make([moves])
+    assert made.num_moves == 1
+    return Outcome(made.outcome)
+
+
+class Pair:
+    """One output by a shared matcher, in row 0, and by one of its own, in row 1."""
+
+    def __init__(self, given: Vocabulary, grammar: CompiledGrammar) -> None:
+        self.given = given
+        self.table = MaskTable(2, len(given.tokens))
+        self._mover = Mover(self.table, len(given.tokens))
+        assert self._mover.can_share()
+        first = grammar.begin(0)
+        assert first is not None, "this wheel of llguidance exports no C interface"
+        self.matchers = first, grammar.begin_alone()
+        self.outcomes = self.move(NO_TOKEN)
+
+    def move(self, token_id: int) -> list[Outcome]:
+        outcomes = []
+        for row, matcher in enumerate(self.matchers):
+            outcomes.append(moved(self._mover, matcher, row, token_id))
+            if outcomes[-1] is Outcome.COMPLETE:
+                self.table.complete(row, self.given.end_ids)
+                outcomes[-1] = Outcome.MOVED
+        return outcomes
+
+    def allowed(self, row: int = 0) -> list[int]:
+        bits = np.unpackbits(self.table.masks[row].view(np.uint8), bitorder="little")
+        return [int(token_id) for token_id in np.flatnonzero(bits[: len(self.given.tokens)])]
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+@pytest.mark.parametrize("output", GRAMMARS, ids=lambda output: output.kind)
+def test_masks_are_the_same_all_the_way(name: str, output: StructuredOutput) -> None:
+    given = vocabulary(name)
+    if output.kind == "grammar" and b"<|end|>" not in given.tokens:
+        output = StructuredOutput.grammar('start: a\na: "x" a | "y"')
+    grammar, source = compiled(Tokenizers.of(given), output), random.Random(name)
+    for _ in range(4):
+        pair = Pair(given, grammar)
+        assert pair.outcomes == [Outcome.MOVED] * 2
+        for _ in range(60):
+            assert pair.allowed(0) == pair.allowed(1) != []
+            left = sorted(set(pair.allowed()) - set(given.end_ids))
+            if not left:
+                break
+            assert pair.move(source.choice(left)) == [Outcome.MOVED] * 2
+
+
+def test_a_complete_output_may_only_end() -> None:
+    given = vocabulary()
+    assert len(given.end_ids) == 2
+    pair = Pair(given, compiled(Tokenizers.of(given), StructuredOutput.choice(["x"])))
+    x = given.tokens.index(b"x")
+    assert pair.move(x) == [Outcome.MOVED] * 2
+    assert pair.allowed(0) == pair.allowed(1) == given.end_ids
+    # Nobody takes a token behind it.
+    assert pair.move(x) == [Outcome.MATCHER_FAILED] * 2
+
+
+def test_a_token_that_is_not_allowed_fails() -> None:
+    given = vocabulary()
+    pair = Pair(given, compiled(Tokenizers.of(given), GRAMMARS[1]))
+    assert pair.move(given.tokens.index(b"z")) == [Outcome.MATCHER_FAILED] * 2
+
+
+def bounded(tokenizers: Tokenizers, most: int) -> CompiledGrammar:
+    """A grammar whose lexer has more states the more texts it has seen."""
+    assert tokenizers.sharing is not None
+    lark = "start: /[ab]{0,9}a[ab]{9}c/"
+    root = tokenizers.sharing.compile(with_options(lark), most)
+    lanes = [] if root is None else [root]
+    return CompiledGrammar(compile_matcher(tokenizers.plain, lark), tokenizers.plain, lanes)
+
+
+def follows(given: Vocabulary, matcher: SharedMatcher, text: str) -> bool:
+    table = MaskTable(1, len(given.tokens))
+    mover = Mover(table, len(given.tokens))
+    assert mover.can_share()
+    ids = [given.tokens.index(letter.encode()) for letter in text]
+    outcomes = (moved(mover, matcher, 0, token_id) for token_id in (NO_TOKEN, *ids))
+    return all(outcome is Outcome.MOVED for outcome in outcomes)
+
+
+TEXT, OTHER = "abaabbaba", "bbbaaabab"
+
+
+def least_bound(given: Vocabulary, tokenizers: Tokenizers) -> int:
+    """The least number of states with which `TEXT` can be followed, or a few more."""
+    for most in range(20, 4000, 5):
+        matcher = bounded(tokenizers, most).begin(0)
+        if matcher is not None and follows(given, matcher, TEXT):
+            return most
+    raise AssertionError("it takes more")
+
+
+def test_what_one_row_has_made_the_next_one_finds() -> None:
+    given = vocabulary()
+    tokenizers = Tokenizers.of(given)
+    grammar = bounded(tokenizers, least_bound(given, tokenizers))
+    outcomes = []
+    for text in (TEXT, TEXT, TEXT, OTHER):
+        matcher = grammar.begin(0)
+        assert matcher is not None
+        outcomes.append(follows(given, matcher, text))
+    # Nothing new is needed, and nothing is left for what is new.
+    assert outcomes == [True, True, True, False]
+
+
+@pytest.fixture
+def rows() -> Iterator[RowGrammars]:
+    rows = RowGrammars(4, len(vocabulary().tokens), on_cpu=True)
+    yield rows
+    rows.close()
+
+
+def install(rows: RowGrammars, row: int, grammar: CompiledGrammar, done: Sequence[int]) -> None:
+    request = Request(
+        key=100 + row,
+        prompt_token_ids=[1],
+        params=SamplingParams(),
+        max_tokens=99,
+        end_token_ids=frozenset(vocabulary().end_ids),
+        grammar=grammar,
+    )
+    rows.install(row, request, list(done))
+    rows.begin()
+
+
+def masks(rows: RowGrammars, wanted: Sequence[int]) -> np.ndarray:
+    awaited = rows.masks(wanted, as_bits=True)
+    assert awaited is not None
+    found = awaited.result()
+    assert not found.failures
+    copied: np.ndarray = found.table.numpy()[list(wanted)].copy()
+    return copied
+
+
+def test_rows_that_have_used_it_up_go_on_alone(rows: RowGrammars) -> None:
+    given = vocabulary()
+    tokenizers = Tokenizers.of(given)
+    grammar = bounded(tokenizers, least_bound(given, tokenizers))
+    for row in (0, 1):
+        install(rows, row, grammar, [])
+    seen: list[int] = []
+    texts = [[given.tokens.index(c.encode()) for c in text] for text in (TEXT, OTHER)]
+    for step in zip(*texts, strict=True):
+        rows.follow([0, 1], lambda step=step: list(step))
+        # As somebody sees them who begins there.
+        seen.append(step[1])
+        here = masks(rows, [0, 1])
+        install(rows, 2, grammar, texts[0][: len(seen)])
+        install(rows, 3, grammar, seen)
+        assert np.array_equal(here, masks(rows, [2, 3]))
+    assert grammar.is_worn
+    assert grammar.begin(0) is None
+    # Who begins now does so alone, and gets on as well.
+    install(rows, 0, grammar, [])
+    for token_id in texts[0]:
+        rows.follow([0], lambda token_id=token_id: [token_id])
+    install(rows, 2, grammar, texts[0])
+    first, second = masks(rows, [0, 2])
+    assert np.array_equal(first, second)
+
+
+def test_what_fails_alone_too_does_not_wear_it_out(rows: RowGrammars) -> None:
+    given = vocabulary()
+    grammar = compiled(Tokenizers.of(given), GRAMMARS[1])
+    install(rows, 0, grammar, [])
+    rows.follow([0], lambda: [given.tokens.index(b"z")])
+    awaited = rows.masks([0])
+    assert awaited is not None
+    ((key, reason),) = awaited.result().failures
+    assert (key, grammar.is_worn) == (100, False)
+    assert reason
+    assert grammar.begin(0) is not None
+
+
+def test_a_vocabulary_that_cannot_spell_everything_shares_nothing() -> None:
+    given = vocabulary("unigram")
+    assert sharing_tokenizer(given) is None
+    assert compiled(Tokenizers.of(given), StructuredOutput.choice(["a"])).begin(0) is None
+
+
+def test_what_cannot_be_compiled_to_be_shared_is_followed_alone() -> None:
+    sharing = sharing_tokenizer(vocabulary())
+    assert sharing is not None
+    assert sharing.compile(with_options("start: nowhere"), 100) is None
+    # A zero would end the string there.
+    assert sharing.compile(with_options('start: "a\0b"'), 100) is None
+    assert sharing.compile(with_options('start: "a"'), 100) is not None
+
+
+def test_what_is_let_go_of_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[int] = []
+    library = c_interface()
+    assert library is not None
+    for name in ("free_constraint", "free_tokenizer"):
+        free: Any = getattr(library, name)
+        monkeypatch.setattr(
+            library, name, lambda address, free=free: (freed.append(address), free(address))
+        )
+    sharing = SharingTokenizer(library, vocabulary())
+    address = sharing._address
+    first = sharing.compile(with_options('start: "ab"'), 100)
+    assert first is not None
+    second = first.clone()
+    addresses = [first.address, second.address]
+    freed.clear()
+    # It lives as long as what was made of it.
+    del sharing, first
+    assert freed == addresses[:1]
+    assert follows(vocabulary(), second, "a")
+    del second
+    assert freed == [*addresses, address]
+
+
+def test_end_tokens_that_are_not_there_are_an_error() -> None:
+    library = c_interface()
+    assert library is not None
+    with pytest.raises(ValueError, match="EOS"):
+        SharingTokenizer(library, Vocabulary([b"a", b"b"], [], [7]))
+
+
+def test_a_wheel_without_the_interface_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AttributeError):
+        CInterface(ctypes.pythonapi._name)
+    c_interface.cache_clear()
+    monkeypatch.setattr(shared._lib, "__file__", "/nowhere/_lib.so")
+    try:
+        assert c_interface() is None
+        assert sharing_tokenizer(vocabulary()) is None
+    finally:
+        c_interface.cache_clear()
