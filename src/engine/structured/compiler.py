@@ -167,6 +167,7 @@ class GrammarCompiler:
         if done.cancelled() or done.exception() is not None:
             return
         self._known[output] = done.result()
+        self._known.move_to_end(output)
         while len(self._known) > self._bounds.cached_grammars:
             self._known.popitem(last=False)
 

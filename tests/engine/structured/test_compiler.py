@@ -165,6 +165,20 @@ async def test_the_last_grammars_are_kept_and_asked_for_once(
     assert compiled == [a, b, c, b]
 
 
+async def test_a_grammar_whose_lexer_is_used_up_is_compiled_anew(
+    compiler: GrammarCompiler,
+) -> None:
+    output = StructuredOutput.regex("[a-z]+")
+    first = await compiler.compile(output)
+    assert first.begin(0) is not None
+    first.is_worn = True
+    assert first.begin(0) is None
+    second = await compiler.compile(output)
+    assert second is not first
+    assert second.begin(0) is not None
+    assert await compiler.compile(output) is second
+
+
 async def test_who_goes_away_takes_nobody_along(compiler: GrammarCompiler) -> None:
     first = asyncio.ensure_future(compiler.compile(INTEGER))
     second = asyncio.ensure_future(compiler.compile(INTEGER))
