@@ -11,7 +11,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 if TYPE_CHECKING:
-    from src.engine.structured.shared import SharedMatcher
+    from src.engine.structured.constraints import Constraint
 
 # Work on one mask and memory of one request, about 2 KB each, before it is given up. The lexer's
 # work is proportional to its fuel, about 15 ms. The parser's is not to its items: ambiguous rules
@@ -28,6 +28,9 @@ ORDINARY_CALL: Final = 0.003
 _EXCESS: Final = 2.0
 # Of each second that passes, the part by which the excess is forgiven.
 _FORGIVEN: Final = 0.05
+
+# Tokens after which a matcher that computes no masks computes one: that gives the lexer its fuel.
+REFUELED_TOKENS: Final = 32
 
 _MAX_MESSAGE_CHARS: Final = 300
 _QUOTED_LINE: Final = re.compile(r"\n *[0-9]+ \|")
@@ -133,35 +136,44 @@ class CompiledGrammar:
     tokenizer
         Of the vocabulary that it was compiled for.
     lanes
-        The same as matchers whose clones share a lexer; those of different lanes can be followed
-        side by side. There may be none.
+        The same as constraints. Those of different lanes can be followed side by side. There may
+        be none.
 
     Attributes
     ----------
     budget
         Of all that follow it.
     is_worn
-        Whether a shared lexer has taken all that it may: who begins now does so alone.
+        Whether a lane's lexer has taken all that it may: nobody begins with a constraint any more.
+    is_spent
+        Whether the matchers' lexer, which they share, has too: nobody can begin at all.
     """
 
     def __init__(
-        self, matcher: LLMatcher, tokenizer: LLTokenizer, lanes: Sequence[SharedMatcher] = ()
+        self, matcher: LLMatcher, tokenizer: LLTokenizer, lanes: Sequence[Constraint] = ()
     ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._lanes = lanes
         self.budget = TimeBudget()
         self.is_worn = False
+        self.is_spent = False
 
-    def begin(self, lane: int) -> SharedMatcher | None:
-        """One of a lane's matchers, at the beginning of the output, unless none are shared."""
+    def begin(self, lane: int) -> Constraint | None:
+        """One of a lane's constraints, at the beginning of the output, if there is any."""
         if not self._lanes or self.is_worn:
             return None
         return self._lanes[lane % len(self._lanes)].clone()
 
-    def begin_alone(self) -> LLMatcher:
-        """A matcher that shares nothing, at the beginning of the output."""
+    def begin_matcher(self) -> LLMatcher:
+        """A matcher at the beginning of the output."""
         return self._matcher.deep_copy()
+
+    def examine(self) -> None:
+        """A matcher has failed: find out whether another one could begin."""
+        probe = self.begin_matcher()
+        probe.compute_bitmask()
+        self.is_spent = probe.is_error()
 
     def judge(self) -> TextJudge:
         """Follows the text of one output."""
@@ -184,12 +196,17 @@ class TextJudge:
         self._tokenize = tokenize
         self._budget = budget
         self._is_lost = False
+        self._num_tokens = 0
 
     def advance(self, text: str) -> None:
         """The text goes on with this."""
         token_ids = self._tokenize(text)
         if not self._is_lost and self._consume(token_ids) < len(token_ids):
             self._is_lost = True
+        self._num_tokens += len(token_ids)
+        if self._num_tokens >= REFUELED_TOKENS:
+            self._num_tokens = 0
+            self._matcher.compute_bitmask()
 
     def completes(self, text: str) -> bool:
         """Whether the text would be complete if it went on with this and ended."""

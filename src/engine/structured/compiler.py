@@ -34,13 +34,13 @@ from src.engine.structured.compiled import (
     compile_matcher,
     with_options,
 )
-from src.engine.structured.grammar_text import grammar_candidate, refusal
-from src.engine.structured.shared import (
-    MAX_SHARED_STATES,
-    SharingTokenizer,
+from src.engine.structured.constraints import (
+    MAX_LANE_STATES,
+    ConstraintTokenizer,
+    constraint_tokenizer,
     num_lanes,
-    sharing_tokenizer,
 )
+from src.engine.structured.grammar_text import grammar_candidate, refusal
 from src.engine.structured.trial import Setup, Verdict, read_frame, write_frame
 from src.engine.structured.vocabulary import Vocabulary
 from src.text import Tokenizer
@@ -57,15 +57,15 @@ _START_SECONDS: Final = 60.0
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """A vocabulary as grammars are compiled with it; ``sharing`` if they can share a lexer."""
+    """A vocabulary as matchers are compiled with it, and as constraints are, if there are any."""
 
-    plain: LLTokenizer
-    sharing: SharingTokenizer | None
+    matchers: LLTokenizer
+    constraints: ConstraintTokenizer | None
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> Tokenizers:
         """Those of a vocabulary; some tenths of a second for a large one."""
-        return cls(vocabulary.build(), sharing_tokenizer(vocabulary))
+        return cls(vocabulary.build(), constraint_tokenizer(vocabulary))
 
 
 def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
@@ -76,14 +76,14 @@ def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
     GrammarError
         See `compile_matcher`.
     """
-    matcher = compile_matcher(tokenizers.plain, lark)
+    matcher = compile_matcher(tokenizers.matchers, lark)
     lanes = []
-    if tokenizers.sharing is not None:
+    if tokenizers.constraints is not None:
         text, count = with_options(lark), num_lanes()
-        most = MAX_SHARED_STATES // count
-        roots = [tokenizers.sharing.compile(text, most) for _ in range(count)]
+        most = MAX_LANE_STATES // count
+        roots = [tokenizers.constraints.compile(text, most) for _ in range(count)]
         lanes = [root for root in roots if root is not None]
-    return CompiledGrammar(matcher, tokenizers.plain, lanes)
+    return CompiledGrammar(matcher, tokenizers.matchers, lanes)
 
 
 class GrammarCompiler:
@@ -129,7 +129,7 @@ class GrammarCompiler:
             Too many wait for theirs.
         """
         known = self._known.get(output)
-        if known is not None and not known.is_worn:
+        if known is not None and not known.is_spent:
             self._known.move_to_end(output)
             return known
         compiling = self._compiling.get(output)

@@ -98,9 +98,10 @@ class MaskTable:
         allowed = params.allowed_token_ids
         self._allowed[row] = -1 if allowed is None else self._packed(allowed)
 
-    def complete(self, row: int, end_ids: Iterable[int]) -> None:
-        """The grammar lets nothing follow but one of these ends."""
-        self.masks[row] = self._packed(end_ids)
+    def check_size(self, vocab_size: int) -> None:
+        """Raise ValueError unless masks of so many tokens fit."""
+        if vocab_size != self._vocab_size:
+            raise ValueError(f"expected masks of {self._vocab_size} tokens, got {vocab_size}")
 
     def ends(self, row: int, token_id: int) -> bool:
         """Whether a token ends the output of a row."""

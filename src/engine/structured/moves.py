@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from enum import IntEnum
 from typing import Final, NamedTuple, Self
 
@@ -12,8 +12,8 @@ import numpy as np
 from llguidance import LLMatcher
 
 from src.engine.structured.compiled import ORDINARY_CALL
+from src.engine.structured.constraints import Constraint, c_interface, num_lanes
 from src.engine.structured.masks import MaskTable
-from src.engine.structured.shared import SharedMatcher, c_interface, num_lanes
 from src.ops.cpu.build import kernel_library
 
 NO_TOKEN: Final = -1
@@ -48,7 +48,7 @@ class Moves:
     Parameters
     ----------
     matchers, rows
-        Of each: all of them share a lexer, or none does.
+        Of each: constraints, or matchers of the Python interface.
     entries
         Where their tokens are among those of a batch.
 
@@ -60,7 +60,7 @@ class Moves:
 
     def __init__(
         self,
-        matchers: Sequence[SharedMatcher | LLMatcher],
+        matchers: Sequence[Constraint | LLMatcher],
         rows: Sequence[int],
         entries: Sequence[int],
     ) -> None:
@@ -107,8 +107,8 @@ class Mover:
         self._pool: ThreadPoolExecutor | None = None
         self._compiled: Callable[[np.ndarray], tuple[int, int, float]] | None = None
 
-    def can_share(self) -> bool:
-        """Whether it can move matchers that share their lexer."""
+    def can_constrain(self) -> bool:
+        """Whether it can move constraints."""
         if self._compiled is None:
             library, kernels = c_interface(), kernel_library()
             if library is None or kernels is None:
@@ -124,11 +124,11 @@ class Mover:
 
     def prepare(
         self,
-        matchers: Sequence[SharedMatcher | LLMatcher],
+        matchers: Sequence[Constraint | LLMatcher],
         rows: Sequence[int],
         entries: Sequence[int],
     ) -> list[Moves]:
-        """Moves of matchers, for many steps: those that share apart from those that do not.
+        """Moves of matchers, for many steps: constraints apart from the others.
 
         They are of several lanes where that is worth while.
         """
@@ -136,7 +136,7 @@ class Mover:
         lanes = self._num_lanes if is_much else 1
         parts: dict[tuple[bool, int], list[int]] = {}
         for index, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
-            parts.setdefault((isinstance(matcher, SharedMatcher), row % lanes), []).append(index)
+            parts.setdefault((isinstance(matcher, Constraint), row % lanes), []).append(index)
         return [Moves(matchers, rows, entries).only(chosen) for chosen in parts.values()]
 
     def make(self, parts: Sequence[Moves]) -> list[Made]:
@@ -151,7 +151,11 @@ class Mover:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(2 * self._num_lanes, "slipstream-masks")
         others = [self._pool.submit(self._make, part) for part in rest]
-        return [self._make(first), *(other.result() for other in others)]
+        try:
+            return [self._make(first), *(other.result() for other in others)]
+        finally:
+            # Nothing moves any more when this is over, however it ends.
+            wait(others)
 
     def close(self) -> None:
         """Stop its threads."""
@@ -160,13 +164,13 @@ class Mover:
 
     def _make(self, moves: Moves) -> Made:
         if isinstance(moves.matchers[0], LLMatcher):
-            return make_alone(moves, self._table)
+            return make_by_python(moves, self._table)
         assert self._compiled is not None
         return Made._make(self._compiled(moves.numbers))
 
 
-def make_alone(moves: Moves, table: MaskTable) -> Made:
-    """The same for matchers of the Python interface, which share nothing."""
+def make_by_python(moves: Moves, table: MaskTable) -> Made:
+    """The same for matchers of the Python interface."""
     made = Made(0, Outcome.MOVED, 0.0)
     tokens: list[int] = moves.numbers[:, 2].tolist()
     for matcher, row, token_id in zip(moves.matchers, moves.rows, tokens, strict=True):

@@ -24,15 +24,13 @@ import numpy as np
 from llguidance import LLMatcher
 
 from src.core.request import Request
-from src.engine.structured.compiled import CompiledGrammar, fault_of
+from src.engine.structured.compiled import REFUELED_TOKENS, CompiledGrammar, fault_of
+from src.engine.structured.constraints import Constraint
 from src.engine.structured.masks import MaskTable, RowMasks
 from src.engine.structured.moves import NO_TOKEN, Made, Mover, Moves, Outcome
-from src.engine.structured.shared import SharedMatcher
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a request that resumes that are consumed in one call.
-_CHUNK = 32
 # Steps of one batch that are remembered together.
 _HISTORY = 1024
 # Added to what the process has: a tenth of another thread's share. Not less, since it holds the
@@ -49,7 +47,7 @@ class _Follower:
     matcher
         Where the output stands.
     token_ids
-        What led there, since its request has had this row.
+        What led there, if it began with a constraint.
     ended
         Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
     fault
@@ -63,8 +61,8 @@ class _Follower:
         self.key = request.key
         self._grammar = request.grammar
         self._abandoned = abandoned
-        shared = None if lane is None else self._grammar.begin(lane)
-        self.matcher: SharedMatcher | LLMatcher = shared or self._grammar.begin_alone()
+        begun = None if lane is None else self._grammar.begin(lane)
+        self.matcher: Constraint | LLMatcher = begun or self._grammar.begin_matcher()
         self.token_ids: list[int] = []
         self.ended = False
         self.fault: str | None = None
@@ -80,34 +78,39 @@ class _Follower:
         self.fault = reason
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """The output begins with these, as a matcher that shares nothing learns now."""
+        """The output begins with these, as its matcher learns now."""
         assert isinstance(self.matcher, LLMatcher)
-        for start in range(0, len(token_ids), _CHUNK):
+        for start in range(0, len(token_ids), REFUELED_TOKENS):
             if not self.is_live:
                 return
-            chunk = list(token_ids[start : start + _CHUNK])
+            chunk = list(token_ids[start : start + REFUELED_TOKENS])
             # This thread's own time: a machine that is busy with other things is no fault of it.
             started = time.thread_time()
             self.matcher.consume_tokens(chunk)
-            self.charge(time.thread_time() - started, len(chunk))
+            self.matcher.compute_bitmask()
+            self.charge(time.thread_time() - started, len(chunk) + 1)
 
     def charge(self, seconds: float, num_calls: int) -> None:
         """Its matcher took so long for some calls; where that is beyond its budget it fails."""
         if not self._grammar.budget.allows(seconds, num_calls):
             self.fail(_TOO_SLOW)
 
-    def go_alone(self) -> bool:
-        """Leave a shared matcher that failed; whether one that shares nothing gets on."""
-        self.matcher = matcher = self._grammar.begin_alone()
+    def fall_back(self, *, is_complete: bool) -> bool:
+        """Leave a constraint that failed, or may be complete; whether a matcher gets on."""
+        self.matcher = self._grammar.begin_matcher()
         self.consume(self.token_ids)
-        if self.is_live:
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            self.fail(fault_of(matcher))
-        elif self.is_live:
-            # The lexer has taken all that it may, or else it would have got on too.
+        if self.matcher.is_error():
+            self.give_up()
+        elif self.is_live and not is_complete:
+            # The lane's lexer has taken all that it may, or the constraint would have got on too.
             self._grammar.is_worn = True
         return self.is_live
+
+    def give_up(self) -> None:
+        """Its matcher is in its error state."""
+        assert isinstance(self.matcher, LLMatcher)
+        self.fail(fault_of(self.matcher))
+        self._grammar.examine()
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,8 @@ class RowGrammars:
                 except BaseException:
                     logger.exception("a grammar could not be begun")
                     self._followers.pop(row, None)
-            self._move(self._prepare([row for row, _, _ in arrivals]).parts)
+            rows = dict.fromkeys(row for row, _, _ in arrivals)
+            self._move(self._prepare(list(rows)).parts)
         finally:
             # Whatever was queued for them has been.
             self._ended.difference_update(forgotten)
@@ -261,10 +265,12 @@ class RowGrammars:
         self._followers.pop(row, None)
         if request.key in self._ended:
             return
-        # A shared matcher would have to compute a mask for every token that is there already.
-        shares = self._mover.can_share() and not output_token_ids
-        lane = self._mover.lane(row) if shares else None
+        # A constraint would have to compute a mask for every token that is there already.
+        is_new = self._mover.can_constrain() and not output_token_ids
+        lane = self._mover.lane(row) if is_new else None
         follower = _Follower(request, lane, self._ended)
+        if isinstance(follower.matcher, Constraint):
+            self._table.check_size(follower.matcher.tokenizer.vocab_size)
         self._table.install(row, request)
         self._followers[row] = follower
         if output_token_ids:
@@ -277,8 +283,8 @@ class RowGrammars:
         except Exception as error:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
-        if len(token_ids) != len(rows):
-            raise ValueError(f"expected tokens of {len(rows)} rows, got {len(token_ids)}")
+        if len(token_ids) != len(rows) or token_ids.min() < 0:
+            raise ValueError(f"expected tokens of {len(rows)} rows, got {token_ids.tolist()}")
         batch = self._batch
         # Somebody of it may have ended.
         if batch is None or batch.rows != rows or self._ended or len(batch.history) == _HISTORY:
@@ -326,12 +332,7 @@ class RowGrammars:
         row, matcher = part.rows[last], part.matchers[last]
         follower = self._followers[row]
         follower.charge(made.seconds, 1 if part.numbers[last, 2] == NO_TOKEN else 2)
-        if outcome == Outcome.COMPLETE:
-            assert isinstance(matcher, SharedMatcher)
-            self._table.complete(row, matcher.tokenizer.end_ids)
-            if self._table.restrict([row]) is not None:
-                outcome = Outcome.NOTHING_POSSIBLE
-        if outcome in (Outcome.MOVED, Outcome.COMPLETE) and not follower.ended:
+        if outcome == Outcome.MOVED and not follower.ended:
             return []
         self._dissolve()
         if follower.ended or outcome == Outcome.ENDED:
@@ -339,8 +340,8 @@ class RowGrammars:
         elif outcome == Outcome.NOTHING_POSSIBLE:
             follower.fail("no token continues what the grammar asks for")
         elif isinstance(matcher, LLMatcher):
-            follower.fail(fault_of(matcher))
-        elif follower.go_alone():
+            follower.give_up()
+        elif follower.fall_back(is_complete=outcome == Outcome.COMPLETE):
             return [Moves([follower.matcher], [row], [0])]
         return []
 

@@ -172,7 +172,10 @@ async def test_a_grammar_whose_lexer_is_used_up_is_compiled_anew(
     first = await compiler.compile(output)
     assert first.begin(0) is not None
     first.is_worn = True
+    # It has matchers left.
     assert first.begin(0) is None
+    assert await compiler.compile(output) is first
+    first.is_spent = True
     second = await compiler.compile(output)
     assert second is not first
     assert second.begin(0) is not None

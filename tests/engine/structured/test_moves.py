@@ -21,7 +21,7 @@ from src.engine.structured.compiler import Tokenizers, compile_grammar
 from src.engine.structured.masks import MaskTable
 from src.engine.structured.moves import NO_TOKEN, Mover, Moves, Outcome
 from src.engine.structured.vocabulary import Vocabulary
-from src.ops.cpu.build import ensure_built
+from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.kernel_library import KernelLibrary
 
 LETTERS = [bytes([letter]) for letter in range(ord("a"), ord("z") + 1)]
@@ -32,10 +32,7 @@ ROWS = 8
 
 @pytest.fixture(scope="module")
 def library() -> KernelLibrary:
-    built = ensure_built(wait=True)
-    assert built is not None, "no kernel library"
-    from src.ops.cpu.build import kernel_library
-
+    ensure_built(wait=True)
     found = kernel_library()
     assert found is not None
     return found
@@ -44,7 +41,7 @@ def library() -> KernelLibrary:
 @pytest.fixture(scope="module")
 def tokenizers() -> Tokenizers:
     made = Tokenizers.of(Vocabulary(TOKENS, [END], [END]))
-    assert made.sharing is not None
+    assert made.constraints is not None
     return made
 
 
@@ -89,7 +86,7 @@ def walk(mover: Mover, moves: Moves, table: MaskTable) -> list[tuple[int, Outcom
         outcomes += [(row, Outcome.MOVED) for row in moves.rows[:last]]
         row, outcome = moves.rows[last], Outcome(made.outcome)
         if outcome is Outcome.COMPLETE:
-            table.complete(row, [END])
+            table.masks[row] = table._packed([END])
             is_possible = table.restrict([row]) is None
             outcome = Outcome.MOVED if is_possible else Outcome.NOTHING_POSSIBLE
         outcomes.append((row, outcome))
@@ -100,7 +97,7 @@ def walk(mover: Mover, moves: Moves, table: MaskTable) -> list[tuple[int, Outcom
 
 @given(CASES)
 @settings(max_examples=100, deadline=None)
-def test_moves_with_a_shared_lexer_are_those_without(
+def test_moves_of_constraints_are_those_of_matchers(
     library: KernelLibrary,
     tokenizers: Tokenizers,
     cases: list[tuple[str, list[int], set[int] | None]],
@@ -110,11 +107,11 @@ def test_moves_with_a_shared_lexer_are_those_without(
     for shares in (True, False):
         masks = table(allowed)
         mover = Mover(masks, len(TOKENS))
-        assert mover.can_share()
+        assert mover.can_constrain()
         matchers: list[Any] = []
         for pattern, _, _ in cases:
             grammar = compile_grammar(tokenizers, f"start: /{pattern}/")
-            matchers.append(grammar.begin(0) if shares else grammar.begin_alone())
+            matchers.append(grammar.begin(0) if shares else grammar.begin_matcher())
         seen, live = [], list(range(len(cases)))
         for step in range(5):
             token_ids = [NO_TOKEN if step == 0 else (*cases[row][1], END)[step - 1] for row in live]
@@ -268,7 +265,7 @@ def mover(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
     monkeypatch.setattr(moves_module, "num_lanes", lambda: 4)
     monkeypatch.setattr(moves_module, "_WORTH_A_THREAD", 1e-3)
     mover = Mover(table(), len(TOKENS))
-    assert mover.can_share()
+    assert mover.can_constrain()
     yield mover
     mover.close()
 
@@ -280,7 +277,8 @@ def test_lanes_side_by_side_are_all_of_it(
     count = sum(sizes)
     grammar = compile_grammar(tokenizers, "start: /[a-c]+/")
     matchers: list[Any] = [
-        grammar.begin(mover.lane(row)) if row % 3 else grammar.begin_alone() for row in range(count)
+        grammar.begin(mover.lane(row)) if row % 3 else grammar.begin_matcher()
+        for row in range(count)
     ]
     # Their tokens come the other way round.
     entries = list(reversed(range(count)))
@@ -305,7 +303,7 @@ def test_lanes_side_by_side_are_all_of_it(
 
 def test_a_part_that_stops_leaves_the_others(mover: Mover, tokenizers: Tokenizers) -> None:
     grammar = compile_grammar(tokenizers, "start: /a+/")
-    begun = [grammar.begin_alone() for _ in range(8)]
+    begun = [grammar.begin_matcher() for _ in range(8)]
     parts = mover.prepare(begun, range(8), range(8))
     assert [list(part.rows) for part in parts] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     for part in parts:

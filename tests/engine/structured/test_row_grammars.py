@@ -25,7 +25,7 @@ from src.core.errors import InvalidRequestError
 from src.core.request import Request
 from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
-from src.engine.structured import compiled, moves, shared
+from src.engine.structured import compiled, constraints, moves
 from src.engine.structured.compiled import CompiledGrammar, GrammarError
 from src.engine.structured.compiler import Tokenizers, compile_grammar
 from src.engine.structured.grammar_text import grammar_candidate
@@ -33,6 +33,7 @@ from src.engine.structured.masks import RowMasks, packed_masks
 from src.engine.structured.moves import Mover, Moves
 from src.engine.structured.row_grammars import RowGrammars
 from src.engine.structured.vocabulary import Vocabulary
+from src.ops.cpu.build import ensure_built, kernel_library
 from src.text import Tokenizer
 from src.text.detokenizer import detokenize
 from src.text.output import OutputText
@@ -53,6 +54,12 @@ OBJECT = StructuredOutput.json(
     },
     any_whitespace=False,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    ensure_built(wait=True)
+    assert kernel_library() is not None
 
 
 class Rows:
@@ -109,7 +116,7 @@ def tokenizer_of(name: str) -> Rows:
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
     if request.param == "python":
         # A wheel without the C interface.
-        for module in (shared, moves):
+        for module in (constraints, moves):
             monkeypatch.setattr(module, "c_interface", lambda: None)
         rows = tokenizer_of("byte_level")
     else:
@@ -139,8 +146,7 @@ def test_whatever_is_allowed_leads_to_what_conforms(rows: Rows, seed: int) -> No
     prompt = rows.tokenizer.encode("fox")
     text = detokenize(rows.tokenizer, walk(rows, TEXT, seed), prompt)
     assert re.fullmatch("[a-z ]{4,12}: [0-9]{2}", text)
-    text = detokenize(rows.tokenizer, walk(rows, OBJECT, seed), prompt)
-    value = json.loads(text)
+    value = json.loads(detokenize(rows.tokenizer, walk(rows, OBJECT, seed), prompt))
     assert set(value) == {"name", "é"}
     assert value["é"] in ["日本", 1, True]
 
@@ -212,6 +218,18 @@ def test_a_token_that_was_not_allowed_fails_its_row(rows: Rows) -> None:
     rows.rows.close()
 
 
+@pytest.mark.parametrize("token_ids", [[-1, 5], [5]])
+def test_tokens_that_cannot_be_fail_the_rows_of_the_step(token_ids: list[int]) -> None:
+    rows = tokenizer_of("byte_level")
+    for row in range(3):
+        rows.install(row, StructuredOutput.regex("a+"))
+    rows.rows.follow([0, 1], lambda: token_ids)
+    expected = [(key, "the grammar could not be followed") for key in (100, 101)]
+    assert rows.masks([0, 1, 2]).failures == expected
+    assert rows.allowed(2)
+    rows.rows.close()
+
+
 # Ambiguous: the parser's work grows with the text.
 AMBIGUOUS = [
     StructuredOutput.grammar("start: a\na: a a | /[a-z ]/ | /[a-z]+/"),
@@ -255,7 +273,7 @@ def test_an_ambiguous_grammar_comes_to_an_end(output: StructuredOutput) -> None:
 
 def test_a_row_over_its_budget_of_time_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The items' bound is out of the way: time alone ends it."""
-    for module in (compiled, shared):
+    for module in (compiled, constraints):
         monkeypatch.setattr(module, "STEP_MAX_ITEMS", 50_000)
     rows = tokenizer_of("byte_level")
     rows.install(2, StructuredOutput.regex("a+"))
@@ -382,7 +400,7 @@ def test_where_niceness_is_forbidden_grammars_are_followed(
 
     monkeypatch.setattr(os, "setpriority", forbidden)
     rows = tokenizer_of("byte_level")
-    rows.install(0, StructuredOutput.regex("a+"))
+    rows.install(0, TEXT)
     assert rows.allowed(0)
     rows.rows.close()
 

@@ -1,11 +1,9 @@
-"""Matchers that share one lexer, by the C interface of llguidance.
+"""Constraints of llguidance's C interface, which can be followed without the interpreter lock.
 
-Most of what a mask takes is the lexer's states, which are made as text leads there. A copy of a
-matcher of the Python interface has states of its own: every row makes all of them again, where no
-other row warms the caches. Constraints of the C interface (llguidance.h), which the library's wheel
-exports too, share them with what they were cloned from: with a small vocabulary a mask takes a
-third of the time. What is shared can also be used up together, so there is a bound on it, and who
-meets that goes on alone.
+The library's wheel exports that interface (llguidance.h) beside its Python one. What its matchers
+and its constraints compute is the same, and in both clones share the lexer of what they were cloned
+from. But a constraint has an address, so that the kernel library takes the tokens of all rows and
+computes their masks in one call.
 """
 
 from __future__ import annotations
@@ -22,13 +20,15 @@ from src.core.cpus import usable_cpus
 from src.engine.structured.compiled import STEP_LEXER_FUEL, STEP_MAX_ITEMS
 from src.engine.structured.vocabulary import Vocabulary
 
-# Of one grammar's shared lexers, about 2 KB each, for as long as it is kept; a schema of some
+# Of the lexers of one grammar's lanes, about 2 KB each, for as long as it is kept; a schema of some
 # properties has several hundred.
-MAX_SHARED_STATES: Final = 10_000
+MAX_LANE_STATES: Final = 10_000
 # More threads do not help: a batch's masks are some tens of microseconds each.
 _MAX_LANES: Final = 4
 # Before the name of a token that is no text, by the library's convention.
 _SPECIAL: Final = b"\xff"
+# Structures have no size in them: those of another minor version may be others.
+_VERSION: Final = b"llguidance@1.9."
 _MAX_MESSAGE_BYTES: Final = 500
 
 
@@ -86,7 +86,7 @@ class CInterface:
     Raises
     ------
     AttributeError
-        A symbol is missing.
+        A symbol is missing, or the version is another one.
     OSError
         The file cannot be loaded this way.
     """
@@ -100,6 +100,9 @@ class CInterface:
             function.restype, function.argtypes = result, arguments
             return function
 
+        version = bound("llg_get_version", c_char_p)()
+        if _VERSION not in version:
+            raise AttributeError(f"expected {_VERSION!r}, got {version!r}")
         self.new_tokenizer = bound(
             "llg_new_tokenizer_v2", pointer, POINTER(_TokenizerInit), c_char_p, c_size_t
         )
@@ -139,32 +142,25 @@ def num_lanes() -> int:
     return max(1, min(_MAX_LANES, usable_cpus() // 2))
 
 
-def sharing_tokenizer(vocabulary: Vocabulary) -> SharingTokenizer | None:
-    """What grammars are compiled with that share their lexer; ``None`` if that cannot be.
-
-    The C interface does not tell an output that is complete from one that no token continues.
-    Where tokens spell any byte, the latter cannot be.
-    """
+def constraint_tokenizer(vocabulary: Vocabulary) -> ConstraintTokenizer | None:
+    """What constraints are compiled with; ``None`` if this wheel has none."""
     library = c_interface()
-    spelt = {token for token in vocabulary.tokens if len(token) == 1}
-    if library is None or len(spelt) < 256:
-        return None
-    return SharingTokenizer(library, vocabulary)
+    return None if library is None else ConstraintTokenizer(library, vocabulary)
 
 
-class SharingTokenizer:
+class ConstraintTokenizer:
     """A vocabulary in the form of the C interface.
 
     Attributes
     ----------
-    end_ids
-        Tokens that end an output.
+    vocab_size
+        Of its masks.
     """
 
     def __init__(self, library: CInterface, vocabulary: Vocabulary) -> None:
         self._library = library
         self._address: int | None = None
-        self.end_ids = vocabulary.end_ids
+        self.vocab_size = len(vocabulary.tokens)
         tokens = list(vocabulary.tokens)
         for token_id in vocabulary.special_ids:
             if not tokens[token_id].startswith(_SPECIAL):
@@ -189,8 +185,8 @@ class SharingTokenizer:
         if self._address is not None:
             self._library.free_tokenizer(self._address)
 
-    def compile(self, lark: str, max_lexer_states: int) -> SharedMatcher | None:
-        """A matcher at the beginning, with its first mask computed; ``None`` if that fails."""
+    def compile(self, lark: str, max_lexer_states: int) -> Constraint | None:
+        """A constraint at the beginning, with its first mask computed; ``None`` if that fails."""
         text = lark.encode()
         # It would end the string there.
         if b"\0" in text:
@@ -202,7 +198,7 @@ class SharingTokenizer:
         init.step_max_items = STEP_MAX_ITEMS
         init.max_lexer_states = max_lexer_states
         init.verbose_errors = False
-        root = SharedMatcher(self._library, self._library.new_constraint(init, text), self)
+        root = Constraint(self._library, self._library.new_constraint(init, text), self)
         # What that leaves in the lexer is the others' too.
         first = root.clone()
         if self._library.compute_mask(first.address, _MaskResult()):
@@ -210,20 +206,24 @@ class SharingTokenizer:
         return root
 
 
-class SharedMatcher:
-    """One output's state; its lexer is that of all that were cloned from the same one.
+class Constraint:
+    """Where one output stands in its grammar.
+
+    Its lexer is that of all that were cloned from the same one, and so are the bound of that and
+    what goes wrong with it. It does not tell an output that is complete from one that nothing
+    continues.
 
     Attributes
     ----------
     address
-        Of the constraint, for functions of the C interface: after each mask it takes one token.
+        For functions of the C interface: after each mask it takes one token.
     tokenizer
         Of the vocabulary that it was compiled for.
     """
 
     __slots__ = ("_library", "address", "tokenizer")
 
-    def __init__(self, library: CInterface, address: int, tokenizer: SharingTokenizer) -> None:
+    def __init__(self, library: CInterface, address: int, tokenizer: ConstraintTokenizer) -> None:
         self._library = library
         self.address = address
         # It must live as long.
@@ -232,10 +232,10 @@ class SharedMatcher:
     def __del__(self) -> None:
         self._library.free_constraint(self.address)
 
-    def clone(self) -> SharedMatcher:
+    def clone(self) -> Constraint:
         """Another one that stands there too."""
         address = self._library.clone_constraint(self.address)
-        return SharedMatcher(self._library, address, self.tokenizer)
+        return Constraint(self._library, address, self.tokenizer)
 
 
 def _uint32s(numbers: Sequence[int]) -> Any:

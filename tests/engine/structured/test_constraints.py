@@ -1,4 +1,4 @@
-"""A lexer that many rows share changes no mask, and whoever has used it up goes on alone."""
+"""Constraints give the masks that matchers give, and where they cannot go on matchers do."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from src import SamplingParams
 from src.core.config import StructuredOutputSection
 from src.core.request import Request
 from src.core.structured_output import StructuredOutput
-from src.engine.structured import shared
+from src.engine.structured import compiled as compiled_module
+from src.engine.structured import constraints
 from src.engine.structured.compiled import CompiledGrammar, compile_matcher, with_options
 from src.engine.structured.compiler import Tokenizers, compile_grammar
+from src.engine.structured.constraints import (
+    CInterface,
+    Constraint,
+    ConstraintTokenizer,
+    c_interface,
+    constraint_tokenizer,
+)
 from src.engine.structured.grammar_text import grammar_candidate
 from src.engine.structured.masks import MaskTable
 from src.engine.structured.moves import NO_TOKEN, Mover, Moves, Outcome
 from src.engine.structured.row_grammars import RowGrammars
-from src.engine.structured.shared import (
-    CInterface,
-    SharedMatcher,
-    SharingTokenizer,
-    c_interface,
-    sharing_tokenizer,
-)
 from src.engine.structured.vocabulary import Vocabulary
-from src.ops.cpu.build import ensure_built
+from src.ops.cpu.build import ensure_built, kernel_library
 from src.text import Tokenizer
 from tests.support.tokenizers import BUILDERS
 
@@ -48,7 +49,8 @@ GRAMMARS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    assert ensure_built(wait=True) is not None, "no kernel library"
+    ensure_built(wait=True)
+    assert kernel_library() is not None
 
 
 def vocabulary(name: str = "byte_level") -> Vocabulary:
@@ -74,25 +76,22 @@ def moved(mover: Mover, matcher: Any, row: int, token_id: int) -> Outcome:
 
 
 class Pair:
-    """One output by a shared matcher, in row 0, and by one of its own, in row 1."""
+    """One output by a constraint, in row 0, and by a matcher, in row 1."""
 
     def __init__(self, given: Vocabulary, grammar: CompiledGrammar) -> None:
         self.given = given
         self.table = MaskTable(2, len(given.tokens))
         self._mover = Mover(self.table, len(given.tokens))
-        assert self._mover.can_share()
+        assert self._mover.can_constrain()
         first = grammar.begin(0)
         assert first is not None, "this wheel of llguidance exports no C interface"
-        self.matchers = first, grammar.begin_alone()
+        self.matchers = first, grammar.begin_matcher()
         self.outcomes = self.move(NO_TOKEN)
 
     def move(self, token_id: int) -> list[Outcome]:
         outcomes = []
         for row, matcher in enumerate(self.matchers):
             outcomes.append(moved(self._mover, matcher, row, token_id))
-            if outcomes[-1] is Outcome.COMPLETE:
-                self.table.complete(row, self.given.end_ids)
-                outcomes[-1] = Outcome.MOVED
         return outcomes
 
     def allowed(self, row: int = 0) -> list[int]:
@@ -115,7 +114,11 @@ def test_masks_are_the_same_all_the_way(name: str, output: StructuredOutput) -> 
             left = sorted(set(pair.allowed()) - set(given.end_ids))
             if not left:
                 break
-            assert pair.move(source.choice(left)) == [Outcome.MOVED] * 2
+            outcomes = pair.move(source.choice(left))
+            if outcomes[0] is Outcome.COMPLETE:
+                assert pair.allowed(1) == given.end_ids
+                break
+            assert outcomes == [Outcome.MOVED] * 2
 
 
 def test_a_complete_output_may_only_end() -> None:
@@ -123,8 +126,8 @@ def test_a_complete_output_may_only_end() -> None:
     assert len(given.end_ids) == 2
     pair = Pair(given, compiled(Tokenizers.of(given), StructuredOutput.choice(["x"])))
     x = given.tokens.index(b"x")
-    assert pair.move(x) == [Outcome.MOVED] * 2
-    assert pair.allowed(0) == pair.allowed(1) == given.end_ids
+    assert pair.move(x) == [Outcome.COMPLETE, Outcome.MOVED]
+    assert pair.allowed(1) == given.end_ids
     # Nobody takes a token behind it.
     assert pair.move(x) == [Outcome.MATCHER_FAILED] * 2
 
@@ -135,19 +138,22 @@ def test_a_token_that_is_not_allowed_fails() -> None:
     assert pair.move(given.tokens.index(b"z")) == [Outcome.MATCHER_FAILED] * 2
 
 
+BRANCHING = "start: /[ab]{0,9}a[ab]{9}c/"
+
+
 def bounded(tokenizers: Tokenizers, most: int) -> CompiledGrammar:
     """A grammar whose lexer has more states the more texts it has seen."""
-    assert tokenizers.sharing is not None
-    lark = "start: /[ab]{0,9}a[ab]{9}c/"
-    root = tokenizers.sharing.compile(with_options(lark), most)
+    assert tokenizers.constraints is not None
+    lark = BRANCHING
+    root = tokenizers.constraints.compile(with_options(lark), most)
     lanes = [] if root is None else [root]
-    return CompiledGrammar(compile_matcher(tokenizers.plain, lark), tokenizers.plain, lanes)
+    return CompiledGrammar(compile_matcher(tokenizers.matchers, lark), tokenizers.matchers, lanes)
 
 
-def follows(given: Vocabulary, matcher: SharedMatcher, text: str) -> bool:
+def follows(given: Vocabulary, matcher: Constraint, text: str) -> bool:
     table = MaskTable(1, len(given.tokens))
     mover = Mover(table, len(given.tokens))
-    assert mover.can_share()
+    assert mover.can_constrain()
     ids = [given.tokens.index(letter.encode()) for letter in text]
     outcomes = (moved(mover, matcher, 0, token_id) for token_id in (NO_TOKEN, *ids))
     return all(outcome is Outcome.MOVED for outcome in outcomes)
@@ -207,34 +213,97 @@ def masks(rows: RowGrammars, wanted: Sequence[int]) -> np.ndarray:
     return copied
 
 
-def test_rows_that_have_used_it_up_go_on_alone(rows: RowGrammars) -> None:
+def test_rows_that_have_used_a_lexer_up_go_on_as_matchers(rows: RowGrammars) -> None:
     given = vocabulary()
     tokenizers = Tokenizers.of(given)
     grammar = bounded(tokenizers, least_bound(given, tokenizers))
+    fresh = compile_grammar(tokenizers, BRANCHING)
     for row in (0, 1):
         install(rows, row, grammar, [])
-    seen: list[int] = []
+        install(rows, row + 2, fresh, [])
     texts = [[given.tokens.index(c.encode()) for c in text] for text in (TEXT, OTHER)]
-    for step in zip(*texts, strict=True):
-        rows.follow([0, 1], lambda step=step: list(step))
-        # As somebody sees them who begins there.
-        seen.append(step[1])
-        here = masks(rows, [0, 1])
-        install(rows, 2, grammar, texts[0][: len(seen)])
-        install(rows, 3, grammar, seen)
-        assert np.array_equal(here, masks(rows, [2, 3]))
-    assert grammar.is_worn
+    for step in zip(*texts, *texts, strict=True):
+        rows.follow([0, 1, 2, 3], lambda step=step: list(step))
+        found = masks(rows, [0, 1, 2, 3])
+        assert np.array_equal(found[:2], found[2:])
+    assert (grammar.is_worn, fresh.is_worn) == (True, False)
     assert grammar.begin(0) is None
-    # Who begins now does so alone, and gets on as well.
+    # Who begins now begins with a matcher, and gets on as well; so does who resumes.
     install(rows, 0, grammar, [])
     for token_id in texts[0]:
         rows.follow([0], lambda token_id=token_id: [token_id])
-    install(rows, 2, grammar, texts[0])
-    first, second = masks(rows, [0, 2])
-    assert np.array_equal(first, second)
+    install(rows, 1, grammar, texts[0])
+    found = masks(rows, [0, 1, 2])
+    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(found[1], found[2])
+    assert not grammar.is_spent
 
 
-def test_what_fails_alone_too_does_not_wear_it_out(rows: RowGrammars) -> None:
+def test_a_matchers_lexer_that_is_used_up_is_noticed(
+    rows: RowGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = vocabulary()
+    tokenizers = Tokenizers.of(given)
+    most = least_bound(given, tokenizers)
+    monkeypatch.setattr(compiled_module, "MAX_LEXER_STATES", most)
+    grammar = bounded(tokenizers, most)
+    for row in (0, 1):
+        install(rows, row, grammar, [])
+    for letters in zip(TEXT, OTHER, strict=True):
+        token_ids = [given.tokens.index(letter.encode()) for letter in letters]
+        rows.follow([0, 1], lambda token_ids=token_ids: token_ids)
+    awaited = rows.masks([0, 1])
+    assert awaited is not None
+    reasons = [reason for _, reason in awaited.result().failures]
+    assert reasons
+    assert all("states" in reason for reason in reasons)
+    assert grammar.is_spent
+
+
+HEAVY = "start: /(.{0,30}x){0,40}/"
+
+
+def test_a_long_output_resumes(rows: RowGrammars) -> None:
+    """Many tokens, and no mask between them that would give the lexer fuel."""
+    given, source = vocabulary(), random.Random(0)
+    letters = [given.tokens.index(c.encode()) for c in "abcdefgh"]
+    x = given.tokens.index(b"x")
+    text = [x if i % 18 == 17 else source.choice(letters) for i in range(600)]
+    grammar = compile_grammar(Tokenizers.of(given), HEAVY)
+    install(rows, 0, grammar, [])
+    for token_id in text:
+        rows.follow([0], lambda token_id=token_id: [token_id])
+    first = masks(rows, [0])
+    install(rows, 1, grammar, text)
+    assert np.array_equal(first, masks(rows, [1]))
+    judge = grammar.judge()
+    for token_id in text:
+        judge.advance(given.tokens[token_id].decode())
+    assert not judge._is_lost
+
+
+def test_a_dead_end_is_no_end(rows: RowGrammars) -> None:
+    """Behind "ab" comes a rule that derives nothing: that is not a complete output."""
+    given = vocabulary()
+    lark = 'start: A dead | C\nA: /ab/\nC: /x/\ndead: dead "y"'
+    grammar = compile_grammar(Tokenizers.of(given), lark)
+    for row in (0, 1):
+        install(rows, row, grammar, [])
+    a, b, x = (given.tokens.index(letter) for letter in (b"a", b"b", b"x"))
+    rows.follow([0, 1], lambda: [a, x])
+    rows.follow([0], lambda: [b])
+    awaited = rows.masks([0, 1])
+    assert awaited is not None
+    found = awaited.result()
+    assert found.failures == [
+        (100, "no text conforms to it, or none that the model's tokens can spell")
+    ]
+    bits = np.unpackbits(found.table.numpy()[1].view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == given.end_ids
+    assert (grammar.is_worn, grammar.is_spent) == (False, False)
+
+
+def test_what_fails_as_a_matcher_too_does_not_wear_it_out(rows: RowGrammars) -> None:
     given = vocabulary()
     grammar = compiled(Tokenizers.of(given), GRAMMARS[1])
     install(rows, 0, grammar, [])
@@ -242,24 +311,18 @@ def test_what_fails_alone_too_does_not_wear_it_out(rows: RowGrammars) -> None:
     awaited = rows.masks([0])
     assert awaited is not None
     ((key, reason),) = awaited.result().failures
-    assert (key, grammar.is_worn) == (100, False)
+    assert (key, grammar.is_worn, grammar.is_spent) == (100, False, False)
     assert reason
     assert grammar.begin(0) is not None
 
 
-def test_a_vocabulary_that_cannot_spell_everything_shares_nothing() -> None:
-    given = vocabulary("unigram")
-    assert sharing_tokenizer(given) is None
-    assert compiled(Tokenizers.of(given), StructuredOutput.choice(["a"])).begin(0) is None
-
-
-def test_what_cannot_be_compiled_to_be_shared_is_followed_alone() -> None:
-    sharing = sharing_tokenizer(vocabulary())
-    assert sharing is not None
-    assert sharing.compile(with_options("start: nowhere"), 100) is None
+def test_what_cannot_be_compiled_has_no_constraint() -> None:
+    made = constraint_tokenizer(vocabulary())
+    assert made is not None
+    assert made.compile(with_options("start: nowhere"), 100) is None
     # A zero would end the string there.
-    assert sharing.compile(with_options('start: "a\0b"'), 100) is None
-    assert sharing.compile(with_options('start: "a"'), 100) is not None
+    assert made.compile(with_options('start: "a\0b"'), 100) is None
+    assert made.compile(with_options('start: "a"'), 100) is not None
 
 
 def test_what_is_let_go_of_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,15 +334,15 @@ def test_what_is_let_go_of_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             library, name, lambda address, free=free: (freed.append(address), free(address))
         )
-    sharing = SharingTokenizer(library, vocabulary())
-    address = sharing._address
-    first = sharing.compile(with_options('start: "ab"'), 100)
+    made = ConstraintTokenizer(library, vocabulary())
+    address = made._address
+    first = made.compile(with_options('start: "ab"'), 100)
     assert first is not None
     second = first.clone()
     addresses = [first.address, second.address]
     freed.clear()
     # It lives as long as what was made of it.
-    del sharing, first
+    del made, first
     assert freed == addresses[:1]
     assert follows(vocabulary(), second, "a")
     del second
@@ -290,16 +353,16 @@ def test_end_tokens_that_are_not_there_are_an_error() -> None:
     library = c_interface()
     assert library is not None
     with pytest.raises(ValueError, match="EOS"):
-        SharingTokenizer(library, Vocabulary([b"a", b"b"], [], [7]))
+        ConstraintTokenizer(library, Vocabulary([b"a", b"b"], [], [7]))
 
 
-def test_a_wheel_without_the_interface_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_without_the_interface_has_no_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttributeError):
         CInterface(ctypes.pythonapi._name)
     c_interface.cache_clear()
-    monkeypatch.setattr(shared._lib, "__file__", "/nowhere/_lib.so")
+    monkeypatch.setattr(constraints._lib, "__file__", "/nowhere/_lib.so")
     try:
         assert c_interface() is None
-        assert sharing_tokenizer(vocabulary()) is None
+        assert constraint_tokenizer(vocabulary()) is None
     finally:
         c_interface.cache_clear()
