@@ -13,10 +13,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 if TYPE_CHECKING:
     from src.engine.structured.constraints import Constraint
 
-# Work on one mask and memory of one request, about 2 KB each, before it is given up. The lexer's
-# work is proportional to its fuel, about 15 ms. The parser's is not to its items: ambiguous rules
-# take tens of milliseconds for what an ordinary schema takes one for, so what it may take is
-# bounded by time too. A schema has about a dozen items for each property that may be left out.
+# Work on one mask, and states of the lexer that all matchers of a grammar share, about 2 KB each,
+# before it is given up. The lexer's work is proportional to its fuel, about 15 ms. The parser's is
+# not to its items: ambiguous rules take tens of milliseconds for what an ordinary schema takes one
+# for, so what it may take is bounded by time too. A schema has about a dozen items for each of the
+# properties that may be left out.
 STEP_LEXER_FUEL: Final = 200_000
 STEP_MAX_ITEMS: Final = 4_000
 MAX_LEXER_STATES: Final = 50_000
@@ -200,13 +201,17 @@ class TextJudge:
 
     def advance(self, text: str) -> None:
         """The text goes on with this."""
+        if self._is_lost:
+            return
         token_ids = self._tokenize(text)
-        if not self._is_lost and self._consume(token_ids) < len(token_ids):
+        if self._consume(token_ids) < len(token_ids):
             self._is_lost = True
         self._num_tokens += len(token_ids)
         if self._num_tokens >= REFUELED_TOKENS:
             self._num_tokens = 0
+            started = time.thread_time()
             self._matcher.compute_bitmask()
+            self._charge(started, 1)
 
     def completes(self, text: str) -> bool:
         """Whether the text would be complete if it went on with this and ended."""
@@ -223,6 +228,9 @@ class TextJudge:
         """How many of the tokens the matcher took."""
         started = time.thread_time()
         taken = self._matcher.try_consume_tokens(token_ids)
-        if not self._budget.allows(time.thread_time() - started, len(token_ids)):
-            self._is_lost = True
+        self._charge(started, len(token_ids))
         return taken
+
+    def _charge(self, started: float, num_calls: int) -> None:
+        if not self._budget.allows(time.thread_time() - started, num_calls):
+            self._is_lost = True

@@ -115,7 +115,6 @@ class CInterface:
         )
         self.clone_constraint = bound("llg_clone_constraint", pointer, pointer)
         self.free_constraint = bound("llg_free_constraint", None, pointer)
-        self.get_error = bound("llg_get_error", c_char_p, pointer)
         self.compute_mask = bound("llg_compute_mask", c_int32, pointer, POINTER(_MaskResult))
         self.commit_token = bound("llg_commit_token", c_int32, pointer, c_uint32, pointer)
 

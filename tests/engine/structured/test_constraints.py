@@ -30,7 +30,6 @@ from src.engine.structured.masks import MaskTable
 from src.engine.structured.moves import NO_TOKEN, Mover, Moves, Outcome
 from src.engine.structured.row_grammars import RowGrammars
 from src.engine.structured.vocabulary import Vocabulary
-from src.ops.cpu.build import ensure_built, kernel_library
 from src.text import Tokenizer
 from tests.support.tokenizers import BUILDERS
 
@@ -45,12 +44,6 @@ GRAMMARS = [
     ),
     StructuredOutput.grammar('start: a <|end|>\na: "x" a | "y"'),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    ensure_built(wait=True)
-    assert kernel_library() is not None
 
 
 def vocabulary(name: str = "byte_level") -> Vocabulary:
@@ -354,6 +347,19 @@ def test_end_tokens_that_are_not_there_are_an_error() -> None:
     assert library is not None
     with pytest.raises(ValueError, match="EOS"):
         ConstraintTokenizer(library, Vocabulary([b"a", b"b"], [], [7]))
+
+
+def test_another_minor_version_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraints, "_VERSION", b"llguidance@1.10.")
+    with pytest.raises(AttributeError, match=r"got b'llguidance@1\.9\."):
+        CInterface(constraints._lib.__file__)
+
+
+def test_masks_of_another_width_are_refused() -> None:
+    table = MaskTable(1, 300)
+    table.check_size(300)
+    with pytest.raises(ValueError, match="300 tokens, got 301"):
+        table.check_size(301)
 
 
 def test_a_wheel_without_the_interface_has_no_constraints(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 from src import SamplingParams
 from src.core.request import Request
 from src.engine.structured.masks import MaskTable, added_masks, packed_masks, unpacked
-from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.kernel_library import KernelLibrary
 
 ROWS = 5
-
-
-@pytest.fixture(scope="module")
-def library() -> KernelLibrary:
-    ensure_built(wait=True)
-    library = kernel_library()
-    assert library is not None
-    return library
 
 
 def tokens_of(mask: np.ndarray) -> set[int]:

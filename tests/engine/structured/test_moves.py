@@ -21,21 +21,12 @@ from src.engine.structured.compiler import Tokenizers, compile_grammar
 from src.engine.structured.masks import MaskTable
 from src.engine.structured.moves import NO_TOKEN, Mover, Moves, Outcome
 from src.engine.structured.vocabulary import Vocabulary
-from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.kernel_library import KernelLibrary
 
 LETTERS = [bytes([letter]) for letter in range(ord("a"), ord("z") + 1)]
 TOKENS = [*LETTERS, *(bytes([i]) for i in range(256) if bytes([i]) not in LETTERS), b"</s>"]
 END = len(TOKENS) - 1
 ROWS = 8
-
-
-@pytest.fixture(scope="module")
-def library() -> KernelLibrary:
-    ensure_built(wait=True)
-    found = kernel_library()
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,6 @@ from src.engine.structured.masks import RowMasks, packed_masks
 from src.engine.structured.moves import Mover, Moves
 from src.engine.structured.row_grammars import RowGrammars
 from src.engine.structured.vocabulary import Vocabulary
-from src.ops.cpu.build import ensure_built, kernel_library
 from src.text import Tokenizer
 from src.text.detokenizer import detokenize
 from src.text.output import OutputText
@@ -54,12 +53,6 @@ OBJECT = StructuredOutput.json(
     },
     any_whitespace=False,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    ensure_built(wait=True)
-    assert kernel_library() is not None
 
 
 class Rows:

@@ -1,0 +1,16 @@
+"""Kernels for the grammars' rows: without them other code follows these."""
+
+from __future__ import annotations
+
+import pytest
+
+from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.cpu.kernel_library import KernelLibrary
+
+
+@pytest.fixture(scope="package", autouse=True)
+def library() -> KernelLibrary:
+    ensure_built(wait=True)
+    found = kernel_library()
+    assert found is not None
+    return found
