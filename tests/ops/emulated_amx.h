@@ -103,6 +103,19 @@ inline Floats dot(Floats sum, Halves a, Halves b) {
   return sum;
 }
 
+inline __m512i join(__m256i low, __m256i high) {
+  __m512i joined;
+  std::memcpy(&joined, &low, 32);
+  std::memcpy(reinterpret_cast<char*>(&joined) + 32, &high, 32);
+  return joined;
+}
+
+inline Halves look_up(Halves index, __m512i table) {
+  const Halves values = (Halves)table;
+  for (int i = 0; i < 32; ++i) index[i] = values[index[i] & 31];
+  return index;
+}
+
 inline void need(bool condition) {
   if (!condition) __builtin_trap();
 }
@@ -176,6 +189,9 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_and_si512(a, b) ((a) & (b))
 #define _mm512_set1_epi32(x) ((__m512i)(emulated::Integers{} + (x)))
 #define _mm512_srli_epi32(words, bits) ((__m512i)((emulated::Words)(words) >> (bits)))
+#define _mm512_castsi256_si512(low) (low)
+#define _mm512_inserti64x4(low, high, imm8) emulated::join(low, high)
+#define _mm512_permutexvar_epi16(index, table) emulated::look_up((emulated::Halves)(index), table)
 #define _mm512_cvtph_ps(halves) emulated::half_to_float(halves)
 #define _mm512_cvtne2ps_pbh(high, low) emulated::pack(high, low)
 #define _mm512_dpbf16_ps(sum, a, b) emulated::dot(sum, a, b)

@@ -42,8 +42,9 @@ def fresh(level_files: dict[str, Path], tmp_path: Path) -> KernelLibrary:
 PARTS = """
 #include <cstdio>
 #include "parallel.h"
+extern "C" void slipstream_assume_wake_cost(double);
 int main() {
-  slipstream_wake_cost = 1e-3;
+  slipstream_assume_wake_cost(1e-3);
   for (int round = 0; round < 200; ++round) {
     std::atomic<int> done{0}, again{0};
     bool raised = false;
@@ -59,6 +60,47 @@ int main() {
     if (!raised || done != 39 || again != 40) return 1;
   }
   std::puts("200 rounds");
+}
+"""
+
+
+WATCH = """
+#include <sys/resource.h>
+#include <unistd.h>
+#include <cstdio>
+#include "parallel.h"
+double used() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_utime.tv_sec + usage.ru_utime.tv_usec * 1e-6 + usage.ru_stime.tv_sec +
+         usage.ru_stime.tv_usec * 1e-6;
+}
+int main() {
+  const double asleep = slipstream_begin_cost();
+  int seen = 0;
+  for (int round = 0; round < 50; ++round) {
+    slipstream_rouse(4);
+    bool watched = false;
+    // Nobody need have come where all CPUs are busy.
+    for (int i = 0; i < 1000 && !watched; ++i) {
+      watched = slipstream_begin_cost() < asleep;
+      usleep(20);
+    }
+    seen += watched;
+    usleep(5000);
+    if (slipstream_begin_cost() < asleep) return 1;
+  }
+  if (worthwhile_parts(4, asleep) != 1) return 2;
+  const double before = used();
+  usleep(300000);
+  if (used() - before > 0.1) return 3;
+  std::atomic<int> done{0};
+  for (int i = 0; i < 100; ++i) {
+    slipstream_rouse(4);
+    parallel(4, 8, [&](int) { done.fetch_add(1); });
+  }
+  std::printf("%d %d\\n", seen > 0, int(done));
+  return 0;
 }
 """
 
@@ -86,15 +128,26 @@ def test_threads_change_no_bit(
             assert torch.equal(library.streamed_linear(*args), expected)
 
 
-def test_a_part_without_memory_fails_the_call_once_all_others_are_done(tmp_path: Path) -> None:
-    source, program = tmp_path / "parts.cpp", tmp_path / "parts"
-    source.write_text(PARTS)
-    folder = Path(build.__file__).parent
-    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-pthread", "-I", str(folder)]
-    command += [str(source), str(folder / "pool.cpp"), "-o", str(program)]
+def answer_of(program: str, folder: Path) -> tuple[int, str]:
+    """Of a program with the pool: what it returns, and what it prints."""
+    source, executable = folder / "program.cpp", folder / "program"
+    source.write_text(program)
+    kernels = Path(build.__file__).parent
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-pthread", "-I", str(kernels)]
+    command += [str(source), str(kernels / "pool.cpp"), "-o", str(executable)]
     subprocess.run(command, check=True)
-    answer = subprocess.run([program], capture_output=True, text=True, check=False, timeout=60)
-    assert (answer.returncode, answer.stdout) == (0, "200 rounds\n")
+    answer = subprocess.run([executable], capture_output=True, text=True, check=False, timeout=60)
+    return answer.returncode, answer.stdout
+
+
+def test_a_part_without_memory_fails_the_call_once_all_others_are_done(tmp_path: Path) -> None:
+    assert answer_of(PARTS, tmp_path) == (0, "200 rounds\n")
+
+
+@linux_only
+def test_who_is_roused_keeps_watch_for_a_moment(tmp_path: Path) -> None:
+    """Small pieces of work are then worth being cut; without work the threads go back to sleep."""
+    assert answer_of(WATCH, tmp_path) == (0, "1 800\n")
 
 
 @linux_only

@@ -106,9 +106,10 @@ LEVELS = (
     Level("portable", 0, frozenset(), ()),
     Level("avx2", 1, frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
     Level("avx512", 2, _AVX512, _AVX512_FLAGS),
+    Level("avx512_bf16", 3, _AVX512 | {"avx512_bf16"}, (*_AVX512_FLAGS, "-mavx512bf16")),
     Level(
         "amx",
-        3,
+        4,
         _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
         (*_AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     ),

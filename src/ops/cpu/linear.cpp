@@ -4,8 +4,8 @@
 // what is read from memory is what they take there. A tile is kRows rows of weights against up to
 // kTokens tokens, or twice as many rows against one token, so that there are sums enough to hide the
 // latency of adding to one. They run along K in one vector accumulator each, in the same order
-// whatever else is in the batch, so a token's result does not depend on its company. With AMX,
-// bfloat16 goes another way (amx_linear.h).
+// whatever else is in the batch, so a token's result does not depend on its company. Where products
+// of bfloat16 are instructions, those tokens go other ways (dot_linear.h, amx_linear.h).
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -13,8 +13,9 @@
 
 #include "abi.h"
 #include "amx_linear.h"
+#include "dot_linear.h"
 #include "parallel.h"
-#include "vector.h"
+#include "weights.h"
 
 namespace {
 
@@ -25,112 +26,10 @@ constexpr int kTokens = 6;
 #else
 constexpr int kTokens = 3;
 #endif
-constexpr int64_t kPackedGroup = 32;          // int4: weights of 16 bytes, low halves first
 constexpr int64_t kActivationBytes = 384 * 1024;  // of tokens that are kept close to a core
 constexpr double kBytesPerMicrosecond = 15e3;    // of weights, by one thread
 constexpr double kWidenedPerMicrosecond = 2e3;    // inputs
 constexpr double kProductsPerMicrosecond = 20e3;  // of a weight and an input
-
-inline vf widen(const int8_t* p) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-#elif defined(__AVX2__)
-  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-#else
-  vf v;
-  for (int i = 0; i < W; ++i) v[i] = float(p[i]);
-  return v;
-#endif
-}
-
-// The low (High = false) or high halves of W bytes, 0 to 15.
-template <bool High>
-inline vf widen_half(const uint8_t* p) {
-#if defined(__AVX512F__)
-  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-  return (vf)_mm512_cvtepi32_ps(High ? _mm512_srli_epi32(wide, 4)
-                                     : _mm512_and_si512(wide, _mm512_set1_epi32(15)));
-#elif defined(__AVX2__)
-  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-  return (vf)_mm256_cvtepi32_ps(High ? _mm256_srli_epi32(wide, 4)
-                                     : _mm256_and_si256(wide, _mm256_set1_epi32(15)));
-#else
-  vf v;
-  for (int i = 0; i < W; ++i) v[i] = float(High ? p[i] >> 4 : p[i] & 15);
-  return v;
-#endif
-}
-
-// How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors, `read_some`
-// what is left of a row. Quantized rows are a whole number of steps. kBytes is what a step takes.
-template <class T>
-struct Dense {
-  const T* weights;
-  int64_t inputs;
-  Dense(const T* weights, int64_t inputs) : weights(weights), inputs(inputs) {}
-  Dense(const LinearArgs& a) : Dense(static_cast<const T*>(a.weight), a.inputs) {}
-  static constexpr int64_t kStep = W, kBytes = W * int64_t(sizeof(T));
-  int64_t row_bytes() const { return inputs * int64_t(sizeof(T)); }
-  const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
-  void read(int64_t n, int64_t k, vf* v) const { v[0] = load(weights + n * inputs + k); }
-  vf read_some(int64_t n, int64_t k, int64_t count) const {
-    return load_some(weights + n * inputs + k, count);
-  }
-  float scale(int64_t) const { return 1.0f; }
-};
-
-struct Int8 {  // one scale a row, applied to the sum
-  const int8_t* weights;
-  const float* scales;
-  int64_t inputs;
-  Int8(const LinearArgs& a)
-      : weights(static_cast<const int8_t*>(a.weight)), scales(a.scales), inputs(a.inputs) {}
-  static constexpr int64_t kStep = W, kBytes = W;
-  int64_t row_bytes() const { return inputs; }
-  const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
-  void read(int64_t n, int64_t k, vf* v) const { v[0] = widen(weights + n * inputs + k); }
-  vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
-  float scale(int64_t n) const { return scales[n]; }
-};
-
-struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
-  const uint8_t* weights;
-  const float* scales;
-  int64_t inputs, group, groups;
-  Int4(const LinearArgs& a)
-      : weights(static_cast<const uint8_t*>(a.weight)),
-        scales(a.scales),
-        inputs(a.inputs),
-        group(a.group),
-        groups(a.inputs / a.group) {}
-  static constexpr int64_t kStep = kPackedGroup, kBytes = kPackedGroup / 2;
-  int64_t row_bytes() const { return inputs / 2; }
-  const char* row(int64_t n) const {
-    return reinterpret_cast<const char*>(weights + n * (inputs / 2));
-  }
-  void read(int64_t n, int64_t k, vf* v) const {
-    const uint8_t* p = weights + (n * inputs + k) / 2;
-    const vf factor = splat(scales[n * groups + k / group]), offset = factor * -8.0f;
-    constexpr int kHalf = int(kPackedGroup) / 2 / W;
-#pragma GCC unroll 4
-    for (int i = 0; i < kHalf; ++i) {
-      v[i] = widen_half<false>(p + i * W) * factor + offset;
-      v[kHalf + i] = widen_half<true>(p + i * W) * factor + offset;
-    }
-  }
-  vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
-  float scale(int64_t) const { return 1.0f; }
-};
-
-// What becomes of sums of R rows: times a factor, plus a bias, both repeated to fill a vector.
-template <int R>
-struct Finish {
-  static constexpr int kLength = std::max(R, W);
-  float scales[kLength], biases[kLength];
-  vf operator()(vf sums, int lane) const {
-    return sums * load(scales + lane % kLength) + load(biases + lane % kLength);
-  }
-};
 
 // Sums of R rows of weights, from `row` on, against C tokens, whose floats lie K apart: [C][R].
 // Where they come from memory, as many rows from `next` on are fetched meanwhile: several rows at
@@ -315,7 +214,14 @@ const float* activations(const LinearArgs& a) {
 }
 
 template <class Weights, class T>
-void run(const LinearArgs& a, const float* x) {
+Status run(const LinearArgs& a) {
+#if defined(SLIPSTREAM_PAIRS)
+  if constexpr (std::is_same_v<T, bf16>) {
+    run_pairs<Weights>(a);
+    return kOk;
+  }
+#endif
+  const float* x = activations<T>(a);
   const int64_t groups = (a.outputs + kRows - 1) / kRows;
   const double outputs = double(a.outputs), products = outputs * double(a.inputs * a.tokens);
   const double work = std::max(double(Weights(a).row_bytes()) * outputs / kBytesPerMicrosecond,
@@ -325,6 +231,11 @@ void run(const LinearArgs& a, const float* x) {
     Panel<Weights, T>(a, x).run(groups * part / parts * kRows,
                                 std::min(a.outputs, groups * (part + 1) / parts * kRows));
   });
+  return kOk;
+}
+
+bool has_whole_groups(const LinearArgs& a) {
+  return a.group >= kPackedGroup && a.group % kPackedGroup == 0 && a.inputs % a.group == 0;
 }
 
 template <class T>
@@ -335,19 +246,11 @@ Status run_kind(const LinearArgs& a) {
     return kOk;
   }
 #endif
-  if (a.kind != kInt8 && a.kind != kInt4) {
-    if (a.kind != a.dtype) return kBadShape;
-    run<Dense<T>, T>(a, activations<T>(a));
-    return kOk;
+  switch (a.kind) {
+    case kInt8: return a.inputs % kPackedGroup ? kBadShape : run<Int8, T>(a);
+    case kInt4: return has_whole_groups(a) ? run<Int4, T>(a) : kBadShape;
+    default: return a.kind == a.dtype ? run<Dense<T>, T>(a) : kBadShape;
   }
-  if (a.inputs % kPackedGroup) return kBadShape;
-  if (a.kind == kInt8) {
-    run<Int8, T>(a, activations<T>(a));
-    return kOk;
-  }
-  if (a.group < kPackedGroup || a.group % kPackedGroup || a.inputs % a.group) return kBadShape;
-  run<Int4, T>(a, activations<T>(a));
-  return kOk;
 }
 
 }  // namespace

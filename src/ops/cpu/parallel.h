@@ -10,17 +10,22 @@
 // may not throw.
 void slipstream_run_together(int64_t threads, void (*function)(void*), void* data);
 
-// About what it takes until another thread has begun, in microseconds.
-extern double slipstream_wake_cost;
+// About what it takes until another thread has begun, in microseconds: less while one keeps watch.
+double slipstream_begin_cost();
+
+// There will soon be small pieces of work: up to threads - 1 of the pool wait for them awake.
+void slipstream_rouse(int64_t threads);
 
 namespace {
 
 // Into how many parts work is worth being cut that takes one thread so long, at most `most`.
 inline int64_t worthwhile_parts(int64_t threads, double microseconds,
                                 int64_t most = std::numeric_limits<int64_t>::max()) {
-  if (threads <= 1 || most <= 1 || microseconds < 3 * slipstream_wake_cost) return 1;
+  if (threads <= 1 || most <= 1) return 1;
+  const double cost = slipstream_begin_cost();
+  if (microseconds < 3 * cost) return 1;
   // More than threads, for who sleeps comes late, and may have to give its CPU away.
-  const double parts = std::min(microseconds / slipstream_wake_cost, 4.0 * double(threads));
+  const double parts = std::min(microseconds / cost, 4.0 * double(threads));
   return std::min(int64_t(parts), most);
 }
 

@@ -1,13 +1,19 @@
-// Threads for large pieces of work, which sleep in between.
+// Threads for large pieces of work, and for small ones while a step is under way.
 //
 // An OpenMP team waits by spinning: the next piece of work is begun at once, and meanwhile whoever
 // else wants the CPU goes without. With as many threads as CPUs that is the event loop; and where
 // there is little work between two barriers, a thread that has lost its CPU keeps all others waiting.
-// Here a piece of work is begun by its caller at once, who wakes takes of its parts what is left, and
+// Here a piece of work is begun by its caller at once, who comes takes of its parts what is left, and
 // nobody waits for one who comes too late to take any.
+//
+// To wake a sleeping thread takes tens of microseconds, as long as a small model's projection. So
+// for the length of a step, and little longer, a thread without work keeps watch before it sleeps,
+// and lets whoever wants its CPU have it.
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -20,24 +26,32 @@
 namespace {
 
 typedef void Function(void*);
+typedef std::chrono::steady_clock Clock;
 
 constexpr int kPatience = 2000;  // looks at who still works, before the caller sleeps too
+constexpr auto kWatch = std::chrono::microseconds(200);
+constexpr int kLooks = 16;            // of who keeps watch, before it offers its CPU
+constexpr double kWatcherCost = 4;    // microseconds, about, until one who keeps watch has begun
 
 class Pool {
  public:
   void run(int64_t threads, Function* function, void* data) {
     // One piece of work at a time: who finds the threads taken works alone.
     if (is_taken_.exchange(true, std::memory_order_acquire)) return function(data);
+    int64_t missing = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       grow(threads - 1);
-      function_ = function, data_ = data, wanted_ = std::min(threads - 1, size_);
+      function_ = function, data_ = data;
+      const int64_t wanted = std::min(threads - 1, size_);
+      wanted_.store(wanted, std::memory_order_release);
+      missing = std::min(wanted - watching_.load(std::memory_order_relaxed), asleep_);
     }
-    wake(threads - 1);
+    wake(missing);
     function(data);
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      wanted_ = 0;
+      wanted_.store(0, std::memory_order_relaxed);
     }
     for (int i = 0; i < kPatience && working_.load(std::memory_order_acquire) > 0; ++i) relax();
     {
@@ -46,6 +60,22 @@ class Pool {
     }
     is_taken_.store(false, std::memory_order_release);
   }
+
+  // Has `threads - 1` of them keep watch.
+  void rouse(int64_t threads) {
+    int64_t missing = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      grow(threads - 1);
+      const int64_t wanted = std::min(threads - 1, size_);
+      missing = std::min(wanted - watching_.load(std::memory_order_relaxed), asleep_);
+      if (missing <= 0) return;
+      roused_ = missing;
+    }
+    wake(missing);
+  }
+
+  bool is_watched() const { return watching_.load(std::memory_order_relaxed) > 0; }
 
  private:
   static void relax() {
@@ -79,25 +109,60 @@ class Pool {
   [[noreturn]] void serve() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      begin_.wait(lock, [this] { return wanted_ > 0; });
-      --wanted_;
+      while (wanted_.load(std::memory_order_relaxed) == 0) watch_or_sleep(lock);
+      const int64_t missing = wanted_.load(std::memory_order_relaxed) - 1;
+      wanted_.store(missing, std::memory_order_relaxed);
       working_.fetch_add(1, std::memory_order_relaxed);
       Function* function = function_;
       void* data = data_;
-      const int64_t missing = wanted_;
+      const int64_t more = std::min(missing - watching_.load(std::memory_order_relaxed), asleep_);
       lock.unlock();
-      wake(missing);
+      wake(more);
       function(data);
       lock.lock();
       if (working_.fetch_sub(1, std::memory_order_release) == 1) end_.notify_one();
     }
   }
 
+  // With the lock; without it meanwhile.
+  void watch_or_sleep(std::unique_lock<std::mutex>& lock) {
+    watching_.fetch_add(1, std::memory_order_relaxed);
+    lock.unlock();
+    const bool has_work = watch();
+    lock.lock();
+    watching_.fetch_sub(1, std::memory_order_relaxed);
+    if (has_work) return;
+    ++asleep_;
+    begin_.wait(lock, [this] { return wanted_.load(std::memory_order_relaxed) > 0 || roused_ > 0; });
+    --asleep_;
+    if (roused_ == 0) return;
+    --roused_;
+    const int64_t more = std::min(roused_, asleep_);
+    lock.unlock();
+    wake(more);
+    lock.lock();
+  }
+
+  // Until there is work, or none for long.
+  bool watch() const {
+    const auto end = Clock::now() + kWatch;
+    do {
+      for (int i = 0; i < kLooks; ++i) {
+        if (wanted_.load(std::memory_order_acquire) > 0) return true;
+        relax();
+      }
+      sched_yield();
+    } while (Clock::now() < end);
+    return false;
+  }
+
   std::mutex mutex_;
   std::condition_variable begin_, end_;
   std::atomic<bool> is_taken_{false};
-  std::atomic<int64_t> working_{0};  // helpers that have joined and are not through
-  int64_t size_ = 0, wanted_ = 0;    // helpers there are; that may still join
+  std::atomic<int64_t> working_{0};   // helpers that have joined and are not through
+  std::atomic<int64_t> watching_{0};  // that have no work, and look for some
+  std::atomic<int64_t> wanted_{0};    // that may still join
+  int64_t size_ = 0, asleep_ = 0, roused_ = 0;  // there are; that sleep; that shall keep watch
   Function* function_ = nullptr;
   void* data_ = nullptr;
 };
@@ -116,13 +181,19 @@ Pool& the_pool() {
   return *pool;
 }
 
+double wake_cost = 50;
+
 }  // namespace
 
-double slipstream_wake_cost = 50;
-
 // So that tests have small pieces of work cut too.
-SLIPSTREAM_EXPORT void slipstream_assume_wake_cost(double microseconds) {
-  slipstream_wake_cost = microseconds;
+SLIPSTREAM_EXPORT void slipstream_assume_wake_cost(double microseconds) { wake_cost = microseconds; }
+
+double slipstream_begin_cost() {
+  return the_pool().is_watched() ? std::min(wake_cost, kWatcherCost) : wake_cost;
+}
+
+void slipstream_rouse(int64_t threads) {
+  if (threads > 1) the_pool().rouse(threads);
 }
 
 void slipstream_run_together(int64_t threads, Function* function, void* data) {

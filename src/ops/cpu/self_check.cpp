@@ -140,12 +140,16 @@ bool same_linears(LinearFunction* other, DType dtype) {
 }
 
 #if defined(__x86_64__)
+inline bool has_pairs() {
+  constexpr unsigned kBFloat16 = 1u << 5;  // leaf 7, subleaf 1: AVX512_BF16
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBFloat16);
+}
+
 inline bool has_tiles() {
   constexpr unsigned kTiles = 1u << 24 | 1u << 22;  // leaf 7: AMX-TILE, AMX-BF16
-  constexpr unsigned kBFloat16 = 1u << 5;           // leaf 7, subleaf 1: AVX512_BF16
   unsigned eax, ebx, ecx, edx;
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kTiles) != kTiles) return false;
-  if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & kBFloat16)) return false;
   return tiles_permitted();
 }
 #endif
@@ -153,7 +157,7 @@ inline bool has_tiles() {
 }  // namespace
 
 // Whether this CPU (and its operating system) can run a level: 0 portable, 1 AVX2, 2 AVX-512,
-// 3 AMX.
+// 3 AVX-512 with products of bfloat16, 4 AMX.
 SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
   if (level == 0) return 1;
 #if defined(__x86_64__)
@@ -163,7 +167,8 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
   const bool avx512 =
       avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  return level == 2 ? avx512 : avx512 && has_tiles();
+  if (level == 2) return avx512;
+  return avx512 && has_pairs() && (level == 3 || has_tiles());
 #else
   return 0;
 #endif

@@ -8,6 +8,7 @@
 
 #include "bound.h"
 #include "mask_gate.h"
+#include "parallel.h"
 
 namespace {
 
@@ -175,6 +176,7 @@ int draw(const StepContext& c, const Inputs& in, const float* logits, int64_t vo
 int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding, MaskGate* gate,
         int64_t* token_ids, Handle* hidden_result, Handle* logits_result) {
   thread_local Inputs in;
+  slipstream_rouse(c.threads);
   if (Status status = gather(c, steps, count, padding, &in)) return status;
   Owned hidden, logits;
   if (int status = forward(c, in, hidden.receive())) return status;

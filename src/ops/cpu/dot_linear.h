@@ -1,0 +1,277 @@
+// Linear layers of bfloat16 by dot products of pairs (AVX512_BF16), whatever the weights are held in.
+//
+//   32 weights of a row x 32 inputs of a token -> added to 16 sums, float32
+//
+// Both operands are bfloat16 as they lie, so nothing is widened but quantized weights, and twice as
+// many products fit into an instruction as of floats.
+//
+// Few tokens: rows one after the other, as memory is fetched fastest; what is read of a row meets all
+// tokens at once. More: kPairRows rows against up to kPairTokens tokens, which are packed so that a
+// tile reads them in one piece. Either way a row's product with a token has one vector of sums, which
+// runs along all inputs: a token's result does not depend on its company.
+#pragma once
+#include "parallel.h"
+#include "weights.h"
+
+#if defined(SLIPSTREAM_PAIRS)
+#include <vector>
+
+namespace {
+
+constexpr int kFewTokens = 8;
+constexpr int kPairRows = 4, kPairTokens = 6;      // of a tile
+constexpr int kFinishedRows = W;                   // whose sums of few tokens are finished together
+constexpr int64_t kPairTokenBytes = 384 * 1024;    // of packed tokens that are kept close to a core
+constexpr int64_t kFetchedAhead = 4096;            // bytes of weights
+constexpr double kPairProductsPerMicrosecond = 100e3;
+constexpr double kPairBytesPerMicrosecond = 20e3;  // of weights, by one thread
+constexpr double kPairsPackedPerMicrosecond = 8e3;  // inputs
+
+inline vf add_pairs(vf sums, vb a, vb b) {
+  return (vf)_mm512_dpbf16_ps((__m512)sums, a, b);
+}
+
+// Tokens of a call, cut into groups of up to kPairTokens and as even as can be. A packed group of C
+// tokens is [inputs / kRun][C][kRun], with zeros behind the inputs.
+struct TokenGroups {
+  int64_t tokens, inputs, count, padded_inputs;
+  explicit TokenGroups(const LinearArgs& a)
+      : tokens(a.tokens),
+        inputs(a.inputs),
+        count((a.tokens + kPairTokens - 1) / kPairTokens),
+        padded_inputs((a.inputs + kRun - 1) / kRun * kRun) {}
+  int64_t first(int64_t group) const { return tokens * group / count; }
+
+  void pack(const LinearArgs& a, int64_t group, bf16* packed) const {
+    const int64_t begin = first(group), size = first(group + 1) - begin;
+    const int64_t whole = inputs / kRun * kRun;
+    for (int64_t i = 0; i < size; ++i) {
+      const bf16* from = static_cast<const bf16*>(a.x) + (begin + i) * a.x_stride;
+      bf16* to = packed + begin * padded_inputs + i * kRun;
+      for (int64_t k = 0; k < whole; k += kRun, to += size * kRun) std::memcpy(to, from + k, 64);
+      if (whole == inputs) continue;
+      const vb rest = load_some_run(from + whole, inputs - whole);
+      std::memcpy(to, &rest, sizeof rest);
+    }
+  }
+};
+
+template <class Weights>
+class PairLinear {
+ public:
+  // `packed` are all groups of tokens; null where tokens are few.
+  PairLinear(const LinearArgs& args, const TokenGroups& groups, const bf16* packed)
+      : a(args), w(args), groups(groups), packed(packed), whole(args.inputs / kRun * kRun) {}
+
+  // Outputs [begin, end).
+  void run(int64_t begin, int64_t end) const {
+    if (packed == nullptr) return run_few(begin, end);
+    const int64_t fitting = kPairTokenBytes / (groups.padded_inputs * int64_t(sizeof(bf16)));
+    const int64_t block = std::max<int64_t>(1, fitting / kPairTokens);
+    for (int64_t first = 0; first < groups.count; first += block) {
+      const int64_t last = std::min(groups.count, first + block);
+      int64_t n = begin;
+      for (; n + kPairRows <= end; n += kPairRows) rows<kPairRows>(n, first, last);
+      for (; n < end; ++n) rows<1>(n, first, last);
+    }
+  }
+
+ private:
+  // ---- few tokens ----
+
+  void run_few(int64_t begin, int64_t end) const {
+    for (int64_t n = begin; n < end; n += kFinishedRows) {
+      const int rows = int(std::min<int64_t>(kFinishedRows, end - n));
+      switch (a.tokens) {
+        case 1: few<1>(n, rows); break;
+        case 2: few<2>(n, rows); break;
+        case 3: few<3>(n, rows); break;
+        case 4: few<4>(n, rows); break;
+        case 5: few<5>(n, rows); break;
+        case 6: few<6>(n, rows); break;
+        case 7: few<7>(n, rows); break;
+        case 8: few<8>(n, rows); break;
+      }
+    }
+  }
+
+  // Outputs [n, n + rows) of all C tokens.
+  template <int C>
+  void few(int64_t n, int rows) const {
+    const bf16* x = static_cast<const bf16*>(a.x);
+    vf sums[C][kFinishedRows] = {};
+    for (int row = 0; row < rows; ++row) {
+      const char* ahead = w.row(n + row) + kFetchedAhead;
+      auto runs = w.runs(n + row);
+      vf acc[C] = {};
+      for (int64_t k = 0; k < whole; k += kRun, ahead += Weights::kRunBytes) {
+        __builtin_prefetch(ahead);
+        const vb v = runs.next();
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) acc[c] = add_pairs(acc[c], v, load_run(x + c * a.x_stride + k));
+      }
+      if (whole < a.inputs) {
+        const vb v = runs.rest(a.inputs - whole);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+          const bf16* from = x + c * a.x_stride + whole;
+          acc[c] = add_pairs(acc[c], v, load_some_run(from, a.inputs - whole));
+        }
+      }
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) sums[c][row] = acc[c];
+    }
+    float scales[kFinishedRows] = {};
+    for (int row = 0; row < rows; ++row) scales[row] = w.scale(n + row);
+    vf bias = {};
+    if (a.bias != nullptr) bias = load_some(static_cast<const bf16*>(a.bias) + n, rows);
+    bf16* to = static_cast<bf16*>(a.out) + n;
+    for (int c = 0; c < C; ++c, to += a.outputs) {
+      float wide[W];
+      bf16 narrow[W];
+      store(wide, reduce_each(sums[c], add) * load(scales) + bias);
+      from_floats(wide, narrow);
+      std::memcpy(to, narrow, size_t(rows) * sizeof(bf16));
+    }
+  }
+
+  // ---- many tokens ----
+
+  // Outputs [n, n + R) of groups [first, last) of tokens.
+  template <int R>
+  void rows(int64_t n, int64_t first, int64_t last) const {
+    if constexpr (std::is_same_v<Weights, Dense<bf16>>) {
+      return tiles<R>(w, n, n, first, last);
+    } else {
+      thread_local std::vector<bf16> wide;
+      if (int64_t(wide.size()) < R * a.inputs) wide.resize(size_t(R * a.inputs));
+      for (int64_t row = 0; row < R; ++row) {
+        const char* ahead = w.row(n + R + row);
+        auto runs = w.runs(n + row);
+        for (int64_t k = 0; k < whole; k += kRun, ahead += Weights::kRunBytes) {
+          __builtin_prefetch(ahead);
+          const vb v = runs.next();
+          std::memcpy(&wide[size_t(row * a.inputs + k)], &v, sizeof v);
+        }
+      }
+      tiles<R>(Dense<bf16>(wide.data(), a.inputs), 0, n, first, last);
+    }
+  }
+
+  // Rows [row, row + R) of `source` are outputs from `n` on.
+  template <int R>
+  void tiles(const Dense<bf16>& source, int64_t row, int64_t n, int64_t first,
+             int64_t last) const {
+    Finish<R> finish;
+    for (int i = 0; i < finish.kLength; ++i) {
+      finish.scales[i] = w.scale(n + i % R);
+      finish.biases[i] =
+          a.bias == nullptr ? 0.0f : as_float(static_cast<const bf16*>(a.bias) + n + i % R);
+    }
+    for (int64_t group = first; group < last; ++group) {
+      const int64_t token = groups.first(group), size = groups.first(group + 1) - token;
+      const bf16* x = packed + token * groups.padded_inputs;
+      // Other groups find these rows in a cache, and while the first reads them the next are fetched.
+      const char* ahead = group == first ? source.row(row + R) : nullptr;
+      float results[(R * kPairTokens + W - 1) / W * W];
+      switch (size) {
+        case 4: tile<R, 4>(source, row, x, ahead, finish, results); break;
+        case 5: tile<R, 5>(source, row, x, ahead, finish, results); break;
+        default: tile<R, 6>(source, row, x, ahead, finish, results);
+      }
+      put<R>(n, token, size, results);
+    }
+  }
+
+  // Sums of R rows against a packed group of C tokens: [C][R].
+  template <int R, int C>
+  void tile(const Dense<bf16>& source, int64_t row, const bf16* x, const char* ahead,
+            const Finish<R>& finish, float* results) const {
+    vf acc[R][C] = {};
+    const bf16* from = source.weights + row * a.inputs;
+    for (int64_t k = 0; k < whole; k += kRun, x += C * kRun) {
+      if (ahead != nullptr) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) __builtin_prefetch(ahead + (k * R + r * kRun) * 2);
+      }
+      vb v[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) v[r] = load_run(from + r * a.inputs + k);
+      add_tile<R, C>(acc, v, x);
+    }
+    if (whole < a.inputs) {
+      vb v[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        v[r] = load_some_run(from + r * a.inputs + whole, a.inputs - whole);
+      }
+      add_tile<R, C>(acc, v, x);
+    }
+    vf lanes[(R * C + W - 1) / W * W] = {};
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) lanes[c * R + r] = acc[r][c];
+    }
+    for (int i = 0; i < R * C; i += W) store(results + i, finish(reduce_each(lanes + i, add), i));
+  }
+
+  template <int R, int C>
+  static void add_tile(vf (&acc)[R][C], const vb (&v)[R], const bf16* x) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      const vb inputs = load_run(x + c * kRun);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) acc[r][c] = add_pairs(acc[r][c], v[r], inputs);
+    }
+  }
+
+  // [tokens][R] as outputs from (token, n) on.
+  template <int R>
+  void put(int64_t n, int64_t token, int64_t tokens, const float* results) const {
+    bf16 narrow[(R * kPairTokens + W - 1) / W * W];
+    for (int i = 0; i < tokens * R; i += W) from_floats(results + i, narrow + i);
+    bf16* to = static_cast<bf16*>(a.out) + token * a.outputs + n;
+    for (int i = 0; i < tokens; ++i, to += a.outputs) {
+      std::memcpy(to, narrow + i * R, R * sizeof(bf16));
+    }
+  }
+
+  const LinearArgs& a;
+  const Weights w;
+  const TokenGroups& groups;
+  const bf16* packed;
+  const int64_t whole;
+};
+
+template <class Weights>
+void run_pairs(const LinearArgs& a) {
+  const TokenGroups groups(a);
+  thread_local std::vector<bf16> memory;
+  bf16* packed = nullptr;
+  if (a.tokens > kFewTokens) {
+    const int64_t needed = a.tokens * groups.padded_inputs;
+    if (int64_t(memory.size()) < needed) memory.resize(size_t(needed));
+    // Not by its name below: in another thread that is another vector.
+    packed = memory.data();
+    const double work = double(needed) / kPairsPackedPerMicrosecond;
+    const int64_t packers = worthwhile_parts(a.threads, work, groups.count);
+    parallel(a.threads, packers, [&](int64_t part) {
+      const int64_t last = groups.count * (part + 1) / packers;
+      for (int64_t i = groups.count * part / packers; i < last; ++i) groups.pack(a, i, packed);
+    });
+  }
+  const double outputs = double(a.outputs), products = outputs * double(a.inputs * a.tokens);
+  const double work = std::max(double(Weights(a).row_bytes()) * outputs / kPairBytesPerMicrosecond,
+                               products / kPairProductsPerMicrosecond);
+  const int64_t strips = (a.outputs + kFinishedRows - 1) / kFinishedRows;
+  const int64_t parts = worthwhile_parts(a.threads, work, strips);
+  parallel(a.threads, parts, [&](int64_t part) {
+    const PairLinear<Weights> linear(a, groups, packed);
+    linear.run(strips * part / parts * kFinishedRows,
+               std::min(a.outputs, strips * (part + 1) / parts * kFinishedRows));
+  });
+}
+
+}  // namespace
+#endif

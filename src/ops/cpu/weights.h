@@ -1,0 +1,193 @@
+// Rows of weights, each kind widened in registers, and what becomes of a row's sums.
+//
+// To floats, exactly, or to bfloat16 where products of pairs of those are summed: int8 exactly, int4
+// with its scale and rounded once, as a checkpoint's own weights are.
+#pragma once
+#include <algorithm>
+
+#include "abi.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t kPackedGroup = 32;  // int4: weights of 16 bytes, low halves first
+
+#if defined(__AVX512BF16__)
+#define SLIPSTREAM_PAIRS 1
+constexpr int64_t kRun = 32;  // bfloat16 of a vector
+typedef __m512bh vb;
+
+inline vb load_run(const bf16* p) {
+  vb v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// Zeros behind the first `count`.
+inline vb load_some_run(const bf16* p, int64_t count) {
+  bf16 some[kRun] = {};
+  std::memcpy(some, p, size_t(count) * sizeof(bf16));
+  return load_run(some);
+}
+#endif
+
+inline vf widen(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+  vf v;
+  for (int i = 0; i < W; ++i) v[i] = float(p[i]);
+  return v;
+#endif
+}
+
+// The low (High = false) or high halves of W bytes, 0 to 15.
+template <bool High>
+inline vf widen_half(const uint8_t* p) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return (vf)_mm512_cvtepi32_ps(High ? _mm512_srli_epi32(wide, 4)
+                                     : _mm512_and_si512(wide, _mm512_set1_epi32(15)));
+#elif defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  return (vf)_mm256_cvtepi32_ps(High ? _mm256_srli_epi32(wide, 4)
+                                     : _mm256_and_si256(wide, _mm256_set1_epi32(15)));
+#else
+  vf v;
+  for (int i = 0; i < W; ++i) v[i] = float(High ? p[i] >> 4 : p[i] & 15);
+  return v;
+#endif
+}
+
+// How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors, `read_some`
+// what is left of a row. Quantized rows are a whole number of steps. kBytes is what a step takes.
+// `runs` goes along a row and makes bfloat16 of kRun weights at a time, of kRunBytes; `rest` is what
+// is left of it.
+template <class T>
+struct Dense {
+  const T* weights;
+  int64_t inputs;
+  Dense(const T* weights, int64_t inputs) : weights(weights), inputs(inputs) {}
+  Dense(const LinearArgs& a) : Dense(static_cast<const T*>(a.weight), a.inputs) {}
+  static constexpr int64_t kStep = W, kBytes = W * int64_t(sizeof(T));
+  int64_t row_bytes() const { return inputs * int64_t(sizeof(T)); }
+  const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
+  void read(int64_t n, int64_t k, vf* v) const { v[0] = load(weights + n * inputs + k); }
+  vf read_some(int64_t n, int64_t k, int64_t count) const {
+    return load_some(weights + n * inputs + k, count);
+  }
+#if defined(SLIPSTREAM_PAIRS)
+  static constexpr int64_t kRunBytes = kRun * int64_t(sizeof(T));
+  struct Runs {
+    const bf16* p;
+    vb next() {
+      const vb v = load_run(p);
+      p += kRun;
+      return v;
+    }
+    vb rest(int64_t count) const { return load_some_run(p, count); }
+  };
+  Runs runs(int64_t n) const { return {weights + n * inputs}; }
+#endif
+  float scale(int64_t) const { return 1.0f; }
+};
+
+struct Int8 {  // one scale a row, applied to the sum
+  const int8_t* weights;
+  const float* scales;
+  int64_t inputs;
+  Int8(const LinearArgs& a)
+      : weights(static_cast<const int8_t*>(a.weight)), scales(a.scales), inputs(a.inputs) {}
+  static constexpr int64_t kStep = W, kBytes = W;
+  int64_t row_bytes() const { return inputs; }
+  const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
+  void read(int64_t n, int64_t k, vf* v) const { v[0] = widen(weights + n * inputs + k); }
+  vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
+#if defined(SLIPSTREAM_PAIRS)
+  static constexpr int64_t kRunBytes = kRun;
+  struct Runs {
+    const int8_t* p;
+    vb next() {
+      const vb v = _mm512_cvtne2ps_pbh((__m512)widen(p + W), (__m512)widen(p));
+      p += kRun;
+      return v;
+    }
+    vb rest(int64_t) const { return vb{}; }
+  };
+  Runs runs(int64_t n) const { return {weights + n * inputs}; }
+#endif
+  float scale(int64_t n) const { return scales[n]; }
+};
+
+struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
+  const uint8_t* weights;
+  const float* scales;
+  int64_t inputs, group, groups;
+  Int4(const LinearArgs& a)
+      : weights(static_cast<const uint8_t*>(a.weight)),
+        scales(a.scales),
+        inputs(a.inputs),
+        group(a.group),
+        groups(a.inputs / a.group) {}
+  static constexpr int64_t kStep = kPackedGroup, kBytes = kPackedGroup / 2;
+  int64_t row_bytes() const { return inputs / 2; }
+  const char* row(int64_t n) const {
+    return reinterpret_cast<const char*>(weights + n * (inputs / 2));
+  }
+  void read(int64_t n, int64_t k, vf* v) const {
+    const uint8_t* p = weights + (n * inputs + k) / 2;
+    const vf factor = splat(scales[n * groups + k / group]), offset = factor * -8.0f;
+    constexpr int kHalf = int(kPackedGroup) / 2 / W;
+#pragma GCC unroll 4
+    for (int i = 0; i < kHalf; ++i) {
+      v[i] = widen_half<false>(p + i * W) * factor + offset;
+      v[kHalf + i] = widen_half<true>(p + i * W) * factor + offset;
+    }
+  }
+  vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
+#if defined(SLIPSTREAM_PAIRS)
+  static constexpr int64_t kRunBytes = kRun / 2;
+  // Each of a group's sixteen values is scaled and rounded once, then looked up: quicker than to
+  // convert all of its weights, and the same.
+  struct Runs {
+    const __m128i* p;
+    const float* scale;
+    const int64_t group;  // in runs
+    int64_t left = 0;
+    __m512i table{};
+    vb next() {
+      if (left == 0) {
+        const vf steps = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+        const __m512 values = (__m512)(steps * *scale++);
+        // Twice, for the fifth bit of what is looked up is the other half's.
+        table = (__m512i)_mm512_cvtne2ps_pbh(values, values);
+        left = group;
+      }
+      --left;
+      const __m256i low = _mm256_cvtepu8_epi16(_mm_loadu_si128(p++)), high = _mm256_srli_epi16(low, 4);
+      const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+      return (vb)_mm512_permutexvar_epi16(both, table);
+    }
+    vb rest(int64_t) const { return vb{}; }
+  };
+  Runs runs(int64_t n) const {
+    const uint8_t* p = weights + n * (inputs / 2);
+    return {reinterpret_cast<const __m128i*>(p), scales + n * groups, group / kRun};
+  }
+#endif
+  float scale(int64_t) const { return 1.0f; }
+};
+
+// What becomes of sums of R rows: times a factor, plus a bias, both repeated to fill a vector.
+template <int R>
+struct Finish {
+  static constexpr int kLength = std::max(R, W);
+  float scales[kLength], biases[kLength];
+  vf operator()(vf sums, int lane) const {
+    return sums * load(scales + lane % kLength) + load(biases + lane % kLength);
+  }
+};
+
+}  // namespace
