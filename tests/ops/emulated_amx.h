@@ -116,6 +116,12 @@ inline Halves look_up(Halves index, __m512i table) {
   return index;
 }
 
+inline __m512i look_up_both(__m512i low, Halves index, __m512i high) {
+  const Halves a = (Halves)low, b = (Halves)high;
+  for (int i = 0; i < 32; ++i) index[i] = index[i] & 32 ? b[index[i] & 31] : a[index[i] & 31];
+  return (__m512i)index;
+}
+
 inline void need(bool condition) {
   if (!condition) __builtin_trap();
 }
@@ -192,6 +198,8 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_castsi256_si512(low) (low)
 #define _mm512_inserti64x4(low, high, imm8) emulated::join(low, high)
 #define _mm512_permutexvar_epi16(index, table) emulated::look_up((emulated::Halves)(index), table)
+#define _mm512_permutex2var_epi16(low, index, high) \
+  emulated::look_up_both(low, (emulated::Halves)(index), high)
 #define _mm512_cvtph_ps(halves) emulated::half_to_float(halves)
 #define _mm512_cvtne2ps_pbh(high, low) emulated::pack(high, low)
 #define _mm512_dpbf16_ps(sum, a, b) emulated::dot(sum, a, b)

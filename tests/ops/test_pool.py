@@ -87,7 +87,7 @@ int main() {
       usleep(20);
     }
     seen += watched;
-    usleep(5000);
+    for (int i = 0; i < 1000 && slipstream_begin_cost() < asleep; ++i) usleep(2000);
     if (slipstream_begin_cost() < asleep) return 1;
   }
   if (worthwhile_parts(4, asleep) != 1) return 2;

@@ -50,9 +50,10 @@ class Attention {
 
   void run(const Item& item, Scratch& s) const {
     const Path path = choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
-#if defined(SLIPSTREAM_TILES)
+#if defined(SLIPSTREAM_PAIRS)
     if constexpr (std::is_same_v<T, bf16>) {
-      if (path.tiles) return run_tiles(item, path, s);
+      if (path.strips) return run_strips(item, path, s);
+      if (path.pairs) return run_pairs(item, path, s);
     }
 #endif
     start(item, s);
@@ -76,14 +77,10 @@ class Attention {
         multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
                         s.rescale);
       }
-      for (int row = 0; row < item.count; ++row) {
-        const int64_t position = query_position(item, row);
-        const int64_t low = first_visible(position, a.sliding_window) - tile;
-        softmax_row(s, row, int(std::clamp<int64_t>(low, first, kKeys)),
-                    int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
-      }
+      softmax(item, tile, first, last, s);
       if (path.few) {
-        weigh_values(s, item.count, width, first, last);
+        const auto value = [&](int key) { return s.value_rows[key]; };
+        weigh_values(s, value, item.count, width, first, last);
       } else {
         multiply<true>(s.scores, kKeys, s.values, width, s.out, width, item.count, width, kKeys,
                        s.rescale);
@@ -93,8 +90,8 @@ class Attention {
   }
 
  private:
-#if defined(SLIPSTREAM_TILES)
-  void run_tiles(const Item& item, const Path& path, Scratch& s) const {
+#if defined(SLIPSTREAM_PAIRS)
+  void run_strips(const Item& item, const Path& path, Scratch& s) const {
     thread_local std::unique_ptr<TileScratch> scratch(new TileScratch);
     TileScratch& t = *scratch;
     const int rows = (item.count + kStrip - 1) / kStrip * kStrip;
@@ -119,7 +116,43 @@ class Attention {
     }
     finish(item, s, folded);
   }
+
+  void run_pairs(const Item& item, const Path& path, Scratch& s) const {
+    const auto* keys = static_cast<const bf16*>(a.key_cache);
+    const auto* values = static_cast<const bf16*>(a.value_cache);
+    alignas(64) bf16 queries[kGemmRows * kMaxHeadDim];
+    for (int row = 0; row < item.count; ++row) {
+      int64_t token, head;
+      locate(item, row, &token, &head);
+      const bf16* query = static_cast<const bf16*>(a.query) + token * a.query_stride + head * head_dim;
+      std::memcpy(queries + row * head_dim, query, size_t(head_dim) * sizeof(bf16));
+    }
+    begin_sums(item.count, s);
+    bool folded = false;
+    for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
+      if (tile > item.begin && tile % path.fold == 0) fold(item.count, item.count, s, folded);
+      const int first = int(std::max<int64_t>(0, item.begin - tile));
+      const int last = int(std::min<int64_t>(kKeys, item.end - tile));
+      locate_keys(item, tile, first, last, s.offsets);
+      dot_pairs(s, queries, keys, values, item.count, head_dim, float(a.scale), first, last);
+      prefetch_keys(item, tile + kKeys);
+      softmax(item, tile, first, last, s);
+      const auto value = [&](int key) { return values + s.offsets[key]; };
+      weigh_values(s, value, item.count, width, first, last);
+    }
+    finish(item, s, folded);
+  }
 #endif
+
+  // Weights of keys [first, last) of a tile from their scores.
+  void softmax(const Item& item, int64_t tile, int first, int last, Scratch& s) const {
+    for (int row = 0; row < item.count; ++row) {
+      const int64_t position = query_position(item, row);
+      const int64_t low = first_visible(position, a.sliding_window) - tile;
+      softmax_row(s, row, int(std::clamp<int64_t>(low, first, kKeys)),
+                  int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
+    }
+  }
 
   int64_t query_len(int64_t row) const {
     return a.query_start_loc[row + 1] - a.query_start_loc[row];
@@ -317,7 +350,7 @@ void execute(const AttentionArgs& a, Plan& plan) {
   }
   parallel(a.threads, parts, [&](int64_t index) {
 #if defined(SLIPSTREAM_TILES)
-    const TileRegisters registers(uses_tiles(a));
+    const TileRegisters registers(uses_pairs(a) && tiles_permitted());
 #endif
     thread_local std::unique_ptr<Scratch> scratch(new Scratch);
     for (size_t i = bounds[size_t(index)]; i < bounds[size_t(index) + 1]; ++i) {

@@ -5,8 +5,8 @@
 // Both operands are bfloat16 as they lie, so nothing is widened but quantized weights, and twice as
 // many products fit into an instruction as of floats.
 //
-// Few tokens: rows one after the other, as memory is fetched fastest; what is read of a row meets all
-// tokens at once. More: kPairRows rows against up to kPairTokens tokens, which are packed so that a
+// Few tokens: rows one after the other, as memory is fetched fastest (int4 by four, whose sums would
+// have to wait for each other); what is read of a row meets all tokens at once. More: kPairRows rows against up to kPairTokens tokens, which are packed so that a
 // tile reads them in one piece. Either way a row's product with a token has one vector of sums, which
 // runs along all inputs: a token's result does not depend on its company.
 #pragma once
@@ -18,7 +18,6 @@
 
 namespace {
 
-constexpr int kFewTokens = 8;
 constexpr int kPairRows = 4, kPairTokens = 6;      // of a tile
 constexpr int kFinishedRows = W;                   // whose sums of few tokens are finished together
 constexpr int64_t kPairTokenBytes = 384 * 1024;    // of packed tokens that are kept close to a core
@@ -27,11 +26,7 @@ constexpr double kPairProductsPerMicrosecond = 100e3;
 constexpr double kPairBytesPerMicrosecond = 20e3;  // of weights, by one thread
 constexpr double kPairsPackedPerMicrosecond = 8e3;  // inputs
 
-inline vf add_pairs(vf sums, vb a, vb b) {
-  return (vf)_mm512_dpbf16_ps((__m512)sums, a, b);
-}
-
-// Tokens of a call, cut into groups of up to kPairTokens and as even as can be. A packed group of C
+// Tokens of a call, four or more, cut into groups of three to kPairTokens and as even as can be. A packed group of C
 // tokens is [inputs / kRun][C][kRun], with zeros behind the inputs.
 struct TokenGroups {
   int64_t tokens, inputs, count, padded_inputs;
@@ -98,29 +93,58 @@ class PairLinear {
   // Outputs [n, n + rows) of all C tokens.
   template <int C>
   void few(int64_t n, int rows) const {
-    const bf16* x = static_cast<const bf16*>(a.x);
-    vf sums[C][kFinishedRows] = {};
-    for (int row = 0; row < rows; ++row) {
-      const char* ahead = w.row(n + row) + kFetchedAhead;
-      auto runs = w.runs(n + row);
-      vf acc[C] = {};
-      for (int64_t k = 0; k < whole; k += kRun, ahead += Weights::kRunBytes) {
-        __builtin_prefetch(ahead);
-        const vb v = runs.next();
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) acc[c] = add_pairs(acc[c], v, load_run(x + c * a.x_stride + k));
-      }
-      if (whole < a.inputs) {
-        const vb v = runs.rest(a.inputs - whole);
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-          const bf16* from = x + c * a.x_stride + whole;
-          acc[c] = add_pairs(acc[c], v, load_some_run(from, a.inputs - whole));
-        }
-      }
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sums[c][row] = acc[c];
+    if constexpr (C <= Weights::kFewTokens) {
+      constexpr int kTogether = std::max(1, Weights::kTogether / C);
+      vf sums[C][kFinishedRows] = {};
+      int row = 0;
+      for (; row + kTogether <= rows; row += kTogether) add_rows<kTogether, C>(n, row, sums);
+      for (; row < rows; ++row) add_rows<1, C>(n, row, sums);
+      finish<C>(n, rows, sums);
     }
+  }
+
+  // Sums of rows n + row to n + row + R.
+  template <int R, int C>
+  void add_rows(int64_t n, int row, vf (&sums)[C][kFinishedRows]) const {
+    typedef decltype(w.runs(0)) Runs;
+    const bf16* x = static_cast<const bf16*>(a.x);
+    const int64_t row_bytes = w.row_bytes();
+    const char* ahead = w.row(n + row) + (kFetchedAhead / (R * row_bytes) + 1) * R * row_bytes;
+    Runs runs[R];
+    for (int r = 0; r < R; ++r) runs[r] = w.runs(n + row + r);
+    vf acc[R][C] = {};
+    for (int64_t k = 0; k < whole; k += kRun, ahead += Weights::kRunBytes) {
+      vb v[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        __builtin_prefetch(ahead + r * row_bytes);
+        v[r] = runs[r].next();
+      }
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        const vb inputs = load_run(x + c * a.x_stride + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[r][c] = add_pairs(acc[r][c], v[r], inputs);
+      }
+    }
+    if (whole < a.inputs) {
+      const int64_t rest = a.inputs - whole;
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        const vb inputs = load_some_run(x + c * a.x_stride + whole, rest);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[r][c] = add_pairs(acc[r][c], runs[r].rest(rest), inputs);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) sums[c][row + r] = acc[r][c];
+    }
+  }
+
+  template <int C>
+  void finish(int64_t n, int rows, vf (&sums)[C][kFinishedRows]) const {
     float scales[kFinishedRows] = {};
     for (int row = 0; row < rows; ++row) scales[row] = w.scale(n + row);
     vf bias = {};
@@ -141,7 +165,7 @@ class PairLinear {
   template <int R>
   void rows(int64_t n, int64_t first, int64_t last) const {
     if constexpr (std::is_same_v<Weights, Dense<bf16>>) {
-      return tiles<R>(w, n, n, first, last);
+      return tiles<R, true>(w, n, n, first, last);
     } else {
       thread_local std::vector<bf16> wide;
       if (int64_t(wide.size()) < R * a.inputs) wide.resize(size_t(R * a.inputs));
@@ -154,12 +178,13 @@ class PairLinear {
           std::memcpy(&wide[size_t(row * a.inputs + k)], &v, sizeof v);
         }
       }
-      tiles<R>(Dense<bf16>(wide.data(), a.inputs), 0, n, first, last);
+      tiles<R, false>(Dense<bf16>(wide.data(), a.inputs), 0, n, first, last);
     }
   }
 
-  // Rows [row, row + R) of `source` are outputs from `n` on.
-  template <int R>
+  // Rows [row, row + R) of `source` are outputs from `n` on. Meanwhile the next rows there are fetched,
+  // each by a group of its own as long as there are some.
+  template <int R, bool Fetches>
   void tiles(const Dense<bf16>& source, int64_t row, int64_t n, int64_t first,
              int64_t last) const {
     Finish<R> finish;
@@ -171,10 +196,14 @@ class PairLinear {
     for (int64_t group = first; group < last; ++group) {
       const int64_t token = groups.first(group), size = groups.first(group + 1) - token;
       const bf16* x = packed + token * groups.padded_inputs;
-      // Other groups find these rows in a cache, and while the first reads them the next are fetched.
-      const char* ahead = group == first ? source.row(row + R) : nullptr;
+      const int64_t fetchers = std::min<int64_t>(R, last - first), index = group - first;
+      Ahead ahead{};
+      if (Fetches && index < fetchers) {
+        ahead = {source.row(row + R), int(R * index / fetchers), int(R * (index + 1) / fetchers)};
+      }
       float results[(R * kPairTokens + W - 1) / W * W];
       switch (size) {
+        case 3: tile<R, 3>(source, row, x, ahead, finish, results); break;
         case 4: tile<R, 4>(source, row, x, ahead, finish, results); break;
         case 5: tile<R, 5>(source, row, x, ahead, finish, results); break;
         default: tile<R, 6>(source, row, x, ahead, finish, results);
@@ -183,16 +212,21 @@ class PairLinear {
     }
   }
 
+  // Rows [first, last) of those at `rows` are fetched.
+  struct Ahead {
+    const char* rows;
+    int first, last;
+  };
+
   // Sums of R rows against a packed group of C tokens: [C][R].
   template <int R, int C>
-  void tile(const Dense<bf16>& source, int64_t row, const bf16* x, const char* ahead,
+  void tile(const Dense<bf16>& source, int64_t row, const bf16* x, const Ahead& ahead,
             const Finish<R>& finish, float* results) const {
     vf acc[R][C] = {};
     const bf16* from = source.weights + row * a.inputs;
     for (int64_t k = 0; k < whole; k += kRun, x += C * kRun) {
-      if (ahead != nullptr) {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) __builtin_prefetch(ahead + (k * R + r * kRun) * 2);
+      for (int r = ahead.first; r < ahead.last; ++r) {
+        __builtin_prefetch(ahead.rows + (r * a.inputs + k) * int64_t(sizeof(bf16)));
       }
       vb v[R];
 #pragma GCC unroll 8
@@ -249,7 +283,7 @@ void run_pairs(const LinearArgs& a) {
   const TokenGroups groups(a);
   thread_local std::vector<bf16> memory;
   bf16* packed = nullptr;
-  if (a.tokens > kFewTokens) {
+  if (a.tokens > Weights::kFewTokens) {
     const int64_t needed = a.tokens * groups.padded_inputs;
     if (int64_t(memory.size()) < needed) memory.resize(size_t(needed));
     // Not by its name below: in another thread that is another vector.

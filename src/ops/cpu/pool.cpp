@@ -7,8 +7,8 @@
 // nobody waits for one who comes too late to take any.
 //
 // To wake a sleeping thread takes tens of microseconds, as long as a small model's projection. So
-// for the length of a step, and little longer, a thread without work keeps watch before it sleeps,
-// and lets whoever wants its CPU have it.
+// from the beginning of a layer, and from any piece of work, all threads keep watch for a moment
+// before they sleep, and let whoever wants their CPU have it.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -42,6 +42,7 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       grow(threads - 1);
+      watch_on();
       function_ = function, data_ = data;
       const int64_t wanted = std::min(threads - 1, size_);
       wanted_.store(wanted, std::memory_order_release);
@@ -52,6 +53,7 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       wanted_.store(0, std::memory_order_relaxed);
+      watch_on();
     }
     for (int i = 0; i < kPatience && working_.load(std::memory_order_acquire) > 0; ++i) relax();
     {
@@ -67,6 +69,7 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       grow(threads - 1);
+      watch_on();
       const int64_t wanted = std::min(threads - 1, size_);
       missing = std::min(wanted - watching_.load(std::memory_order_relaxed), asleep_);
       if (missing <= 0) return;
@@ -84,6 +87,10 @@ class Pool {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
+  }
+
+  void watch_on() {
+    watch_until_.store(Clock::now().time_since_epoch() + kWatch, std::memory_order_relaxed);
   }
 
   // Two at most: who is awake wakes the next ones, so that nobody spends long on it.
@@ -145,14 +152,13 @@ class Pool {
 
   // Until there is work, or none for long.
   bool watch() const {
-    const auto end = Clock::now() + kWatch;
     do {
       for (int i = 0; i < kLooks; ++i) {
         if (wanted_.load(std::memory_order_acquire) > 0) return true;
         relax();
       }
       sched_yield();
-    } while (Clock::now() < end);
+    } while (Clock::now().time_since_epoch() < watch_until_.load(std::memory_order_relaxed));
     return false;
   }
 
@@ -162,6 +168,7 @@ class Pool {
   std::atomic<int64_t> working_{0};   // helpers that have joined and are not through
   std::atomic<int64_t> watching_{0};  // that have no work, and look for some
   std::atomic<int64_t> wanted_{0};    // that may still join
+  std::atomic<Clock::duration> watch_until_{Clock::duration::zero()};  // since the clock's beginning
   int64_t size_ = 0, asleep_ = 0, roused_ = 0;  // there are; that sleep; that shall keep watch
   Function* function_ = nullptr;
   void* data_ = nullptr;

@@ -103,17 +103,17 @@ bool same_gumbel(GumbelFunction* other) {
 
 template <class T>
 bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t tokens,
-                 int64_t outputs) {
-  constexpr int64_t kInputs = 192, kGroup = 64;
+                 int64_t outputs, int64_t inputs = 192) {
+  constexpr int64_t kGroup = 64;
   Random random;
-  const auto x = draw<T>(random, size_t(tokens * kInputs));
+  const auto x = draw<T>(random, size_t(tokens * inputs));
   // Of quantized kinds any bits will do.
-  const auto weight = draw<T>(random, size_t(outputs * kInputs));
-  auto scales = draw<float>(random, size_t(outputs * kInputs / kGroup));
+  const auto weight = draw<T>(random, size_t(outputs * inputs));
+  auto scales = draw<float>(random, size_t(outputs * inputs / kGroup));
   for (float& scale : scales) scale *= 0.01f;
   std::vector<T> out(size_t(tokens * outputs)), other_out(out.size());
-  LinearArgs args{x.data(), weight.data(), scales.data(), weight.data(), out.data(), tokens, kInputs,
-                  outputs, kInputs, dtype, kind, kGroup, 2};
+  LinearArgs args{x.data(), weight.data(), scales.data(), weight.data(), out.data(), tokens, inputs,
+                  outputs, inputs, dtype, kind, kGroup, 2};
   if (slipstream_linear(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -128,7 +128,9 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
 
 template <class T>
 bool same_linears(LinearFunction* other, DType dtype) {
-  for (const int64_t tokens : {1, 2, 5, 30, 300}) {
+  // Every number of tokens that a tile may have, and more than are kept close to a core.
+  for (const int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 30, 300}) {
+    if (!same_linear<T>(other, dtype, dtype, tokens, 37, 201)) return false;
     for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt4)}) {
       // Ends of rows that are cut in several ways by tiles.
       for (const int64_t outputs : {37, 48, 57}) {

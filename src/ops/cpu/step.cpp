@@ -115,6 +115,7 @@ int forward(const StepContext& c, Inputs& in, Handle* hidden) {
   }
   if (int status = c.calls[0]->call(given, results)) return status;
   for (int64_t layer = 0; layer < c.layers; ++layer) {
+    slipstream_rouse(c.threads);
     Owned query, key, value, residual;
     Owned* outputs[] = {&query, &key, &value, &residual};
     for (int i = 0; i < 4; ++i) *outputs[i]->receive() = results[i];

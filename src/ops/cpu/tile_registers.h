@@ -1,20 +1,13 @@
 // AMX tile registers (Intel, "Advanced Matrix Extensions", Software Developer's Manual vol. 1,
-// ch. 18).
-//
-// The right-hand operand of a product has pairs of its rows side by side ("VNNI"): dword (p, n) is
-// elements (2p, n) and (2p + 1, n).
+// ch. 18). Their operands are those of pairs.h.
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define SLIPSTREAM_TILES 1
+#include "pairs.h"
 #include "tile_permission.h"
-#include "vector.h"
 
 namespace {
-
-constexpr int kTile = 16;                   // rows of a tile; columns of float32, pairs of bfloat16
-constexpr int kDepth = 32;                  // bfloat16 in a tile's row
-constexpr int kTileSize = kTile * kDepth;   // bfloat16 in a tile
 
 // GCC's tile instructions do not say that they read memory: stores before this stay before it.
 inline void tile_loads_follow() { asm volatile("" : : : "memory"); }

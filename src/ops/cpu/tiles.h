@@ -12,7 +12,7 @@ namespace {
 constexpr int kKeys = 64;           // keys of a tile; tiles start at multiples of it
 constexpr int kMaxHeadDim = 256;
 constexpr int kGemmRows = 64;       // packed query rows of a prefill tile
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 constexpr int kTileRows = 256;      // packed query rows of an item of tile products
 #else
 constexpr int kTileRows = kGemmRows;
@@ -183,15 +183,16 @@ inline void dot_scores(Scratch& s, int rows, int width, int first, int last,
   }
 }
 
-template <int N>
-inline void weigh_columns(Scratch& s, int row, int width, int d, int first, int last) {
+template <int N, class Row>
+inline void weigh_columns(Scratch& s, const Row& value_row, int row, int width, int d, int first,
+                          int last) {
   float* out = s.out + row * width + d;
   vf acc[N];
 #pragma GCC unroll 8
   for (int i = 0; i < N; ++i) acc[i] = load(out + i * W) * s.rescale[row];
   for (int key = first; key < last; ++key) {
     const vf weight = splat(s.scores[row * kKeys + key]);
-    const float* value = s.value_rows[key] + d;
+    const auto* value = value_row(key) + d;
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) acc[i] += weight * load(value + i * W);
   }
@@ -199,13 +200,15 @@ inline void weigh_columns(Scratch& s, int row, int width, int d, int first, int 
   for (int i = 0; i < N; ++i) store(out + i * W, acc[i]);
 }
 
-// out[row] = out[row] * rescale[row] + weights[row] . values, over keys [first, last) of the tile.
-inline void weigh_values(Scratch& s, int rows, int width, int first, int last) {
+// out[row] = out[row] * rescale[row] + weights[row] . values, over keys [first, last) of the tile;
+// value_row(key) is where a key's value is.
+template <class Row>
+inline void weigh_values(Scratch& s, const Row& value_row, int rows, int width, int first, int last) {
   for (int row = 0; row < rows; ++row) {
     int d = 0;
-    for (; d + 8 * W <= width; d += 8 * W) weigh_columns<8>(s, row, width, d, first, last);
-    for (; d + 2 * W <= width; d += 2 * W) weigh_columns<2>(s, row, width, d, first, last);
-    for (; d < width; d += W) weigh_columns<1>(s, row, width, d, first, last);
+    for (; d + 8 * W <= width; d += 8 * W) weigh_columns<8>(s, value_row, row, width, d, first, last);
+    for (; d + 4 * W <= width; d += 4 * W) weigh_columns<4>(s, value_row, row, width, d, first, last);
+    for (; d < width; d += W) weigh_columns<1>(s, value_row, row, width, d, first, last);
   }
 }
 

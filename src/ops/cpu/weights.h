@@ -6,30 +6,12 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "pairs.h"
 #include "vector.h"
 
 namespace {
 
 constexpr int64_t kPackedGroup = 32;  // int4: weights of 16 bytes, low halves first
-
-#if defined(__AVX512BF16__)
-#define SLIPSTREAM_PAIRS 1
-constexpr int64_t kRun = 32;  // bfloat16 of a vector
-typedef __m512bh vb;
-
-inline vb load_run(const bf16* p) {
-  vb v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-// Zeros behind the first `count`.
-inline vb load_some_run(const bf16* p, int64_t count) {
-  bf16 some[kRun] = {};
-  std::memcpy(some, p, size_t(count) * sizeof(bf16));
-  return load_run(some);
-}
-#endif
 
 inline vf widen(const int8_t* p) {
 #if defined(__AVX512F__)
@@ -64,7 +46,8 @@ inline vf widen_half(const uint8_t* p) {
 // How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors, `read_some`
 // what is left of a row. Quantized rows are a whole number of steps. kBytes is what a step takes.
 // `runs` goes along a row and makes bfloat16 of kRun weights at a time, of kRunBytes; `rest` is what
-// is left of it.
+// is left of it. Up to kFewTokens rows are read one after the other, or kTogether at once where one
+// alone has to wait for its own sums.
 template <class T>
 struct Dense {
   const T* weights;
@@ -80,6 +63,7 @@ struct Dense {
   }
 #if defined(SLIPSTREAM_PAIRS)
   static constexpr int64_t kRunBytes = kRun * int64_t(sizeof(T));
+  static constexpr int kFewTokens = 3, kTogether = 1;
   struct Runs {
     const bf16* p;
     vb next() {
@@ -107,10 +91,12 @@ struct Int8 {  // one scale a row, applied to the sum
   vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
 #if defined(SLIPSTREAM_PAIRS)
   static constexpr int64_t kRunBytes = kRun;
+  static constexpr int kFewTokens = 8, kTogether = 1;
   struct Runs {
     const int8_t* p;
     vb next() {
-      const vb v = _mm512_cvtne2ps_pbh((__m512)widen(p + W), (__m512)widen(p));
+      // The upper halves: such small integers leave the lower ones empty.
+      const vb v = upper_halves(widen(p), widen(p + W));
       p += kRun;
       return v;
     }
@@ -149,12 +135,13 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
   vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
 #if defined(SLIPSTREAM_PAIRS)
   static constexpr int64_t kRunBytes = kRun / 2;
+  static constexpr int kFewTokens = 8, kTogether = 4;
   // Each of a group's sixteen values is scaled and rounded once, then looked up: quicker than to
   // convert all of its weights, and the same.
   struct Runs {
     const __m128i* p;
     const float* scale;
-    const int64_t group;  // in runs
+    int64_t group;  // in runs
     int64_t left = 0;
     __m512i table{};
     vb next() {
@@ -174,7 +161,11 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
   };
   Runs runs(int64_t n) const {
     const uint8_t* p = weights + n * (inputs / 2);
-    return {reinterpret_cast<const __m128i*>(p), scales + n * groups, group / kRun};
+    Runs runs{};
+    runs.p = reinterpret_cast<const __m128i*>(p);
+    runs.scale = scales + n * groups;
+    runs.group = group / kRun;
+    return runs;
   }
 #endif
   float scale(int64_t) const { return 1.0f; }

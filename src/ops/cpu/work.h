@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "abi.h"
-#include "amx.h"
+#include "strips.h"
 #include "tiles.h"
 
 namespace {
@@ -58,9 +58,10 @@ struct Plan {
 
 // How a row of `packed` query rows is computed. It depends on the call's dtype and on the row alone.
 struct Path {
-  bool tiles;          // AMX tile products
-  bool dot;            // scores by dot products; neither: packed keys and register blocks
-  bool few;            // without tiles: weighs values row by row, not in register blocks
+  bool strips;         // of bfloat16
+  bool pairs;          // without strips: keys and values of bfloat16 are read where they lie
+  bool dot;            // without strips: scores by dot products, not of packed keys
+  bool few;            // without strips: weighs values row by row, not in register blocks
   int64_t rows;        // packed query rows of an item
   int64_t split;       // keys of an item
   int64_t fold;        // keys of an item after which what was summed is folded and begins anew
@@ -76,9 +77,10 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
     path.fold = kFixedSplit;
     path.split = packed <= kGemmRows ? kFixedSplit : seq_len;
   }
-#if defined(SLIPSTREAM_TILES)
-  path.tiles = uses_tiles(a) && (packed >= kMinTileRows || a.deterministic);
-  if (path.tiles) {
+#if defined(SLIPSTREAM_PAIRS)
+  path.strips = uses_strips(a, packed);
+  path.pairs = uses_pairs(a) && !path.strips;
+  if (path.strips) {
     // Packing keys is shared by an item's rows, but a short prompt must give every thread an item.
     path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
     path.row_cost = 1.0 / 16;
@@ -155,7 +157,7 @@ class Sharing {
 
   // Before the rows are planned: how many splits of each are served in company.
   void find() {
-    if (!path.few || a.sliding_window > 0 || path.split % a.block_size || a.rows < 2) return;
+    if (!(path.few || path.strips) || a.sliding_window > 0 || path.split % a.block_size || a.rows < 2) return;
     for (int64_t row = 0; row < a.rows; ++row) {
       if (splits_of(row) > 0) rows.push_back(int32_t(row));
     }

@@ -1,5 +1,5 @@
-// Attention of packed bfloat16 query rows by AMX tile products (Intel, "Advanced Matrix Extensions",
-// Software Developer's Manual vol. 1, ch. 18), in steps of 128 keys and strips of 32 query rows:
+// Attention of packed bfloat16 query rows by products of tiles, with AMX or pair by pair with AVX-512,
+// in steps of 128 keys and strips of 32 query rows:
 //
 //   queries [32, head_dim] x keys [head_dim, 128] -> scores [32, 128], float32
 //   softmax -> weights [32, 128], rounded to bfloat16; weights x values [128, head_dim] -> out, float32
@@ -7,7 +7,7 @@
 // Operands lie in memory as whole tiles of 16 rows x 64 bytes, one after another, so a tile is 16
 // neighbouring cache lines.
 //
-// What limits it, by counting instructions (cycles a score, which is one query row against one key,
+// What limits AMX, by counting instructions (cycles a score, which is one query row against one key,
 // where the tile unit does 1024 FLOP a cycle): products take head_dim / 256, so 0.25 for 64 and 0.5
 // for 128. exp, maximum, sum and rounding are 11 to 12 vector operations per 16 scores on two ports,
 // 0.35 to 0.4; one after the other, head_dim 64 would stay below 40 % of the tile unit's rate. Hence
@@ -17,14 +17,18 @@
 // head_dim 64 (at best about 60 % of the rate) and, for 128, the 1.5 KiB of tile loads per 16-cycle
 // product, a third of it from L2.
 //
+// Fewer rows than share the packing of a key are dot products with the keys where they lie
+// (`dot_pairs`), unless how many there are may not show in any bit.
+//
 // A row's result depends on its own query and keys alone: steps start at multiples of 128 keys, a
 // masked key has weight 0 exactly, and the rows of a tile do not mix.
 #pragma once
 #include "abi.h"
+#include "pairs.h"
 #include "tile_registers.h"
 #include "tiles.h"
 
-#if defined(SLIPSTREAM_TILES)
+#if defined(SLIPSTREAM_PAIRS)
 #include <memory>
 
 namespace {
@@ -33,12 +37,15 @@ constexpr int kStep = 128;                  // keys of a step
 constexpr int kStrip = 32;                  // query rows of a strip: two tiles
 constexpr int kChunks = kMaxHeadDim / kDepth;
 constexpr int kScoreTiles = kStep / kTile, kWeightTiles = kStep / kDepth;
-constexpr int64_t kMinTileRows = 3;         // fewer packed rows are a dot product each
+constexpr int64_t kMinStripRows = 3;        // fewer packed rows are dot products
 
-// Whether a call's rows may be computed by tiles. Scores are scaled after the maximum is taken,
+// Whether scores are of pairs of bfloat16. Those of strips are scaled after the maximum is taken,
 // which needs a positive scale.
-inline bool uses_tiles(const AttentionArgs& a) {
-  return a.dtype == kBFloat16 && a.scale > 0 && tiles_permitted();
+inline bool uses_pairs(const AttentionArgs& a) { return a.dtype == kBFloat16 && a.scale > 0; }
+
+// Whether a row of `packed` query rows is computed in strips.
+inline bool uses_strips(const AttentionArgs& a, int64_t packed) {
+  return uses_pairs(a) && (packed >= kMinStripRows || a.deterministic || a.head_dim % kDepth != 0);
 }
 
 // Per-thread operands of one work item.
@@ -83,10 +90,14 @@ inline const bf16* cached_row(TileScratch& t, const bf16* cache, int key, int fi
   return end;
 }
 
+// Weight tiles that have keys [first, last): only these are ever looked at.
+inline int first_packed(int first) { return first / kDepth * kDepth; }
+inline int last_packed(int last) { return (last + kDepth - 1) / kDepth * kDepth; }
+
 inline void pack_keys(TileScratch& t, const bf16* cache, int head_dim, int first, int last) {
   const int chunks = chunks_of(head_dim);
-  bf16* to = t.keys;
-  for (int group = 0; group < kStep; group += kTile) {
+  bf16* to = t.keys + first_packed(first) / kTile * chunks * kTileSize;
+  for (int group = first_packed(first); group < last_packed(last); group += kTile) {
     const bf16* rows[kTile];
     for (int i = 0; i < kTile; ++i) {
       rows[i] = cached_row(t, cache, group + i, first, last, head_dim);
@@ -104,7 +115,7 @@ inline void pack_keys(TileScratch& t, const bf16* cache, int head_dim, int first
 
 inline void pack_values(TileScratch& t, const bf16* cache, int head_dim, int first, int last) {
   const int columns = padded(head_dim) / kTile;
-  for (int key = 0; key < kStep; key += 2) {
+  for (int key = first_packed(first); key < last_packed(last); key += 2) {
     const bf16* even = cached_row(t, cache, key, first, last, head_dim);
     const bf16* odd = cached_row(t, cache, key + 1, first, last, head_dim);
     const int ahead = key + kTile;
@@ -127,6 +138,29 @@ inline vf power_of_two(vf x) {
   const vf r = (vf)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
   const vf p = ((r * 0.07802452f + 0.22606716f) * r + 0.69583354f) * r + 0.99992522f;
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
+}
+
+// scores[row, key] = scale * query[row] . key for keys [first, last) of a tile of kKeys, where they lie.
+// Queries are [rows, head_dim], whole vectors each; `values` is what is read next.
+inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, const bf16* values, int rows,
+                      int head_dim, float scale, int first, int last) {
+  for (int j = first / W * W; j < last; j += W) {
+    const bf16* keys[W];
+    for (int i = 0; i < W; ++i) {
+      const int64_t offset = s.offsets[std::clamp(j + i, first, last - 1)];
+      keys[i] = cache + offset;
+      prefetch_row(values + offset, head_dim);
+    }
+    for (int row = 0; row < rows; ++row) {
+      vf acc[W] = {};
+      for (int d = 0; d < head_dim; d += kDepth) {
+        const vb query = load_run(queries + row * head_dim + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) acc[i] = add_pairs(acc[i], query, load_run(keys[i] + d));
+      }
+      store(s.scores + row * kKeys + j, reduce_each(acc, add) * scale);
+    }
+  }
 }
 
 inline vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -202,10 +236,61 @@ class TileStep {
 
   // scores[32 rows, 16 keys] of one tile of keys.
   void score(const Strip& strip, int tile) const {
-    tile_loads_follow();
     const bf16* keys = t.keys + tile * chunks * kTileSize;
-    const bool two = strip.rows > kTile;
     float* to = strip.scores + tile * kTile * kTile;
+#if defined(SLIPSTREAM_TILES)
+    if (with_registers) return score_with_registers(strip, keys, to);
+#endif
+    by_rows(strip, [&](auto size, int row) {
+      vf sums[size()] = {};
+      const bf16* query = strip.query + (row / kTile * chunks * kTile + row % kTile) * kDepth;
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        add_product(sums, query + chunk * kTileSize, keys + chunk * kTileSize);
+      }
+      float* place = to + row / kTile * kTile * kStep + row % kTile * kTile;
+      for (int i = 0; i < size(); ++i) store(place + i * kTile, sums[i]);
+    });
+  }
+
+  // out[32 rows, 16 of head_dim] += weights x values; out is rescaled already.
+  void weigh(const Strip& strip, int column) const {
+    const bf16* values = t.values + column * kTileSize;
+    float* out = s.out + strip.row * width + column * kTile;
+#if defined(SLIPSTREAM_TILES)
+    if (with_registers) return weigh_with_registers(strip, values, out);
+#endif
+    const int columns = width / kTile;
+    by_rows(strip, [&](auto size, int row) {
+      vf sums[size()];
+      for (int i = 0; i < size(); ++i) sums[i] = load(out + (row + i) * width);
+      const bf16* weights =
+          strip.weights + row / kTile * kWeightTiles * kTileSize + row % kTile * kDepth;
+      for (int tile = strip.begin; tile < strip.end; ++tile) {
+        add_product(sums, weights + tile * kTileSize, values + tile * columns * kTileSize);
+      }
+      for (int i = 0; i < size(); ++i) store(out + (row + i) * width, sums[i]);
+    });
+  }
+
+  // Calls function(size, row) for blocks of a strip's rows; `size` is a constant, and no block is of
+  // two tiles.
+  template <class F>
+  static void by_rows(const Strip& strip, const F& function) {
+    int row = 0;
+    const auto blocks = [&](auto size) {
+      for (; row + size() <= strip.rows; row += size()) function(size, row);
+    };
+    blocks(std::integral_constant<int, 16>{});
+    blocks(std::integral_constant<int, 8>{});
+    blocks(std::integral_constant<int, 4>{});
+    blocks(std::integral_constant<int, 2>{});
+    blocks(std::integral_constant<int, 1>{});
+  }
+
+#if defined(SLIPSTREAM_TILES)
+  void score_with_registers(const Strip& strip, const bf16* keys, float* to) const {
+    tile_loads_follow();
+    const bool two = strip.rows > kTile;
     _tile_zero(0);
     _tile_zero(1);
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -221,13 +306,10 @@ class TileStep {
     if (two) _tile_stored(1, to + kTile * kStep, 64);
   }
 
-  // out[32 rows, 16 of head_dim] += weights x values; out is rescaled already.
-  void weigh(const Strip& strip, int column) const {
+  void weigh_with_registers(const Strip& strip, const bf16* values, float* out) const {
     tile_loads_follow();
     const int columns = width / kTile;
-    const bf16* values = t.values + column * kTileSize;
     const bool two = strip.rows > kTile;
-    float* out = s.out + strip.row * width + column * kTile;
     const size_t stride = size_t(width) * sizeof(float);
     _tile_loadd(5, out, stride);
     if (two) _tile_loadd(6, out + kTile * width, stride);
@@ -243,6 +325,7 @@ class TileStep {
     _tile_stored(5, out, stride);
     if (two) _tile_stored(6, out + kTile * width, stride);
   }
+#endif
 
   // The share of the neighbouring strips' products that is issued at one row of a softmax: scores
   // of the next strip, one tile each fourth row, and between these outputs of the last.
@@ -336,6 +419,9 @@ class TileStep {
   }
 
   static constexpr float kLog2E = 1.44269504088896341f;
+#if defined(SLIPSTREAM_TILES)
+  const bool with_registers = tiles_permitted();
+#endif
   Scratch& s;
   TileScratch& t;
   const int rows, chunks, width;

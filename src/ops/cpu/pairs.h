@@ -1,0 +1,64 @@
+// Products of pairs of bfloat16, added to sums in float32 (AVX512_BF16).
+//
+// A tile of a left-hand operand is 16 rows of 32 bfloat16. One of a right-hand operand has pairs of
+// its rows side by side ("VNNI"): dword (p, n) is elements (2p, n) and (2p + 1, n). So AMX has them.
+#pragma once
+#include "vector.h"
+
+#if defined(__AVX512BF16__)
+#define SLIPSTREAM_PAIRS 1
+
+namespace {
+
+typedef __m512bh vb;
+
+constexpr int64_t kRun = 32;                // bfloat16 of a vector
+constexpr int kTile = 16;                   // rows of a tile; columns of float32, pairs of bfloat16
+constexpr int kDepth = int(kRun);           // bfloat16 in a tile's row
+constexpr int kTileSize = kTile * kDepth;   // bfloat16 in a tile
+
+inline vb load_run(const bf16* p) {
+  vb v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// Zeros behind the first `count`.
+inline vb load_some_run(const bf16* p, int64_t count) {
+  bf16 some[kRun] = {};
+  std::memcpy(some, p, size_t(count) * sizeof(bf16));
+  return load_run(some);
+}
+
+// Those of a's lanes, then of b's: the bfloat16 that a float begins with.
+inline vb upper_halves(vf a, vf b) {
+  typedef uint16_t Lanes __attribute__((vector_size(64)));
+  constexpr Lanes kOdd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                          33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return (vb)_mm512_permutex2var_epi16((__m512i)a, (__m512i)kOdd, (__m512i)b);
+}
+
+inline vb splat_pair(const bf16* p) {
+  uint32_t pair;
+  std::memcpy(&pair, p, sizeof pair);
+  return (vb)(vu{} + pair);
+}
+
+inline vf add_pairs(vf sums, vb a, vb b) {
+  return (vf)_mm512_dpbf16_ps((__m512)sums, a, b);
+}
+
+// sums[R][16] += rows of `left` x `right`, a tile each.
+template <int R>
+inline void add_product(vf (&sums)[R], const bf16* left, const bf16* right) {
+  for (int p = 0; p < kTile; ++p) {
+    const vb columns = load_run(right + p * kDepth);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      sums[r] = add_pairs(sums[r], splat_pair(left + r * kDepth + 2 * p), columns);
+    }
+  }
+}
+
+}  // namespace
+#endif
