@@ -65,16 +65,18 @@ def bytes_of_a_token(shape: dict[str, Any], weights: str, group: int) -> float:
     query = shape["num_attention_heads"] * shape["head_dim"]
     key_value = 2 * shape["num_key_value_heads"] * shape["head_dim"]
     layer = [(query + key_value, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)]
-    matrices = layer * shape["num_hidden_layers"] + [(shape["vocab_size"], hidden)]
 
-    def size(outputs: int, inputs: int) -> float:
+    def size(outputs: int, inputs: int, weights: str) -> float:
         if weights == "bfloat16":
             return 2.0 * outputs * inputs
         if weights == "int8":
             return outputs * (inputs + _FLOAT_BYTES)
         return outputs * (inputs / 2 + _FLOAT_BYTES * inputs / group)
 
-    return sum(size(outputs, inputs) for outputs, inputs in matrices)
+    # The head is never in less than int8.
+    head = size(shape["vocab_size"], hidden, "int8" if weights == "int4" else weights)
+    layers: int = shape["num_hidden_layers"]
+    return head + layers * sum(size(outputs, inputs, weights) for outputs, inputs in layer)
 
 
 def bandwidth(data: torch.Tensor, threads: int) -> float:
