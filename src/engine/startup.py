@@ -137,19 +137,24 @@ def _require_deterministic(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def _beside_compilers() -> Iterator[None]:
-    """Of this thread: one of torch's where compilers want the CPUs too.
+def _room_for_compilers() -> Iterator[Callable[[], None]]:
+    """A function by which this thread uses one of torch's as long as compilers want the CPUs.
 
     All of a team would wait for the one that has lost its CPU: rounding 0.35 billion weights to
     int8 took 21 s on two CPUs instead of 4.
     """
     threads = torch.get_num_threads()
-    if is_building():
-        torch.set_num_threads(1)
+
+    def make_room() -> None:
+        wanted = 1 if is_building() else threads
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
+
     try:
-        yield
+        yield make_room
     finally:
-        torch.set_num_threads(threads)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 def _build_parts(
@@ -162,7 +167,7 @@ def _build_parts(
     started = time.perf_counter()
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     tokenizer = Tokenizer.from_directory(path)
-    with _beside_compilers():
+    with _room_for_compilers() as make_room:
         decoder = load_model(
             path,
             dtype=config.model.dtype,
@@ -174,6 +179,7 @@ def _build_parts(
             quantization=config.model.quantization,
             group_size=config.model.quantization_group_size,
             deterministic=config.model.deterministic,
+            before_each_matrix=make_room,
         )
     if tokenizer.has_chat_template:
         tokenizer.chat_template.prepare()

@@ -132,7 +132,9 @@ class Decoder:
             config.rope, config.head_dim, config.max_position_embeddings, max_positions
         ).to(device)
 
-    def quantize(self, method: Method, group_size: int) -> None:
+    def quantize(
+        self, method: Method, group_size: int, before_each: Callable[[], None] = lambda: None
+    ) -> None:
         """Replace the projections' weights by quantized ones, matrix by matrix.
 
         Each original is freed before the next one is quantized. The head is `int8` in either case:
@@ -141,12 +143,14 @@ class Decoder:
         Args:
             method: see `quantization.quantize`.
             group_size: of int4.
+            before_each: called before each matrix.
 
         Raises:
             ModelLoadError: a matrix cannot be cut into such groups.
         """
 
         def smaller(weight: Weight) -> QuantizedWeight:
+            before_each()
             return quantize(plain(weight), method, group_size)
 
         try:

@@ -44,6 +44,7 @@ def load_model(
     quantization: Method | None = None,
     group_size: int = 32,
     deterministic: bool = False,
+    before_each_matrix: Callable[[], None] = lambda: None,
 ) -> Decoder:
     """Build the model of a directory and fill its parameters.
 
@@ -59,6 +60,7 @@ def load_model(
         quantization: of the projections' weights once they are read, see `Decoder.quantize`.
         group_size: of `int4`.
         deterministic: whether a token's bits may depend on nothing but its sequence.
+        before_each_matrix: called before each is quantized.
 
     Raises:
         ModelLoadError: anything that keeps the checkpoint from being served, naming what.
@@ -88,7 +90,7 @@ def load_model(
         # The views keep the originals alive.
         del destinations
     if quantization is not None:
-        decoder.quantize(quantization, group_size)
+        decoder.quantize(quantization, group_size, before_each_matrix)
     return decoder
 
 

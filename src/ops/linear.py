@@ -2,7 +2,8 @@
 
 Few tokens against a large matrix cost what reading the matrix costs, so weights are widened in
 registers and never in memory: bfloat16 halves what float32 reads, int8 a quarter, int4 an eighth.
-(With AMX bfloat16 is multiplied as it is.)
+(Where a CPU multiplies bfloat16, tokens of that meet bfloat16 weights, and quantized ones that are
+rounded to it: int8 exactly, int4 with its scale to within 2^-9.)
 How quantized weights come about is `src.models.quantization`.
 """
 

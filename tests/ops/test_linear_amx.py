@@ -61,9 +61,11 @@ def at_the_end_of_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize("tokens", [1, 16, 17, 32, 33, 50])
 def test_sums_are_those_of_float64(linear: Linear, tokens: int, outputs: int) -> None:
     for inputs in (32, 160):
-        for has_bias in (False, True):
-            args = build_args(tokens=tokens, inputs=inputs, outputs=outputs, has_bias=has_bias)
-            assert_matches(linear(*args), args)
+        for weight in ("same", "int8", "int4/32"):
+            args = build_args(tokens=tokens, inputs=inputs, outputs=outputs, weight=weight)
+            assert_matches(linear(*args), args, rounds_int4=True)
+            without_bias = (*args[:3], None)
+            assert_matches(linear(*without_bias), without_bias, rounds_int4=True)
 
 
 def test_more_tokens_than_are_kept_close_to_a_core(linear: Linear) -> None:
@@ -85,18 +87,20 @@ def test_tiles_are_used_where_they_can_be(linear: Linear, emulated_amx: ctypes.C
         return int(count()) - before
 
     # 32 outputs and 8, by three groups of tokens, by two tiles of inputs.
-    assert products() == (2 + 1) * 3 * 2
-    assert products(dtype=torch.float32) == products(weight="int8") == 0
+    for weight in ("same", "int8", "int4/32"):
+        assert products(weight=weight) == (2 + 1) * 3 * 2
+    assert products(dtype=torch.float32) == products(dtype=torch.float16, weight="int8") == 0
 
 
 @pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 40])
 def test_nothing_behind_weights_and_biases_is_read(linear: Linear, outputs: int) -> None:
     """They end where memory does, as a checkpoint's last tensor may."""
-    x, weight, _, bias = build_args(tokens=3, outputs=outputs)
-    with at_the_end_of_memory(weight) as last_weight, at_the_end_of_memory(bias) as last_bias:
-        got = linear(x, last_weight, None, last_bias)
-        assert torch.equal(got, linear(x, weight, None, bias))
-        del last_weight, last_bias
+    for kind in ("same", "int8", "int4/32"):
+        x, weight, scales, bias = build_args(tokens=3, outputs=outputs, weight=kind)
+        with at_the_end_of_memory(weight) as last_weight, at_the_end_of_memory(bias) as last_bias:
+            got = linear(x, last_weight, scales, last_bias)
+            assert torch.equal(got, linear(x, weight, scales, bias))
+            del last_weight, last_bias
 
 
 @pytest.mark.parametrize("weight", KINDS)
@@ -119,6 +123,7 @@ def test_a_token_is_the_same_bits_in_any_company(linear: Linear, data: st.DataOb
     x, weight, scales, bias = build_args(
         tokens=tokens,
         inputs=data.draw(st.sampled_from([32, 64, 96])),
+        weight=data.draw(st.sampled_from(["same", "int8", "int4/32"])),
         outputs=data.draw(st.integers(1, 80)),
         has_bias=data.draw(st.booleans()),
     )

@@ -201,8 +201,8 @@ def families(draw: st.DrawFn) -> dict[str, Any]:
         "rows": tuple(rows),
         "prefixes": prefixes,
         "block_size": block_size,
-        "head_dim": draw(st.sampled_from([8, 24])),
-        "num_heads": draw(st.sampled_from([2, 6])),
+        "head_dim": draw(st.sampled_from([8, 24, 32])),
+        "num_heads": draw(st.sampled_from([2, 6, 40])),
         "num_kv_heads": 2,
         "sliding_window": draw(st.sampled_from([0, 0, 300])),
         "dtype": draw(st.sampled_from([torch.float32, torch.bfloat16])),
@@ -235,6 +235,31 @@ def test_rows_that_share_a_prefix_have_the_bits_that_each_has_alone(
         single = alone(args, row)
         library.paged_attention(*single)
         assert out[starts[row] : starts[row + 1]].equal(single[9])
+
+
+@pytest.mark.parametrize("heads", [20, 64, 71])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_many_heads_share_long_prefixes(
+    libraries: dict[str, KernelLibrary], heads: int, dtype: torch.dtype, deterministic: bool
+) -> None:
+    args = PAGED_ATTENTION.build(
+        "cpu",
+        rows=((1, 2100), (1, 2200)),
+        prefixes={1: (0, 130)},
+        num_heads=heads,
+        num_kv_heads=1,
+        head_dim=32,
+        dtype=dtype,
+        deterministic=deterministic,
+    )
+    for library in libraries.values():
+        library.paged_attention(*args)
+        out = args[9].clone()
+        for row in range(2):
+            single = alone(args, row)
+            library.paged_attention(*single)
+            assert out[row : row + 1].equal(single[9])
 
 
 def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibrary) -> None:

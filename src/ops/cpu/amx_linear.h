@@ -1,9 +1,9 @@
-// Linear layers of bfloat16 by AMX tile products.
+// Linear layers of bfloat16 tokens by AMX tile products.
 //
 //   weights [16 outputs, 32 inputs] x tokens [32 inputs, 16 tokens] -> sums [16, 16], float32
 //
-// Weights are left-hand operands as they lie in the checkpoint, so nothing is packed but the tokens,
-// once a call. A strip of 32 outputs against 32 tokens is four products for four tile loads; it runs
+// Weights of bfloat16 are left-hand operands as they lie in the checkpoint, so nothing is packed but
+// the tokens, once a call. Quantized ones become bfloat16 strip by strip. A strip of 32 outputs against 32 tokens is four products for four tile loads; it runs
 // along all inputs before its sums leave the tile registers, and while the first tokens read it the
 // next strip is fetched from memory.
 //
@@ -14,6 +14,7 @@
 #include "abi.h"
 #include "parallel.h"
 #include "tile_registers.h"
+#include "weights.h"
 
 #if defined(SLIPSTREAM_TILES)
 #include <vector>
@@ -33,7 +34,7 @@ struct alignas(64) TileMemory {
 };
 
 inline bool uses_tiles(const LinearArgs& a) {
-  return a.dtype == kBFloat16 && a.kind == kBFloat16 && a.inputs % kDepth == 0 && tiles_permitted();
+  return a.dtype == kBFloat16 && a.inputs % kDepth == 0 && tiles_permitted();
 }
 
 // Tokens [16 * group, + 16) as right-hand operands, a tile for 32 inputs each, zeros behind the
@@ -54,12 +55,13 @@ inline void pack_tokens(const LinearArgs& a, int64_t group, TileMemory* to) {
   }
 }
 
+template <class Weights>
 class TileLinear {
  public:
   TileLinear(const LinearArgs& args, const TileMemory* packed)
       : a(args),
+        w(args),
         packed(packed),
-        weights(static_cast<const bf16*>(args.weight)),
         chunks(args.inputs / kDepth),
         groups((args.tokens + kTile - 1) / kTile) {}
 
@@ -74,7 +76,7 @@ class TileLinear {
         const int64_t after = n + kTileOutputs;
         // The next strip, or the first again for the next tokens, or none.
         const int64_t next = after < end ? after : begin;
-        const int fetched = after < end || last < groups
+        const int fetched = kInPlace && (after < end || last < groups)
                                 ? int(std::min<int64_t>(kTileOutputs, end - next))
                                 : 0;
         strip(n, int(std::min<int64_t>(kTileOutputs, end - n)), first, last, next, fetched);
@@ -83,6 +85,8 @@ class TileLinear {
   }
 
  private:
+  static constexpr bool kInPlace = std::is_same_v<Weights, Dense<bf16>>;
+
   // Left-hand operands: `upper` and `lower` are 16 rows of weights each.
   struct Left {
     const bf16 *upper, *lower;
@@ -92,22 +96,14 @@ class TileLinear {
   // Outputs [n, n + rows) of groups [first, last) of tokens. Meanwhile as many rows as `fetched`
   // are fetched from `next` on.
   void strip(int64_t n, int rows, int64_t first, int64_t last, int64_t next, int fetched) const {
-    const bf16* from = weights + n * a.inputs;
-    Left left{from, from + kTile * a.inputs, rows > kTile};
-    thread_local std::vector<bf16> padded;
-    if (rows % kTile != 0) {
-      // Tiles are read whole, and behind these rows may be nothing.
-      padded.assign(size_t(kTileOutputs * a.inputs), bf16{0});
-      std::memcpy(padded.data(), from, size_t(rows * a.inputs) * sizeof(bf16));
-      left = {padded.data(), padded.data() + kTile * a.inputs, rows > kTile};
-    }
+    const Left left = operands(n, rows);
     for (int64_t group = first; group < last; group += 2) {
       // [upper, lower][group, group + 1]: outputs x tokens
       alignas(64) float sums[4][kTile * kTile];
       const bool two = group + 1 < last;
       const TileMemory* right = packed + group * chunks;
       if (group == first && fetched > 0) {
-        multiply<true>(left, right, two, sums, weights + next * a.inputs, fetched);
+        multiply<true>(left, right, two, sums, w.row(next), fetched);
       } else {
         multiply<false>(left, right, two, sums, nullptr, 0);
       }
@@ -120,9 +116,33 @@ class TileLinear {
     }
   }
 
+  // Rows [n, n + rows), whole tiles of them: where they lie, or a copy.
+  Left operands(int64_t n, int rows) const {
+    if constexpr (kInPlace) {
+      const bf16* from = w.weights + n * a.inputs;
+      if (rows % kTile == 0) return {from, from + kTile * a.inputs, rows > kTile};
+    }
+    thread_local std::vector<bf16> copies;
+    if (int64_t(copies.size()) < kTileOutputs * a.inputs) {
+      copies.resize(size_t(kTileOutputs * a.inputs));
+    }
+    // Tiles are read whole, and behind these rows may be nothing.
+    const int64_t whole = (rows + kTile - 1) / kTile * kTile;
+    std::fill(copies.begin() + rows * a.inputs, copies.begin() + whole * a.inputs, bf16{0});
+    for (int row = 0; row < rows; ++row) {
+      auto runs = w.runs(n + row);
+      bf16* to = copies.data() + row * a.inputs;
+      for (int64_t k = 0; k < a.inputs; k += kRun) {
+        const vb run = runs.next();
+        std::memcpy(to + k, &run, sizeof run);
+      }
+    }
+    return {copies.data(), copies.data() + kTile * a.inputs, rows > kTile};
+  }
+
   template <bool Fetches>
   void multiply(const Left& left, const TileMemory* right, bool two, float (*sums)[kTile * kTile],
-                const bf16* next, int fetched) const {
+                const char* next, int fetched) const {
     tile_loads_follow();
     const int64_t stride = a.inputs * int64_t(sizeof(bf16));
     _tile_zero(0);
@@ -132,7 +152,7 @@ class TileLinear {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t k = chunk * kDepth;
       if (Fetches) {
-        for (int i = 0; i < fetched; ++i) __builtin_prefetch(next + i * a.inputs + k);
+        for (int i = 0; i < fetched; ++i) __builtin_prefetch(next + (i * a.inputs + k) * 2);
       }
       _tile_loadd(4, left.upper + k, stride);
       _tile_loadd(6, right[chunk].values, 64);
@@ -159,25 +179,28 @@ class TileLinear {
     vf block[kTile], bias = {};
     for (int i = 0; i < kTile; ++i) block[i] = load(sums + i * kTile);
     transpose(block);
+    float scales[kTile] = {};
+    for (int i = 0; i < outputs; ++i) scales[i] = w.scale(n + i);
     if (a.bias != nullptr) bias = load_some(static_cast<const bf16*>(a.bias) + n, outputs);
     const int64_t first = group * kTile, tokens = std::min<int64_t>(kTile, a.tokens - first);
     bf16* to = static_cast<bf16*>(a.out) + first * a.outputs + n;
     for (int64_t t = 0; t < tokens; ++t, to += a.outputs) {
       float wide[kTile];
       bf16 narrow[kTile];
-      store(wide, block[t] + bias);
+      store(wide, block[t] * load(scales) + bias);
       from_floats(wide, narrow);
       std::memcpy(to, narrow, size_t(outputs) * sizeof(bf16));
     }
   }
 
   const LinearArgs& a;
+  const Weights w;
   const TileMemory* packed;
-  const bf16* weights;
   const int64_t chunks, groups;
 };
 
-inline void run_tiles(const LinearArgs& a) {
+template <class Weights>
+void run_tiles(const LinearArgs& a) {
   const int64_t groups = (a.tokens + kTile - 1) / kTile, chunks = a.inputs / kDepth;
   thread_local std::vector<TileMemory> memory;
   if (int64_t(memory.size()) < groups * chunks) memory.resize(size_t(groups * chunks));
@@ -191,12 +214,13 @@ inline void run_tiles(const LinearArgs& a) {
     }
   });
   const double cells = double(a.outputs * a.inputs), padded_tokens = double(groups * kTile);
-  const double work = std::max(cells * sizeof(bf16) / kTileBytesPerMicrosecond,
+  const double bytes = double(Weights(a).row_bytes()) * double(a.outputs);
+  const double work = std::max(bytes / kTileBytesPerMicrosecond,
                                cells * padded_tokens / kTileProductsPerMicrosecond);
   const int64_t strips = (a.outputs + kTileOutputs - 1) / kTileOutputs;
   const int64_t parts = worthwhile_parts(a.threads, work, strips);
   parallel(a.threads, parts, [&](int64_t part) {
-    TileLinear(a, packed).run(strips * part / parts * kTileOutputs,
+    TileLinear<Weights>(a, packed).run(strips * part / parts * kTileOutputs,
                               std::min(a.outputs, strips * (part + 1) / parts * kTileOutputs));
   });
 }

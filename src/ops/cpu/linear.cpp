@@ -215,6 +215,14 @@ const float* activations(const LinearArgs& a) {
 
 template <class Weights, class T>
 Status run(const LinearArgs& a) {
+#if defined(SLIPSTREAM_TILES)
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (uses_tiles(a)) {
+      run_tiles<Weights>(a);
+      return kOk;
+    }
+  }
+#endif
 #if defined(SLIPSTREAM_PAIRS)
   if constexpr (std::is_same_v<T, bf16>) {
     run_pairs<Weights>(a);
@@ -240,12 +248,6 @@ bool has_whole_groups(const LinearArgs& a) {
 
 template <class T>
 Status run_kind(const LinearArgs& a) {
-#if defined(SLIPSTREAM_TILES)
-  if (uses_tiles(a)) {
-    run_tiles(a);
-    return kOk;
-  }
-#endif
   switch (a.kind) {
     case kInt8: return a.inputs % kPackedGroup ? kBadShape : run<Int8, T>(a);
     case kInt4: return has_whole_groups(a) ? run<Int4, T>(a) : kBadShape;

@@ -126,6 +126,7 @@ class Pool {
       lock.unlock();
       wake(more);
       function(data);
+      watch_on();
       lock.lock();
       if (working_.fetch_sub(1, std::memory_order_release) == 1) end_.notify_one();
     }
@@ -138,7 +139,7 @@ class Pool {
     const bool has_work = watch();
     lock.lock();
     watching_.fetch_sub(1, std::memory_order_relaxed);
-    if (has_work) return;
+    if (has_work || may_watch()) return;
     ++asleep_;
     begin_.wait(lock, [this] { return wanted_.load(std::memory_order_relaxed) > 0 || roused_ > 0; });
     --asleep_;
@@ -158,8 +159,12 @@ class Pool {
         relax();
       }
       sched_yield();
-    } while (Clock::now().time_since_epoch() < watch_until_.load(std::memory_order_relaxed));
+    } while (may_watch());
     return false;
+  }
+
+  bool may_watch() const {
+    return Clock::now().time_since_epoch() < watch_until_.load(std::memory_order_relaxed);
   }
 
   std::mutex mutex_;

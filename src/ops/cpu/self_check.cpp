@@ -1,6 +1,7 @@
 // Compares another build of these kernels with this one (the portable level) on made-up inputs.
 // Python runs it in a process of its own, once per built level, so that an illegal instruction or
 // a miscompilation costs that level and nothing else.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -36,22 +37,24 @@ std::vector<T> draw(Random& random, size_t n) {
 
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
-                    int64_t deterministic) {
-  constexpr int64_t kHeads = 6, kKvHeads = 2, kBlock = 16, kRows = 5, kMaxBlocks = 45;
-  // A chunk, decode, two tokens, a prompt of more than one step and item, decode after few keys.
-  const int32_t starts[kRows + 1] = {0, 100, 101, 103, 393, 394};
-  const int32_t lengths[kRows] = {150, 700, 30, 290, 3};
-  const int64_t tokens = 395, blocks = kRows * kMaxBlocks;
+                    int64_t deterministic, int64_t kv_heads) {
+  constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
+  // A chunk, decode, two tokens, a prompt of more than one step and item, decode after few keys, and
+  // decode after the keys of the second row.
+  const int32_t starts[kRows + 1] = {0, 100, 101, 103, 393, 394, 395};
+  const int32_t lengths[kRows] = {150, 700, 30, 290, 3, 650};
+  const int64_t tokens = 396, blocks = kRows * kMaxBlocks;
   Random random;
   const auto query = draw<T>(random, size_t(tokens * kHeads * head_dim));
-  const auto key = draw<T>(random, size_t(tokens * kKvHeads * head_dim));
-  const auto value = draw<T>(random, size_t(tokens * kKvHeads * head_dim));
-  auto keys = draw<T>(random, size_t(blocks * kBlock * kKvHeads * head_dim));
+  const auto key = draw<T>(random, size_t(tokens * kv_heads * head_dim));
+  const auto value = draw<T>(random, size_t(tokens * kv_heads * head_dim));
+  auto keys = draw<T>(random, size_t(blocks * kBlock * kv_heads * head_dim));
   auto values = draw<T>(random, keys.size());
   auto other_keys = keys, other_values = values;
   std::vector<T> out(query.size()), other_out(query.size());
   std::vector<int32_t> tables;
   for (int64_t i = 0; i < blocks; ++i) tables.push_back(int32_t(i * 7 % blocks));
+  std::copy_n(tables.begin() + kMaxBlocks, 32, tables.begin() + 5 * kMaxBlocks);
   std::vector<int64_t> slots(size_t(tokens), -1);
   for (int64_t row = 0; row < kRows; ++row) {
     for (int32_t token = starts[row]; token < starts[row + 1]; ++token) {
@@ -62,8 +65,8 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
   }
   AttentionArgs args{query.data(), key.data(), value.data(), keys.data(), values.data(),
                      tables.data(), starts, lengths, slots.data(), out.data(),
-                     kHeads * head_dim, kKvHeads * head_dim, kKvHeads * head_dim, kMaxBlocks,
-                     tokens, kRows, kHeads, kKvHeads, head_dim, blocks, kBlock, kMaxBlocks,
+                     kHeads * head_dim, kv_heads * head_dim, kv_heads * head_dim, kMaxBlocks,
+                     tokens, kRows, kHeads, kv_heads, head_dim, blocks, kBlock, kMaxBlocks,
                      window, dtype, 2, deterministic, 1.0 / std::sqrt(double(head_dim))};
   if (slipstream_paged_attention(&args) != kOk) return false;
   args.key_cache = other_keys.data();
@@ -181,10 +184,12 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
   for (const int64_t head_dim : {64, 72, 128}) {
     for (const int64_t window : {0, 65}) {
       for (const int64_t fixed : {0, 1}) {
-        if (!same_attention<float>(attention, kFloat32, head_dim, window, fixed) ||
-            !same_attention<bf16>(attention, kBFloat16, head_dim, window, fixed) ||
-            !same_attention<f16>(attention, kFloat16, head_dim, window, fixed)) {
-          return kDiffers;
+        for (const int64_t kv_heads : {2, 6}) {
+          if (!same_attention<float>(attention, kFloat32, head_dim, window, fixed, kv_heads) ||
+              !same_attention<bf16>(attention, kBFloat16, head_dim, window, fixed, kv_heads) ||
+              !same_attention<f16>(attention, kFloat16, head_dim, window, fixed, kv_heads)) {
+            return kDiffers;
+          }
         }
       }
     }

@@ -157,7 +157,9 @@ class Sharing {
 
   // Before the rows are planned: how many splits of each are served in company.
   void find() {
-    if (!(path.few || path.strips) || a.sliding_window > 0 || path.split % a.block_size || a.rows < 2) return;
+    if (!(path.few || path.strips) || a.sliding_window > 0 || path.split % a.block_size) return;
+    // A decoding row is one item; of more than one it is not cut into such.
+    if (heads > room || a.rows < 2) return;
     for (int64_t row = 0; row < a.rows; ++row) {
       if (splits_of(row) > 0) rows.push_back(int32_t(row));
     }
@@ -218,9 +220,9 @@ class Sharing {
 
   // As few items as every thread can have two of, of as many rows as there is room for.
   void add(const Company& company) {
-    const int64_t members = int64_t(company.end - company.begin), room = kGemmRows / heads;
+    const int64_t members = int64_t(company.end - company.begin), most = room / heads;
     const int64_t alone = int64_t(companies.size()) * a.num_kv_heads;
-    const int64_t wanted = std::max((members + room - 1) / room, (2 * a.threads + alone - 1) / alone);
+    const int64_t wanted = std::max((members + most - 1) / most, (2 * a.threads + alone - 1) / alone);
     const int64_t parts = std::min(members, wanted);
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t from = members * part / parts, count = members * (part + 1) / parts - from;
@@ -238,6 +240,7 @@ class Sharing {
   Plan& plan;
   const int64_t heads;
   const Path path;
+  const int64_t room = kGemmRows;  // for packed query rows of an item
   std::vector<int32_t> rows;
   std::vector<Company> companies;
 };
