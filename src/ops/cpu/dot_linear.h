@@ -6,9 +6,10 @@
 // many products fit into an instruction as of floats.
 //
 // Few tokens: rows one after the other, as memory is fetched fastest (int4 by four, whose sums would
-// have to wait for each other); what is read of a row meets all tokens at once. More: kPairRows rows against up to kPairTokens tokens, which are packed so that a
-// tile reads them in one piece. Either way a row's product with a token has one vector of sums, which
-// runs along all inputs: a token's result does not depend on its company.
+// have to wait for each other); what is read of a row meets all tokens at once. More: kPairRows rows
+// against up to kPairTokens tokens, which are packed so that a tile reads them in one piece. Either
+// way a row's product with a token has one vector of sums, which runs along all inputs: a token's
+// result does not depend on its company.
 #pragma once
 #include "parallel.h"
 #include "weights.h"
@@ -26,8 +27,8 @@ constexpr double kPairProductsPerMicrosecond = 100e3;
 constexpr double kPairBytesPerMicrosecond = 20e3;  // of weights, by one thread
 constexpr double kPairsPackedPerMicrosecond = 8e3;  // inputs
 
-// Tokens of a call, four or more, cut into groups of three to kPairTokens and as even as can be. A packed group of C
-// tokens is [inputs / kRun][C][kRun], with zeros behind the inputs.
+// Tokens of a call, four or more, cut into groups of three to kPairTokens and as even as can be. A
+// packed group of C tokens is [inputs / kRun][C][kRun], with zeros behind the inputs.
 struct TokenGroups {
   int64_t tokens, inputs, count, padded_inputs;
   explicit TokenGroups(const LinearArgs& a)

@@ -46,8 +46,8 @@ inline vf widen_half(const uint8_t* p) {
 // How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors, `read_some`
 // what is left of a row. Quantized rows are a whole number of steps. kBytes is what a step takes.
 // `runs` goes along a row and makes bfloat16 of kRun weights at a time, of kRunBytes; `rest` is what
-// is left of it. Up to kFewTokens rows are read one after the other, or kTogether at once where one
-// alone has to wait for its own sums.
+// is left of it. For up to kFewTokens tokens rows are read one after the other, or kTogether at once
+// where one alone would wait for its own sums.
 template <class T>
 struct Dense {
   const T* weights;

@@ -158,7 +158,7 @@ class Sharing {
   // Before the rows are planned: how many splits of each are served in company.
   void find() {
     if (!(path.few || path.strips) || a.sliding_window > 0 || path.split % a.block_size) return;
-    // A decoding row is one item; of more than one it is not cut into such.
+    // A row whose query rows are several items has a merge group for each, and here only one is known.
     if (heads > room || a.rows < 2) return;
     for (int64_t row = 0; row < a.rows; ++row) {
       if (splits_of(row) > 0) rows.push_back(int32_t(row));
