@@ -12,7 +12,7 @@ from src.engine.inputs import StepInputs
 from src.engine.kv_cache import KVCache
 from src.models.decoder import Attend, Decoder
 from src.models.regions import Regions
-from src.ops import paged_attention
+from src.ops import paged_attention, step_schedule
 from src.ops.cpu.step import CompiledStep
 
 
@@ -75,6 +75,7 @@ class ForwardPass:
         if self._stopped:
             raise RunnerClosedError("the runner was closed")
         spec = self.decoder.spec
+        window = spec.sliding_windows[layer] or 0
         paged_attention(
             query,
             key,
@@ -87,8 +88,22 @@ class ForwardPass:
             inputs.slot_mapping_t,
             out,
             spec.attention_scale,
-            spec.sliding_windows[layer] or 0,
+            window,
             inputs.max_query_len,
             inputs.max_seq_len,
             self.decoder.region_spec.deterministic,
+            self._schedule(inputs, layer, window),
         )
+
+    def _schedule(self, inputs: StepInputs, layer: int, window: int) -> Tensor | None:
+        """Which keys a GPU's programs read: laid out by a step's first layer with this window."""
+        if window not in inputs.decode_schedules:
+            inputs.decode_schedules[window] = step_schedule(
+                self.kv_cache.keys[layer],
+                self.decoder.region_spec.num_heads,
+                inputs.block_tables_b,
+                inputs.query_start_loc,
+                inputs.seq_lens_b,
+                window,
+            )
+        return inputs.decode_schedules[window]

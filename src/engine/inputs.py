@@ -6,7 +6,7 @@ samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -43,6 +43,9 @@ class StepInputs:
         [S] int64: their rows, and the positions of the tokens to be sampled.
     max_query_len, max_seq_len
         Host bounds of the above, so that no kernel launch waits for a length.
+    decode_schedules
+        Sliding window -> what the attention of all layers with that window is told to read, as far
+        as it has been asked for; see `src.ops.decode_schedule`.
     """
 
     input_ids_t: Tensor
@@ -57,6 +60,7 @@ class StepInputs:
     sampled_positions_s: Tensor
     max_query_len: int
     max_seq_len: int
+    decode_schedules: dict[int, Tensor | None] = field(default_factory=dict)
 
 
 def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> StepInputs:

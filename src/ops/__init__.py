@@ -5,13 +5,15 @@
 """
 
 from src.ops.declaration import Cost, Kernel, Op
+from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
 from src.ops.linear import LINEAR, linear
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 
-OPS: tuple[Op, ...] = (PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR)
+OPS: tuple[Op, ...] = (PAGED_ATTENTION, DECODE_SCHEDULE, GUMBEL_ARGMAX, LINEAR)
 
 __all__ = [
+    "DECODE_SCHEDULE",
     "GUMBEL_ARGMAX",
     "LINEAR",
     "OPS",
@@ -19,7 +21,9 @@ __all__ = [
     "Cost",
     "Kernel",
     "Op",
+    "decode_schedule",
     "gumbel_argmax",
     "linear",
     "paged_attention",
+    "step_schedule",
 ]

@@ -33,6 +33,7 @@ def reference(
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
+    schedule: Tensor | None = None,
 ) -> None:
     """See [`paged_attention`][src.ops.paged_attention.paged_attention]."""
     _write_cache(key, key_cache, slot_mapping)
@@ -108,7 +109,7 @@ PAGED_ATTENTION = Op(
     "(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor block_tables, Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, "
     "Tensor(c!) out, float scale, int sliding_window, SymInt max_query_len, SymInt max_seq_len, "
-    "bool deterministic=False) -> ()",
+    "bool deterministic=False, Tensor? schedule=None) -> ()",
     reference=reference,
     fake=_fake,
     build=build,
@@ -134,6 +135,7 @@ def paged_attention(
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
+    schedule: Tensor | None = None,
 ) -> None:
     """Write keys and values into the paged cache, then attend causally over the cache into `out`.
 
@@ -160,7 +162,11 @@ def paged_attention(
         max_seq_len: Upper bound of `seq_lens`.
         deterministic: Whether kernels may let nothing show in a token's bits but its query and the
             keys and values that it sees: neither the tokens it came with, nor how its sequence was
-            cut into chunks. Without it, a row's bits may depend on its query length.
+            cut into chunks. Without it, a row's bits may depend on its query length and on the
+            other rows.
+        schedule: On CUDA, the [`decode_schedule`][src.ops.decode_schedule.decode_schedule] of
+            these rows, as [`schedule_of`][src.ops.schedule_of] makes it. Without one every call
+            makes its own.
 
     Raises
         ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
@@ -182,4 +188,5 @@ def paged_attention(
         max_query_len,
         max_seq_len,
         deterministic,
+        schedule,
     )

@@ -10,13 +10,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from src.ops.triton import gumbel_argmax, paged_attention
+from src.ops.triton import decode_schedule, gumbel_argmax, paged_attention, paged_decode
+from src.ops.triton.tuning import decode_shape, packed_rows, prefill_shape
 
 HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_MEMORY = 227 * 1024
 POINTERS = {
     "block_tables": "*i32",
     "query_start_loc": "*i32",
     "seq_lens": "*i32",
+    "schedule": "*i32",
+    "starts": "*i32",
+    "place": "*i32",
+    "shared": "*i32",
+    "members_of": "*i32",
     "slot_mapping": "*i64",
     "partial_out": "*fp32",
     "partial_lse": "*fp32",
@@ -34,37 +41,61 @@ CACHED = ("query", "key", "value", "key_cache", "value_cache", "out")
 
 def compile_for_hopper(kernel, dtype, warps, stages, **constants) -> int:
     """Shared memory of the compiled kernel in bytes."""
-    signature = {}
-    for name in inspect.signature(kernel.fn).parameters:
+    signature, divisible = {}, {}
+    for index, name in enumerate(inspect.signature(kernel.fn).parameters):
         if name in constants:
             signature[name] = "constexpr"
-        else:
-            signature[name] = f"*{dtype}" if name in CACHED else POINTERS.get(name, "i32")
-    source = ASTSource(kernel, signature, constexprs=constants)
+            continue
+        signature[name] = f"*{dtype}" if name in CACHED else POINTERS.get(name, "i32")
+        # As the launcher does with torch's tensors and with strides that are multiples of 16.
+        if signature[name].startswith("*") or name.endswith("_stride"):
+            divisible[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=divisible)
     options = {"num_warps": warps, "num_stages": stages}
     compiled = triton.compile(source, target=HOPPER, options=options)
     assert compiled.asm["ptx"]
     return int(compiled.metadata.shared)
 
 
-def main() -> None:
-    shared_limit = 227 * 1024
-    for head_dim, window, size, dtype in ((128, 0, 2, "bf16"), (256, 1024, 4, "fp32")):
-        common = {"HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": 4, "WINDOW": window}
-        common |= {"D": head_dim, "N": 64 if head_dim <= 128 else 32}
-        tile, warps, stages = paged_attention.prefill_shape(head_dim, size, 4096)
-        prefill = compile_for_hopper(
-            paged_attention._prefill_kernel, dtype, warps, stages, FEWEST=2, M=tile, **common
-        )
-        split, stages = paged_attention.KV_SPLIT, paged_attention.decode_stages(size)
-        decode = compile_for_hopper(
-            paged_attention._decode_kernel, dtype, 4, stages, M=16, SPLIT=split, **common
-        )
-        assert max(prefill, decode) <= shared_limit, (head_dim, dtype, prefill, decode)
-    compile_for_hopper(paged_attention._write_cache_kernel, "bf16", 4, 1, BLOCK=1024)
+def compile_attention(head_dim: int, window: int, size: int, dtype: str, group: int) -> None:
+    common = {"HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": group, "D": head_dim}
+    tile, keys, warps, stages = prefill_shape(90, head_dim, size, 4096)
+    prefill = compile_for_hopper(
+        paged_attention._prefill_kernel, dtype, warps, stages,
+        FEWEST=2, M=tile, N=keys, WINDOW=window, **common,
+    )  # fmt: skip
+    assert prefill <= SHARED_MEMORY, (head_dim, dtype, prefill)
+    shape, packed = decode_shape(90, head_dim, size), packed_rows(group)
+    pack = {"MEMBERS": packed // group, "M": packed}
+    decode = compile_for_hopper(
+        paged_decode._decode_kernel, dtype, shape.warps, shape.stages,
+        N=shape.tile, WINDOW=window, **pack, **common,
+    )  # fmt: skip
+    # All programs of the persistent grid are on their multiprocessors at the same time.
+    assert shape.programs * decode <= SHARED_MEMORY, (head_dim, dtype, decode)
+    del common["BLOCK_SIZE"]
     compile_for_hopper(
-        paged_attention._merge_kernel, "bf16", 1, 1, HEAD_DIM=80, WINDOW=0, SPLIT=512, D=128
+        paged_decode._merge_kernel, dtype, 1, 1, PIECES=paged_decode._MERGED, **pack, **common
     )
+
+
+def main() -> None:
+    compile_attention(128, 0, 2, "bf16", 4)
+    compile_attention(64, 512, 2, "fp16", 8)
+    compile_attention(256, 0, 2, "bf16", 2)
+    compile_attention(256, 0, 4, "fp32", 1)
+    compile_for_hopper(paged_attention._write_cache_kernel, "bf16", 4, 1, BLOCK=1024)
+    schedule = {"MEMBERS": 4, "ROWS": 256}
+    compile_for_hopper(
+        decode_schedule._pack_kernel,
+        "bf16",
+        4,
+        1,
+        LEAST=4,
+        CHUNK=decode_schedule._CHUNK,
+        **schedule,
+    )
+    compile_for_hopper(decode_schedule._starts_kernel, "bf16", 4, 1, **schedule)
     compile_for_hopper(gumbel_argmax._chunk_kernel, "fp32", 4, 1, BLOCK=gumbel_argmax.GROUPS)
     compile_for_hopper(gumbel_argmax._merge_kernel, "fp32", 1, 1, BLOCK=64)
     sys.stdout.write("ok\n")

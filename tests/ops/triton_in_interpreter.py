@@ -4,15 +4,18 @@ A program of its own, because TRITON_INTERPRET must be set before triton is impo
 """
 
 import os
+import random
 import sys
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 import triton.runtime.interpreter as interpreter
 
-from src.ops import GUMBEL_ARGMAX, PAGED_ATTENTION
-from src.ops.triton import gumbel_argmax, paged_attention
+from benchmarks import tune_attention
+from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION
+from src.ops.triton import decode_schedule, gumbel_argmax, paged_attention, paged_decode
 from tests.ops.comparison import attention_matches
 
 ATTENTION_CASES = [
@@ -31,6 +34,47 @@ ATTENTION_CASES = [
 ]
 
 
+def random_case(seed: int) -> dict[str, Any]:
+    """Rows of any lengths, some of which begin as another does."""
+    chance = random.Random(seed)
+    block_size = chance.choice([5, 16, 32, 64, 128])
+    rows: list[tuple[int, int]] = []
+    prefixes: dict[int, tuple[int, int]] = {}
+    for row in range(chance.randint(1, 9)):
+        query_len = chance.choice([1, 1, 1, 1, 0, 3])
+        seq_len = max(query_len, chance.choice([1, 5, 64, 65, 300, 700, 1100]))
+        rows.append((query_len, seq_len if query_len else chance.choice([0, 3])))
+        other = chance.randrange(row) if row and chance.random() < 0.7 else row
+        most = min(length - query for query, length in (rows[row], rows[other])) // block_size
+        if other != row and rows[other][0] < 2 and most > 0:
+            prefixes[row] = (other, chance.choice([most, chance.randint(1, most)]))
+    num_heads, num_kv_heads = chance.choice([(4, 1), (4, 2), (3, 3), (14, 2), (17, 1)])
+    return {
+        "rows": rows,
+        "prefixes": prefixes,
+        "block_size": block_size,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": chance.choice([8, 16, 24]),
+        "sliding_window": chance.choice([0, 0, 0, 100]),
+        "padding": chance.choice([0, 2]),
+        "dtype": chance.choice([torch.float32, torch.float16]),
+        "seed": seed,
+    }
+
+
+def random_rows_match(cases: int) -> None:
+    """On grids that cut the list of tiles anywhere: from one program to more than there are."""
+    for seed in range(cases):
+        programs = (1, 2, 3, 7, 33, 200)[seed % 6]
+        paged_decode.multiprocessors = lambda device, programs=programs: programs
+        case = random_case(seed)
+        try:
+            attention_matches(paged_attention.run, PAGED_ATTENTION.build("cpu", **case))
+        except AssertionError as error:
+            raise AssertionError(f"{programs} programs, {case}") from error
+
+
 _patch_lang_tensor = interpreter._patch_lang_tensor
 
 
@@ -44,8 +88,15 @@ interpreter._patch_lang_tensor = _patch_with_index
 
 
 def main() -> None:
+    for case in DECODE_SCHEDULE.cases:
+        args = DECODE_SCHEDULE.build("cpu", **case)
+        expected, got = DECODE_SCHEDULE.reference(*args), decode_schedule.run(*args)
+        assert torch.equal(expected, got), (case, expected, got)
     for case in ATTENTION_CASES:
         attention_matches(paged_attention.run, PAGED_ATTENTION.build("cpu", **case))
+    random_rows_match(60)
+    quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save"]
+    assert tune_attention.main(quick) == 0
     for case in GUMBEL_ARGMAX.cases:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)

@@ -219,6 +219,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
         max_query_len: int,
         max_seq_len: int,
         deterministic: bool = False,
+        schedule: Tensor | None = None,  # of the CUDA kernels
     ) -> None:
         tokens, num_heads, head_dim = query.shape
         num_blocks, block_size, num_kv_heads, _ = key_cache.shape

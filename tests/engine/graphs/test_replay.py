@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.compile.graphs import GraphShape, PaddingLadder
 from src.core.plan import RowInstall, RowStep, StepPlan
+from src.engine import forward_pass
 from src.engine.forward_pass import Code, ForwardPass
 from src.engine.graphs import DecodeGraph, GraphPool, MixedGraph
 from src.engine.inputs import build_inputs, decode_rows
@@ -67,6 +68,52 @@ class Engine:
 def engine(checkpoint: Path) -> Iterator[Engine]:
     with torch.inference_mode():
         yield Engine(checkpoint)
+
+
+@pytest.fixture
+def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is made, and what each attention call is handed; the numbers tell which."""
+    seen: list[tuple[str, int]] = []
+    attention = forward_pass.paged_attention
+
+    def made(key_cache: torch.Tensor, *_: Any) -> torch.Tensor:
+        number = sum(what == "made" for what, _ in seen)
+        seen.append(("made", number))
+        return torch.empty(0).new_empty(number)
+
+    def attend(*arguments: Any) -> None:
+        seen.append(("used", arguments[-1].numel()))
+        attention(*arguments)
+
+    monkeypatch.setattr(forward_pass, "step_schedule", made)
+    monkeypatch.setattr(forward_pass, "paged_attention", attend)
+    return seen
+
+
+def test_a_step_lays_its_keys_out_once(engine: Engine, schedules: list[tuple[str, int]]) -> None:
+    layers = engine.forward.decoder.spec.num_layers
+    assert layers > 1
+    engine.prefill()
+    assert schedules == [("made", 0)] + [("used", 0)] * layers
+    # A graph lays out the keys of every replay: it is captured with the rest.
+    schedules.clear()
+    engine.graph("decode", 2)
+    tried, captured = schedules[: layers + 1], schedules[layers + 1 :]
+    assert tried == [("made", 0)] + [("used", 0)] * layers
+    assert captured == [("made", 1)] + [("used", 1)] * layers
+
+
+def test_mixed_graphs_lay_their_keys_out_at_every_replay(
+    engine: Engine, schedules: list[tuple[str, int]]
+) -> None:
+    layers = engine.forward.decoder.spec.num_layers
+    graph = engine.graph("mixed", 16)
+    schedules.clear()
+    for _ in range(2):
+        graph.run(build_inputs(engine.plan((0, 0, 5, False)), engine.rows, 16))
+    first, second = schedules[: layers + 1], schedules[layers + 1 :]
+    assert first == [("made", 0)] + [("used", 0)] * layers
+    assert second == [("made", 1)] + [("used", 1)] * layers
 
 
 def differing(before: list[torch.Tensor], after: list[torch.Tensor]) -> set[tuple[int, ...]]:

@@ -1,0 +1,156 @@
+"""Finds the tile sizes of the CUDA attention kernels, for the table in src/ops/triton/tuning.py::
+
+    python -m benchmarks.tune_attention --head-dim 128
+
+Every candidate is held against the reference first, then timed on batches like those of a model of
+8 billion parameters. A candidate's figure is the geometric mean, over the batches, of its time over
+the shortest; lines for the table are printed best first. One that does not fit into the device's
+memory for programs is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+
+from benchmarks.record import Figure, Recorder
+from benchmarks.roofline import best_seconds
+from src.ops import PAGED_ATTENTION
+from src.ops.triton import paged_attention, tuning
+from src.ops.triton.tuning import DecodeShape, PrefillShape
+
+_TOLERANCE = 0.05
+
+Shape = DecodeShape | PrefillShape
+
+
+def candidates(kernel: str, *, quick: bool) -> list[Shape]:
+    """What is tried."""
+    if kernel == "decode":
+        sizes = (
+            [(64,), (2,), (4,), (5,)] if quick else [(32, 64, 128), (1, 2, 3, 4), (4, 8), (3, 5, 7)]
+        )
+        return [DecodeShape(*values) for values in itertools.product(*sizes)]
+    sizes = (
+        [(64,), (64,), (4,), (5,)] if quick else [(64, 128), (32, 64, 128), (4, 8), (2, 3, 5, 7)]
+    )
+    return [PrefillShape(*values) for values in itertools.product(*sizes)]
+
+
+def batches(kernel: str, *, quick: bool) -> dict[str, list[tuple[int, int]]]:
+    """Rows of (query_len, seq_len): what the kernel meets, alone."""
+    scale = 128 if quick else 1
+    if kernel == "decode":
+        mixed = [(1, (128 << (row % 8)) // scale + 1) for row in range(max(1, 64 // scale))]
+        return {
+            f"{rows} rows of {length // scale}": [(1, length // scale)] * rows
+            for rows, length in ((1, 1024), (8, 16384), (max(1, 64 // scale), 2048))
+        } | {"64 rows of any length": mixed}
+    return {
+        f"{query // scale} after {(total - query) // scale}": [(query // scale, total // scale)]
+        for query, total in ((2048, 2048), (8192, 8192), (2048, 32768))
+    }
+
+
+@contextmanager
+def installed(table: dict[Any, Any], key: tuple[int, int, int], shape: Shape) -> Iterator[None]:
+    """Have the kernels launched in this shape."""
+    before = table.get(key)
+    table[key] = shape
+    try:
+        yield
+    finally:
+        del table[key]
+        if before is not None:
+            table[key] = before
+
+
+def seconds_of(
+    shape: Shape, arguments: Mapping[str, tuple[Any, ...]], wanted: Mapping[str, torch.Tensor]
+) -> dict[str, float] | None:
+    """Time by batch; `None` if the device cannot hold such a program.
+
+    Raises
+    ------
+    RuntimeError
+        The kernel's results are not the reference's.
+    """
+    seconds = {}
+    for name, given in arguments.items():
+        run: Callable[[], None] = lambda given=given: paged_attention.run(*given)  # noqa: E731
+        try:
+            seconds[name] = best_seconds(run, given[0].device)
+        except triton.runtime.errors.OutOfResources:
+            return None
+        error = float((given[9].float() - wanted[name].float()).abs().max())
+        if not error < _TOLERANCE:
+            raise RuntimeError(f"{shape} on {name}: differs by {error:g}")
+    return seconds
+
+
+def tune(kernel: str, options: argparse.Namespace, recorder: Recorder) -> None:
+    """Time every candidate of a kernel and print those that ran, best first."""
+    dtype = getattr(torch, options.dtype)
+    heads = {"num_heads": options.heads, "num_kv_heads": options.kv_heads, "block_size": 64}
+    arguments, wanted = {}, {}
+    for name, rows in batches(kernel, quick=options.quick).items():
+        case = {"rows": rows, "head_dim": options.head_dim, "dtype": dtype, **heads}
+        arguments[name] = PAGED_ATTENTION.build(options.device, **case)
+        PAGED_ATTENTION.reference(*arguments[name])
+        wanted[name] = arguments[name][9].clone()
+    device = torch.device(options.device)
+    width = 128 if triton.next_power_of_2(options.head_dim) <= 128 else 256
+    key = (tuning.capability_of(device), width, dtype.itemsize)
+    table: dict[Any, Any] = tuning._DECODE if kernel == "decode" else tuning._PREFILL
+    times: dict[Shape, dict[str, float]] = {}
+    for shape in candidates(kernel, quick=options.quick):
+        with installed(table, key, shape):
+            seconds = seconds_of(shape, arguments, wanted)
+        if seconds is not None:
+            times[shape] = seconds
+    best = {name: min(each[name] for each in times.values()) for name in arguments}
+
+    def excess(shape: Shape) -> float:
+        ratios: Sequence[float] = [times[shape][name] / best[name] for name in best]
+        return statistics.geometric_mean(ratios)
+
+    for shape in sorted(times, key=excess)[: options.top]:
+        figures = {name: Figure.of("us", [1e6 * s]) for name, s in times[shape].items()}
+        figures["over the shortest"] = Figure.of("", [excess(shape)])
+        recorder.add(f"{key}: {shape}", figures, kernel=kernel, head_dim=options.head_dim)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune_attention")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--top", type=int, default=5, help="how many are shown for each kernel")
+    parser.add_argument("--quick", action="store_true", help="small inputs: figures mean nothing")
+    parser.add_argument("--no-save", action="store_true", help="print only")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("tune_attention: torch sees no CUDA device; nothing was measured", file=sys.stderr)
+        return 2
+    recorder = Recorder("tune_attention", save=not options.no_save)
+    for kernel in ("decode", "prefill"):
+        tune(kernel, options, recorder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+# Kernel parameters have no Python types: what they are is decided at compile time.
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""What the attention kernels have in common: online softmax over keys in a paged cache.
+
+Flash attention (T. Dao, 2023, "FlashAttention-2").
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_state(M: tl.constexpr, D: tl.constexpr):
+    """Accumulator [M, D], maximum in base 2 [M] and sum [M] of no keys."""
+    acc = tl.zeros([M, D], dtype=tl.float32)
+    highest = tl.full([M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([M], dtype=tl.float32)
+    return acc, highest, total
+
+
+@triton.jit
+def attend(
+    acc,
+    highest,
+    total,
+    q,  # [M, D]
+    positions,  # [M] position of each packed query row; unused unless CAUSAL
+    begin,
+    end,
+    table,
+    key_cache,
+    value_cache,
+    kv_head,
+    token_stride,
+    scale_log2,
+    BOUNDED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Take keys [begin, end) into the state.
+
+    Without BOUNDED both are multiples of N; without CAUSAL every row sees all of the keys.
+    """
+    d = tl.arange(0, D)
+    for start in range(begin // N * N, end, N):
+        keys = start + tl.arange(0, N)
+        in_range = (keys >= begin) & (keys < end)
+        if BLOCK_SIZE % N == 0:
+            # All of a tile lies in one block: one number is looked up, and rows are consecutive.
+            block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+            first = block * BLOCK_SIZE + start % BLOCK_SIZE
+            rows = (first + tl.arange(0, N)) * token_stride + kv_head * HEAD_DIM
+        else:
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=in_range, other=0).to(tl.int64)
+            rows = (blocks * BLOCK_SIZE + keys % BLOCK_SIZE) * token_stride + kv_head * HEAD_DIM
+        if BOUNDED:
+            stored = in_range[None, :] & (d < HEAD_DIM)[:, None]
+            k = tl.load(key_cache + rows[None, :] + d[:, None], mask=stored, other=0.0)
+        elif HEAD_DIM == D:
+            k = tl.load(key_cache + rows[None, :] + d[:, None])
+        else:
+            stored = (d < HEAD_DIM)[:, None]
+            k = tl.load(key_cache + rows[None, :] + d[:, None], mask=stored, other=0.0)
+        scores = tl.dot(q, k, input_precision="tf32x3") * scale_log2  # [M, N]
+        if CAUSAL:
+            visible = in_range[None, :] & (keys[None, :] <= positions[:, None])
+            if WINDOW > 0:
+                visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(visible, scores, float("-inf"))
+        elif BOUNDED:
+            scores = tl.where(in_range[None, :], scores, float("-inf"))
+        now = tl.maximum(highest, tl.max(scores, 1))
+        # A row that has seen no key yet: -inf - -inf would be NaN.
+        base = tl.where(now == float("-inf"), 0.0, now) if CAUSAL else now
+        weights = tl.exp2(scores - base[:, None])
+        rescale = tl.exp2(highest - base)
+        if BOUNDED:
+            stored = in_range[:, None] & (d < HEAD_DIM)[None, :]
+            v = tl.load(value_cache + rows[:, None] + d[None, :], mask=stored, other=0.0)
+        elif HEAD_DIM == D:
+            v = tl.load(value_cache + rows[:, None] + d[None, :])
+        else:
+            stored = (d < HEAD_DIM)[None, :]
+            v = tl.load(value_cache + rows[:, None] + d[None, :], mask=stored, other=0.0)
+        acc = acc * rescale[:, None]
+        acc += tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
+        total = total * rescale + tl.sum(weights, 1)
+        highest = now
+    return acc, highest, total

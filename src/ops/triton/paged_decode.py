@@ -1,0 +1,284 @@
+# Kernel parameters have no Python types: what they are is decided at compile time.
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""Decoding rows on CUDA devices: a persistent grid over a flat list of KV tiles, and a merge.
+
+The list is the schedule's (see `src.ops.decode_schedule`), once for every kv head: each of P
+programs takes the same number of tiles, whatever rows they are of. A piece of a segment that one
+program reads leaves its unfinished result in a place of its own: along the list the program's
+number p and the segment's number s only grow, and with every new piece one of them does, so p + s
+numbers the pieces, and no two have the same.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from src.ops.triton.attend import attend, softmax_state
+from src.ops.triton.tuning import DecodeShape, multiprocessors, packed_rows
+
+_MERGED = 16
+"""Pieces that are merged at once."""
+
+
+@triton.jit
+def _segment_of(starts, segments, tile):
+    """The segment that a tile is of: the last that begins at or before it."""
+    low = 0
+    high = segments
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(starts + middle) <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _decode_kernel(
+    query,  # [tokens, heads, head_dim], rows query_stride apart
+    key_cache,  # [blocks, block_size, kv_heads, head_dim]
+    value_cache,
+    block_tables,  # [rows, table_stride] int32
+    query_start_loc,  # [rows + 1] int32
+    seq_lens,  # [rows] int32
+    schedule,  # see decode_schedule
+    partial_out,  # [pieces, M, D] float32, normalised
+    partial_lse,  # [pieces, M] float32, log2 of the piece's sum
+    out,  # [tokens, heads, head_dim]
+    query_stride,
+    table_stride,
+    token_stride,
+    rows,
+    kv_heads,
+    scale_log2,
+    GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+):
+    """An equal share of all tiles, piece by piece; whole rows go straight into `out`."""
+    program = tl.program_id(0)
+    segments = 2 * rows
+    place = schedule + segments + 1
+    shared = place + rows
+    members_of = shared + rows
+    tiles = tl.load(schedule + segments)
+    share = (tiles * kv_heads + tl.num_programs(0) - 1) // tl.num_programs(0)
+    unit = program * share
+    stop = tl.minimum(unit + share, tiles * kv_heads)
+    kv_head = unit // tl.maximum(tiles, 1)
+    segment = _segment_of(schedule, segments, unit - kv_head * tiles)
+    packed = tl.arange(0, M)
+    d = tl.arange(0, D)
+    while unit < stop:
+        at = unit - kv_head * tiles
+        first = tl.load(schedule + segment)
+        last = tl.load(schedule + segment + 1)
+        count = tl.minimum(last - at, stop - unit)
+        if count > 0:
+            row = segment // 2
+            of_pack = segment % 2 == 0
+            slot = packed // GROUP
+            # A scalar condition is put into the bound: the interpreter of newer Tritons takes no
+            # mask that was combined with one.
+            fellow = tl.load(
+                members_of + row * MEMBERS + slot,
+                mask=slot < tl.where(of_pack, MEMBERS, 0),
+                other=-1,
+            )
+            member = tl.where(slot < tl.where(of_pack, 0, 1), row, fellow)
+            exists = member >= 0
+            token = tl.load(query_start_loc + member, mask=exists, other=0).to(tl.int64)
+            head = kv_head * GROUP + packed % GROUP
+            stored = exists[:, None] & (d < HEAD_DIM)[None, :]
+            q = tl.load(
+                query + (token * query_stride + head * HEAD_DIM)[:, None] + d[None, :],
+                mask=stored,
+                other=0.0,
+            )
+            seq_len = tl.load(seq_lens + row)
+            where = tl.load(place + row)
+            with_pack = tl.load(shared + tl.maximum(where, 0) // MEMBERS)
+            with_pack = tl.where(where >= 0, with_pack, 0)
+            skipped = tl.where(of_pack, 0, with_pack)
+            if WINDOW > 0:
+                skipped = tl.maximum(seq_len - WINDOW, 0) // N
+            begin = (skipped + at - first) * N
+            end = tl.minimum(begin + count * N, seq_len)
+            table = block_tables + row.to(tl.int64) * table_stride
+            acc, highest, total = softmax_state(M, D)
+            if WINDOW > 0:
+                begin = tl.maximum(begin, seq_len - WINDOW)
+                whole_end = begin
+            else:
+                whole_end = end // N * N
+                acc, highest, total = attend(
+                    acc, highest, total, q, packed, begin, whole_end, table, key_cache,
+                    value_cache, kv_head, token_stride, scale_log2, False, False, 0,
+                    HEAD_DIM, BLOCK_SIZE, N, D,
+                )  # fmt: skip
+            acc, highest, total = attend(
+                acc, highest, total, q, packed, whole_end, end, table, key_cache, value_cache,
+                kv_head, token_stride, scale_log2, True, False, 0, HEAD_DIM, BLOCK_SIZE, N, D,
+            )  # fmt: skip
+            acc = acc / total[:, None]
+            if (with_pack == 0) & (count == last - first):
+                where_out = (token * kv_heads * GROUP + head) * HEAD_DIM
+                result = acc.to(out.dtype.element_ty)
+                tl.store(out + where_out[:, None] + d[None, :], result, mask=stored)
+            else:
+                piece = (program + kv_head * segments + segment).to(tl.int64) * M + packed
+                tl.store(partial_lse + piece, highest + tl.log2(total), mask=exists)
+                tl.store(partial_out + piece[:, None] * D + d[None, :], acc, mask=exists[:, None])
+        unit += tl.maximum(count, 0)
+        segment += tl.where(at + count == last, 1, 0)
+        if segment == segments:
+            segment = 0
+            kv_head += 1
+
+
+@triton.jit
+def _take_pieces(
+    acc,
+    highest,
+    total,
+    partial_out,
+    partial_lse,
+    first,  # tiles of the flat list, [first, last)
+    last,
+    share,
+    segment,  # its number in the flat list
+    packed,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """Take one segment's pieces into a row's state, in their order."""
+    d = tl.arange(0, D)
+    end = tl.where(last > first, (last - 1) // share + 1, 0)
+    for start in range(first // share, end, PIECES):
+        program = start + tl.arange(0, PIECES)
+        exists = program < end
+        piece = (program + segment).to(tl.int64) * M + packed
+        lse = tl.load(partial_lse + piece, mask=exists, other=float("-inf"))
+        now = tl.maximum(highest, tl.max(lse, 0))
+        weights = tl.exp2(lse - now)
+        rescale = tl.exp2(highest - now)
+        parts = tl.load(
+            partial_out + piece[:, None] * D + d[None, :], mask=exists[:, None], other=0.0
+        )
+        acc = acc * rescale + tl.sum(weights[:, None] * parts, 0)
+        total = total * rescale + tl.sum(weights, 0)
+        highest = now
+    return acc, highest, total
+
+
+@triton.jit
+def _merge_kernel(
+    partial_out,
+    partial_lse,
+    query_start_loc,
+    schedule,
+    out,
+    rows,
+    heads,
+    programs,
+    GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """One query head of a row: what its pack shares, then what is its own."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    token = tl.load(query_start_loc + row).to(tl.int64)
+    if tl.load(query_start_loc + row + 1) - token != 1:
+        return
+    segments = 2 * rows
+    kv_head = head // GROUP
+    tiles = tl.load(schedule + segments)
+    share = (tiles * (heads // GROUP) + programs - 1) // programs
+    base = kv_head * tiles
+    where = tl.load(schedule + segments + 1 + row)
+    leader = tl.maximum(where, 0) // MEMBERS
+    with_pack = tl.where(where >= 0, tl.load(schedule + segments + 1 + rows + leader), 0)
+    first = base + tl.load(schedule + 2 * row + 1)
+    last = base + tl.load(schedule + 2 * row + 2)
+    if (with_pack == 0) & (first // share == (last - 1) // share):
+        return
+    acc = tl.zeros([D], dtype=tl.float32)
+    highest = float("-inf")
+    total = 0.0
+    if with_pack > 0:
+        pack_first = base + tl.load(schedule + 2 * leader)
+        acc, highest, total = _take_pieces(
+            acc, highest, total, partial_out, partial_lse, pack_first, pack_first + with_pack,
+            share, kv_head * segments + 2 * leader, where % MEMBERS * GROUP + head % GROUP,
+            M, D, PIECES,
+        )  # fmt: skip
+    acc, highest, total = _take_pieces(
+        acc, highest, total, partial_out, partial_lse, first, last, share,
+        kv_head * segments + 2 * row + 1, head % GROUP, M, D, PIECES,
+    )  # fmt: skip
+    d = tl.arange(0, D)
+    result = (acc / total).to(out.dtype.element_ty)
+    tl.store(out + (token * heads + head) * HEAD_DIM + d, result, mask=d < HEAD_DIM)
+
+
+def run(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    schedule: Tensor,
+    out: Tensor,
+    scale_log2: float,
+    sliding_window: int,
+    padded: int,
+    shape: DecodeShape,
+) -> None:
+    """Attend for the rows with one query token; arguments as of `paged_attention`.
+
+    Parameters
+        schedule: Of these rows, with this window, in tiles of `shape.tile`.
+        scale_log2: Factor of the scores, times log2(e).
+        padded: head_dim rounded up to a power of two.
+        shape: The programs.
+    """
+    heads, head_dim = query.shape[1:]
+    rows, (block_size, kv_heads) = len(block_tables), key_cache.shape[1:3]
+    group = heads // kv_heads
+    packed = packed_rows(group)
+    programs = multiprocessors(query.device) * shape.programs
+    pieces = programs + 2 * rows * kv_heads
+    partial_out = query.new_empty((pieces, packed, padded), dtype=torch.float32)
+    partial_lse = query.new_empty((pieces, packed), dtype=torch.float32)
+    shared = {
+        "GROUP": group,
+        "MEMBERS": packed // group,
+        "HEAD_DIM": head_dim,
+        "M": packed,
+        "D": padded,
+    }
+    _decode_kernel[(programs,)](
+        query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, schedule,
+        partial_out, partial_lse, out, query.stride(0), block_tables.stride(0),
+        kv_heads * head_dim, rows, kv_heads, scale_log2, **shared, BLOCK_SIZE=block_size,
+        WINDOW=sliding_window, N=shape.tile, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    _merge_kernel[(rows, heads)](
+        partial_out, partial_lse, query_start_loc, schedule, out, rows, heads, programs, **shared,
+        PIECES=_MERGED, num_warps=1,
+    )  # fmt: skip

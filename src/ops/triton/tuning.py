@@ -1,0 +1,115 @@
+"""How large the tiles of the attention kernels are, by device and dtype: a table, nothing else.
+
+Nothing is tuned while serving. `python -m benchmarks.tune_attention` measures on a GPU and prints
+rows for this table.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+import torch
+
+Shape = TypeVar("Shape")
+
+NEVER_RUN_ON = 6
+"""Programs of a persistent grid where there is no GPU: in Triton's interpreter."""
+
+
+class PrefillShape(NamedTuple):
+    """One program of the prefill kernel."""
+
+    packed: int
+    """Packed query rows (a token's query heads of one kv head lie one after another)."""
+    keys: int
+    warps: int
+    stages: int
+
+
+class DecodeShape(NamedTuple):
+    """One program of the decode kernel."""
+
+    tile: int
+    """Keys of a tile."""
+    programs: int
+    """Programs for each multiprocessor, all of which must fit onto it at the same time."""
+    warps: int
+    stages: int
+
+
+# (compute capability or 0 for all others, head_dim padded to a power of two, bytes of an element)
+# -> shape. An entry also serves smaller heads. The general ones are reasoned, not measured: they
+# fit into Hopper's shared memory, as the tests compile it, and have five stages because Triton divides
+# these among the loads of a chain (block number, then keys), which leaves two tiles under way.
+_PREFILL = {
+    (0, 128, 2): PrefillShape(128, 64, 8, 5),
+    (0, 256, 2): PrefillShape(64, 32, 4, 2),
+    (0, 128, 4): PrefillShape(64, 64, 4, 1),
+    (0, 256, 4): PrefillShape(64, 32, 4, 1),
+}
+_DECODE = {
+    (0, 128, 2): DecodeShape(64, 2, 4, 5),
+    (0, 256, 2): DecodeShape(32, 2, 4, 5),
+    (0, 128, 4): DecodeShape(64, 2, 4, 2),
+    (0, 256, 4): DecodeShape(32, 2, 4, 2),
+}
+_FEW_ROWS = 1024
+"""Packed query rows of a batch that large prefill tiles would leave half empty."""
+
+
+def prefill_shape(
+    capability: int, padded: int, element_size: int, packed: int | None
+) -> PrefillShape:
+    """The prefill kernel's program.
+
+    Parameters
+        capability: Compute capability, 90 for 9.0.
+        padded: head_dim rounded up to a power of two.
+        element_size: Bytes of an element of queries and cache.
+        packed: Packed query rows of the whole batch; `None` for a shape that does not depend on
+            them.
+    """
+    shape = _find(_PREFILL, capability, padded, element_size)
+    if shape.packed > 64 and (packed is None or packed <= _FEW_ROWS):
+        return shape._replace(packed=64, warps=4)
+    return shape
+
+
+def decode_shape(capability: int, padded: int, element_size: int) -> DecodeShape:
+    """The decode kernel's program; arguments as of [`prefill_shape`][]."""
+    return _find(_DECODE, capability, padded, element_size)
+
+
+def packed_rows(group: int) -> int:
+    """Rows of the decode kernel's small matrix product: tensor cores take no fewer than 16.
+
+    Parameters
+        group: Query heads of a kv head.
+    """
+    return max(16, 1 << (group - 1).bit_length())
+
+
+def _find(
+    table: dict[tuple[int, int, int], Shape], capability: int, padded: int, element_size: int
+) -> Shape:
+    width = 128 if padded <= 128 else 256
+    general = table[0, width, element_size]
+    return table.get((capability, width, element_size), general)
+
+
+@cache
+def capability_of(device: torch.device) -> int:
+    """Compute capability, 90 for 9.0; 0 where there is no GPU."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    if device.type != "cuda":
+        return NEVER_RUN_ON
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
