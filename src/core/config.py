@@ -80,6 +80,8 @@ class DeviceSection(Section, frozen=True, kw_only=True):
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: as many as CPUs
+    # What serves rows with several query tokens on a GPU; "auto": the first that is there and able.
+    attention: Literal["auto", "triton", "flash_attention_3", "torch_varlen"] = "auto"
 
 
 class CacheSection(Section, frozen=True, kw_only=True):

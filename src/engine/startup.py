@@ -18,11 +18,17 @@ from src.compile.graphs.cuda import CudaCapture
 from src.core.config import Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
+from src.engine.attention import choose_attention, require_attention
 from src.engine.compilation import RegionCompilation
 from src.engine.devices import open_device
 from src.engine.forward_pass import RunnerClosedError
 from src.engine.graphs import GraphPlan, plan_graphs
-from src.engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
+from src.engine.kv_cache import (
+    KVCachePlan,
+    allocate_kv_cache,
+    block_size_of,
+    plan_kv_cache,
+)
 from src.engine.plan_log import PlanLog, RecordingScheduler
 from src.engine.profiler import StepProfiler
 from src.engine.prompts import RequestBuilder
@@ -84,6 +90,7 @@ def build_engine(config: Config, report: Report) -> EngineParts:
             f"model.quantization = {config.model.quantization!r} is for the CPU, "
             f"the device is {device.type}"
         )
+    require_attention(config.device, device)
     use_artifact_cache(cache_root())
     if config.model.deterministic:
         _require_deterministic(device)
@@ -183,6 +190,12 @@ def _build_parts(
         )
     if tokenizer.has_chat_template:
         tokenizer.chat_template.prepare()
+    # Before anything is captured or measured with it.
+    attention = (
+        choose_attention(config.device, decoder, block_size_of(config.cache, device))
+        if device.type == "cuda"
+        else None
+    )
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
     step_device = open_device(device)
     graph_plan = plan_graphs(config, step_device, decoder, capture_backend(device))
@@ -222,7 +235,7 @@ def _build_parts(
         time.perf_counter() - started,
         device,
         info.dtype,
-        kernel_status() if device.type == "cpu" else "triton",
+        attention or kernel_status(),
         max_model_len,
     )
     limits = SchedulerLimits.of(

@@ -120,6 +120,8 @@ def _grid() -> list[Case]:
         {"rows": ((0, 0), (0, 0)), "padding": 2, "longest": 4096},
         # A captured mixed step: tokens of padding alone.
         {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096},
+        # The fewest tokens that are not a decode, beside one.
+        {"rows": ((2, 2), (1, 40), (2, 35)), "padding": 1},
         {"rows": ()},
         # Prefixes of prefixes, rows that share with nobody, and one that is not a decoding row.
         {

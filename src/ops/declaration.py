@@ -59,7 +59,7 @@ class Op:
         cost: Minimal bytes and FLOPs of a call with these arguments.
         lazy: Where a device type's kernel lives (`"module:attribute"`). It is imported at the
             first call on that device type, so that a CPU process never imports Triton. Without
-            one the reference serves there.
+            one the reference serves there. What was installed before is served with instead.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Op:
         self._lazy = dict(lazy or {})
         self._reference_kernel = Kernel("reference", reference)
         self._cpu = self._reference_kernel
-        self._cuda = Kernel("unresolved", self._resolve_cuda)
+        self._unresolved = Kernel("unresolved", self._resolve_cuda)
+        self._cuda = self._unresolved
         _library.define(
             name + signature,
             tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
@@ -111,22 +112,36 @@ class Op:
         """Serve CPU calls with the reference again."""
         self._cpu = self._reference_kernel
 
+    def install_cuda(self, kernel: Kernel) -> None:
+        """Serve CUDA calls with `kernel` from the next call on."""
+        self._cuda = kernel
+
+    def uninstall_cuda(self) -> None:
+        """Serve CUDA calls with the declared kernel again."""
+        self._cuda = self._unresolved
+
+    def load_cuda(self) -> Kernel:
+        """The kernel that serves CUDA calls, imported now if no call has done that yet."""
+        if self._cuda is self._unresolved:
+            self._cuda = self._declared_cuda()
+        return self._cuda
+
     def active(self, device_type: str) -> Kernel:
         """The kernel that would serve a call on this device type now."""
         return self._cuda if device_type == "cuda" else self._cpu
 
     def _resolve_cuda(self, *args: Any) -> Any:
         """First CUDA call: import the kernel and make it the active one."""
+        return self.load_cuda().run(*args)
+
+    def _declared_cuda(self) -> Kernel:
         if "cuda" not in self._lazy:
-            self._cuda = self._reference_kernel
-            return self.reference(*args)
+            return self._reference_kernel
         module, _, attribute = self._lazy["cuda"].partition(":")
         try:
-            kernel = Kernel("triton", getattr(importlib.import_module(module), attribute))
+            return Kernel("triton", getattr(importlib.import_module(module), attribute))
         except ModuleNotFoundError as error:
             if error.name != "triton":
                 raise
             _log.warning("triton is not installed: %s runs its torch reference on CUDA", self.name)
-            kernel = self._reference_kernel
-        self._cuda = kernel
-        return kernel.run(*args)
+            return self._reference_kernel

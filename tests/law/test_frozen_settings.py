@@ -16,6 +16,7 @@ FROZEN = [
     "compile.cuda_graphs",
     "compile.enforce_eager",
     "compile.startup",
+    "device.attention",
     "device.num_threads",
     "device.type",
     "http.admin_key",

@@ -69,6 +69,7 @@ DEVICE = {
     "structured",
 }
 SHELL = {
+    "attention",
     "loop",
     "startup",
     "compilation",

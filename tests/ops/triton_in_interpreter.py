@@ -15,7 +15,9 @@ import triton.runtime.interpreter as interpreter
 
 from benchmarks import tune_attention
 from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION
+from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
 from src.ops.triton import decode_schedule, gumbel_argmax, paged_attention, paged_decode
+from tests.ops import flash_attention_stand_in
 from tests.ops.comparison import attention_matches
 
 ATTENTION_CASES = [
@@ -31,6 +33,12 @@ ATTENTION_CASES = [
     {"rows": ((0, 0), (0, 0)), "padding": 2, "longest": 4096, "head_dim": 16},
     {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096, "head_dim": 16},
     {"rows": ((1, 100), (3, 40), (1, 1), (90, 130)), "head_dim": 16, "deterministic": True},
+]
+# Rows with one query token between others, idle rows, and padding, beside a library's rows.
+LIBRARY_CASES: list[dict[str, Any]] = [
+    {"padding": 2},
+    {"sliding_window": 7, "padding": 1},
+    {"rows": ((90, 130), (1, 1100), (0, 3), (2, 2), (1, 1)), "block_size": 5},
 ]
 
 
@@ -65,6 +73,7 @@ def random_case(seed: int) -> dict[str, Any]:
 
 def random_rows_match(cases: int) -> None:
     """On grids that cut the list of tiles anywhere: from one program to more than there are."""
+    multiprocessors = paged_decode.multiprocessors
     for seed in range(cases):
         programs = (1, 2, 3, 7, 33, 200)[seed % 6]
         paged_decode.multiprocessors = lambda device, programs=programs: programs
@@ -73,6 +82,7 @@ def random_rows_match(cases: int) -> None:
             attention_matches(paged_attention.run, PAGED_ATTENTION.build("cpu", **case))
         except AssertionError as error:
             raise AssertionError(f"{programs} programs, {case}") from error
+    paged_decode.multiprocessors = multiprocessors
 
 
 _patch_lang_tensor = interpreter._patch_lang_tensor
@@ -97,6 +107,8 @@ def main() -> None:
     random_rows_match(60)
     quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save"]
     assert tune_attention.main(quick) == 0
+    for case in LIBRARY_CASES:
+        beside_a_library(case)
     for case in GUMBEL_ARGMAX.cases:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
@@ -105,6 +117,25 @@ def main() -> None:
     words = torch.zeros(2, dtype=torch.int64)
     assert gumbel_argmax.run(logits, words, words, torch.tensor([1.0, 0.0])).tolist() == [0, 2]
     sys.stdout.write("ok\n")
+
+
+def beside_a_library(case: dict[str, Any]) -> None:
+    """The kernels write the cache and decode, a library does the rest."""
+    args = PAGED_ATTENTION.build("cpu", dtype=torch.float16, head_dim=16, **case)
+    shape = AttentionShape(
+        4, 2, 16, args[3].shape[1], torch.float16, windowed="sliding_window" in case
+    )
+    sys.modules["flash_attn_interface"] = flash_attention_stand_in.as_module(
+        flash_attn_with_kvcache=flash_attention_stand_in.flash_attn_with_kvcache
+    )
+    prefill, calls = flash_attention_3(9).prefill, []
+
+    def counted(*args: Any) -> None:
+        calls.append(args)
+        prefill(*args)
+
+    attention_matches(LibraryAttention(counted, [shape], paged_attention.run).run, args)
+    assert len(calls) == 1
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ and can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,9 +20,15 @@ from torch import Tensor
 from src.ops.decode_schedule import decode_schedule
 from src.ops.triton import paged_decode
 from src.ops.triton.attend import attend, softmax_state
-from src.ops.triton.tuning import capability_of, decode_shape, packed_rows, prefill_shape
+from src.ops.triton.tuning import (
+    PrefillShape,
+    capability_of,
+    decode_shape,
+    packed_rows,
+    prefill_shape,
+)
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 @triton.jit
@@ -158,44 +166,85 @@ def run(
     max_seq_len: int,
     deterministic: bool = False,
     schedule: Tensor | None = None,
+    *,
+    prefill: Callable[..., None] | None = None,
 ) -> None:
-    """Launch the kernels; arguments as in [`paged_attention`][src.ops.paged_attention]."""
+    """Launch the kernels; arguments as in [`paged_attention`][src.ops.paged_attention].
+
+    Parameters
+        prefill: A [`Prefill`][src.ops.attention_libraries.Prefill] that serves rows with several
+            query tokens instead of the kernel here.
+    """
     tokens, heads, head_dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]
-    rows = block_tables.shape[0]
     if tokens == 0:
         return
-    group = heads // kv_heads
-    kv_width, out_width = kv_heads * head_dim, heads * head_dim
+    _write_cache(key, value, key_cache, value_cache, slot_mapping, out, query_start_loc)
+    if block_tables.shape[0] == 0 or max_seq_len == 0:
+        return
+    group, padded = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
+    device = capability_of(query.device), padded, query.element_size()
+    rows = (query, key_cache, value_cache, block_tables, query_start_loc, seq_lens)
+    if deterministic:
+        shape = prefill_shape(*device, None)
+        return _prefill(*rows, out, scale, sliding_window, padded, shape, fewest=1)
+    if max_query_len > 1 and prefill is not None:
+        # Before the decode kernels: it may leave anything in the rows that are theirs.
+        prefill(*rows, out, scale, sliding_window, max_query_len, max_seq_len)
+    decode = decode_shape(*device)
+    if schedule is None:
+        schedule = decode_schedule(
+            block_tables, query_start_loc, seq_lens, block_size, sliding_window, decode.tile,
+            packed_rows(group) // group,
+        )  # fmt: skip
+    paged_decode.run(*rows, schedule, out, scale * LOG2_E, sliding_window, padded, decode)
+    if max_query_len > 1 and prefill is None:
+        shape = prefill_shape(*device, tokens * group)
+        _prefill(*rows, out, scale, sliding_window, padded, shape, fewest=2)
+
+
+def _write_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    out: Tensor,
+    query_start_loc: Tensor,
+) -> None:
+    """Keys and values into their slots, and zeros into `out` for padding."""
+    tokens, kv_heads, head_dim = key.shape
+    kv_width, out_width = kv_heads * head_dim, out.shape[1] * head_dim
     copy = 1024
     _write_cache_kernel[(tokens, triton.cdiv(max(kv_width, out_width), copy))](
         key, value, key_cache, value_cache, slot_mapping, out, query_start_loc,
-        key.stride(0), value.stride(0), rows, kv_width, out_width, BLOCK=copy,
+        key.stride(0), value.stride(0), len(query_start_loc) - 1, kv_width, out_width, BLOCK=copy,
     )  # fmt: skip
-    if rows == 0 or max_seq_len == 0:
-        return
-    padded = max(16, triton.next_power_of_2(head_dim))
-    scale_log2 = scale * _LOG2_E
-    device = capability_of(query.device), padded, query.element_size()
-    if not deterministic:
-        shape = decode_shape(*device)
-        if schedule is None:
-            schedule = decode_schedule(
-                block_tables, query_start_loc, seq_lens, block_size, sliding_window, shape.tile,
-                packed_rows(group) // group,
-            )  # fmt: skip
-        paged_decode.run(
-            query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, schedule, out,
-            scale_log2, sliding_window, padded, shape,
-        )  # fmt: skip
-    if max_query_len > 1 or deterministic:
-        tile, keys, warps, stages = prefill_shape(
-            *device, None if deterministic else tokens * group
-        )
-        _prefill_kernel[(tokens * group // tile + rows, kv_heads)](
-            query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
-            query.stride(0), block_tables.stride(0), kv_width, rows, heads, scale_log2,
-            FEWEST=1 if deterministic else 2, GROUP=group, HEAD_DIM=head_dim,
-            BLOCK_SIZE=block_size, WINDOW=sliding_window, M=tile, N=keys, D=padded,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+
+
+def _prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    scale: float,
+    sliding_window: int,
+    padded: int,
+    shape: PrefillShape,
+    *,
+    fewest: int,
+) -> None:
+    """Rows with `fewest` query tokens or more."""
+    tokens, heads, head_dim = query.shape
+    rows, (block_size, kv_heads) = len(block_tables), key_cache.shape[1:3]
+    group = heads // kv_heads
+    _prefill_kernel[(tokens * group // shape.packed + rows, kv_heads)](
+        query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
+        query.stride(0), block_tables.stride(0), kv_heads * head_dim, rows, heads, scale * LOG2_E,
+        FEWEST=fewest, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        WINDOW=sliding_window, M=shape.packed, N=shape.keys, D=padded,
+        num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip

@@ -1,0 +1,367 @@
+"""Libraries that attend for rows with several query tokens, behind the op's own declaration.
+
+The Triton kernels go on writing the cache and serving rows with one query token, so which kernel
+serves a row depends on that row alone, whoever serves the others. A library is called with what
+the op is called with: block tables and lengths on the device, bounds on the host. None of them may
+wait for the device.
+
+What a library is good for is found out by trying it (`open_library`): its packages are built in
+many ways, and a call that a build has no kernel for is known by its error alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from src.ops.declaration import Kernel
+from src.ops.paged_attention import PAGED_ATTENTION
+
+# Rows (query_len, seq_len) of a trial. The last has enough queries for the path of a library that
+# copies whole blocks, and which so reads what lies behind a row's end.
+_TRIAL_ROWS = ((1, 1), (0, 5), (1, 700), (40, 40), (5, 33), (256, 900))
+_TRIAL_WINDOW = 300
+# Both accumulate in float32; what differs is the order of sums and the rounding of the result.
+_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+_HOPPER, _BLACKWELL = 9, 10  # major compute capabilities
+
+
+class LibraryUnavailableError(Exception):
+    """A library that is not there, or cannot do what it is needed for; the text says why."""
+
+
+class Prefill(Protocol):
+    """Attends over keys and values that are in the cache already.
+
+    Arguments are those of [`paged_attention`][src.ops.paged_attention.paged_attention]. Rows with
+    one query token may be given any output, padding tokens have theirs already and keep it.
+    """
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        out: Tensor,
+        scale: float,
+        sliding_window: int,
+        max_query_len: int,
+        max_seq_len: int,
+    ) -> None: ...
+
+
+class AttentionShape(NamedTuple):
+    """What selects another path of a library, and is the same in every call of a layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    windowed: bool
+
+
+class LibraryAttention:
+    """A kernel of paged attention that leaves to a library what it has been tried on.
+
+    Parameters
+        prefill: The library.
+        shapes: Where it is able. Calls of other shapes, of decode steps and of deterministic
+            engines are the Triton kernels' alone.
+        base: The Triton kernels' `run`.
+    """
+
+    def __init__(
+        self, prefill: Prefill, shapes: Iterable[AttentionShape], base: Callable[..., None]
+    ) -> None:
+        self._prefill = prefill
+        self._shapes = frozenset(shapes)
+        self._base = base
+
+    def run(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        slot_mapping: Tensor,
+        out: Tensor,
+        scale: float,
+        sliding_window: int,
+        max_query_len: int,
+        max_seq_len: int,
+        deterministic: bool = False,
+        schedule: Tensor | None = None,
+    ) -> None:
+        """Arguments as in [`paged_attention`][src.ops.paged_attention.paged_attention]."""
+        able = False
+        if max_query_len > 1 and not deterministic:
+            block_size, num_kv_heads, head_dim = key_cache.shape[1:]
+            able = (
+                AttentionShape(
+                    query.shape[1], num_kv_heads, head_dim, block_size, query.dtype,
+                    sliding_window > 0,
+                ) in self._shapes
+            )  # fmt: skip
+        self._base(
+            query, key, value, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
+            slot_mapping, out, scale, sliding_window, max_query_len, max_seq_len, deterministic,
+            schedule, prefill=self._prefill if able else None,
+        )  # fmt: skip
+
+
+class Library(NamedTuple):
+    """An opened library.
+
+    Attributes
+        close: Undoes what opening it changed for the rest of the process.
+    """
+
+    prefill: Prefill
+    close: Callable[[], None] = lambda: None
+
+
+def flash_attention_3(capability: int) -> Library:
+    """FlashAttention-3 by its own interface (J. Shah et al., 2024), package `flash_attn_3`.
+
+    Parameters
+        capability: Major compute capability of the device.
+
+    Raises
+        LibraryUnavailableError: It is not installed, or not for this device.
+    """
+    if capability != _HOPPER:
+        # Its own check of a launch ends the process.
+        raise LibraryUnavailableError(f"is for compute capability 9, the device's is {capability}")
+    attend = getattr(_imported("flash_attn_interface"), "flash_attn_with_kvcache", None)
+    _require_parameters(
+        attend, ("cache_seqlens", "page_table", "cu_seqlens_q", "max_seqlen_q", "num_splits")
+    )
+    assert attend is not None
+
+    def prefill(
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        out: Tensor,
+        scale: float,
+        sliding_window: int,
+        max_query_len: int,
+        max_seq_len: int,
+    ) -> None:
+        attended = attend(
+            query,
+            key_cache,
+            value_cache,
+            cache_seqlens=_lengths_of_longer_rows(query_start_loc, seq_lens),
+            page_table=block_tables,
+            cu_seqlens_q=query_start_loc,
+            max_seqlen_q=max_query_len,
+            softmax_scale=scale,
+            causal=True,
+            window_size=_window(sliding_window),
+            num_splits=1,
+        )  # [T, heads, head_dim], a new tensor: padding tokens are not written
+        tokens = torch.arange(len(out), device=out.device)
+        is_real = (tokens < query_start_loc[-1])[:, None, None]  # [T, 1, 1] bool
+        torch.where(is_real, attended, out, out=out)
+
+    return Library(prefill)
+
+
+def torch_varlen(capability: int) -> Library:
+    """`varlen_attn_out` of torch, whose paging is FlashAttention-3's, or -4's on Blackwell.
+
+    Opening it makes that implementation the one of torch's own attention functions too, in the
+    whole process.
+
+    Parameters
+        capability: Major compute capability of the device.
+
+    Raises
+        LibraryUnavailableError: torch has no block tables yet, or nothing that implements them.
+    """
+    wanted = {_HOPPER: "FA3", _BLACKWELL: "FA4"}.get(capability)
+    if wanted is None:
+        raise LibraryUnavailableError(
+            f"has block tables on compute capability 9 and 10, the device's is {capability}"
+        )
+    attend = getattr(_imported("torch.nn.attention.varlen"), "varlen_attn_out", None)
+    _require_parameters(attend, ("seqused_k", "block_table", "num_splits", "enable_gqa"))
+    assert attend is not None
+    close = _activate(wanted)
+
+    def prefill(
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        out: Tensor,
+        scale: float,
+        sliding_window: int,
+        max_query_len: int,
+        max_seq_len: int,
+    ) -> None:
+        attend(
+            out,
+            query,
+            key_cache,
+            value_cache,
+            query_start_loc,
+            None,
+            max_query_len,
+            max_seq_len,
+            scale=scale,
+            window_size=_window(sliding_window),
+            enable_gqa=True,
+            seqused_k=_lengths_of_longer_rows(query_start_loc, seq_lens),
+            block_table=block_tables,
+            num_splits=1,
+        )
+
+    return Library(prefill, close)
+
+
+LIBRARIES: Mapping[str, Callable[[int], Library]] = {
+    "flash_attention_3": flash_attention_3,
+    "torch_varlen": torch_varlen,
+}
+"""What opens each, in the order of preference."""
+
+
+def open_library(name: str, device: torch.device, shapes: Iterable[AttentionShape]) -> Kernel:
+    """The kernel of `LIBRARIES[name]`, after a trial on every one of `shapes`. Synchronizes.
+
+    Raises
+        LibraryUnavailableError: It cannot serve them all on `device`.
+    """
+    shapes = frozenset(shapes)
+    for shape in shapes:
+        if shape.dtype not in _TOLERANCE:
+            dtype = str(shape.dtype).removeprefix("torch.")
+            raise LibraryUnavailableError(f"takes bfloat16 and float16, the model is in {dtype}")
+    # What a package that was built for another torch or CUDA raises when it is imported, or a
+    # kernel when it is launched, is anything.
+    try:
+        base = importlib.import_module("src.ops.triton.paged_attention").run
+        library = LIBRARIES[name](torch.cuda.get_device_capability(device)[0])
+    except LibraryUnavailableError:
+        raise
+    except Exception as error:
+        raise LibraryUnavailableError(f"cannot be opened: {_text(error)}") from error
+    attention = LibraryAttention(library.prefill, shapes, base)
+    try:
+        for shape in shapes:
+            _try(attention.run, shape, device)
+    except Exception as error:
+        library.close()
+        if isinstance(error, LibraryUnavailableError):
+            raise
+        raise LibraryUnavailableError(f"fails with {_words(shape)}: {_text(error)}") from error
+    return Kernel(name, attention.run)
+
+
+def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) -> None:
+    """Compare a call with the reference; what must not be read is NaN."""
+    args = PAGED_ATTENTION.build(
+        str(device),
+        rows=_TRIAL_ROWS,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        dtype=shape.dtype,
+        sliding_window=_TRIAL_WINDOW if shape.windowed else 0,
+        padding=3,
+    )
+    changed = ("key_cache", "value_cache", "out")
+    names = inspect.signature(PAGED_ATTENTION.reference).parameters
+    expected = [x.clone() if name in changed else x for name, x in zip(names, args)]
+    with torch.inference_mode():
+        PAGED_ATTENTION.reference(*expected)
+        run(*args)
+    place = list(names).index("out")
+    got, right = args[place], expected[place]
+    tolerance = _TOLERANCE[shape.dtype]
+    if not torch.allclose(got, right, rtol=tolerance, atol=tolerance):
+        difference = (got.float() - right.float()).abs().max().item()
+        raise LibraryUnavailableError(
+            f"gives other results than the reference with {_words(shape)}: "
+            f"they differ by up to {difference:.3g}"
+        )
+
+
+def _lengths_of_longer_rows(query_start_loc: Tensor, seq_lens: Tensor) -> Tensor:
+    """[B] int32: `seq_lens`, but 0 of rows with one query token: their keys are read elsewhere."""
+    return seq_lens * (query_start_loc.diff() > 1)
+
+
+def _window(sliding_window: int) -> tuple[int, int]:
+    """How many keys before and behind its own position a query sees; -1 is all."""
+    return sliding_window - 1, 0
+
+
+def _activate(wanted: str) -> Callable[[], None]:
+    """Have torch's flash attention done by `wanted`; returns what undoes it."""
+    attention = importlib.import_module("torch.nn.attention")
+    active = attention.current_flash_attention_impl()
+    if active == wanted:
+        return lambda: None
+    if active is not None:
+        raise LibraryUnavailableError(
+            f"needs {wanted} as torch's flash attention, for which this program has taken {active}"
+        )
+    try:
+        attention.activate_flash_attention_impl(wanted)
+    except ModuleNotFoundError as error:
+        raise LibraryUnavailableError(
+            f"needs {wanted} for block tables: no module named {error.name}"
+        ) from error
+    restore: Callable[[], None] = attention.restore_flash_attention_impl
+    return restore
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise LibraryUnavailableError(f"is not installed: no module named {error.name}") from error
+
+
+def _require_parameters(function: Callable[..., Any] | None, needed: Iterable[str]) -> None:
+    there = () if function is None else inspect.signature(function).parameters
+    missing = [name for name in needed if name not in there]
+    if missing:
+        raise LibraryUnavailableError(f"is another version, without {', '.join(missing)}")
+
+
+def _words(shape: AttentionShape) -> str:
+    dtype = str(shape.dtype).removeprefix("torch.")
+    return (
+        f"{shape.num_heads} heads over {shape.num_kv_heads} of {shape.head_dim} {dtype} in blocks "
+        f"of {shape.block_size}{', windowed' if shape.windowed else ''}"
+    )
+
+
+def _text(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
