@@ -57,6 +57,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "model.quantization": "int8",
         "model.quantization_group_size": "128",
         "device.type": "cpu",
+        "device.attention": "flash_attention_3",
         "cache.memory_fraction": "0.5",
         "cache.enable_prefix_caching": "false",
         "scheduler.policy": "priority",

@@ -94,3 +94,15 @@ async def test_no_step_waits_for_the_device(
         results = await asyncio.gather(*(engine.generate(prompt, every) for prompt in prompts))
         assert all(1 <= len(result.token_ids) <= 8 for result in results)
         assert_idle(engine)
+
+
+async def test_the_log_says_what_attends(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "src.engine"):
+        async with AsyncEngine.open(small_config(checkpoint, **CUDA)):
+            pass
+    chosen = next(line for line in caplog.messages if line.startswith("attention: "))
+    # The checkpoint is in float32, which is no library's.
+    assert chosen.startswith("attention: triton serves prefill and decode; flash_attention_3 takes")
+    assert any("attention triton, context" in line for line in caplog.messages)

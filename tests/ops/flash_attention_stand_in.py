@@ -1,20 +1,23 @@
-"""FlashAttention-3's paged attention in plain torch, on any device.
+"""FlashAttention-3's paged attention in plain torch, and what it finds around it on a GPU.
 
 It has the arguments, the checks and the conventions of the library's source (`hopper/` in
 Dao-AILab/flash-attention: `flash_attn_interface.py`, `flash_api.cpp`), and leaves unwritten what
 the library leaves unwritten.
 """
 
-# Parameters are named, ordered and defaulted as there.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from src.ops import PAGED_ATTENTION
+from tests.ops.comparison import copied
 
 
 def paged_varlen(
@@ -137,6 +140,33 @@ def flash_attn_with_kvcache(
     return out
 
 
+class TritonInTorch:
+    """The Triton kernels' `run`, computed by the reference; counts who served prefill."""
+
+    def __init__(self) -> None:
+        self.library_calls = 0
+
+    def __call__(self, *args: Any, prefill: Callable[..., None] | None = None) -> None:
+        query, _, _, key_cache, value_cache, tables, starts, lengths, _, out, scale, window = args[
+            :12
+        ]
+        complete = copied(args)
+        PAGED_ATTENTION.reference(*complete)
+        key_cache.copy_(complete[3])
+        value_cache.copy_(complete[4])
+        if prefill is None:
+            out.copy_(complete[9])
+            return
+        self.library_calls += 1
+        out[starts[-1] :] = 0
+        prefill(
+            query, key_cache, value_cache, tables, starts, lengths, out, scale, window, *args[12:14]
+        )
+        for row, count in enumerate(starts.diff().tolist()):
+            if count == 1:
+                out[starts[row]] = complete[9][starts[row]]
+
+
 def as_module(**functions: Any) -> ModuleType:
     """`flash_attn_interface` with these functions."""
     module = ModuleType("flash_attn_interface")
@@ -148,3 +178,11 @@ def install(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
     """Have `import flash_attn_interface` find the stand-in, or one with other functions."""
     functions = functions or {"flash_attn_with_kvcache": flash_attn_with_kvcache}
     monkeypatch.setitem(sys.modules, "flash_attn_interface", as_module(**functions))
+
+
+def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> TritonInTorch:
+    """Have CPU tensors served as on a Hopper, with this in place of the Triton kernels."""
+    replaced = TritonInTorch()
+    monkeypatch.setattr("src.ops.triton.paged_attention.run", replaced)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    return replaced

@@ -45,41 +45,11 @@ PAGED_LIBRARIES = ["flash_attention_3", pytest.param("torch_varlen", marks=needs
 SHAPE = AttentionShape(4, 2, 64, 16, torch.bfloat16, windowed=False)
 
 
-class TritonInTorch:
-    """The Triton kernels' `run`, computed by the reference; counts who served prefill."""
-
-    def __init__(self) -> None:
-        self.library_calls = 0
-
-    def __call__(self, *args: Any, prefill: Callable[..., None] | None = None) -> None:
-        query, _, _, key_cache, value_cache, tables, starts, lengths, _, out, scale, window = args[
-            :12
-        ]
-        complete = copied(args)
-        PAGED_ATTENTION.reference(*complete)
-        key_cache.copy_(complete[3])
-        value_cache.copy_(complete[4])
-        if prefill is None:
-            out.copy_(complete[9])
-            return
-        self.library_calls += 1
-        out[starts[-1] :] = 0
-        prefill(
-            query, key_cache, value_cache, tables, starts, lengths, out, scale, window, *args[12:14]
-        )
-        for row, count in enumerate(starts.diff().tolist()):
-            if count == 1:
-                out[starts[row]] = complete[9][starts[row]]
-
-
 @pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> TritonInTorch:
+def base(monkeypatch: pytest.MonkeyPatch) -> stand_in.TritonInTorch:
     """What a library finds where it expects the Triton kernels, on what looks like a Hopper."""
     pytest.importorskip("triton", reason="triton has no wheel for this platform")
-    replaced = TritonInTorch()
-    monkeypatch.setattr("src.ops.triton.paged_attention.run", replaced)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    return replaced
+    return stand_in.pretend_hopper(monkeypatch)
 
 
 @pytest.fixture
@@ -148,7 +118,7 @@ def shape_of(args: tuple[Any, ...]) -> AttentionShape:
     )
 
 
-def called_as_the_op(name: str, base: TritonInTorch, case: dict[str, Any]) -> None:
+def called_as_the_op(name: str, base: stand_in.TritonInTorch, case: dict[str, Any]) -> None:
     args = PAGED_ATTENTION.build("cpu", **case)
     attention = LibraryAttention(LIBRARIES[name](9).prefill, [shape_of(args)], base)
     with torch.inference_mode():
@@ -159,7 +129,7 @@ def called_as_the_op(name: str, base: TritonInTorch, case: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("case", HALF_CASES)
 def test_flash_attention_3_is_called_as_the_op(
-    case: dict[str, Any], base: TritonInTorch, flash_module: None
+    case: dict[str, Any], base: stand_in.TritonInTorch, flash_module: None
 ) -> None:
     called_as_the_op("flash_attention_3", base, case)
 
@@ -167,12 +137,14 @@ def test_flash_attention_3_is_called_as_the_op(
 @needs_pages
 @pytest.mark.parametrize("case", HALF_CASES)
 def test_torch_varlen_is_called_as_the_op(
-    case: dict[str, Any], base: TritonInTorch, torch_on_cpu: None
+    case: dict[str, Any], base: stand_in.TritonInTorch, torch_on_cpu: None
 ) -> None:
     called_as_the_op("torch_varlen", base, case)
 
 
-def test_what_was_not_tried_is_left_to_triton(base: TritonInTorch, flash_module: None) -> None:
+def test_what_was_not_tried_is_left_to_triton(
+    base: stand_in.TritonInTorch, flash_module: None
+) -> None:
     attention = LibraryAttention(LIBRARIES["flash_attention_3"](9).prefill, [SHAPE], base)
     tried: dict[str, Any] = {"dtype": torch.bfloat16}
     for other in (
@@ -194,7 +166,7 @@ def test_what_was_not_tried_is_left_to_triton(base: TritonInTorch, flash_module:
 
 @pytest.mark.parametrize("name", PAGED_LIBRARIES)
 def test_an_opened_library_has_been_tried_on_every_shape(
-    name: str, base: TritonInTorch, torch_on_cpu: None
+    name: str, base: stand_in.TritonInTorch, torch_on_cpu: None
 ) -> None:
     shapes = [SHAPE, SHAPE._replace(windowed=True, dtype=torch.float16)]
     kernel = open_library(name, CPU, shapes)
@@ -206,7 +178,7 @@ def test_an_opened_library_has_been_tried_on_every_shape(
 
 @needs_pages
 def test_torchs_flash_attention_is_as_before_where_the_trial_fails(
-    base: TritonInTorch, flash_module: None
+    base: stand_in.TritonInTorch, flash_module: None
 ) -> None:
     attention = import_module("torch.nn.attention")
     # Nothing serves the CPU here, so the trial's call is an error.
@@ -249,7 +221,7 @@ def test_a_library_that_does_something_else_is_refused(
     function: Callable[..., Any],
     windowed: bool,
     reason: str,
-    base: TritonInTorch,
+    base: stand_in.TritonInTorch,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in.install(monkeypatch, flash_attn_with_kvcache=function)
@@ -259,7 +231,7 @@ def test_a_library_that_does_something_else_is_refused(
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_what_cannot_serve_the_model_is_refused(
-    name: str, base: TritonInTorch, flash_module: None, monkeypatch: pytest.MonkeyPatch
+    name: str, base: stand_in.TritonInTorch, flash_module: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(LibraryUnavailableError, match=r"the model is in float32"):
         open_library(name, CPU, [SHAPE._replace(dtype=torch.float32)])
@@ -269,7 +241,7 @@ def test_what_cannot_serve_the_model_is_refused(
 
 
 def test_what_is_not_installed_is_refused(
-    base: TritonInTorch, monkeypatch: pytest.MonkeyPatch
+    base: stand_in.TritonInTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     for name in LIBRARIES if VERSION_HAS_PAGES else ("flash_attention_3",):
@@ -278,7 +250,7 @@ def test_what_is_not_installed_is_refused(
 
 
 def test_another_implementation_of_the_program_is_left_alone(
-    base: TritonInTorch, monkeypatch: pytest.MonkeyPatch
+    base: stand_in.TritonInTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attention = import_module("torch.nn.attention")
     monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA4", raising=False)
