@@ -1,18 +1,21 @@
 """How long a start takes, in a fresh process: to ready, to the first token, to compiled code.
 
-`python -m benchmarks.startup` is the process that is measured: it prints one JSON object. The clock
-is the system's monotonic one, which the measuring process shares.
+`python -m benchmarks.startup SECONDS` is the process that is measured: so many seconds after its
+first token at the latest it prints one JSON object. The clock is the system's monotonic one, which
+the measuring process shares.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from src.bench.server_process import environment_of
 from src.core.config import Config
@@ -36,41 +39,60 @@ def measure(config: Config, *, cold: bool, repeats: int) -> list[dict[str, float
     results = []
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as shared:
         if not cold:
-            _start(config, shared)
+            start(config, shared)
         for _ in range(repeats):
             if cold:
                 with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as fresh:
-                    results.append(_start(config, fresh))
+                    results.append(start(config, fresh))
             else:
-                results.append(_start(config, shared))
+                results.append(start(config, shared))
     return results
 
 
 def measure_both(config: Config, *, warm_repeats: int) -> dict[str, list[dict[str, float]]]:
     """The same for ``"cold"`` once and then ``"warm"``, with what the cold start has left."""
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as shared:
-        cold = _start(config, shared)
-        return {"cold": [cold], "warm": [_start(config, shared) for _ in range(warm_repeats)]}
+        cold = start(config, shared)
+        return {"cold": [cold], "warm": [start(config, shared) for _ in range(warm_repeats)]}
 
 
-def _start(config: Config, cache: str) -> dict[str, float]:
-    environment = environment_of(config, SLIPSTREAM_CACHE_DIR=cache)
+def start(
+    config: Config, cache: str, *, patience: float = _SECONDS, seconds: float = _SECONDS
+) -> dict[str, float]:
+    """One start with the artifacts in ``cache``: seconds to each of `STARTUP` that was reached.
+
+    Parameters
+    ----------
+    patience
+        Seconds that what comes after the first token is waited for.
+    seconds
+        For the whole process.
+
+    Raises
+    ------
+    subprocess.SubprocessError
+        It failed, or took longer.
+    """
+    # Triton keeps its kernels apart from Inductor.
+    environment = environment_of(
+        config, SLIPSTREAM_CACHE_DIR=cache, TRITON_CACHE_DIR=str(Path(cache) / "triton")
+    )
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.startup"],
+        [sys.executable, "-m", "benchmarks.startup", f"{patience:g}"],
         cwd=CHECKOUT,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=_SECONDS,
+        timeout=seconds,
     )
     seen = json.loads(done.stdout.splitlines()[-1])
-    return {name: seen[name] - begun for name in STARTUP}
+    return {name: seen[name] - begun for name in STARTUP if name in seen}
 
 
-async def _probe() -> dict[str, float]:
+async def _probe(patience: float) -> dict[str, float]:
     from src import AsyncEngine, SamplingParams
 
     seen: dict[str, float] = {}
@@ -90,14 +112,15 @@ async def _probe() -> dict[str, float]:
             "kernels": lambda: on_cuda or kernel_status() != "reference",
             "compiled": lambda: not config.compile.is_on or engine.stats.compiled,
         }
-        async with asyncio.timeout(_SECONDS):
-            while not seen.keys() >= built.keys():
-                for name, is_built in built.items():
-                    if name not in seen and is_built():
-                        seen[name] = time.monotonic()
-                await asyncio.sleep(0.01)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not seen.keys() >= built.keys():
+                    for name, is_built in built.items():
+                        if name not in seen and is_built():
+                            seen[name] = time.monotonic()
+                    await asyncio.sleep(0.01)
     return seen
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_probe())))
+    print(json.dumps(asyncio.run(_probe(float(sys.argv[1])))))

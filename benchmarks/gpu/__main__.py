@@ -1,0 +1,92 @@
+"""The whole acceptance of a GPU in one command, in less than nine minutes on one H200::
+
+    python -m benchmarks.gpu                                      # Llama 3.1 8B, dummy weights
+    python -m benchmarks.gpu --only kernels model                 # a part of it
+    python -m benchmarks.gpu --device cpu --shape tiny --quick    # tries the benchmark itself out
+
+Ops and captured steps are checked against references; then come times per token, prefill, an
+offline batch, how long the device waits, kernels per layer, and cold and warm starts. A table with
+goals and limits is printed last, one JSON line per measurement goes to results/gpu.jsonl.
+
+Exit code: 0 if every goal was met, 3 if one was missed, 1 if a figure is missing that could be
+there, 2 without a device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.sections import SECTIONS, run_in_turn
+from benchmarks.gpu.session import Session
+from benchmarks.gpu.table import Row, exit_code, facts_of, lines_of
+from benchmarks.record import Figure, Recorder, add_common
+from benchmarks.shapes import SHAPES
+from src.bench.environment import commit, machine, versions
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile and graphs")
+    parser.add_argument("--quick", action="store_true", help="small inputs: figures mean nothing")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", default=None)
+    parser.add_argument("--budget-seconds", type=float, default=500.0, metavar="S")
+    add_common(parser, repeats=3)
+    # What a section's own process is told.
+    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def command_of(options: argparse.Namespace, arguments: list[str]) -> str:
+    """What repeats this, for a section's process the whole."""
+    shown = arguments[: arguments.index("--section")] if options.section else arguments
+    return f"python -m benchmarks.gpu {shlex.join(shown)}".strip()
+
+
+def show(rows: list[Row], seconds: float) -> None:
+    """Where this was, and the table."""
+    here, packages = machine(), versions()
+    print(f"\n{here['cpus']} CPUs of {here['cpu']}, {here['memory_gib']} GiB, at {commit()}")
+    print(", ".join(f"{name} {version}" for name, version in packages.items()))
+    print(f"{seconds:.0f} s\n")
+    print("\n".join(lines_of(rows)), flush=True)
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    options = parse(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("benchmarks.gpu: torch sees no CUDA device; nothing was measured", file=sys.stderr)
+        return 2
+    recorder = Recorder(
+        "gpu",
+        save=not options.no_save,
+        command=command_of(options, arguments),
+        prints=bool(options.section),
+    )
+    if options.section:
+        SECTIONS[options.section].run(Session(options, recorder, options.rows, options.until))
+        return 0
+    begun = time.monotonic()
+    rows = run_in_turn(options, options.only or list(SECTIONS), arguments)
+    seconds = time.monotonic() - begun
+    table = [facts_of(row) for row in rows]
+    recorder.add(
+        "acceptance", {"time": Figure.of("s", [seconds])}, shape=options.shape, table=table
+    )
+    show(rows, seconds)
+    return exit_code(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

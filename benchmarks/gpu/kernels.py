@@ -1,0 +1,171 @@
+"""Ops at the sizes of 8 billion parameters: against their references first, then against the clock.
+
+On CUDA calls are timed in a graph, as the engine replays its decode steps: what a launch costs the
+host is not the kernel's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.session import Session, device_facts
+from benchmarks.gpu.table import Row
+from benchmarks.record import Figure
+from benchmarks.roofline import Roofline, best_seconds
+from src.ops import GUMBEL_ARGMAX, PAGED_ATTENTION, Op
+from src.ops.cpu.build import ensure_built
+
+BANDWIDTH: Final = "this device: memory read"
+ARITHMETIC: Final = "this device: matrix product"
+EQUAL: Final = "ops that equal their references"
+
+_HEADS = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 64}
+# A captured decode step is bounded by the longest context of any request, not by those it has.
+_LONGEST = 32_768
+_VOCAB = 128_256
+# Of a token's output: sums in another order, and weights rounded to bfloat16 before they are used.
+_MOST_ERROR = 0.1
+# Tokens that differ where scores tie within float rounding.
+_MOST_TIES = 0.02
+# How many times what a cache holds the places of arguments take.
+_BEYOND_CACHE = 4
+_CPU_CACHE = 32 * 2**20
+_MOST_COPIES = 64
+
+
+def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
+    """What a decoder of 8 billion parameters asks of the ops, in its dtype."""
+    scale, most_rows = (16, 16) if quick else (1, 256)
+    attention = {**_HEADS, "dtype": torch.bfloat16}
+    named: dict[str, tuple[Op, dict[str, Any]]] = {}
+    for rows, context in ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (8, 8192)):
+        rows, length = min(rows, most_rows), context // scale
+        named[f"attention, {rows} decoding at {length}"] = (
+            PAGED_ATTENTION,
+            {"rows": [(1, length)] * rows, "longest": _LONGEST // scale, **attention},
+        )
+    for new, length in ((2048, 2048), (2048, 8192)):
+        named[f"attention, {new // scale} new of {length // scale}"] = (
+            PAGED_ATTENTION,
+            {"rows": [(new // scale, length // scale)], **attention},
+        )
+    for rows in (1, most_rows):
+        named[f"sampling, {rows} of {_VOCAB}"] = (
+            GUMBEL_ARGMAX,
+            {"rows": rows, "vocab_size": _VOCAB, "temperature": 1.0},
+        )
+    return named
+
+
+def figures(options: argparse.Namespace) -> list[str]:
+    return [BANDWIDTH, ARITHMETIC, EQUAL, *cases(quick=options.quick)]
+
+
+def run(session: Session) -> None:
+    if not session.on_cuda:
+        ensure_built(wait=True)
+    roof = session.roofline()
+    ceiling = {
+        "bandwidth": Figure.of("GB/s", [roof.bandwidth / 1e9]),
+        "arithmetic": Figure.of("TFLOP/s", [roof.flops / 1e12]),
+    }
+    session.record("this device at most", ceiling)
+    about = ", ".join(f"{name} {value}" for name, value in device_facts(session.device).items())
+    session.row(Row(BANDWIDTH, "GB/s", roof.bandwidth / 1e9, rises=True, note=about))
+    session.row(Row(ARITHMETIC, "TFLOP/s", roof.flops / 1e12, rises=True))
+    every = cases(quick=session.options.quick)
+    equal = 0
+    for name, (op, case) in every.items():
+        with session.attempt(name):
+            arguments = op.build(str(session.device), **case)
+            error = check(op, arguments)
+            equal += 1
+            _time(session, name, op, arguments, roof, error)
+    session.row(Row(EQUAL, "", equal, goal=len(every), rises=True))
+
+
+def check(op: Op, arguments: tuple[Any, ...]) -> float:
+    """How far the kernel is from the reference; ``arguments`` are then as the kernel leaves them.
+
+    Of attention it is the greatest difference in a token's output over the output's root mean
+    square, of sampling the share of other tokens.
+
+    Raises
+    ------
+    RuntimeError
+        It is further than rounding explains, or something else was written.
+    """
+    names = [argument.name for argument in op.overload._schema.arguments]
+    expected = tuple(
+        value.clone() if name in op.mutated else value
+        for name, value in zip(names, arguments, strict=True)
+    )
+    wanted, got = op.reference(*expected), op.overload(*arguments)
+    if op is not PAGED_ATTENTION:
+        error, most = float((wanted != got).float().mean()), _MOST_TIES
+    else:
+        both = dict(zip(names, zip(expected, arguments, strict=True), strict=True))
+        for name in ("key_cache", "value_cache"):
+            if not torch.equal(*(cache.view(torch.int16) for cache in both[name])):
+                raise RuntimeError(f"{op.name} writes {name} otherwise than its reference")
+        error, most = _token_error(*both["out"]), _MOST_ERROR
+    if not error <= most:
+        raise RuntimeError(f"{op.name} differs from its reference by {error:.3g}, over {most:g}")
+    return error
+
+
+def _token_error(wanted: Tensor, got: Tensor) -> float:
+    """Of [T, heads, head_dim]; NaN anywhere is NaN."""
+    wanted, got = wanted.float().flatten(1), got.float().flatten(1)
+    spread = wanted.square().mean(1).sqrt()
+    return float(((wanted - got).abs().amax(1) / spread).max())
+
+
+def _time(
+    session: Session,
+    name: str,
+    op: Op,
+    arguments: tuple[Any, ...],
+    roof: Roofline,
+    error: float,
+) -> None:
+    cost = op.cost(*arguments)
+    seconds = call_seconds(op, arguments, cost.bytes, session.device)
+    least = roof.seconds(cost)
+    measured = {
+        "time": Figure.of("us", [1e6 * seconds]),
+        "bandwidth": Figure.of("GB/s", [cost.bytes / seconds / 1e9]),
+        "arithmetic": Figure.of("TFLOP/s", [cost.flops / seconds / 1e12]),
+        "fraction_of_roofline": Figure.of("", [least / seconds]),
+        "error": Figure.of("", [error]),
+    }
+    session.record(name, measured, op=op.name, kernel=op.active(session.device.type).name)
+    session.row(Row(name, "us", 1e6 * seconds, limit=1e6 * least))
+
+
+def call_seconds(op: Op, arguments: tuple[Any, ...], num_bytes: int, device: torch.device) -> float:
+    """The least time of a call that finds nothing of the last one in a cache."""
+    on_cuda = device.type == "cuda"
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if on_cuda else _CPU_CACHE
+    count = min(_MOST_COPIES, 1 + _BEYOND_CACHE * cache // num_bytes)
+    # Slices of a fused projection would be copied to another layout; they are small.
+    places = [arguments] + [
+        tuple(
+            value.clone() if isinstance(value, Tensor) and value.is_contiguous() else value
+            for value in arguments
+        )
+        for _ in range(count - 1)
+    ]
+    if not on_cuda:
+        turns = itertools.cycle(places)
+        return best_seconds(lambda: op.overload(*next(turns)), device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for place in places:
+            op.overload(*place)
+    return best_seconds(graph.replay, device) / count

@@ -1,0 +1,118 @@
+"""What a device allows a dense decoder at most, and what is asked of Llama 3.1 8B on an H200.
+
+A decode step of B rows at a context of L reads every weight once and every row's keys and values,
+and computes two operations per weight and row; a prompt of L tokens attends to L / 2 positions on
+average:
+
+    step >= max(weights / bandwidth, B * flops per token / rate) + B * L * KV bytes / bandwidth
+    prompt >= L * (flops of the layers per token + flops per pair * L / 2) / rate
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.roofline import Roofline
+from benchmarks.shapes import SHAPES
+
+_BYTES = 2  # of bfloat16
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """Of a shape in bfloat16.
+
+    Attributes
+    ----------
+    weight_bytes
+        That a decode step reads; of the embedding only the head.
+    layer_flops, head_flops
+        Per token, without attention.
+    pair_flops
+        Per pair of a token and a position that it attends to, over all layers.
+    kv_bytes
+        Keys and values of one position, over all layers.
+    """
+
+    weight_bytes: float
+    layer_flops: float
+    head_flops: float
+    pair_flops: float
+    kv_bytes: float
+
+    @classmethod
+    def of(cls, shape: Mapping[str, Any]) -> ModelCost:
+        """Of one of `SHAPES`."""
+        hidden, layers, width = (
+            shape["hidden_size"],
+            shape["num_hidden_layers"],
+            shape["head_dim"],
+        )
+        queries, keys = shape["num_attention_heads"], shape["num_key_value_heads"]
+        attention = width * hidden * (2 * queries + 2 * keys)
+        mlp = 3 * hidden * shape["intermediate_size"]
+        in_layers, in_head = layers * (attention + mlp), shape["vocab_size"] * hidden
+        return cls(
+            weight_bytes=_BYTES * (in_layers + in_head),
+            layer_flops=2 * in_layers,
+            head_flops=2 * in_head,
+            pair_flops=4 * layers * queries * width,
+            kv_bytes=2 * _BYTES * layers * keys * width,
+        )
+
+    def decode_seconds(self, rows: int, context: float, roof: Roofline) -> float:
+        """The least time of one step of ``rows`` rows, each at a context of ``context``."""
+        compute = rows * (self.layer_flops + self.head_flops) / roof.flops
+        weights = self.weight_bytes / roof.bandwidth
+        return max(weights, compute) + rows * context * self.kv_bytes / roof.bandwidth
+
+    def prefill_flops(self, tokens: int) -> float:
+        """Of a prompt of ``tokens``, its one head left out."""
+        return tokens * (self.layer_flops + self.pair_flops * tokens / 2)
+
+    def offline_seconds(self, rows: int, inputs: int, outputs: int, roof: Roofline) -> float:
+        """The least time in which ``rows`` prompts of ``inputs`` tokens get ``outputs`` each."""
+        prefill = rows * self.prefill_flops(inputs) / roof.flops
+        return prefill + outputs * self.decode_seconds(rows, inputs + outputs / 2, roof)
+
+
+@dataclass(frozen=True)
+class Goals:
+    """What is asked, by figure; of ``inter_token_ms`` by rows at a context of 1,024.
+
+    Attributes
+    ----------
+    prefill_tflops
+        Of a prompt of 2,048 tokens.
+    offline
+        Output tokens per second of 256 rows, 1,000 tokens in and 1,000 out.
+    bubble
+        Percent of the time of a decode step in which the device waits.
+    cold, warm
+        Seconds from the start of a process to its first token.
+    """
+
+    inter_token_ms: Mapping[int, float]
+    prefill_tflops: float
+    offline: float
+    bubble: float
+    cold: float
+    warm: float
+
+
+# Llama 3.1 8B in bfloat16 on one H200.
+GOALS: Final = Goals(
+    inter_token_ms={1: 4.2, 8: 4.6, 64: 6.9, 256: 16.0},
+    prefill_tflops=0.7 * 790,
+    offline=9000.0,
+    bubble=2.0,
+    cold=15.0,
+    warm=5.0,
+)
+
+
+def cost_of(shape: str) -> ModelCost:
+    """Of a shape by its name."""
+    return ModelCost.of(SHAPES[shape])

@@ -1,0 +1,126 @@
+"""Each section in a process of its own: what breaks a device, or hangs, ends with it.
+
+A section is begun if the time that it takes on one H200 is left, and is ended when it takes twice
+as long. What it has told until then counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from benchmarks.gpu import graphs, kernels, model, start
+from benchmarks.gpu.session import Session
+from benchmarks.gpu.table import Row
+from src.core.settings import CHECKOUT
+
+# Of small inputs, on a CPU that others keep busy.
+_QUICK_SECONDS = 60.0
+# For a process that was asked to end.
+_GRACE = 3.0
+
+
+@dataclass(frozen=True)
+class Section:
+    """``figures`` are all that it is to tell; ``seconds`` what it takes."""
+
+    name: str
+    seconds: float
+    figures: Callable[[argparse.Namespace], list[str]]
+    run: Callable[[Session], None]
+
+    def expected(self, options: argparse.Namespace) -> float:
+        """Seconds."""
+        return _QUICK_SECONDS if options.quick else self.seconds
+
+
+# The most important first.
+SECTIONS: Final = {
+    section.name: section
+    for section in (
+        Section("kernels", 60, kernels.figures, kernels.run),
+        Section("graphs", 60, graphs.figures, graphs.run),
+        Section("model", 180, model.figures, model.run),
+        Section("start", 60, start.figures, start.run),
+    )
+}
+
+
+def run_in_turn(
+    options: argparse.Namespace, names: Sequence[str], arguments: Sequence[str]
+) -> list[Row]:
+    """All rows of these sections, in the order of their figures.
+
+    Parameters
+    ----------
+    arguments
+        Of the command that this is, for the sections' own processes.
+    """
+    deadline = time.monotonic() + options.budget_seconds
+    rows: list[Row] = []
+    told: list[Row]
+    for name in names:
+        section = SECTIONS[name]
+        left, expected = deadline - time.monotonic(), section.expected(options)
+        if left < expected:
+            note = f"{name} takes {expected:.0f} s, {max(0.0, left):.0f} s were left"
+            told = []
+            missing = Row("", outcome="not run", note=note)
+        else:
+            print(f"\n== {name}", flush=True)
+            told, end = _run_one(name, arguments, min(left, 2 * expected))
+            missing = Row("", outcome="failed", note=f"the section {name} {end}")
+        by_figure = {row.figure: row for row in told}
+        rows += [
+            by_figure.get(figure, msgspec.structs.replace(missing, figure=figure))
+            for figure in section.figures(options)
+        ]
+    return rows
+
+
+def _run_one(name: str, arguments: Sequence[str], seconds: float) -> tuple[list[Row], str]:
+    """What a section told, and how its process ended."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+        file = Path(folder) / "rows"
+        file.touch()
+        until = time.monotonic() + seconds
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "benchmarks.gpu", *arguments),
+                *("--section", name, "--rows", str(file), "--until", str(until)),
+            ],
+            cwd=CHECKOUT,
+            stdin=subprocess.DEVNULL,
+            # With all that it starts, it is ended at once.
+            start_new_session=True,
+        )
+        try:
+            end = f"ended with {process.wait(seconds)}"
+        except subprocess.TimeoutExpired:
+            end = f"took longer than {seconds:.0f} s"
+        finally:
+            _end(process)
+        lines = file.read_bytes().split(b"\n")
+    # The last one is empty, or was not finished.
+    return [msgspec.json.decode(line, type=Row) for line in lines[:-1]], end
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Whatever is left of it and of what it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE)

@@ -1,0 +1,60 @@
+"""From a process's start to its first token: nothing cached, and then what that has left.
+
+The model's weights come from a seed, so no disk is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from benchmarks.gpu.session import Session
+from benchmarks.gpu.table import Row
+from benchmarks.record import Figure
+from benchmarks.shapes import write_checkpoint
+from benchmarks.startup import start
+from src.core.settings import load_config
+
+COLD: Final = "cold start to first token"
+WARM: Final = "warm start to first token"
+# Left of the time for the process to end.
+_END_SECONDS = 5.0
+
+
+def figures(options: argparse.Namespace) -> list[str]:
+    return [COLD, WARM]
+
+
+def run(session: Session) -> None:
+    goals = session.goals
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+        checkpoint = write_checkpoint(Path(folder) / "model", session.options.shape)
+        config = load_config(
+            overrides=[
+                ("model.path", str(checkpoint)),
+                ("model.load_format", "dummy"),
+                ("device.type", session.device.type),
+                ("compile.enforce_eager", str(session.options.eager).lower()),
+            ]
+        )
+        cache = str(Path(folder) / "cache")
+        for figure, goal in (
+            (COLD, None if goals is None else goals.cold),
+            (WARM, None if goals is None else goals.warm),
+        ):
+            with session.attempt(figure):
+                # The warm start finds what the cold one has built until it ends.
+                patience = 0.0 if session.options.quick else session.left / 2
+                seen = start(config, cache, patience=patience, seconds=session.left - _END_SECONDS)
+                session.record(
+                    figure,
+                    {name: Figure.of("s", [seconds]) for name, seconds in seen.items()},
+                    config=config,
+                )
+                session.row(Row(figure, "s", seen["first_token"], goal=goal, note=_rest(seen)))
+
+
+def _rest(seen: dict[str, float]) -> str:
+    return ", ".join(f"{name} after {seconds:.1f} s" for name, seconds in seen.items())
