@@ -17,7 +17,7 @@ from benchmarks.gpu.session import Session, device_facts
 from benchmarks.gpu.table import Row
 from benchmarks.record import Figure
 from benchmarks.roofline import Roofline, best_seconds
-from src.ops import GUMBEL_ARGMAX, PAGED_ATTENTION, Op
+from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION, Op, step_schedule
 from src.ops.cpu.build import ensure_built
 
 BANDWIDTH: Final = "this device: memory read"
@@ -54,6 +54,16 @@ def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
             PAGED_ATTENTION,
             {"rows": [(new // scale, length // scale)], **attention},
         )
+    named[f"schedule of {most_rows} rows, a prefix in common"] = (
+        DECODE_SCHEDULE,
+        {
+            "rows": [(1, 2048 // scale)] * most_rows,
+            "prefixes": {row: (0, 16 // scale) for row in range(1, most_rows)},
+            "tile": 64,
+            "members": 4,
+            **attention,
+        },
+    )
     for rows in (1, most_rows):
         named[f"sampling, {rows} of {_VOCAB}"] = (
             GUMBEL_ARGMAX,
@@ -82,11 +92,20 @@ def run(session: Session) -> None:
     equal = 0
     for name, (op, case) in every.items():
         with session.attempt(name):
-            arguments = op.build(str(session.device), **case)
+            arguments = arguments_of(op, session.device, case)
             error = check(op, arguments)
             equal += 1
             _time(session, name, op, arguments, roof, error)
     session.row(Row(EQUAL, "", equal, goal=len(every), rises=True))
+
+
+def arguments_of(op: Op, device: torch.device, case: dict[str, Any]) -> tuple[Any, ...]:
+    """As a model's layers call it: keys are laid out for programs once a step, not in every call."""
+    arguments = op.build(str(device), **case)
+    if op is not PAGED_ATTENTION:
+        return arguments
+    query, key_cache, window = arguments[0], arguments[3], arguments[11]
+    return (*arguments, step_schedule(key_cache, query.shape[1], *arguments[5:8], window))
 
 
 def check(op: Op, arguments: tuple[Any, ...]) -> float:

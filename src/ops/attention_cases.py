@@ -165,6 +165,7 @@ def cost(
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
+    schedule: Tensor | None = None,
 ) -> Cost:
     """Each visible key and value read once, each (query, key) pair two multiply-adds."""
     num_heads, head_dim = query.shape[1:]
