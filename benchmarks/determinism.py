@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -106,11 +105,9 @@ async def run(options: argparse.Namespace) -> None:
     kernels = ensure_built(wait=True)
     recorder = Recorder("determinism", save=not options.no_save)
     with tempfile.TemporaryDirectory() as scratch:
-        directory = write_checkpoint(Path(scratch) / options.shape, options.shape)
-        if options.layers is not None:
-            file = directory / "config.json"
-            values = json.loads(file.read_text()) | {"num_hidden_layers": options.layers}
-            file.write_text(json.dumps(values))
+        directory = write_checkpoint(
+            Path(scratch) / options.shape, options.shape, layers=options.layers
+        )
         configs = [configuration(directory, options, value) for value in (False, True)]
         async with AsyncEngine.open(configs[0]) as one, AsyncEngine.open(configs[1]) as two:
             for load in LOADS:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import json
 import socket
 import sys
@@ -28,6 +27,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
+from benchmarks.clocks import Clocks, clock_cost
 from benchmarks.load import random_prompts
 from benchmarks.record import Figure, Recorder, add_common, figures_of
 from src import AsyncEngine, Config, SamplingParams
@@ -213,46 +213,8 @@ def sending_seconds() -> float:
     )
 
 
-class Phases:
-    """Clocks around methods; what one of them calls is counted for the inner one only."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.calls: dict[str, int] = {}
-        self._inner = [0.0]
-        self._restore: list[Callable[[], None]] = []
-
-    def measure(self, name: str, owner: Any, method: str) -> None:
-        """Put a clock around a method of a class or an object, until :meth:`close`."""
-        original = getattr(owner, method)
-        was_own = method in vars(owner)
-        self.seconds.setdefault(name, 0.0)
-        self.calls.setdefault(name, 0)
-
-        @functools.wraps(original)
-        def timed(*arguments: Any, **options: Any) -> Any:
-            self._inner.append(0.0)
-            started = time.thread_time()
-            try:
-                return original(*arguments, **options)
-            finally:
-                spent = time.thread_time() - started
-                self.seconds[name] += spent - self._inner.pop()
-                self.calls[name] += 1
-                self._inner[-1] += spent
-
-        setattr(owner, method, timed)
-        undo = functools.partial(setattr, owner, method, original)
-        self._restore.append(undo if was_own else functools.partial(delattr, owner, method))
-
-    def close(self) -> None:
-        """Take the clocks away."""
-        for undo in reversed(self._restore):
-            undo()
-
-
 @contextlib.contextmanager
-def phases() -> Iterator[Phases]:
+def phases() -> Iterator[Clocks]:
     """Clocks around the parts of a turn, and around what a token meets on its way out."""
     from src.engine.loop import EngineLoop
     from src.engine.observer import EngineObserver
@@ -264,7 +226,7 @@ def phases() -> Iterator[Phases]:
     from src.http.direct import DirectWriter
     from src.text.output import OutputText
 
-    found = Phases()
+    found = Clocks()
     for name, owner, method in (
         ("loop", EngineLoop, "_turn"),
         ("scheduler", Scheduler, "schedule"),
@@ -282,14 +244,6 @@ def phases() -> Iterator[Phases]:
         yield found
     finally:
         found.close()
-
-
-def clock_cost() -> float:
-    """Seconds that one pair of readings adds to what is between them, and around them."""
-    started = time.thread_time()
-    for _ in range(10_000):
-        time.thread_time()
-    return (time.thread_time() - started) / 10_000
 
 
 class Layers:
@@ -352,15 +306,15 @@ async def run(options: argparse.Namespace) -> None:
                  config=config, **shape)  # fmt: skip
     once = clock_cost()
     spent = {
-        name: max(0.0, US * (seconds - once * clocks.calls[name]) / num_tokens)
-        for name, seconds in clocks.seconds.items()
+        name: max(0.0, US * (sum(values) - once * len(values)) / num_tokens)
+        for name, values in clocks.values.items()
     }
-    spent["rest"] = inside - sum(US * s / num_tokens for s in clocks.seconds.values())
+    spent["rest"] = inside - US * sum(map(sum, clocks.values.values())) / num_tokens
     recorder.add(
         "of that, by phase (with clocks)",
         {name: Figure.of("us/token", [value]) for name, value in spent.items()},
         config=config,
-        calls={name: count / num_tokens for name, count in clocks.calls.items()},
+        calls={name: len(values) / num_tokens for name, values in clocks.values.items()},
         **shape,
     )
 

@@ -66,9 +66,20 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def write_checkpoint(directory: Path, shape: str, dtype: str = "bfloat16") -> Path:
-    """`config.json` of a shape, with the demo model's tokenizer, which it has ids enough for."""
-    config = {
+def write_checkpoint(
+    directory: Path,
+    shape: str,
+    dtype: str = "bfloat16",
+    *,
+    layers: int | None = None,
+    all_have_text: bool = False,
+) -> Path:
+    """`config.json` of a shape, with the demo model's tokenizer, which it has ids enough for.
+
+    ``layers`` takes the place of the shape's own number of layers. With ``all_have_text`` the ids
+    that the tokenizer lacks get a word each: a server sends no chunk for a token without text.
+    """
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
@@ -80,9 +91,23 @@ def write_checkpoint(directory: Path, shape: str, dtype: str = "bfloat16") -> Pa
         "bos_token_id": 0,
         "eos_token_id": 1,
         **SHAPES[shape],
+        **({} if layers is None else {"num_hidden_layers": layers}),
     }
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_DEMO / name, directory / name)
+    if all_have_text:
+        _fill_vocabulary(directory / "tokenizer.json", config["vocab_size"])
     return directory
+
+
+def _fill_vocabulary(file: Path, vocab_size: int) -> None:
+    tokenizer = json.loads(file.read_text())
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    # Those that are not in the vocabulary would move behind it.
+    vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    known = set(vocabulary.values())
+    # In the alphabet of its bytes, where this letter stands for a space.
+    vocabulary |= {f"\u0120w{i}": i for i in range(vocab_size) if i not in known}
+    file.write_text(json.dumps(tokenizer))

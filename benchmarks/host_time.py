@@ -1,0 +1,204 @@
+"""What a step of decoding rows costs the host's processors beside the kernels, phase by phase.
+
+    python -m benchmarks.host_time                  # 32 rows of 7 M and of 0.35 B parameters
+    python -m benchmarks.host_time --shape 7m --rows 64
+
+The step timeline has no more than the clock on the wall, which other work on the machine moves, and
+takes the device thread's Python and the kernels for one. So clocks of processor time are set around
+methods (`PHASES`), all in one place; a phase is without those inside it, and with its own clock, a
+microsecond or two. The timeline says which steps count: those in which every row decodes.
+
+`plan`, `launch` and `commit` are the event loop's and run beside the forward pass of the step
+before. The device thread, which computes nothing meanwhile, has `apply` (what the plan changes in
+its rows: new blocks of all of them fall into one step), `inputs` (around the kernels' call), `read`
+(tokens into a result) and `hand_over` (the rest, with the way back to the event loop). What telling
+the readers costs is not in it: that is `benchmarks.loop_time`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.clocks import Clocks
+from benchmarks.load import engine_client, random_prompts, side_by_side
+from benchmarks.record import Recorder, add_common, figures_of, percentile
+from benchmarks.shapes import SHAPES, write_checkpoint
+from src import AsyncEngine, Config
+from src.core.collector import freeze_collector, thaw_collector
+from src.core.settings import load_config
+from src.core.steps import StepRecord
+from src.ops.cpu.build import ensure_built
+
+US = 1e6
+# In the order in which a step meets them.
+PHASES = ("plan", "launch", "apply", "inputs", "read", "hand_over", "commit")
+# The call into the kernel library, which is not the host's.
+_KERNELS = "kernels"
+_PROMPT_LEN = 16
+_PERCENTS = {"p50": 0.5, "p99": 0.99}
+# `device` is on the wall: from the begin of a step on the device thread to its end.
+FIGURES = {
+    f"{name}_{percent}": "us" for name in ("total", *PHASES, "device") for percent in _PERCENTS
+}
+
+
+class Step(NamedTuple):
+    """Seconds of processor time of each phase, and what the timeline has of the step."""
+
+    phases: dict[str, float]
+    record: StepRecord
+
+    @property
+    def total(self) -> float:
+        return sum(self.phases[name] for name in PHASES)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.host_time",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=("7m", "0.35b"))
+    parser.add_argument("--rows", type=int, default=32, metavar="N", help="that decode at once")
+    parser.add_argument("--steps", type=int, default=256, metavar="N", help="per repeat")
+    add_common(parser, repeats=5)
+    return parser.parse_args(arguments)
+
+
+def configuration(directory: Path, rows: int) -> Config:
+    overrides = [
+        ("model.path", str(directory)),
+        ("model.load_format", "dummy"),
+        ("model.max_model_len", "2048"),
+        ("scheduler.max_num_seqs", str(max(64, rows))),
+        # Room for all, so that nobody is preempted.
+        ("cache.memory_bytes", str(512 * 2**20)),
+        ("device.type", "cpu"),
+        ("compile.startup", "wait"),
+    ]
+    return load_config(None, overrides=overrides)
+
+
+@contextlib.contextmanager
+def clocks() -> Iterator[Clocks]:
+    """A clock around each phase of a step; every one of them goes once per step."""
+    from src.engine.loop import EngineLoop
+    from src.engine.runner import Runner
+    from src.engine.scheduler import Scheduler
+    from src.engine.step_computer import StepComputer
+    from src.ops.cpu.step import CompiledStep
+
+    found = Clocks()
+    # At the end there is nothing to plan, and so nothing to launch: no step.
+    found.measure("plan", Scheduler, "schedule", keeps=lambda plan: plan is not None)
+    found.measure("launch", EngineLoop, "_launch", keeps=bool)
+    found.measure("hand_over", Runner, "_run")
+    found.measure("apply", Runner, "_apply")
+    found.measure("inputs", StepComputer, "compute")
+    found.measure(_KERNELS, CompiledStep, "_call")
+    found.measure("read", Runner, "_read")
+    found.measure("commit", EngineLoop, "_commit")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+async def steps_of(
+    engine: AsyncEngine, found: Clocks, rows: int, steps: int, seed: int
+) -> list[Step]:
+    """At least ``steps`` steps in which ``rows`` rows and nothing else decode.
+
+    Raises
+    ------
+    RuntimeError
+        Steps and what was measured of them do not match.
+    """
+    found.clear()
+    last = engine.timeline.last
+    before = 0 if last is None else last.step_id
+    prompts = random_prompts(rows, _PROMPT_LEN, engine.model_info.vocab_size, seed=seed)
+    # The prompts take steps of their own, and their rows need not begin to decode at once.
+    await side_by_side(engine_client(engine), prompts, steps + rows, rows)
+    # The clients hear of the last step before its thread is done with it.
+    await asyncio.wrap_future(engine._loaded.runner.call(lambda: None))
+    records = [record for record in engine.timeline if record.step_id > before]
+    columns = [found.values[name] for name in (*PHASES, _KERNELS)]
+    if any(len(values) != len(records) for values in columns):
+        counts = {name: len(values) for name, values in found.values.items()}
+        raise RuntimeError(f"{len(records)} steps, but the clocks went {counts} times")
+    decoding = [
+        Step(dict(zip((*PHASES, _KERNELS), values, strict=True)), record)
+        for record, *values in zip(records, *columns, strict=True)
+        if record.decode_rows == rows and not record.prefill_tokens
+    ]
+    if len(decoding) < steps:
+        raise RuntimeError(f"expected {steps} steps of {rows} decoding rows, got {len(decoding)}")
+    return decoding
+
+
+def figures(steps: Sequence[Step]) -> dict[str, float]:
+    """Of one repeat, the values of ``FIGURES``."""
+    found = {name: [step.phases[name] for step in steps] for name in PHASES}
+    found["total"] = [step.total for step in steps]
+    found["device"] = [step.record.device_end - step.record.device_start for step in steps]
+    return {
+        f"{name}_{percent}": US * percentile(values, fraction)
+        for name, values in found.items()
+        for percent, fraction in _PERCENTS.items()
+    }
+
+
+async def measure(config: Config, rows: int, steps: int, repeats: int) -> list[dict[str, float]]:
+    """Per repeat, the values of ``FIGURES``, of an engine with compiled code.
+
+    Raises
+    ------
+    RuntimeError
+        Its code could not be compiled: then Python and the kernels cannot be told apart.
+    """
+    async with AsyncEngine.open(config) as engine:
+        if not engine.stats.compiled:
+            raise RuntimeError("the model goes on uncompiled")
+        # As a server's own process does.
+        freeze_collector()
+        try:
+            with clocks() as found:
+                await steps_of(engine, found, rows, min(16, steps), seed=0)
+                return [
+                    figures(await steps_of(engine, found, rows, steps, seed=repeat + 1))
+                    for repeat in range(repeats)
+                ]
+        finally:
+            thaw_collector()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    recorder = Recorder("host_time", save=not options.no_save)
+    kernels = ensure_built(wait=True)
+    for shape in options.shape:
+        with tempfile.TemporaryDirectory() as folder:
+            directory = write_checkpoint(Path(folder), shape)
+            config = configuration(directory, options.rows)
+            repeats = asyncio.run(measure(config, options.rows, options.steps, options.repeats))
+        recorder.add(
+            f"{shape}, {options.rows} decoding rows, processor time of the host per step",
+            figures_of(FIGURES, repeats),
+            config=config,
+            kernels=kernels,
+            shape=shape,
+            rows=options.rows,
+            steps=options.steps,
+        )
+
+
+if __name__ == "__main__":
+    main()
