@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import percentile
 from src import AsyncEngine, SamplingParams
+from src.bench.openai_client import Endpoint, OpenAIClient
+from src.bench.samples import Sample
+from src.bench.target import target_of
 
 MS = 1000.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """When a client saw a request's tokens, in seconds of one clock."""
+    """When a client saw a request's tokens, in seconds of one clock.
+
+    ``gaps`` lie between one delivery of tokens and the next, as far as somebody has counted them.
+    """
 
     sent: float
     first: float
     last: float
     num_tokens: int
+    gaps: Sequence[float] = ()
 
     @property
     def ttft(self) -> float:
@@ -51,57 +59,40 @@ def engine_client(engine: AsyncEngine) -> Client:
     async def ask(prompt: list[int], output_len: int) -> Answer:
         params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
         sent = time.perf_counter()
-        first, count = 0.0, 0
+        times, count = [], 0
         async for delta in engine.stream(prompt, params):
-            if not count:
-                first = time.perf_counter()
-            count += len(delta.token_ids)
-        return Answer(sent, first, time.perf_counter(), count)
+            if delta.token_ids:
+                times.append(time.perf_counter())
+                count += len(delta.token_ids)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return Answer(sent, times[0], time.perf_counter(), count, gaps)
 
     return ask
 
 
-def http_client(host: str, port: int) -> Client:
-    """The same over HTTP/1.1, a connection per request, server-sent events read as they come.
+@contextlib.asynccontextmanager
+async def http_client(url: str) -> AsyncIterator[Client]:
+    """The same over HTTP, by the client of ``python -m src bench serve``; connections are kept."""
+    target = target_of("openai", url, "", 0, None, {})
+    endpoint = Endpoint(
+        url=target.url,
+        is_chat=False,
+        model=await asyncio.to_thread(target.first_model),
+        fields={"temperature": 0},
+        ignore_eos=True,
+    )
+    numbers = itertools.count()
+    async with OpenAIClient.open(endpoint) as client:
 
-    Written on bare streams: a client library would cost more than the server that is measured.
-    """
+        async def ask(prompt: list[int], output_len: int) -> Answer:
+            sample = Sample(prompt=prompt, prompt_len=len(prompt), output_len=output_len)
+            seen = await client.ask(sample, f"bench-{next(numbers)}")
+            if not seen.success:
+                raise RuntimeError(f"the server did not answer: {seen.error}")
+            first, last = seen.start + seen.ttft, seen.start + seen.latency
+            return Answer(seen.start, first, last, seen.output_tokens, seen.itl)
 
-    async def ask(prompt: list[int], output_len: int) -> Answer:
-        body = json.dumps(
-            {
-                "prompt": prompt,
-                "max_tokens": output_len,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        sent = time.perf_counter()
-        reader, writer = await asyncio.open_connection(host, port, limit=2**24)
-        try:
-            writer.write(head.encode() + body)
-            status = await reader.readline()
-            if b" 200 " not in status:
-                raise RuntimeError(f"the server answered {status!r}: {await reader.read()!r}")
-            first, last, usage = 0.0, 0.0, b""
-            async for line in reader:
-                if line.startswith(b'data: {"'):
-                    # The last event of the stream has the usage and no choice.
-                    first = first or time.perf_counter()
-                    last, usage = (last, line) if b'"choices":[]' in line else (now(), usage)
-        finally:
-            writer.close()
-        count = json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"]
-        return Answer(sent, first, last, count)
-
-    now = time.perf_counter
-    return ask
+        yield ask
 
 
 async def one_by_one(client: Client, prompts: Sequence[list[int]], output_len: int) -> list[Answer]:
@@ -130,6 +121,8 @@ THROUGHPUT = {
     "ttft_p99": "ms",
     "tpot_median": "ms",
     "tpot_p99": "ms",
+    "itl_median": "ms",
+    "itl_p99": "ms",
 }
 
 
@@ -144,6 +137,8 @@ def throughput(answers: Sequence[Answer], input_len: int) -> dict[str, float]:
     tokens = sum(answer.num_tokens for answer in answers)
     ttfts = [MS * answer.ttft for answer in answers]
     tpots = [MS * answer.tpot for answer in answers]
+    # Answers of one token have none.
+    gaps = [MS * gap for answer in answers for gap in answer.gaps] or [0.0]
     return {
         "output_throughput": tokens / seconds,
         "total_throughput": (tokens + input_len * len(answers)) / seconds,
@@ -151,4 +146,6 @@ def throughput(answers: Sequence[Answer], input_len: int) -> dict[str, float]:
         "ttft_p99": percentile(ttfts, 0.99),
         "tpot_median": percentile(tpots, 0.5),
         "tpot_p99": percentile(tpots, 0.99),
+        "itl_median": percentile(gaps, 0.5),
+        "itl_p99": percentile(gaps, 0.99),
     }

@@ -12,22 +12,19 @@ themselves, so lengths differ by a few tokens; and each has its own idea of when
 from __future__ import annotations
 
 import argparse
-import contextlib
-import http.client
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.record import RESULTS, Figure, Recorder
+from benchmarks.serving import ready_server
 from src.bench.environment import portable
-from src.bench.server_process import ServerProcess, environment_of
 from src.core.settings import CHECKOUT, load_config
 
 MODEL = "demo"
@@ -193,16 +190,6 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def wait_ready(server: ServerProcess) -> None:
-    """Until it serves compiled code."""
-    while True:
-        server.check_alive()
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            if server.request("GET", "/ready")[0] == 200:
-                return
-        time.sleep(0.2)
-
-
 def main() -> None:
     options = parse()
     programs = dict(entry.split("=", 1) for entry in options.tools)
@@ -218,8 +205,7 @@ def main() -> None:
         save=not options.no_save,
         command=f"python -m benchmarks.others --tools {tools} {shape}",
     )
-    with ServerProcess(environment_of(config)) as server:
-        wait_ready(server)
+    with ready_server(config) as server:
         for name in ("slipstream", *programs):
             figures = measure(
                 name, programs.get(name, ""), server.url, load, save=not options.no_save

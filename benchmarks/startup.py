@@ -1,65 +1,128 @@
-"""How long a start takes, in a fresh process: to ready, to the first token, to compiled code.
+"""How long an engine takes to start, cold and warm, and its code to compile at any depth.
 
-`python -m benchmarks.startup SECONDS` is the process that is measured: so many seconds after its
-first token at the latest it prints one JSON object. The clock is the system's monotonic one, which
-the measuring process shares.
+    python -m benchmarks.startup                          # the demo model, 0.35 B, and depths
+    python -m benchmarks.startup --models demo --depths   # one model, no depths
+    python -m benchmarks.startup --models --depths 2 48   # depths alone
+
+Each start is that of a fresh process (`start_probe.py`): to ready, to the first token, to this
+CPU's kernels, to compiled code. Shapes have weights from a seed, in bfloat16. Cold is without
+anything built, warm with what a cold start has left. `python -m src bench startup` does the same to
+a server, and tells where the time goes.
+
+The depths are of one shape, compiled from nothing but with the kernels there, in turns: a function
+serves all layers, so there are as many graphs at every depth, and they should take as long.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.record import Figure, Recorder, add_common, figures_of
+from benchmarks.shapes import SHAPES, write_checkpoint
 from src.bench.server_process import environment_of
+from src.bench.startup import CACHE_VARIABLE
 from src.core.config import Config
 from src.core.settings import CHECKOUT, load_config
 
+# Seconds from the start of the process.
 STARTUP = {
     "ready": "s",
     "first_token": "s",
     "kernels": "s",
     "compiled": "s",
 }
+# How long the compilation took, or what took its place; the processor time of all compilers, which
+# other work on the machine changes less (with those of the kernels, where they are not there); and
+# what came of it.
+COMPILATION = {"compilation": "s", "compilers_cpu": "s", "graphs": ""}
+_DEMO = "demo"
 _SECONDS = 1200
 
 
-def measure(config: Config, *, cold: bool, repeats: int) -> list[dict[str, float]]:
-    """Seconds from the start of the process, per repeat.
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.startup",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--models", nargs="*", choices=(_DEMO, *SHAPES), default=(_DEMO, "0.35b"))
+    parser.add_argument("--depths", nargs="*", type=int, default=(2, 48), metavar="LAYERS")
+    parser.add_argument("--depth-shape", choices=SHAPES, default="7m", help="whose layers they are")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides"
+    )
+    parser.add_argument(
+        "--cold-repeats", type=int, default=3, metavar="N", help="of whatever is compiled"
+    )
+    add_common(parser, repeats=5)
+    return parser.parse_args(arguments)
 
-    Cold: an artifact cache of its own, so everything is built. Warm: a cache that one start, which
-    is not counted, has filled.
+
+def configuration(directory: Path, overrides: Sequence[str], *, startup: str) -> Config:
+    """Of a checkpoint without weights."""
+    settings = [
+        ("model.path", str(directory)),
+        ("model.load_format", "dummy"),
+        ("model.max_model_len", "1024"),
+        ("cache.memory_bytes", str(512 * 2**20)),
+        ("compile.startup", startup),
+    ]
+    return load_config(None, overrides=[*settings, *_pairs(overrides)])
+
+
+def _pairs(assignments: Sequence[str]) -> list[tuple[str, str]]:
+    parted = (assignment.partition("=") for assignment in assignments)
+    return [(name, value) for name, _, value in parted]
+
+
+def measure(
+    config: Config, *, cold_repeats: int, warm_repeats: int
+) -> dict[str, list[dict[str, float]]]:
+    """The values of ``STARTUP`` and ``COMPILATION`` per start, ``"cold"`` ones and then ``"warm"``.
+
+    Warm starts find what the last cold one has left; there is at least one of these.
     """
-    results = []
-    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as shared:
-        if not cold:
-            start(config, shared)
+    found: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    for repeat in range(cold_repeats):
+        with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as cache:
+            found["cold"].append(start(config, cache))
+            if repeat == cold_repeats - 1:
+                found["warm"] = [start(config, cache) for _ in range(warm_repeats)]
+    return found
+
+
+def measure_depths(configs: Sequence[Config], repeats: int) -> list[list[dict[str, float]]]:
+    """Per configuration and repeat, the same of a start that compiles everything but the kernels.
+
+    Every second turn goes backwards: what drifts meanwhile drifts for all.
+    """
+    found: list[list[dict[str, float]]] = [[] for _ in configs]
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as built:
+        _build_kernels(built)
+        turn = list(enumerate(configs))
         for _ in range(repeats):
-            if cold:
-                with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as fresh:
-                    results.append(start(config, fresh))
-            else:
-                results.append(start(config, shared))
-    return results
-
-
-def measure_both(config: Config, *, warm_repeats: int) -> dict[str, list[dict[str, float]]]:
-    """The same for ``"cold"`` once and then ``"warm"``, with what the cold start has left."""
-    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as shared:
-        cold = start(config, shared)
-        return {"cold": [cold], "warm": [start(config, shared) for _ in range(warm_repeats)]}
+            for index, config in turn:
+                with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as cache:
+                    shutil.copytree(built, cache, dirs_exist_ok=True)
+                    found[index].append(start(config, cache))
+            turn.reverse()
+    return found
 
 
 def start(
     config: Config, cache: str, *, patience: float = _SECONDS, seconds: float = _SECONDS
 ) -> dict[str, float]:
-    """One start with the artifacts in ``cache``: seconds to each of `STARTUP` that was reached.
+    """Start an engine in a process of its own, with this directory of artifacts.
+
+    Of `STARTUP` what was reached is told.
 
     Parameters
     ----------
@@ -75,12 +138,13 @@ def start(
     """
     # Triton keeps its kernels apart from Inductor.
     environment = environment_of(
-        config, SLIPSTREAM_CACHE_DIR=cache, TRITON_CACHE_DIR=str(Path(cache) / "triton")
+        config, **{CACHE_VARIABLE: cache, "TRITON_CACHE_DIR": str(Path(cache) / "triton")}
     )
+    # It would keep what Inductor made between cold starts.
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.startup", f"{patience:g}"],
+        [sys.executable, "-m", "benchmarks.start_probe", f"{patience:g}"],
         cwd=CHECKOUT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -89,38 +153,80 @@ def start(
         timeout=seconds,
     )
     seen = json.loads(done.stdout.splitlines()[-1])
-    return {name: seen[name] - begun for name in STARTUP if name in seen}
+    since = {name: seen[name] - begun for name in STARTUP if name in seen}
+    return {**since, **{name: seen[name] for name in COMPILATION}}
 
 
-async def _probe(patience: float) -> dict[str, float]:
-    from src import AsyncEngine, SamplingParams
+def _build_kernels(cache: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "src.ops.cpu.build"],
+        cwd=CHECKOUT,
+        env=environment_of(Config(), **{CACHE_VARIABLE: cache}),
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=_SECONDS,
+    )
 
-    seen: dict[str, float] = {}
-    async with AsyncEngine.open(load_config()) as engine:
-        seen["ready"] = time.monotonic()
-        async for _ in engine.stream("Once upon a time", SamplingParams(max_tokens=8)):
-            seen.setdefault("first_token", time.monotonic())
-        # After the start, which imports torch itself.
-        import torch
 
-        from src.ops.cpu.build import kernel_status
+def record_model(recorder: Recorder, name: str, options: argparse.Namespace) -> None:
+    """Cold and warm starts, served meanwhile by uncompiled code as it is by default."""
+    with tempfile.TemporaryDirectory() as folder:
+        if name == _DEMO:
+            file = CHECKOUT / "configs" / "demo.toml"
+            config = load_config(file, overrides=_pairs(options.overrides))
+        else:
+            directory = write_checkpoint(Path(folder), name)
+            config = configuration(directory, options.overrides, startup="background")
+        found = measure(config, cold_repeats=options.cold_repeats, warm_repeats=options.repeats)
+        for kind, starts in found.items():
+            if starts:
+                figures = figures_of({**STARTUP, **COMPILATION}, starts)
+                recorder.add(f"{name}, {kind} start", figures, config=config, model=name)
 
-        config = engine.config
-        on_cuda = config.device.type != "cpu" and torch.cuda.is_available()
-        # What is not built in this configuration is there when the engine is ready.
-        built: dict[str, Callable[[], bool]] = {
-            "kernels": lambda: on_cuda or kernel_status() != "reference",
-            "compiled": lambda: not config.compile.is_on or engine.stats.compiled,
-        }
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while not seen.keys() >= built.keys():
-                    for name, is_built in built.items():
-                        if name not in seen and is_built():
-                            seen[name] = time.monotonic()
-                    await asyncio.sleep(0.01)
-    return seen
+
+def record_depths(recorder: Recorder, options: argparse.Namespace) -> None:
+    """Cold compilation at each depth, and at the last one over that at the first."""
+    depths, shape = options.depths, options.depth_shape
+    with tempfile.TemporaryDirectory() as folder:
+        configs = [
+            configuration(
+                write_checkpoint(Path(folder) / str(layers), shape, layers=layers),
+                options.overrides,
+                # Nobody is served meanwhile, to whom compilers would have to yield.
+                startup="wait",
+            )
+            for layers in depths
+        ]
+        found = measure_depths(configs, options.cold_repeats)
+        for layers, config, starts in zip(depths, configs, found, strict=True):
+            recorder.add(
+                f"{shape} with {layers} layers, cold compilation",
+                figures_of(COMPILATION, starts),
+                config=config,
+                shape=shape,
+                layers=layers,
+            )
+        pairs = list(zip(found[0], found[-1], strict=True))
+        recorder.add(
+            f"{shape}, compilation with {depths[-1]} layers over that with {depths[0]}",
+            {
+                name: Figure.of("times", [last[name] / first[name] for first, last in pairs])
+                for name in ("compilation", "compilers_cpu")
+            },
+            config=configs[-1],
+            shape=shape,
+            depths=list(depths),
+        )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    recorder = Recorder("startup", save=not options.no_save)
+    for name in options.models:
+        record_model(recorder, name, options)
+    if options.depths:
+        record_depths(recorder, options)
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_probe(float(sys.argv[1])))))
+    main()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine import configuration, parse, server
+from benchmarks.engine import configuration, parse, vocab_size_of
 from benchmarks.load import (
     Answer,
     Client,
@@ -20,13 +20,13 @@ from benchmarks.load import (
     throughput,
 )
 from benchmarks.reported import REPORTED, report
+from benchmarks.serving import ready_server
 from benchmarks.shapes import write_checkpoint
 from src import AsyncEngine, Config
 from src.core.settings import CHECKOUT
 from src.ops.cpu.build import ensure_built
 
 _INPUT_LEN, _OUTPUT_LEN, _STREAMS, _REQUESTS, _REPEATS = 128, 64, 32, 64, 3
-_HOST = "127.0.0.1"
 
 pytestmark = pytest.mark.benchmark(timer=REPORTED)
 
@@ -40,8 +40,9 @@ class Seen:
         self.runs = runs
 
 
-async def measured(client: Client, vocab_size: int, config: Config) -> Seen:
+async def measured(client: Client, config: Config) -> Seen:
     """Seeds differ, so that no measurement finds its prompts in the prefix cache."""
+    vocab_size = vocab_size_of(config)
     warm_up = random_prompts(_STREAMS, _INPUT_LEN, vocab_size, seed=1)
     await side_by_side(client, warm_up, 16, _STREAMS)
     prompts = random_prompts(2 * _REPEATS, _INPUT_LEN, vocab_size, seed=2)
@@ -54,25 +55,28 @@ async def measured(client: Client, vocab_size: int, config: Config) -> Seen:
     return Seen(config, lone, runs)
 
 
-async def in_process(config: Config) -> tuple[Seen, int]:
-    """With the vocabulary's size, which a client over HTTP has to be told."""
+async def in_process(config: Config) -> Seen:
     ensure_built(wait=True)
     async with AsyncEngine.open(config) as engine:
-        vocab_size = engine.model_info.vocab_size
-        return await measured(engine_client(engine), vocab_size, config), vocab_size
+        return await measured(engine_client(engine), config)
+
+
+async def over_http(url: str, config: Config) -> Seen:
+    async with http_client(url) as client:
+        return await measured(client, config)
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     """The demo model both ways, and a model of 7 M parameters with weights from a seed."""
     demo = configuration(parse(["--config", str(CHECKOUT / "configs" / "demo.toml")]))
-    found, vocab_size = asyncio.run(in_process(demo))
-    with server(demo) as port:
-        over_http = asyncio.run(measured(http_client(_HOST, port), vocab_size, demo))
+    found = asyncio.run(in_process(demo))
+    with ready_server(demo) as server:
+        served = asyncio.run(over_http(server.url, demo))
     checkpoint: Path = write_checkpoint(tmp_path_factory.mktemp("dummy"), "7m")
     dummy = configuration(parse(["--model", str(checkpoint), "--dummy"]))
-    small, _ = asyncio.run(in_process(dummy))
-    return {"demo, in process": found, "demo, http": over_http, "7m, in process": small}
+    small = asyncio.run(in_process(dummy))
+    return {"demo, in process": found, "demo, http": served, "7m, in process": small}
 
 
 CASES = ("demo, in process", "demo, http", "7m, in process")

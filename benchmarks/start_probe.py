@@ -1,0 +1,59 @@
+"""The process whose start `benchmarks.startup` measures: it prints one JSON object.
+
+Moments are of the system's monotonic clock, which the measuring process shares. Little is imported
+here beside what an engine needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+
+async def probe(patience: float) -> dict[str, float]:
+    """When an engine of the environment's configuration was ready, and so on; its compilation.
+
+    What comes after the first token is waited for as many seconds.
+    """
+    from src import AsyncEngine, SamplingParams
+    from src.core.settings import load_config
+
+    seen: dict[str, float] = {}
+    async with AsyncEngine.open(load_config()) as engine:
+        seen["ready"] = time.monotonic()
+        async for _ in engine.stream("Once upon a time", SamplingParams(max_tokens=8)):
+            seen.setdefault("first_token", time.monotonic())
+        # After the start, which imports torch itself.
+        import torch
+
+        from src.ops.cpu.build import is_building, kernel_status
+
+        config = engine.config
+        on_cuda = config.device.type != "cpu" and torch.cuda.is_available()
+        # What is not built in this configuration is there when the engine is ready.
+        built: dict[str, Callable[[], bool]] = {
+            "kernels": lambda: on_cuda or kernel_status() != "reference" or not is_building(),
+            "compiled": lambda: not config.compile.is_on or engine.stats.compiled,
+        }
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not seen.keys() >= built.keys():
+                    for name, is_built in built.items():
+                        if name not in seen and is_built():
+                            seen[name] = time.monotonic()
+                    await asyncio.sleep(0.01)
+        runner = engine._loaded.runner
+        seen["compilation"] = runner.compile_seconds
+        seen["graphs"] = runner.num_graphs
+    # Compilers are children of this process, and have been waited for.
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {**seen, "compilers_cpu": used.ru_utime + used.ru_stime}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(probe(float(sys.argv[1])))))
