@@ -58,7 +58,7 @@ def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
         DECODE_SCHEDULE,
         {
             "rows": [(1, 2048 // scale)] * most_rows,
-            "prefixes": {row: (0, 16 // scale) for row in range(1, most_rows)},
+            "prefixes": dict.fromkeys(range(1, most_rows), (0, 16 // scale)),
             "tile": 64,
             "members": 4,
             **attention,
@@ -100,7 +100,7 @@ def run(session: Session) -> None:
 
 
 def arguments_of(op: Op, device: torch.device, case: dict[str, Any]) -> tuple[Any, ...]:
-    """As a model's layers call it: keys are laid out for programs once a step, not in every call."""
+    """As a model's layers call it: what programs read is laid out once a step, not every call."""
     arguments = op.build(str(device), **case)
     if op is not PAGED_ATTENTION:
         return arguments

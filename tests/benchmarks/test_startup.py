@@ -18,7 +18,7 @@ DEMO = Path(__file__).parents[2] / "configs" / "demo"
 @pytest.mark.timeout(900)  # of which compilers take most, where nothing is in the cache
 def test_a_start_is_measured_up_to_compiled_code() -> None:
     config = small_config(DEMO, compile__enforce_eager=False, compile__startup="background")
-    seen = startup.start_once(config, str(cache_root()))
+    seen = startup.start(config, str(cache_root()))
     assert seen.keys() == startup.STARTUP.keys() | startup.COMPILATION.keys()
     assert 0 < seen["ready"] < seen["first_token"] < seen["compiled"]
     assert seen["graphs"] == 4
@@ -56,7 +56,7 @@ class Starts:
 
 def test_only_cold_starts_begin_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = Starts()
-    monkeypatch.setattr(startup, "start_once", starts)
+    monkeypatch.setattr(startup, "start", starts)
     found = startup.measure(small_config(DEMO), cold_repeats=2, warm_repeats=2)
     assert [files for _, files in starts.seen] == [set(), set(), {"left"}, {"left"}]
     assert [[start["ready"] for start in found[kind]] for kind in ("cold", "warm")] == [
@@ -70,7 +70,7 @@ def test_depths_take_turns_and_find_the_kernels_alone(
     results: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts = Starts()
-    monkeypatch.setattr(startup, "start_once", starts)
+    monkeypatch.setattr(startup, "start", starts)
     monkeypatch.setattr(
         startup, "_build_kernels", lambda cache: (Path(cache) / "cpu-kernels").mkdir()
     )

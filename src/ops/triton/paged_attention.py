@@ -187,7 +187,8 @@ def run(
     rows = (query, key_cache, value_cache, block_tables, query_start_loc, seq_lens)
     if deterministic:
         shape = prefill_shape(*device, None)
-        return _prefill(*rows, out, scale, sliding_window, padded, shape, fewest=1)
+        _prefill(*rows, out, scale, sliding_window, padded, shape, fewest=1)
+        return
     if max_query_len > 1 and prefill is not None:
         # Before the decode kernels: it may leave anything in the rows that are theirs.
         prefill(*rows, out, scale, sliding_window, max_query_len, max_seq_len)

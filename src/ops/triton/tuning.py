@@ -40,8 +40,8 @@ class DecodeShape(NamedTuple):
 
 # (compute capability or 0 for all others, head_dim padded to a power of two, bytes of an element)
 # -> shape. An entry also serves smaller heads. The general ones are reasoned, not measured: they
-# fit into Hopper's shared memory, as the tests compile it, and have five stages because Triton divides
-# these among the loads of a chain (block number, then keys), which leaves two tiles under way.
+# fit into Hopper's shared memory, as the tests compile it, and have five stages because Triton
+# divides these among the loads of a chain (block number, then keys): two tiles are under way.
 _PREFILL = {
     (0, 128, 2): PrefillShape(128, 64, 8, 5),
     (0, 256, 2): PrefillShape(64, 32, 4, 2),
