@@ -12,7 +12,7 @@ from src.engine.inputs import StepInputs
 from src.engine.kv_cache import KVCache
 from src.models.decoder import Attend, Decoder
 from src.models.regions import Regions
-from src.ops import paged_attention, step_schedule
+from src.ops import paged_attention, rotate_and_cache, step_schedule
 from src.ops.cpu.step import CompiledStep
 
 
@@ -50,7 +50,8 @@ class ForwardPass:
         """
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            out = torch.empty_like(query)  # [T, num_heads, head_dim]
+            # Not empty_like: a slice of one token would hand its row stride on.
+            out = query.new_empty(query.shape)  # [T, num_heads, head_dim]
             self.attend(inputs, layer, query, key, value, out)
             return out.flatten(1)
 
@@ -71,15 +72,21 @@ class ForwardPass:
         value: Tensor,
         out: Tensor,
     ) -> None:
-        """Write ``layer``'s keys and values, and attend into ``out`` [T, num_heads, head_dim]."""
+        """Write ``layer``'s keys and values, and attend into ``out`` [T, num_heads, head_dim].
+
+        ``query`` is overwritten where the regions leave its rotation to an op.
+        """
         if self._stopped:
             raise RunnerClosedError("the runner was closed")
-        spec = self.decoder.spec
+        spec, region_spec = self.decoder.spec, self.decoder.region_spec
         window = spec.sliding_windows[layer] or 0
+        cached = region_spec.rotates_in_op
+        if cached:
+            self._rotate_and_cache(inputs, layer, query, key, value, out)
         paged_attention(
             query,
-            key,
-            value,
+            None if cached else key,
+            None if cached else value,
             self.kv_cache.keys[layer],
             self.kv_cache.values[layer],
             inputs.block_tables_b,
@@ -91,8 +98,33 @@ class ForwardPass:
             window,
             inputs.max_query_len,
             inputs.max_seq_len,
-            self.decoder.region_spec.deterministic,
+            region_spec.deterministic,
             self._schedule(inputs, layer, window),
+        )
+
+    def _rotate_and_cache(
+        self,
+        inputs: StepInputs,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+    ) -> None:
+        pre = self.decoder.pre[layer]
+        rotate_and_cache(
+            query,
+            key,
+            value,
+            pre.q_norm,
+            pre.k_norm,
+            self.decoder.spec.rms_norm_eps,
+            self.decoder.rope_table,
+            inputs.positions_t,
+            inputs.slot_mapping_t,
+            self.kv_cache.keys[layer],
+            self.kv_cache.values[layer],
+            out,
         )
 
     def _schedule(self, inputs: StepInputs, layer: int, window: int) -> Tensor | None:

@@ -113,6 +113,7 @@ class StepComputer:
     def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
         """A step in one call, of regions that were compiled ahead of time."""
         decoder, cache, rows = self._decoder, self._forward_pass.kv_cache, self._rows
+        assert not decoder.region_spec.rotates_in_op, "nothing rotates between its regions"
         *layers, head = (region.bind(*given) for region, given in decoder.calls(regions))
         floats, ints = self._sampler.state.tables
         attention = StepAttention(

@@ -21,7 +21,8 @@ from src.models.regions import (
 )
 from src.models.rope import rope_table
 
-# (layer index, query [T, Q, D], key [T, K, D], value [T, K, D]) -> attention output [T, Q D]
+# (layer index, query [T, Q, D], key [T, K, D], value [T, K, D]) -> attention output [T, Q D]; with
+# `RegionSpec.rotates_in_op` it has queries and keys to normalise and rotate first
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -118,6 +119,8 @@ class Decoder:
             rms_norm_eps=config.rms_norm_eps,
             group=group,
             deterministic=deterministic,
+            # Its kernel takes every head_dim and dtype that a configuration may have.
+            rotates_in_op=device.type == "cuda",
         )
         self.embedding = self._empty(config.vocab_size, config.hidden_size)
         self.head: Weight = (
@@ -178,7 +181,8 @@ class Decoder:
             regions: the model's own (`decoder.regions`), or compiled replacements.
             input_ids: int64 [T], below `vocab_size`.
             positions: int64 [T], each token's index in its own sequence, below `max_positions`.
-            attend: writes keys and values to the cache and attends, per layer.
+            attend: writes keys and values to the cache and attends, per layer; before that it
+                calls `ops.rotate_and_cache` where `region_spec.rotates_in_op` says so.
         """
         spec, table = self.region_spec, self.rope_table
         query, key, value, residual = regions.first(

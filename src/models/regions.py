@@ -37,6 +37,9 @@ class RegionSpec:
     group: Group
     # Whether a token's bits may depend on nothing but its own inputs, see docs/determinism.md.
     deterministic: bool = False
+    # Whether queries, keys and values leave the regions as the projection gives them: then
+    # `ops.rotate_and_cache`, which whoever attends calls first, does the rest.
+    rotates_in_op: bool = False
 
 
 class PreAttention(NamedTuple):
@@ -62,7 +65,11 @@ class PostAttention(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """What goes into an attention call, and the residual stream that goes around it."""
+    """What goes into an attention call, and the residual stream that goes around it.
+
+    With `RegionSpec.rotates_in_op` query and key are slices of the fused projection as value is:
+    neither normalised nor rotated.
+    """
 
     query: torch.Tensor  # [T, Q, D] contiguous, rotated
     key: torch.Tensor  # [T, K, D] contiguous, rotated
@@ -208,6 +215,8 @@ def _before_attention(
     qkv = linear(normed, pre.qkv_weight, pre.qkv_bias)
     fused = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
     query, key, value = fused.split((heads, kv_heads, kv_heads), dim=1)
+    if spec.rotates_in_op:
+        return AttentionInputs(query, key, value, residual)
     if pre.q_norm is not None and pre.k_norm is not None:
         query = rms_norm(query, pre.q_norm, spec.rms_norm_eps)
         key = rms_norm(key, pre.k_norm, spec.rms_norm_eps)

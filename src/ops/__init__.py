@@ -9,8 +9,9 @@ from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_sched
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
 from src.ops.linear import LINEAR, linear
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
+from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
 
-OPS: tuple[Op, ...] = (PAGED_ATTENTION, DECODE_SCHEDULE, GUMBEL_ARGMAX, LINEAR)
+OPS: tuple[Op, ...] = (PAGED_ATTENTION, DECODE_SCHEDULE, ROTATE_AND_CACHE, GUMBEL_ARGMAX, LINEAR)
 
 __all__ = [
     "DECODE_SCHEDULE",
@@ -18,6 +19,7 @@ __all__ = [
     "LINEAR",
     "OPS",
     "PAGED_ATTENTION",
+    "ROTATE_AND_CACHE",
     "Cost",
     "Kernel",
     "Op",
@@ -25,5 +27,6 @@ __all__ = [
     "gumbel_argmax",
     "linear",
     "paged_attention",
+    "rotate_and_cache",
     "step_schedule",
 ]

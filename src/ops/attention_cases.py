@@ -29,12 +29,13 @@ def build(
     seed: int = 0,
     deterministic: bool = False,
     prefixes: Mapping[int, tuple[int, int]] | None = None,
+    cached: bool = False,
 ) -> tuple[Any, ...]:
     """Arguments of a call for rows given as (query_len, seq_len).
 
     `max_seq_len` is `longest`, where that is over the rows' own: a bound is all that it is.
     `prefixes` is row -> (a row before it, how many of whose blocks it begins with); neither row's
-    queries lie in these.
+    queries lie in these. `cached` has the step's own keys and values in the cache, and passes none.
 
     Blocks are handed out in random order, query/key/value are slices of one fused tensor, the
     cache holds random history, and whatever must not be read is poisoned: unused cache slots and
@@ -60,7 +61,8 @@ def build(
             table[position // block_size] * block_size + position % block_size
             for position in range(seq_len)
         ]
-        history = torch.tensor(slot_of[: seq_len - query_len], dtype=torch.int64)
+        known = seq_len if cached else seq_len - query_len
+        history = torch.tensor(slot_of[:known], dtype=torch.int64)
         for cache in (key_cache, value_cache):
             flat = cache.view(-1, num_kv_heads, head_dim)
             flat[history] = torch.randn(len(history), *shape[2:], generator=random)
@@ -77,8 +79,7 @@ def build(
     lengths = torch.tensor([0] + [query_len for query_len, _ in rows])
     return (
         query,
-        key,
-        value,
+        *((None, None) if cached else (key, value)),
         key_cache.to(device, dtype),
         value_cache.to(device, dtype),
         block_tables.to(device),
@@ -148,11 +149,20 @@ def _grid() -> list[Case]:
 
 CASES = _grid()
 
+CACHED_CASES: list[Case] = [
+    {"cached": True, "padding": 3},
+    {"cached": True, "rows": ((5, 33), (1, 130), (1, 600)), "head_dim": 24, "block_size": 5},
+    {"cached": True, "rows": ((90, 130), (1, 700)), "head_dim": 16, "sliding_window": 60},
+    {"cached": True, "rows": ((1, 1), (0, 0)), "head_dim": 16, "padding": 1, "longest": 4096},
+    {"cached": True, "rows": ((0, 0), (0, 0)), "head_dim": 16, "padding": 2, "longest": 4096},
+]
+"""Without keys and values, which the compiled CPU kernel does not take."""
+
 
 def cost(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
@@ -184,5 +194,6 @@ def cost(
                 keys -= key_cache.shape[1] * len(read.intersection(blocks))
                 read.update(blocks)
     per_token = key_cache.shape[2] * head_dim * 2  # key and value elements of one cached token
-    elements = query.numel() + out.numel() + 2 * key.shape[0] * per_token + keys * per_token
+    written = 0 if key is None else 2 * key.shape[0]  # read, and written into the cache
+    elements = query.numel() + out.numel() + (written + keys) * per_token
     return Cost(bytes=elements * query.element_size(), flops=4 * pairs * num_heads * head_dim)

@@ -19,8 +19,8 @@ _REFERENCE_QUERY_TILE = 512
 
 def reference(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
@@ -36,9 +36,11 @@ def reference(
     schedule: Tensor | None = None,
 ) -> None:
     """See [`paged_attention`][src.ops.paged_attention.paged_attention]."""
-    _write_cache(key, key_cache, slot_mapping)
-    _write_cache(value, value_cache, slot_mapping)
     starts = query_start_loc.tolist()
+    if key is not None and value is not None:
+        _write_cache(key, key_cache, slot_mapping)
+        _write_cache(value, value_cache, slot_mapping)
+        out[starts[-1] :] = 0
     for row, seq_len in enumerate(seq_lens.tolist()):
         begin, end = starts[row], starts[row + 1]
         for tile in range(begin, end, _REFERENCE_QUERY_TILE):
@@ -52,7 +54,6 @@ def reference(
                 scale=scale,
                 sliding_window=sliding_window,
             )
-    out[starts[-1] :] = 0
 
 
 def _write_cache(new: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
@@ -106,7 +107,7 @@ def _fake(*args: object) -> None:
 
 PAGED_ATTENTION = Op(
     "paged_attention",
-    "(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor block_tables, Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, "
     "Tensor(c!) out, float scale, int sliding_window, SymInt max_query_len, SymInt max_seq_len, "
     "bool deterministic=False, Tensor? schedule=None) -> ()",
@@ -121,8 +122,8 @@ PAGED_ATTENTION = Op(
 
 def paged_attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
@@ -145,17 +146,23 @@ def paged_attention(
     float32. `query`, `key` and `value` may be slices of a fused projection: the last dimension is
     contiguous, heads are `head_dim` apart, the row stride is free.
 
+    Without `key` and `value` the cache has them already, as after
+    [`rotate_and_cache`][src.ops.rotate_and_cache.rotate_and_cache]: nothing is written into it, and
+    what `out` holds for padding tokens is the caller's business.
+
     Parameters
         query: [T, num_heads, head_dim], head_dim a multiple of 8 up to 256.
-        key: [T, num_kv_heads, head_dim]; num_heads is a multiple of num_kv_heads.
-        value: [T, num_kv_heads, head_dim].
+        key: [T, num_kv_heads, head_dim]; num_heads is a multiple of num_kv_heads. None
+            if the cache has this step's keys and values.
+        value: [T, num_kv_heads, head_dim]; None together with `key`.
         key_cache: [num_blocks, block_size, num_kv_heads, head_dim], changed in place.
         value_cache: Like `key_cache`.
         block_tables: [B, max_blocks] int32; entries beyond a row's length are not read.
         query_start_loc: [B + 1] int32, row -> its first token; the last is the number of tokens.
         seq_lens: [B] int32, row -> context length including this step's tokens.
         slot_mapping: [T] int64, token -> block * block_size + offset, or -1 to write nothing.
-        out: [T, num_heads, head_dim], contiguous, changed in place; padding tokens get 0.
+        out: [T, num_heads, head_dim], contiguous, changed in place; padding tokens get 0,
+            unless `key` is None.
         scale: Factor of the scores.
         sliding_window: Keys that a token sees, itself included; 0 for all.
         max_query_len: Upper bound of the rows' query lengths (sizes a GPU grid without a sync).
@@ -170,7 +177,7 @@ def paged_attention(
 
     Raises
         ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
-            outside of this contract.
+            outside of this contract, and without `key` and `value`, which it always writes.
     """
     PAGED_ATTENTION.overload(
         query,

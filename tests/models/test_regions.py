@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,25 @@ def test_attention_inputs_have_the_promised_layout(tmp_path: Path) -> None:
     assert inputs.query.is_contiguous()
     assert inputs.key.is_contiguous()
     assert inputs.value.stride() == ((4 + 2 * 2) * 24, 24, 1)
+
+
+@torch.inference_mode()
+def test_what_an_op_will_rotate_leaves_the_regions_as_slices(tmp_path: Path) -> None:
+    decoder = load_model(make_checkpoint(tmp_path, "qwen3", head_dim=24))
+    ids, positions = torch.arange(5), torch.arange(5)
+    arguments = (decoder.embedding, decoder.pre[0], decoder.rope_table, ids, positions)
+    spec = replace(decoder.region_spec, rotates_in_op=True)
+    raw = decoder.regions.first(spec, *arguments)
+    rotated = decoder.regions.first(decoder.region_spec, *arguments)
+    width = (4 + 2 * 2) * 24
+    for index, (tensor, heads) in enumerate(zip(raw[:3], (4, 2, 2), strict=True)):
+        assert tensor.shape == (5, heads, 24)
+        assert tensor.stride() == (width, 24, 1)
+        assert tensor.storage_offset() == (0, 4 * 24, 6 * 24)[index]
+        assert tensor.untyped_storage().data_ptr() == raw.query.untyped_storage().data_ptr()
+    assert torch.equal(raw.value, rotated.value)
+    assert torch.equal(raw.residual, rotated.residual)
+    assert not torch.equal(raw.query, rotated.query)
 
 
 def test_logits_are_float32_whatever_the_dtype(tmp_path: Path) -> None:

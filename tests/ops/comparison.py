@@ -1,4 +1,4 @@
-"""How a paged attention kernel is held against the reference."""
+"""How kernels of the ops that write into caches are held against their references."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from src.ops import PAGED_ATTENTION
+from src.ops import PAGED_ATTENTION, ROTATE_AND_CACHE
 
 # Both accumulate in float32; what differs is the order of sums and the rounding of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -26,8 +26,40 @@ def attention_matches(kernel: Callable[..., Any], args: tuple[Any, ...]) -> None
         # Bitwise, poison included: what must not be written has not been.
         assert torch.equal(bits(expected[cache]), bits(got[cache]))
     tolerance = TOLERANCE[got[9].dtype]
-    torch.testing.assert_close(got[9], expected[9], rtol=tolerance, atol=tolerance)
-    assert not got[9].isnan().any()
+    # Without keys, padding is not the op's business: both leave the poison.
+    cached, num_tokens = got[1] is None, int(got[6][-1])
+    torch.testing.assert_close(
+        got[9], expected[9], rtol=tolerance, atol=tolerance, equal_nan=cached
+    )
+    assert not got[9][: num_tokens if cached else None].isnan().any()
+    assert not cached or got[9][num_tokens:].isnan().all()
+
+
+def fused_copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments of `rotate_and_cache` with copies of what a call changes.
+
+    Query, key and value are slices of one copy, as they were of one tensor.
+    """
+    fused = args[0]._base.clone()
+    slices = (fused.as_strided(x.shape, x.stride(), x.storage_offset()) for x in args[:3])
+    return (*slices, *args[3:9], *(x.clone() for x in args[9:]))
+
+
+def rotation_matches(
+    kernel: Callable[..., Any], args: tuple[Any, ...], *, exact: bool = False
+) -> None:
+    """`exact` asks for the same bits of queries and keys, too."""
+    expected, got = fused_copied(args), fused_copied(args)
+    ROTATE_AND_CACHE.reference(*expected)
+    kernel(*got)
+    # Keys and values where they came from, cached values, and the output's rows of zeros.
+    for index in (1, 2, 10, 11):
+        assert torch.equal(bits(expected[index]), bits(got[index]))
+    tolerance = 0.0 if exact else TOLERANCE[got[0].dtype]
+    for index in (0, 9):
+        torch.testing.assert_close(
+            got[index], expected[index], rtol=tolerance, atol=tolerance, equal_nan=True
+        )
 
 
 def in_chunks(

@@ -7,9 +7,19 @@ import pytest
 import torch
 from torch import library as torch_library
 
-from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, LINEAR, OPS, PAGED_ATTENTION, Kernel, Op
+from src.ops import (
+    DECODE_SCHEDULE,
+    GUMBEL_ARGMAX,
+    LINEAR,
+    OPS,
+    PAGED_ATTENTION,
+    ROTATE_AND_CACHE,
+    Kernel,
+    Op,
+)
+from src.ops.attention_cases import CACHED_CASES
 from src.ops.cpu.kernel_library import KernelLibrary
-from tests.ops.comparison import TOLERANCE, attention_matches, copied
+from tests.ops.comparison import TOLERANCE, attention_matches, copied, rotation_matches
 
 # The others are asked for on CUDA alone; on the CPU they have their reference.
 COMPILED = (PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR)
@@ -20,6 +30,10 @@ OPCHECKED = {
         {"dtype": torch.bfloat16, "head_dim": 8, "sliding_window": 7},
     ],
     "decode_schedule": [{"tile": 16, "members": 2, "rows": ((1, 70), (1, 80)), "head_dim": 8}],
+    "rotate_and_cache": [
+        {"padding": 2},
+        {"dtype": torch.bfloat16, "head_dim": 24, "has_norms": False},
+    ],
     "gumbel_argmax": [{"rows": 3, "vocab_size": 65}],
     "streamed_linear": [
         {"tokens": 3, "inputs": 64, "outputs": 5, "has_bias": True},
@@ -41,7 +55,12 @@ def test_every_op_has_cases_and_is_registered() -> None:
         assert op.cases
         assert op.overload._schema.name == f"slipstream::{op.name}"
     assert PAGED_ATTENTION.mutated == ("key_cache", "value_cache", "out")
+    assert ROTATE_AND_CACHE.mutated == ("query", "key_cache", "value_cache", "out")
     assert GUMBEL_ARGMAX.mutated == LINEAR.mutated == DECODE_SCHEDULE.mutated == ()
+
+
+def test_what_is_compiled_serves_the_ops_that_say_so(library: KernelLibrary) -> None:
+    assert tuple(op for op in OPS if hasattr(library, op.name)) == COMPILED
 
 
 @pytest.mark.parametrize(("op", "case"), cases_of(COMPILED))
@@ -61,9 +80,17 @@ def test_cuda_kernel_equals_reference(op: Op, case: dict[str, Any]) -> None:
     assert op.active("cuda").name == ("reference" if op is LINEAR else "triton")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CACHED_CASES)
+def test_cuda_kernel_finds_keys_in_the_cache(case: dict[str, Any]) -> None:
+    attention_matches(PAGED_ATTENTION.overload, PAGED_ATTENTION.build("cuda", **case))
+
+
 def _matches(op: Op, kernel: Any, args: tuple[Any, ...]) -> None:
     if op is PAGED_ATTENTION:
         attention_matches(kernel, args)
+    elif op is ROTATE_AND_CACHE:
+        rotation_matches(kernel, args)
     elif op is LINEAR:
         expected = op.reference(*args)
         # Sums are rounded once, and torch may sum bfloat16 in another order.
@@ -73,19 +100,26 @@ def _matches(op: Op, kernel: Any, args: tuple[Any, ...]) -> None:
         assert torch.equal(kernel(*args), op.reference(*args))
 
 
-@pytest.mark.parametrize(
-    ("op", "kernel"),
-    [(op, "reference") for op in OPS] + [(op, "compiled") for op in COMPILED],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_opcheck(op: Op, kernel: str, library: KernelLibrary) -> None:
-    if kernel == "compiled":
-        op.install_cpu(Kernel("compiled", getattr(library, op.name)))
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_opcheck(op: Op) -> None:
+    for case in OPCHECKED[op.name]:
+        torch_library.opcheck(op.overload, op.build("cpu", **case))
+
+
+@pytest.mark.parametrize("op", COMPILED, ids=lambda op: op.name)
+def test_opcheck_of_what_is_compiled(op: Op, library: KernelLibrary) -> None:
+    op.install_cpu(Kernel("compiled", getattr(library, op.name)))
     try:
         for case in OPCHECKED[op.name]:
             torch_library.opcheck(op.overload, op.build("cpu", **case))
     finally:
         op.uninstall_cpu()
+
+
+def test_opcheck_of_attention_without_keys() -> None:
+    torch_library.opcheck(
+        PAGED_ATTENTION.overload, PAGED_ATTENTION.build("cpu", cached=True, padding=2)
+    )
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
@@ -96,6 +130,7 @@ def test_cost_is_positive_and_grows(op: Op) -> None:
             {"tile": 64, "members": 4, "rows": ((1, 10),)},
             {"tile": 64, "members": 4, "rows": ((1, 10), (1, 10))},
         ),
+        "rotate_and_cache": ({"tokens": 1}, {"tokens": 2}),
         "gumbel_argmax": ({"rows": 1, "vocab_size": 10}, {"rows": 1, "vocab_size": 100}),
         "streamed_linear": (
             {"tokens": 1, "inputs": 32, "outputs": 8},

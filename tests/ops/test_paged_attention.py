@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
+from src.ops.attention_cases import CACHED_CASES
 from src.ops.cpu.kernel_library import KernelLibrary
 from tests.ops.comparison import copied, in_chunks
 
@@ -172,6 +173,31 @@ def test_head_sizes_outside_of_the_contract_are_refused(
 ) -> None:
     args = PAGED_ATTENTION.build("cpu", rows=((1, 3),), head_dim=head_dim)
     with pytest.raises(ValueError, match="head_dim"):
+        library.paged_attention(*args)
+
+
+@pytest.mark.parametrize("case", CACHED_CASES)
+def test_keys_that_are_in_the_cache_need_not_come_again(case: dict[str, Any]) -> None:
+    writing = PAGED_ATTENTION.build("cpu", **case | {"cached": False})
+    before = copied(writing)
+    PAGED_ATTENTION.reference(*writing)
+    finding = (writing[0], None, None, writing[3].clone(), writing[4].clone(), *before[5:])
+    PAGED_ATTENTION.reference(*finding)
+    num_tokens = int(writing[6][-1])
+    assert torch.equal(finding[9][:num_tokens], writing[9][:num_tokens])
+    assert finding[9][num_tokens:].isnan().all(), "padding's output is the caller's business"
+    for cache in (3, 4):
+        assert torch.equal(finding[cache].view(torch.int32), writing[cache].view(torch.int32))
+
+
+@pytest.mark.parametrize("missing", [(1, 2), (1,), (2,)])
+def test_the_compiled_kernel_refuses_to_find_keys_in_the_cache(
+    library: KernelLibrary, missing: tuple[int, ...]
+) -> None:
+    args = list(PAGED_ATTENTION.build("cpu"))
+    for index in missing:
+        args[index] = None
+    with pytest.raises(ValueError, match="expected key and value"):
         library.paged_attention(*args)
 
 

@@ -10,7 +10,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from src.ops.triton import decode_schedule, gumbel_argmax, paged_attention, paged_decode
+from src.ops.triton import (
+    decode_schedule,
+    gumbel_argmax,
+    paged_attention,
+    paged_decode,
+    rotate_and_cache,
+)
 from src.ops.triton.tuning import decode_shape, packed_rows, prefill_shape
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -35,12 +41,20 @@ POINTERS = {
     "chunk_tokens": "*i64",
     "tokens": "*i64",
     "scale_log2": "fp32",
+    "rope_table": "*fp32",
+    "eps": "fp32",
 }
-CACHED = ("query", "key", "value", "key_cache", "value_cache", "out")
+UNNORMED = {"q_norm": None, "k_norm": None}
+CACHED = ("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm")
 
 
 def compile_for_hopper(kernel, dtype, warps, stages, **constants) -> int:
     """Shared memory of the compiled kernel in bytes."""
+    compiled = compiled_for_hopper(kernel, dtype, constants, num_warps=warps, num_stages=stages)
+    return int(compiled.metadata.shared)
+
+
+def compiled_for_hopper(kernel, dtype, constants, **options):
     signature, divisible = {}, {}
     for index, name in enumerate(inspect.signature(kernel.fn).parameters):
         if name in constants:
@@ -51,10 +65,21 @@ def compile_for_hopper(kernel, dtype, warps, stages, **constants) -> int:
         if signature[name].startswith("*") or name.endswith("_stride"):
             divisible[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=divisible)
-    options = {"num_warps": warps, "num_stages": stages}
     compiled = triton.compile(source, target=HOPPER, options=options)
     assert compiled.asm["ptx"]
-    return int(compiled.metadata.shared)
+    return compiled
+
+
+def rotation() -> None:
+    for dtype, head_dim, normed in (("bf16", 128, True), ("fp32", 72, False), ("fp16", 64, False)):
+        compiled = compiled_for_hopper(
+            rotate_and_cache._rotate_and_cache_kernel,
+            dtype,
+            rotate_and_cache.constants(head_dim, 32) | ({} if normed else UNNORMED),
+            **rotate_and_cache.OPTIONS,
+        )
+        # Rounded products, as torch's own, are not fused with the sums that they go into.
+        assert "fma" not in compiled.asm["ptx"], (dtype, head_dim)
 
 
 def compile_attention(head_dim: int, window: int, size: int, dtype: str, group: int) -> None:
@@ -98,6 +123,7 @@ def main() -> None:
     compile_for_hopper(decode_schedule._starts_kernel, "bf16", 4, 1, **schedule)
     compile_for_hopper(gumbel_argmax._chunk_kernel, "fp32", 4, 1, BLOCK=gumbel_argmax.GROUPS)
     compile_for_hopper(gumbel_argmax._merge_kernel, "fp32", 1, 1, BLOCK=64)
+    rotation()
     sys.stdout.write("ok\n")
 
 

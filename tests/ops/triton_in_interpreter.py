@@ -10,15 +10,23 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import torch
 import triton.runtime.interpreter as interpreter
 
 from benchmarks import tune_attention
-from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION
+from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION, ROTATE_AND_CACHE
+from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
-from src.ops.triton import decode_schedule, gumbel_argmax, paged_attention, paged_decode
+from src.ops.triton import (
+    decode_schedule,
+    gumbel_argmax,
+    paged_attention,
+    paged_decode,
+    rotate_and_cache,
+)
 from tests.ops import flash_attention_stand_in
-from tests.ops.comparison import attention_matches
+from tests.ops.comparison import attention_matches, rotation_matches
 
 ATTENTION_CASES = [
     {"dtype": torch.float32, "head_dim": 24, "padding": 2},
@@ -33,6 +41,7 @@ ATTENTION_CASES = [
     {"rows": ((0, 0), (0, 0)), "padding": 2, "longest": 4096, "head_dim": 16},
     {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096, "head_dim": 16},
     {"rows": ((1, 100), (3, 40), (1, 1), (90, 130)), "head_dim": 16, "deterministic": True},
+    *CACHED_CASES,
 ]
 # Rows with one query token between others, idle rows, and padding, beside a library's rows.
 LIBRARY_CASES: list[dict[str, Any]] = [
@@ -96,6 +105,19 @@ def _patch_with_index(tensor, scope) -> None:
 
 interpreter._patch_lang_tensor = _patch_with_index
 
+_convert_float = interpreter._convert_float
+
+
+def _convert_as_torch(data, source, target, rounding_mode):
+    # The interpreter cuts float32 to bfloat16 off, where devices round to the nearest, ties to even.
+    if str(source) == "fp32" and str(target) == "bf16":
+        wide = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
+        return wide.to(torch.bfloat16).view(torch.uint16).numpy()
+    return _convert_float(data, source, target, rounding_mode)
+
+
+interpreter._convert_float = _convert_as_torch
+
 
 def main() -> None:
     for case in DECODE_SCHEDULE.cases:
@@ -109,6 +131,10 @@ def main() -> None:
     assert tune_attention.main(quick) == 0
     for case in LIBRARY_CASES:
         beside_a_library(case)
+    for case in ROTATE_AND_CACHE.cases:
+        # A mean is summed in another order; everything else rounds where the reference does.
+        args = ROTATE_AND_CACHE.build("cpu", **case)
+        rotation_matches(rotate_and_cache.run, args, exact=args[3] is None)
     for case in GUMBEL_ARGMAX.cases:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)

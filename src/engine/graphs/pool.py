@@ -161,6 +161,7 @@ class GraphPool:
             "decode.buffer": self._decode.buffer,
             "mixed.buffer": self._mixed.buffer,
             "mixed.attended": self._mixed.attended,
+            "rope_table": self._forward.decoder.rope_table,
         }
         named |= {f"keys.{i}": tensor for i, tensor in enumerate(cache.keys)}
         named |= {f"values.{i}": tensor for i, tensor in enumerate(cache.values)}

@@ -205,8 +205,8 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
 
     def paged_attention(
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         key_cache: Tensor,
         value_cache: Tensor,
         block_tables: Tensor,
@@ -221,6 +221,10 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
         deterministic: bool = False,
         schedule: Tensor | None = None,  # of the CUDA kernels
     ) -> None:
+        if key is None or value is None:
+            raise ValueError(
+                "expected key and value: the compiled CPU kernel writes them into the cache itself"
+            )
         tokens, num_heads, head_dim = query.shape
         num_blocks, block_size, num_kv_heads, _ = key_cache.shape
         rows, max_blocks = block_tables.shape

@@ -151,8 +151,8 @@ def _prefill_kernel(
 
 def run(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
@@ -179,7 +179,8 @@ def run(
     block_size, kv_heads = key_cache.shape[1:3]
     if tokens == 0:
         return
-    _write_cache(key, value, key_cache, value_cache, slot_mapping, out, query_start_loc)
+    if key is not None and value is not None:
+        _write_cache(key, value, key_cache, value_cache, slot_mapping, out, query_start_loc)
     if block_tables.shape[0] == 0 or max_seq_len == 0:
         return
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))

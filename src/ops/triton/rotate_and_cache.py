@@ -1,0 +1,155 @@
+# Kernel parameters have no Python types: what they are is decided at compile time.
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""Norms of queries and keys, RoPE and the cache write for CUDA devices, in one launch.
+
+A program has some heads of one token: queries, keys or values, which it tells by its number. What
+torch would round is rounded here, and no product is fused with a sum.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 1024
+"""Elements of a program's heads, at least one head."""
+
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+"""Of the launch: torch adds products that are rounded, not fused."""
+
+
+@triton.jit
+def _rounded(x, like):
+    """float32 `x` to the precision of what `like` points to."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _rotated(heads, at, mask, norm, eps, table, HALF: tl.constexpr, PADDED: tl.constexpr):
+    """Both halves, [heads, PADDED] float32, of the heads of one token; `table` is its row."""
+    first = tl.load(heads + at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads + at + HALF, mask=mask, other=0.0).to(tl.float32)
+    i = tl.arange(0, PADDED)
+    inside = i < HALF
+    if norm is not None:
+        mean = tl.sum(first * first + second * second, 1) / (2 * HALF)
+        scale = tl.rsqrt(mean + eps)[:, None]
+        weight = tl.load(norm + i, mask=inside, other=0.0).to(tl.float32)[None, :]
+        first = _rounded(weight * _rounded(first * scale, heads), heads)
+        weight = tl.load(norm + i + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
+        second = _rounded(weight * _rounded(second * scale, heads), heads)
+    cos = _rounded(tl.load(table + i, mask=inside, other=0.0), heads)[None, :]
+    sin = _rounded(tl.load(table + i + HALF, mask=inside, other=0.0), heads)[None, :]
+    return (
+        _rounded(first * cos, heads) - _rounded(second * sin, heads),
+        _rounded(second * cos, heads) + _rounded(first * sin, heads),
+    )
+
+
+@triton.jit
+def _rotate_and_cache_kernel(
+    query,  # [tokens, heads, 2 * HALF], rows query_stride apart
+    key,  # [tokens, kv_heads, 2 * HALF], rows key_stride apart
+    value,
+    q_norm,  # [2 * HALF], or None
+    k_norm,
+    rope_table,  # [positions, 2 * HALF] float32
+    positions,  # [tokens] int64, token -> row of rope_table
+    slot_mapping,  # [tokens] int64, token -> slot, -1 = none
+    key_cache,  # [slots, kv_heads, 2 * HALF]
+    value_cache,
+    out,  # [tokens, heads, 2 * HALF]
+    query_stride,
+    key_stride,
+    value_stride,
+    heads,
+    kv_heads,
+    eps,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """HEADS heads of a token: queries in the first tiles, then keys, then values."""
+    token = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    query_tiles = tl.cdiv(heads, HEADS)
+    kv_tiles = tl.cdiv(kv_heads, HEADS)
+    slot = tl.load(slot_mapping + token)
+    i = tl.arange(0, PADDED)[None, :]
+    head = tl.arange(0, HEADS)[:, None]
+    if tile < query_tiles:
+        head += tile * HEADS
+        at = head * (2 * HALF) + i
+        mask = (head < heads) & (i < HALF)
+        if slot < 0:
+            out += token * heads * (2 * HALF)
+            zeros = tl.zeros([HEADS, PADDED], dtype=out.dtype.element_ty)
+            tl.store(out + at, zeros, mask=mask)
+            tl.store(out + at + HALF, zeros, mask=mask)
+        else:
+            query += token * query_stride
+            table = rope_table + tl.load(positions + token) * (2 * HALF)
+            first, second = _rotated(query, at, mask, q_norm, eps, table, HALF, PADDED)
+            # Nobody may still be reading what is about to be written over.
+            tl.debug_barrier()
+            tl.store(query + at, first.to(query.dtype.element_ty), mask=mask)
+            tl.store(query + at + HALF, second.to(query.dtype.element_ty), mask=mask)
+    elif slot >= 0:
+        to = slot * kv_heads * (2 * HALF)
+        if tile < query_tiles + kv_tiles:
+            head += (tile - query_tiles) * HEADS
+            at = head * (2 * HALF) + i
+            mask = (head < kv_heads) & (i < HALF)
+            table = rope_table + tl.load(positions + token) * (2 * HALF)
+            key += token * key_stride
+            first, second = _rotated(key, at, mask, k_norm, eps, table, HALF, PADDED)
+            tl.store(key_cache + to + at, first.to(key.dtype.element_ty), mask=mask)
+            tl.store(key_cache + to + at + HALF, second.to(key.dtype.element_ty), mask=mask)
+        else:
+            head += (tile - query_tiles - kv_tiles) * HEADS
+            at = head * (2 * HALF) + i
+            mask = (head < kv_heads) & (i < HALF)
+            value += token * value_stride
+            value_cache += to
+            tl.store(value_cache + at, tl.load(value + at, mask=mask), mask=mask)
+            tl.store(value_cache + at + HALF, tl.load(value + at + HALF, mask=mask), mask=mask)
+
+
+def constants(head_dim: int, heads: int) -> dict[str, int]:
+    """The kernel's constants, for up to so many heads of queries or of keys."""
+    padded = triton.next_power_of_2(head_dim // 2)
+    most = max(1, TILE // (2 * padded))
+    return {
+        "HALF": head_dim // 2,
+        "HEADS": min(most, triton.next_power_of_2(heads)),
+        "PADDED": padded,
+    }
+
+
+def run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    rope_table: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    out: Tensor,
+) -> None:
+    """Launch the kernel; arguments as in [`rotate_and_cache`][src.ops.rotate_and_cache]."""
+    tokens, heads, head_dim = query.shape
+    kv_heads = key.shape[1]
+    if tokens == 0:
+        return
+    fixed = constants(head_dim, max(heads, kv_heads))
+    tiles = triton.cdiv(heads, fixed["HEADS"]) + 2 * triton.cdiv(kv_heads, fixed["HEADS"])
+    _rotate_and_cache_kernel[(tokens, tiles)](
+        query, key, value, q_norm, k_norm, rope_table, positions, slot_mapping, key_cache,
+        value_cache, out, query.stride(0), key.stride(0), value.stride(0), heads, kv_heads, eps,
+        **fixed, **OPTIONS,
+    )  # fmt: skip
