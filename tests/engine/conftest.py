@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from src.models import Decoder, load_model
+from src.ops import PAGED_ATTENTION, ROTATE_AND_CACHE, Kernel
+from src.ops.cpu.build import ensure_built
 from tests.support.checkpoints import load_reference, make_checkpoint
 
 
@@ -28,3 +33,40 @@ def poisoned_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def reference(checkpoint: Path) -> Any:
     return load_reference(checkpoint)
+
+
+@pytest.fixture
+def reference_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention by its reference, which finds keys in the cache where the compiled one does not."""
+    # Nothing is installed any more while the test runs.
+    ensure_built(wait=True)
+    monkeypatch.setattr(PAGED_ATTENTION, "_cpu", Kernel("reference", PAGED_ATTENTION.reference))
+
+
+@pytest.fixture
+def rotate_in_op(
+    reference_attention: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], list[int]]:
+    """Have engines that start from now on rotate in `rotate_and_cache`, as on CUDA.
+
+    What is returned, a list that grows, has the number of tokens of every call of the op.
+    """
+    from src.engine import startup
+
+    calls: list[int] = []
+
+    def rotating(*arguments: Any, **options: Any) -> Decoder:
+        decoder = load_model(*arguments, **options)
+        decoder.region_spec = replace(decoder.region_spec, rotates_in_op=True)
+        return decoder
+
+    def counted(*arguments: Any) -> None:
+        calls.append(len(arguments[0]))
+        ROTATE_AND_CACHE.reference(*arguments)
+
+    def force() -> list[int]:
+        monkeypatch.setattr(startup, "load_model", rotating)
+        monkeypatch.setattr(ROTATE_AND_CACHE, "_cpu", Kernel("counted", counted))
+        return calls
+
+    return force

@@ -11,6 +11,8 @@ import torch
 
 from src import AsyncEngine, SamplingParams
 from src.engine.step_computer import StepComputer
+from src.ops import ROTATE_AND_CACHE
+from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
@@ -37,6 +39,40 @@ async def test_greedy_tokens_are_those_of_transformers(
         assert_idle(engine)
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == greedy(reference, prompt, 24)
+
+
+@pytest.mark.parametrize("graphs", ["off", "wait"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"architecture": "qwen3", "head_dim": 24},
+        {"architecture": "qwen3", "head_dim": 128, "attention_bias": True},
+        {"architecture": "llama", "rope": "llama3"},
+        {"architecture": "mistral", "sliding_window": 8},
+    ],
+)
+async def test_norms_rotation_and_cache_writes_of_one_kernel_are_those_of_transformers(
+    model: dict[str, Any], graphs: str, tmp_path: Path
+) -> None:
+    directory = make_checkpoint(tmp_path, tokenizer=True, **model)
+    oracle, prompts = load_reference(directory), random_prompts(12, longest=40)
+    config = small_config(
+        directory,
+        **CUDA,
+        compile__enforce_eager=False,
+        compile__startup="off",
+        compile__cuda_graphs=graphs,
+        compile__cuda_graph_max_tokens=64,
+    )
+    async with AsyncEngine.open(config) as engine:
+        parts = engine._parts
+        assert parts is not None
+        assert parts.runner._forward_pass.decoder.region_spec.rotates_in_op
+        results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+        assert_idle(engine)
+    assert ROTATE_AND_CACHE.active("cuda").name == "triton"
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == greedy(oracle, prompt, 24)
 
 
 async def test_seeded_requests_get_the_tokens_that_a_cpu_gives(checkpoint: Path) -> None:

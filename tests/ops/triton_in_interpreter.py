@@ -109,7 +109,7 @@ _convert_float = interpreter._convert_float
 
 
 def _convert_as_torch(data, source, target, rounding_mode):
-    # The interpreter cuts float32 to bfloat16 off, where devices round to the nearest, ties to even.
+    # The interpreter cuts float32 off to bfloat16, where devices round to the nearest.
     if str(source) == "fp32" and str(target) == "bf16":
         wide = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
         return wide.to(torch.bfloat16).view(torch.uint16).numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from src.engine.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
 from src.models import load_model
+from tests.support.checkpoints import make_checkpoint
 from tests.support.fake_capture import FakeCapture
 
 CPU = torch.device("cpu")
@@ -31,8 +33,9 @@ BLOCKS, BLOCK_SIZE = 12, 4
 class Engine:
     """The device half of an engine, without threads."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        decoder = load_model(checkpoint, dtype="float32", device=CPU)
+    def __init__(self, checkpoint: Path, *, rotates_in_op: bool, dtype: str = "float32") -> None:
+        decoder = load_model(checkpoint, dtype=dtype, device=CPU)
+        decoder.region_spec = replace(decoder.region_spec, rotates_in_op=rotates_in_op)
         self.cache = allocate_kv_cache(
             decoder.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, BLOCKS, 0), CPU, poison=True
         )
@@ -64,10 +67,12 @@ class Engine:
         return self.pool.capture(GraphShape(kind, size))
 
 
-@pytest.fixture
-def engine(checkpoint: Path) -> Iterator[Engine]:
+@pytest.fixture(params=[False, True], ids=["regions rotate", "an op rotates"])
+def engine(
+    checkpoint: Path, reference_attention: None, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
     with torch.inference_mode():
-        yield Engine(checkpoint)
+        yield Engine(checkpoint, rotates_in_op=request.param)
 
 
 @pytest.fixture
@@ -227,9 +232,29 @@ def test_whoever_replays_a_mixed_step_copies_and_attends(engine: Engine) -> None
     with watched(graph) as watch:
         graph.run(inputs)
     layers = len(engine.cache.keys)
-    assert watch.operations.count("aten.copy_.default") == 2
-    assert len(watch.operations) == 2 + layers
-    assert sum("paged_attention" in name for name in watch.operations) == layers
+    called = ["slipstream.paged_attention.default"]
+    if engine.forward.decoder.region_spec.rotates_in_op:
+        called.insert(0, "slipstream.rotate_and_cache.default")
+    assert watch.operations == ["aten.copy_.default"] * 2 + called * layers
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_op_that_rotates_gives_the_bits_of_regions_that_do(
+    architecture: str, dtype: str, tmp_path: Path, reference_attention: None
+) -> None:
+    checkpoint = make_checkpoint(tmp_path, architecture, head_dim=24)
+    results = []
+    for rotates_in_op in (False, True):
+        engine = Engine(checkpoint, rotates_in_op=rotates_in_op, dtype=dtype)
+        plan = engine.plan((0, 5, 1, True), (2, 3, 3, True))
+        with torch.inference_mode():
+            engine.prefill()
+            hidden = engine.forward(build_inputs(plan, engine.rows, 16), engine.code.regions)
+        results.append((hidden, engine.snapshot()))
+    (hidden, before), (other, after) = results
+    assert torch.equal(hidden, other)
+    assert differing(before, after) == set()
 
 
 def test_sizes_share_one_buffer(engine: Engine) -> None:
