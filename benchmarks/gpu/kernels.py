@@ -17,7 +17,14 @@ from benchmarks.gpu.session import Session, device_facts
 from benchmarks.gpu.table import Row
 from benchmarks.record import Figure
 from benchmarks.roofline import Roofline, best_seconds
-from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION, Op, step_schedule
+from src.ops import (
+    DECODE_SCHEDULE,
+    GUMBEL_ARGMAX,
+    PAGED_ATTENTION,
+    ROTATE_AND_CACHE,
+    Op,
+    step_schedule,
+)
 from src.ops.cpu.build import ensure_built
 
 BANDWIDTH: Final = "this device: memory read"
@@ -53,6 +60,11 @@ def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
         named[f"attention, {new // scale} new of {length // scale}"] = (
             PAGED_ATTENTION,
             {"rows": [(new // scale, length // scale)], **attention},
+        )
+    for tokens in (1, 64 // scale, 2048 // scale):
+        named[f"rotation and cache write, {tokens}"] = (
+            ROTATE_AND_CACHE,
+            {"tokens": tokens, **attention},
         )
     named[f"schedule of {most_rows} rows, a prefix in common"] = (
         DECODE_SCHEDULE,
@@ -112,7 +124,7 @@ def check(op: Op, arguments: tuple[Any, ...]) -> float:
     """How far the kernel is from the reference; ``arguments`` are then as the kernel leaves them.
 
     Of attention it is the greatest difference in a token's output over the output's root mean
-    square, of sampling the share of other tokens.
+    square, of rotation that of an element over its size, of sampling the share of other tokens.
 
     Raises
     ------
@@ -125,14 +137,18 @@ def check(op: Op, arguments: tuple[Any, ...]) -> float:
         for name, value in zip(names, arguments, strict=True)
     )
     wanted, got = op.reference(*expected), op.overload(*arguments)
-    if op is not PAGED_ATTENTION:
+    if not op.mutated:
         error, most = float((wanted != got).float().mean()), _MOST_TIES
     else:
         both = dict(zip(names, zip(expected, arguments, strict=True), strict=True))
-        for name in ("key_cache", "value_cache"):
-            if not torch.equal(*(cache.view(torch.int16) for cache in both[name])):
+        # Keys that an op rotates are rounded; those that attention is given are copied.
+        exact = ("key_cache", "value_cache") if op is PAGED_ATTENTION else ("value_cache", "out")
+        for name in exact:
+            if not torch.equal(*(tensor.view(torch.int16) for tensor in both[name])):
                 raise RuntimeError(f"{op.name} writes {name} otherwise than its reference")
-        error, most = _token_error(*both["out"]), _MOST_ERROR
+        rounded = [name for name in op.mutated if name not in exact]
+        measure = _token_error if op is PAGED_ATTENTION else _element_error
+        error, most = max(measure(*both[name]) for name in rounded), _MOST_ERROR
     if not error <= most:
         raise RuntimeError(f"{op.name} differs from its reference by {error:.3g}, over {most:g}")
     return error
@@ -143,6 +159,13 @@ def _token_error(wanted: Tensor, got: Tensor) -> float:
     wanted, got = wanted.float().flatten(1), got.float().flatten(1)
     spread = wanted.square().mean(1).sqrt()
     return float(((wanted - got).abs().amax(1) / spread).max())
+
+
+def _element_error(wanted: Tensor, got: Tensor) -> float:
+    """Relative above 1, absolute below; NaN where both have it is no error."""
+    wanted, got = wanted.float(), got.float()
+    same = (wanted == got) | (wanted.isnan() & got.isnan())
+    return float(torch.where(same, 0.0, (wanted - got).abs() / wanted.abs().clamp(min=1)).max())
 
 
 def _time(

@@ -91,8 +91,8 @@ class LibraryAttention:
     def run(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         key_cache: Tensor,
         value_cache: Tensor,
         block_tables: Tensor,

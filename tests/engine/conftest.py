@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,17 +36,20 @@ def reference(checkpoint: Path) -> Any:
 
 
 @pytest.fixture
-def reference_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def reference_attention() -> Iterator[None]:
     """Attention by its reference, which finds keys in the cache where the compiled one does not."""
-    # Nothing is installed any more while the test runs.
+    # So that nothing is installed while the test runs.
     ensure_built(wait=True)
-    monkeypatch.setattr(PAGED_ATTENTION, "_cpu", Kernel("reference", PAGED_ATTENTION.reference))
+    before = PAGED_ATTENTION.active("cpu")
+    PAGED_ATTENTION.uninstall_cpu()
+    yield
+    PAGED_ATTENTION.install_cpu(before)
 
 
 @pytest.fixture
 def rotate_in_op(
     reference_attention: None, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], list[int]]:
+) -> Iterator[Callable[[], list[int]]]:
     """Have engines that start from now on rotate in `rotate_and_cache`, as on CUDA.
 
     What is returned, a list that grows, has the number of tokens of every call of the op.
@@ -66,7 +69,8 @@ def rotate_in_op(
 
     def force() -> list[int]:
         monkeypatch.setattr(startup, "load_model", rotating)
-        monkeypatch.setattr(ROTATE_AND_CACHE, "_cpu", Kernel("counted", counted))
+        ROTATE_AND_CACHE.install_cpu(Kernel("counted", counted))
         return calls
 
-    return force
+    yield force
+    ROTATE_AND_CACHE.uninstall_cpu()

@@ -1,6 +1,6 @@
 """What every op must satisfy, driven by its declaration alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,10 +19,14 @@ from src.ops import (
 )
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.cpu.kernel_library import KernelLibrary
-from tests.ops.comparison import TOLERANCE, attention_matches, copied, rotation_matches
+from tests.ops.comparison import (
+    COMPILED,
+    TOLERANCE,
+    attention_matches,
+    copied,
+    rotation_matches,
+)
 
-# The others are asked for on CUDA alone; on the CPU they have their reference.
-COMPILED = (PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR)
 # Each of them exercises another dtype, head size, window, or none of the rows.
 OPCHECKED = {
     "paged_attention": [
@@ -100,23 +104,31 @@ def _matches(op: Op, kernel: Any, args: tuple[Any, ...]) -> None:
         assert torch.equal(kernel(*args), op.reference(*args))
 
 
+@pytest.fixture
+def references() -> Iterator[None]:
+    """Whatever this process has installed, the references serve."""
+    before = [op.active("cpu") for op in OPS]
+    for op in OPS:
+        op.uninstall_cpu()
+    yield
+    for op, kernel in zip(OPS, before, strict=True):
+        op.install_cpu(kernel)
+
+
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_opcheck(op: Op) -> None:
+def test_opcheck(op: Op, references: None) -> None:
     for case in OPCHECKED[op.name]:
         torch_library.opcheck(op.overload, op.build("cpu", **case))
 
 
 @pytest.mark.parametrize("op", COMPILED, ids=lambda op: op.name)
-def test_opcheck_of_what_is_compiled(op: Op, library: KernelLibrary) -> None:
+def test_opcheck_of_what_is_compiled(op: Op, library: KernelLibrary, references: None) -> None:
     op.install_cpu(Kernel("compiled", getattr(library, op.name)))
-    try:
-        for case in OPCHECKED[op.name]:
-            torch_library.opcheck(op.overload, op.build("cpu", **case))
-    finally:
-        op.uninstall_cpu()
+    for case in OPCHECKED[op.name]:
+        torch_library.opcheck(op.overload, op.build("cpu", **case))
 
 
-def test_opcheck_of_attention_without_keys() -> None:
+def test_opcheck_of_attention_without_keys(references: None) -> None:
     torch_library.opcheck(
         PAGED_ATTENTION.overload, PAGED_ATTENTION.build("cpu", cached=True, padding=2)
     )
