@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +79,25 @@ def test_a_token_is_the_same_bits_in_any_company(
         torch.set_num_threads(data.draw(st.integers(1, 3)))
         part = library.streamed_linear(x[first:last], weight, scales, bias)
         assert torch.equal(part, whole[first:last])
+
+
+@pytest.mark.parametrize("weight", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_leave_the_caches_give_the_same_bits(
+    level_files: dict[str, Path], dtype: torch.dtype, weight: str
+) -> None:
+    for path in level_files.values():
+        if not path.exists():
+            continue
+        library = KernelLibrary(path)
+        for tokens, inputs, outputs in ((1, 1024, 70), (2, 256, 9), (40, 256, 33)):
+            sizes = {"tokens": tokens, "inputs": inputs, "outputs": outputs}
+            args = LINEAR.build("cpu", **sizes, dtype=dtype, weight=weight)
+            before = library.streamed_linear(*args)
+            library.assume_cache_bytes(0)
+            again = library.streamed_linear(*args)
+            library.assume_cache_bytes(2**40)
+            assert torch.equal(before, again)
 
 
 def test_rows_may_lie_apart_and_there_may_be_none(libraries: dict[str, KernelLibrary]) -> None:

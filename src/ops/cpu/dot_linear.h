@@ -22,7 +22,6 @@ namespace {
 constexpr int kPairRows = 4, kPairTokens = 6;      // of a tile
 constexpr int kFinishedRows = W;                   // whose sums of few tokens are finished together
 constexpr int64_t kPairTokenBytes = 384 * 1024;    // of packed tokens that are kept close to a core
-constexpr int64_t kFetchedAhead = 4096;            // bytes of weights
 constexpr double kPairProductsPerMicrosecond = 100e3;
 constexpr double kPairBytesPerMicrosecond = 20e3;  // of weights, by one thread
 constexpr double kPairsPackedPerMicrosecond = 8e3;  // inputs
@@ -56,7 +55,7 @@ template <class Weights>
 class PairLinear {
  public:
   // `packed` are all groups of tokens; null where tokens are few.
-  PairLinear(const LinearArgs& args, const TokenGroups& groups, const bf16* packed)
+  PairLinear(const Projection& args, const TokenGroups& groups, const bf16* packed)
       : a(args), w(args), groups(groups), packed(packed), whole(args.inputs / kRun * kRun) {}
 
   // Outputs [begin, end).
@@ -110,7 +109,7 @@ class PairLinear {
     typedef decltype(w.runs(0)) Runs;
     const bf16* x = static_cast<const bf16*>(a.x);
     const int64_t row_bytes = w.row_bytes();
-    const char* ahead = w.row(n + row) + (kFetchedAhead / (R * row_bytes) + 1) * R * row_bytes;
+    const char* ahead = w.row(n + row) + (Weights::kFetchedAhead / (R * row_bytes) + 1) * R * row_bytes;
     Runs runs[R];
     for (int r = 0; r < R; ++r) runs[r] = w.runs(n + row + r);
     vf acc[R][C] = {};
@@ -118,7 +117,7 @@ class PairLinear {
       vb v[R];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        __builtin_prefetch(ahead + r * row_bytes);
+        fetch(ahead + r * row_bytes, a.reads_once);
         v[r] = runs[r].next();
       }
 #pragma GCC unroll 8
@@ -272,7 +271,7 @@ class PairLinear {
     }
   }
 
-  const LinearArgs& a;
+  const Projection& a;
   const Weights w;
   const TokenGroups& groups;
   const bf16* packed;
@@ -280,7 +279,7 @@ class PairLinear {
 };
 
 template <class Weights>
-void run_pairs(const LinearArgs& a) {
+void run_pairs(const Projection& a) {
   const TokenGroups groups(a);
   thread_local std::vector<bf16> memory;
   bf16* packed = nullptr;

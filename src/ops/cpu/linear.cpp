@@ -6,9 +6,12 @@
 // latency of adding to one. They run along K in one vector accumulator each, in the same order
 // whatever else is in the batch, so a token's result does not depend on its company. Where products
 // of bfloat16 are instructions, those tokens go other ways (dot_linear.h, amx_linear.h).
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <unordered_map>
 #include <vector>
 
 #include "abi.h"
@@ -35,15 +38,15 @@ constexpr double kProductsPerMicrosecond = 20e3;  // of a weight and an input
 // Where they come from memory, as many rows from `next` on are fetched meanwhile: several rows at
 // once are several streams, and where the next ones begin no prefetcher looks.
 template <int R, int C, bool Fetches, class Weights>
-void tile(const Weights& w, int64_t row, int64_t next, const float* x, const Finish<R>& finish,
-          float* results) {
+void tile(const Weights& w, int64_t row, int64_t next, bool reads_once, const float* x,
+          const Finish<R>& finish, float* results) {
   constexpr int kVectors = int(Weights::kStep) / W;
   const int64_t inputs = w.inputs, whole = inputs / Weights::kStep * Weights::kStep;
   vf acc[R][C] = {};
   const char* ahead = w.row(next);
   for (int64_t k = 0; k < whole; k += Weights::kStep, ahead += R * Weights::kBytes) {
 #pragma GCC unroll 8
-    for (int64_t i = 0; Fetches && i < R * Weights::kBytes; i += 64) __builtin_prefetch(ahead + i);
+    for (int64_t i = 0; Fetches && i < R * Weights::kBytes; i += 64) fetch(ahead + i, reads_once);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       vf v[kVectors];
@@ -75,16 +78,16 @@ void tile(const Weights& w, int64_t row, int64_t next, const float* x, const Fin
 }
 
 template <int R, bool Fetches, class Weights>
-void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next, const float* x,
-                 const Finish<R>& finish, float* results) {
+void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next, bool once,
+                 const float* x, const Finish<R>& finish, float* results) {
   switch (tokens) {
-    case 1: return tile<R, 1, Fetches>(w, row, next, x, finish, results);
-    case 2: return tile<R, 2, Fetches>(w, row, next, x, finish, results);
-    case 3: return tile<R, 3, Fetches>(w, row, next, x, finish, results);
+    case 1: return tile<R, 1, Fetches>(w, row, next, once, x, finish, results);
+    case 2: return tile<R, 2, Fetches>(w, row, next, once, x, finish, results);
+    case 3: return tile<R, 3, Fetches>(w, row, next, once, x, finish, results);
 #if defined(__AVX512F__)
-    case 4: return tile<R, 4, Fetches>(w, row, next, x, finish, results);
-    case 5: return tile<R, 5, Fetches>(w, row, next, x, finish, results);
-    case 6: return tile<R, 6, Fetches>(w, row, next, x, finish, results);
+    case 4: return tile<R, 4, Fetches>(w, row, next, once, x, finish, results);
+    case 5: return tile<R, 5, Fetches>(w, row, next, once, x, finish, results);
+    case 6: return tile<R, 6, Fetches>(w, row, next, once, x, finish, results);
 #endif
   }
 }
@@ -93,7 +96,7 @@ void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next, const 
 template <class Weights, class T>
 class Panel {
  public:
-  Panel(const LinearArgs& args, const float* x) : a(args), w(args), x(x) {}
+  Panel(const Projection& args, const float* x) : a(args), w(args), x(x) {}
 
   void run(int64_t begin, int64_t end) const {
     const int64_t row_bytes = int64_t(sizeof(float)) * a.inputs;
@@ -126,7 +129,7 @@ class Panel {
   // One token.
   void strip(int64_t n, int64_t t) const {
     Results<kStrip> results;
-    tile<kStrip, 1, true>(w, n, n + kStrip, x + t * a.inputs, finish_of<kStrip>(n), results);
+    tile<kStrip, 1, true>(w, n, n + kStrip, a.reads_once, x + t * a.inputs, finish_of<kStrip>(n), results);
     put<kStrip>(n, t, 1, results);
   }
 
@@ -169,9 +172,9 @@ class Panel {
       const float* from = x + t * a.inputs;
       // The others find these rows in a cache.
       if (Fetches && t == first) {
-        tile_tokens<R, true>(some, source, row, row + R, from, finish, results);
+        tile_tokens<R, true>(some, source, row, row + R, a.reads_once, from, finish, results);
       } else {
-        tile_tokens<R, false>(some, source, row, 0, from, finish, results);
+        tile_tokens<R, false>(some, source, row, 0, false, from, finish, results);
       }
       put<R>(n, t, some, results);
     }
@@ -186,7 +189,7 @@ class Panel {
     for (int i = 0; i < tokens; ++i) std::memcpy(to + i * a.outputs, narrow + i * R, R * sizeof(T));
   }
 
-  const LinearArgs& a;
+  const Projection& a;
   const Weights w;
   const float* x;
 };
@@ -214,7 +217,7 @@ const float* activations(const LinearArgs& a) {
 }
 
 template <class Weights, class T>
-Status run(const LinearArgs& a) {
+Status run(const Projection& a) {
 #if defined(SLIPSTREAM_TILES)
   if constexpr (std::is_same_v<T, bf16>) {
     if (uses_tiles(a)) {
@@ -247,7 +250,7 @@ bool has_whole_groups(const LinearArgs& a) {
 }
 
 template <class T>
-Status run_kind(const LinearArgs& a) {
+Status run_kind(const Projection& a) {
   switch (a.kind) {
     case kInt8: return a.inputs % kPackedGroup ? kBadShape : run<Int8, T>(a);
     case kInt4: return has_whole_groups(a) ? run<Int4, T>(a) : kBadShape;
@@ -255,13 +258,52 @@ Status run_kind(const LinearArgs& a) {
   }
 }
 
+// Of the largest cache; a guess where the system does not tell.
+int64_t cache_bytes = [] {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  if (const int64_t size = sysconf(_SC_LEVEL3_CACHE_SIZE); size > 0) return size;
+#endif
+  return int64_t(32) << 20;
+}();
+
+// What this thread's calls have read, to tell which weights will have left the caches when they come
+// again: those of a model that is larger than they are.
+class Readings {
+ public:
+  // Notes one; whether so much was read since the last one of these weights.
+  bool pushed_out(const void* weights, int64_t bytes) {
+    if (last_.size() >= kRemembered) last_.clear();
+    const auto [place, is_new] = last_.try_emplace(weights, read_);
+    const bool pushed_out = !is_new && read_ - place->second >= cache_bytes;
+    place->second = read_;
+    read_ += bytes;
+    return pushed_out;
+  }
+
+ private:
+  static constexpr size_t kRemembered = 1 << 14;
+
+  std::unordered_map<const void*, int64_t> last_;  // weights -> what had been read before them
+  int64_t read_ = 0;
+};
+
+int64_t weight_bytes(const LinearArgs& a) {
+  const int64_t bits = a.kind == kInt4 ? 4 : a.kind == kInt8 ? 8 : a.kind == kFloat32 ? 32 : 16;
+  return a.outputs * a.inputs * bits / 8;
+}
+
 }  // namespace
 
+// So that tests have small weights leave the caches too.
+SLIPSTREAM_EXPORT void slipstream_assume_cache_bytes(int64_t bytes) { cache_bytes = bytes; }
+
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
-  const LinearArgs& a = *args;
+  Projection a{*args, false};
   if (a.inputs < 1 || a.outputs < 0 || a.threads < 1) return kBadShape;
   if (a.tokens < 1 || a.outputs == 0) return kOk;
   try {
+    thread_local Readings readings;
+    a.reads_once = readings.pushed_out(a.weight, weight_bytes(a));
     switch (a.dtype) {
       case kFloat32: return run_kind<float>(a);
       case kBFloat16: return run_kind<bf16>(a);

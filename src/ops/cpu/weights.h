@@ -11,6 +11,21 @@
 
 namespace {
 
+// A call of which is known whether its weights leave the caches before they are read again.
+struct Projection : LinearArgs {
+  bool reads_once;
+};
+
+// Weights that leave anyway go past the caches, which keep what a step comes back to: keys and
+// values, tokens, code.
+inline void fetch(const char* line, bool reads_once) {
+  if (reads_once) {
+    __builtin_prefetch(line, 0, 0);
+  } else {
+    __builtin_prefetch(line);
+  }
+}
+
 constexpr int64_t kPackedGroup = 32;  // int4: weights of 16 bytes, low halves first
 
 inline vf widen(const int8_t* p) {
@@ -47,7 +62,7 @@ inline vf widen_half(const uint8_t* p) {
 // what is left of a row. Quantized rows are a whole number of steps. kBytes is what a step takes.
 // `runs` goes along a row and makes bfloat16 of kRun weights at a time, of kRunBytes; `rest` is what
 // is left of it. For up to kFewTokens tokens rows are read one after the other, or kTogether at once
-// where one alone would wait for its own sums.
+// where one alone would wait for its own sums; what lies kFetchedAhead bytes behind is fetched then.
 template <class T>
 struct Dense {
   const T* weights;
@@ -62,7 +77,7 @@ struct Dense {
     return load_some(weights + n * inputs + k, count);
   }
 #if defined(SLIPSTREAM_PAIRS)
-  static constexpr int64_t kRunBytes = kRun * int64_t(sizeof(T));
+  static constexpr int64_t kRunBytes = kRun * int64_t(sizeof(T)), kFetchedAhead = 2048;
   static constexpr int kFewTokens = 3, kTogether = 1;
   struct Runs {
     const bf16* p;
@@ -90,7 +105,7 @@ struct Int8 {  // one scale a row, applied to the sum
   void read(int64_t n, int64_t k, vf* v) const { v[0] = widen(weights + n * inputs + k); }
   vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
 #if defined(SLIPSTREAM_PAIRS)
-  static constexpr int64_t kRunBytes = kRun;
+  static constexpr int64_t kRunBytes = kRun, kFetchedAhead = 4096;
   static constexpr int kFewTokens = 8, kTogether = 1;
   struct Runs {
     const int8_t* p;
@@ -134,7 +149,7 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
   }
   vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
 #if defined(SLIPSTREAM_PAIRS)
-  static constexpr int64_t kRunBytes = kRun / 2;
+  static constexpr int64_t kRunBytes = kRun / 2, kFetchedAhead = 4096;
   static constexpr int kFewTokens = 8, kTogether = 4;
   // Each of a group's sixteen values is scaled and rounded once, then looked up: quicker than to
   // convert all of its weights, and the same.
