@@ -2,10 +2,10 @@
 
     python -m benchmarks.tune_attention --head-dim 128
 
-Every candidate is held against the reference first, then timed on batches like those of a model of
-8 billion parameters. A candidate's figure is the geometric mean, over the batches, of its time over
-the shortest; lines for the table are printed best first. One that does not fit into the device's
-memory for programs is left out.
+Every candidate is timed on batches like those of a model of 8 billion parameters, as a captured
+step replays it, and held against the reference. A candidate's figure is the geometric mean, over
+the batches, of its time over the shortest; lines for the table are printed best first. One that
+does not fit into the device's memory for programs is left out.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import argparse
 import itertools
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import triton
 
+from benchmarks.gpu.kernels import call_seconds
 from benchmarks.record import Figure, Recorder
-from benchmarks.roofline import best_seconds
-from src.ops import PAGED_ATTENTION
+from src.ops import PAGED_ATTENTION, step_schedule
 from src.ops.triton import paged_attention, tuning
 from src.ops.triton.tuning import DecodeShape, PrefillShape
 
@@ -85,9 +85,14 @@ def seconds_of(
     """
     seconds = {}
     for name, given in arguments.items():
-        run: Callable[[], None] = lambda given=given: paged_attention.run(*given)  # noqa: E731
+        query, key_cache, window = given[0], given[3], given[11]
+        # As a model's layers have it: its tiles are those of the candidate.
+        schedule = step_schedule(key_cache, query.shape[1], *given[5:8], window)
+        num_bytes = PAGED_ATTENTION.cost(*given).bytes
         try:
-            seconds[name] = best_seconds(run, given[0].device)
+            seconds[name] = call_seconds(
+                paged_attention.run, (*given, schedule), num_bytes, query.device
+            )
         except triton.runtime.errors.OutOfResources:
             return None
         error = float((given[9].float() - wanted[name].float()).abs().max())

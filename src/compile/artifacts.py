@@ -30,14 +30,15 @@ _LOCK_POLL: Final = 0.1
 
 
 def use_artifact_cache(directory: Path) -> None:
-    """Keep Inductor's code, graphs and C++ objects under ``directory``.
+    """Keep Inductor's code, graphs and C++ objects, and Triton's kernels, under ``directory``.
 
-    Inductor keys its entries by code, options, versions and CPU, writes them atomically and
-    rebuilds what it cannot read, so processes may share the directory. A place that the user chose
-    through torch's own variable is left alone. Must run before the process, or one that it starts,
-    compiles anything.
+    Both key their entries by code, options, versions and device, write them atomically and rebuild
+    what they cannot read, so processes may share the directory. A place that the user chose through
+    their own variables is left alone. Must run before the process, or one that it starts, compiles
+    anything.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(directory / "triton"))
 
 
 @dataclass(frozen=True)

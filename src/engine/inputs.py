@@ -127,7 +127,11 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
 
 
 def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
-    """Inputs of a step of padding: no row, and no token that is written anywhere."""
+    """Inputs of a step of padding: a row with nothing to do, and tokens that are written nowhere.
+
+    The row, and bounds of more than one query token, have every kernel of attention launched that a
+    request's step may launch.
+    """
     device = state.device
     zeros_t = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     none = torch.zeros(0, dtype=torch.int64, device=device)
@@ -135,15 +139,15 @@ def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
         input_ids_t=zeros_t,
         positions_t=zeros_t.clone(),
         slot_mapping_t=zeros_t - 1,
-        query_start_loc=torch.zeros(1, dtype=torch.int32, device=device),
-        seq_lens_b=none.to(torch.int32),
-        block_tables_b=state.block_tables[:0],
+        query_start_loc=torch.zeros(2, dtype=torch.int32, device=device),
+        seq_lens_b=torch.zeros(1, dtype=torch.int32, device=device),
+        block_tables_b=state.block_tables[state.padding_row :],
         sample_index_s=none,
         samplers=SampleBatch([], [], none),
         sampled_rows_s=none,
         sampled_positions_s=none,
-        max_query_len=0,
-        max_seq_len=0,
+        max_query_len=2,
+        max_seq_len=1,
     )
 
 

@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 # More than one, so that nothing is taken for a constant; few, since it costs time at every start.
 _WARM_UP_TOKENS = 8
+# On a GPU: few, and enough for every kernel that has another form for large steps.
+_KERNEL_WARM_UP_TOKENS = (8, 1040)
 # Without a step for so long, the device thread may do something else for a moment.
 _IDLE_SECONDS = 0.05
 
@@ -158,6 +160,17 @@ class Runner:
         self._computer.code = code
         self.compile_seconds = (seconds or 0.0) + time.monotonic() - started
         self.compiled = True
+
+    def warm_up(self) -> None:
+        """Have every kernel compiled that a request's step may launch. Blocks."""
+
+        def run() -> None:
+            with torch.inference_mode(), self._device.stream():
+                for num_tokens in _KERNEL_WARM_UP_TOKENS:
+                    self._computer.warm_up(num_tokens)
+            self._device.synchronize()
+
+        self._device_thread.submit(run).result()
 
     def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
         """A step in one call, of regions that were compiled ahead of time."""

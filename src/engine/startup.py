@@ -227,6 +227,8 @@ def _build_parts(
     )
     if compilation is not None:
         report("compile", STARTUP_PHASES["compile"], "compiling")
+    if device.type != "cpu":
+        runner.warm_up()
     _settle_code(config, report, runner, decoder, compilation, graph_plan)
     info = _model_info(config, decoder, max_model_len)
     logger.info(

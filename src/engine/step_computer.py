@@ -110,6 +110,14 @@ class StepComputer:
             hidden = self._forward(padding_inputs(num_tokens, self._rows), code)
         self._decoder.logits(code.regions, hidden)
 
+    def warm_up(self, num_tokens: int) -> None:
+        """Run padding and a draw by the code in use: what Triton compiles is compiled here."""
+        hidden = self._forward(padding_inputs(num_tokens, self._rows), self.code)
+        logits = self._decoder.logits(self.code.regions, hidden[:1])
+        row = torch.full((1,), self._rows.padding_row, device=self._rows.device)
+        self._sampler.state.flush()
+        self._sampler.draw(logits, row, torch.zeros_like(row))
+
     def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
         """A step in one call, of regions that were compiled ahead of time."""
         decoder, cache, rows = self._decoder, self._forward_pass.kv_cache, self._rows

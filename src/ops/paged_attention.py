@@ -172,7 +172,7 @@ def paged_attention(
             cut into chunks. Without it, a row's bits may depend on its query length and on the
             other rows.
         schedule: On CUDA, the [`decode_schedule`][src.ops.decode_schedule.decode_schedule] of
-            these rows, as [`schedule_of`][src.ops.schedule_of] makes it. Without one every call
+            these rows, as [`step_schedule`][src.ops.step_schedule] makes it. Without one every call
             makes its own.
 
     Raises

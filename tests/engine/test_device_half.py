@@ -63,10 +63,12 @@ class TestInputs:
         for other in (RowStep(1, 1, 0, 1, False), RowStep(1, 1, 0, 2, True)):
             assert not is_decode(StepPlan(1, [], [], [*steps, other]))
 
-    def test_padding_names_no_row_and_writes_nowhere(self) -> None:
+    def test_padding_is_of_an_idle_row_and_writes_nowhere(self) -> None:
         inputs = padding_inputs(8, rows())
         assert inputs.slot_mapping_t.tolist() == [-1] * 8
-        assert inputs.query_start_loc.tolist() == [0]
+        assert inputs.query_start_loc.tolist() == [0, 0]
+        assert inputs.seq_lens_b.tolist() == [0]
+        assert inputs.block_tables_b.shape == (1, 5)
         assert inputs.samplers.rows == []
 
 

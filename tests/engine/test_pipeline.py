@@ -246,3 +246,17 @@ async def test_closing_while_loading_leaves_no_thread(checkpoint: Path) -> None:
         if thread.name.startswith("slipstream"):
             await asyncio.to_thread(thread.join, 30)
             assert not thread.is_alive()
+
+
+async def test_warming_up_writes_nothing_and_draws_for_nobody(checkpoint: Path) -> None:
+    """What a GPU's engine does before it is ready, beside requests that must not notice."""
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        before = await engine.generate([5, 6, 7], LONG)
+        parts = engine._parts
+        assert parts is not None
+        busy = asyncio.create_task(engine.generate([8, 9, 10], LONG))
+        await asyncio.to_thread(parts.runner.warm_up)
+        during = await busy
+        assert (await engine.generate([5, 6, 7], LONG)).token_ids == before.token_ids
+        assert (await engine.generate([8, 9, 10], LONG)).token_ids == during.token_ids
+        assert_idle(engine)

@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["triton_in_interpreter", "triton_for_hopper"])
+@pytest.mark.parametrize(
+    "program", ["triton_in_interpreter", "triton_for_hopper", "triton_variants"]
+)
 def test_triton_kernels(program: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton has no wheel for this platform")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path)}

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from src.ops.decode_schedule import LEAST_SHARED, key_column, schedule_size
 
-_CHUNK = 128
+_CHUNK = 1024
 """Columns of two block tables that are compared at once."""
 
+_FEWEST_ROWS = 1024
+"""Rows that a program looks at, even where there are fewer: one variant serves all batches."""
 
-@triton.jit
+
+# Arguments that vary from step to step, in value or in alignment, must not select another variant:
+# it would be compiled while a request waits.
+@triton.jit(do_not_specialize=["seq_lens", "shared", "table_stride", "rows"])
 def _pack_kernel(
     block_tables,  # [rows, table_stride] int32
     query_start_loc,  # [rows + 1] int32
@@ -53,9 +58,10 @@ def _pack_kernel(
     head = tl.sum(tl.where(same & (before == first), other, 0), 0)
     tl.store(place + row, tl.where(key >= 0, head * MEMBERS + rank - first, -1))
     common = tl.sum(tl.where(other == row, length, 0), 0) // block_size
-    count = 0
+    count = 1
     is_head = (key >= 0) & (rank == first)
-    for slot in range(MEMBERS):
+    tl.store(members_of + row * MEMBERS, tl.where(is_head, row, -1))
+    for slot in range(1, MEMBERS):
         member = tl.max(tl.where(same & (before == first + slot), other, -1), 0)
         member = tl.where(is_head, member, -1)
         tl.store(members_of + row * MEMBERS + slot, member)
@@ -82,7 +88,7 @@ def _pack_kernel(
     tl.store(shared + row, tl.where((count > 1) & (tiles >= LEAST), tiles, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seq_lens", "shared", "rows"])
 def _starts_kernel(
     query_start_loc,
     seq_lens,
@@ -130,7 +136,7 @@ def run(
     if rows == 0:
         return schedule.zero_()
     starts, place, shared, members_of = schedule.split((2 * rows + 1, rows, rows, rows * members))
-    padded = triton.next_power_of_2(rows)
+    padded = max(_FEWEST_ROWS, triton.next_power_of_2(rows))
     column = key_column(tile, block_size)
     # With a window nothing is shared, and no row is long enough.
     least_length = 2**31 - 1 if sliding_window else (column + 1) * block_size

@@ -35,7 +35,8 @@ def _keep_better(best, token, logits, word, candidates, vocab_size, temperature)
     return tl.where(better, score, best), tl.where(better, candidates, token)
 
 
-@triton.jit
+# Slices of a step's inputs begin anywhere: their alignment selects no other variant.
+@triton.jit(do_not_specialize=["positions"])
 def _chunk_kernel(
     logits,  # [rows, vocab_size] float32, rows logits_stride apart
     seeds,  # [rows] int64

@@ -31,7 +31,8 @@ from src.ops.triton.tuning import (
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+# As for the schedule's kernels: what varies from step to step selects no other variant.
+@triton.jit(do_not_specialize=["rows"])
 def _write_cache_kernel(
     key,  # [tokens, kv_heads, head_dim], rows key_stride apart
     value,
@@ -65,7 +66,7 @@ def _write_cache_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows"])
 def _prefill_kernel(
     query,  # [tokens, heads, head_dim], rows query_stride apart
     key_cache,
@@ -96,7 +97,8 @@ def _prefill_kernel(
     Tile i belongs to the row b with first[b] <= i < first[b + 1], where first[b] =
     query_start_loc[b] * GROUP // M + b leaves at least ceil(query_len * GROUP / M) tiles a row.
     """
-    tile = tl.program_id(0)
+    # A row's last tiles have the most keys: they come first, lest they are waited for at the end.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     low = 0
     high = rows

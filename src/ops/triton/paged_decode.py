@@ -37,7 +37,8 @@ def _segment_of(starts, segments, tile):
     return low
 
 
-@triton.jit
+# As for the schedule's kernels: what varies from step to step selects no other variant.
+@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows"])
 def _decode_kernel(
     query,  # [tokens, heads, head_dim], rows query_stride apart
     key_cache,  # [blocks, block_size, kv_heads, head_dim]
@@ -83,66 +84,66 @@ def _decode_kernel(
         first = tl.load(schedule + segment)
         last = tl.load(schedule + segment + 1)
         count = tl.minimum(last - at, stop - unit)
-        if count > 0:
-            row = segment // 2
-            of_pack = segment % 2 == 0
-            slot = packed // GROUP
-            # A scalar condition is put into the bound: the interpreter of newer Tritons takes no
-            # mask that was combined with one.
-            fellow = tl.load(
-                members_of + row * MEMBERS + slot,
-                mask=slot < tl.where(of_pack, MEMBERS, 0),
-                other=-1,
-            )
-            member = tl.where(slot < tl.where(of_pack, 0, 1), row, fellow)
-            exists = member >= 0
-            token = tl.load(query_start_loc + member, mask=exists, other=0).to(tl.int64)
-            head = kv_head * GROUP + packed % GROUP
-            stored = exists[:, None] & (d < HEAD_DIM)[None, :]
-            q = tl.load(
-                query + (token * query_stride + head * HEAD_DIM)[:, None] + d[None, :],
-                mask=stored,
-                other=0.0,
-            )
-            seq_len = tl.load(seq_lens + row)
-            where = tl.load(place + row)
-            with_pack = tl.load(shared + tl.maximum(where, 0) // MEMBERS)
-            with_pack = tl.where(where >= 0, with_pack, 0)
-            skipped = tl.where(of_pack, 0, with_pack)
-            if WINDOW > 0:
-                skipped = tl.maximum(seq_len - WINDOW, 0) // N
-            begin = (skipped + at - first) * N
-            end = tl.minimum(begin + count * N, seq_len)
-            table = block_tables + row.to(tl.int64) * table_stride
-            acc, highest, total = softmax_state(M, D)
-            if WINDOW > 0:
-                begin = tl.maximum(begin, seq_len - WINDOW)
-                whole_end = begin
-            else:
-                whole_end = end // N * N
-                acc, highest, total = attend(
-                    acc, highest, total, q, packed, begin, whole_end, table, key_cache,
-                    value_cache, kv_head, token_stride, scale_log2, False, False, 0,
-                    HEAD_DIM, BLOCK_SIZE, N, D,
-                )  # fmt: skip
+        row = segment // 2
+        of_pack = segment % 2 == 0
+        slot = packed // GROUP
+        # A scalar condition is put into the bound: the interpreter of newer Tritons takes no
+        # mask that was combined with one.
+        fellow = tl.load(
+            members_of + row * MEMBERS + slot,
+            mask=slot < tl.where(of_pack, MEMBERS, 0),
+            other=-1,
+        )
+        member = tl.where(slot < tl.where(of_pack, 0, 1), row, fellow)
+        exists = member >= 0
+        token = tl.load(query_start_loc + member, mask=exists, other=0).to(tl.int64)
+        head = kv_head * GROUP + packed % GROUP
+        stored = exists[:, None] & (d < HEAD_DIM)[None, :]
+        q = tl.load(
+            query + (token * query_stride + head * HEAD_DIM)[:, None] + d[None, :],
+            mask=stored,
+            other=0.0,
+        )
+        seq_len = tl.load(seq_lens + row)
+        where = tl.load(place + row)
+        with_pack = tl.load(shared + tl.maximum(where, 0) // MEMBERS)
+        with_pack = tl.where(where >= 0, with_pack, 0)
+        skipped = tl.where(of_pack, 0, with_pack)
+        if WINDOW > 0:
+            skipped = tl.maximum(seq_len - WINDOW, 0) // N
+        begin = (skipped + at - first) * N
+        end = tl.minimum(begin + count * N, seq_len)
+        table = block_tables + row.to(tl.int64) * table_stride
+        acc, highest, total = softmax_state(M, D)
+        if WINDOW > 0:
+            begin = tl.maximum(begin, seq_len - WINDOW)
+            whole_end = begin
+        else:
+            whole_end = end // N * N
             acc, highest, total = attend(
-                acc, highest, total, q, packed, whole_end, end, table, key_cache, value_cache,
-                kv_head, token_stride, scale_log2, True, False, 0, HEAD_DIM, BLOCK_SIZE, N, D,
+                acc, highest, total, q, packed, begin, whole_end, table, key_cache,
+                value_cache, kv_head, token_stride, scale_log2, False, False, 0,
+                HEAD_DIM, BLOCK_SIZE, N, D,
             )  # fmt: skip
-            acc = acc / total[:, None]
-            if (with_pack == 0) & (count == last - first):
-                where_out = (token * kv_heads * GROUP + head) * HEAD_DIM
-                result = acc.to(out.dtype.element_ty)
-                tl.store(out + where_out[:, None] + d[None, :], result, mask=stored)
-            else:
-                piece = (program + kv_head * segments + segment).to(tl.int64) * M + packed
-                tl.store(partial_lse + piece, highest + tl.log2(total), mask=exists)
-                tl.store(partial_out + piece[:, None] * D + d[None, :], acc, mask=exists[:, None])
-        unit += tl.maximum(count, 0)
-        segment += tl.where(at + count == last, 1, 0)
-        if segment == segments:
-            segment = 0
-            kv_head += 1
+        acc, highest, total = attend(
+            acc, highest, total, q, packed, whole_end, end, table, key_cache, value_cache,
+            kv_head, token_stride, scale_log2, True, False, 0, HEAD_DIM, BLOCK_SIZE, N, D,
+        )  # fmt: skip
+        acc = acc / total[:, None]
+        if (with_pack == 0) & (count == last - first):
+            where_out = (token * kv_heads * GROUP + head) * HEAD_DIM
+            result = acc.to(out.dtype.element_ty)
+            tl.store(out + where_out[:, None] + d[None, :], result, mask=stored)
+        else:
+            piece = (program + kv_head * segments + segment).to(tl.int64) * M + packed
+            tl.store(partial_lse + piece, highest + tl.log2(total), mask=exists)
+            tl.store(partial_out + piece[:, None] * D + d[None, :], acc, mask=exists[:, None])
+        unit += count
+        if at + count == last:
+            if at + count == tiles:
+                kv_head += 1
+            # Not the next one: it may be empty, and many behind it, as those of prompts are.
+            segment = _segment_of(schedule, segments, unit - kv_head * tiles)
 
 
 @triton.jit
@@ -181,7 +182,7 @@ def _take_pieces(
     return acc, highest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _merge_kernel(
     partial_out,
     partial_lse,

@@ -47,7 +47,8 @@ def _rotated(heads, at, mask, norm, eps, table, HALF: tl.constexpr, PADDED: tl.c
     )
 
 
-@triton.jit
+# Slices of a step's inputs begin anywhere: their alignment selects no other variant.
+@triton.jit(do_not_specialize=["positions"])
 def _rotate_and_cache_kernel(
     query,  # [tokens, heads, 2 * HALF], rows query_stride apart
     key,  # [tokens, kv_heads, 2 * HALF], rows key_stride apart
