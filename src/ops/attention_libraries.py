@@ -274,6 +274,9 @@ def open_library(name: str, device: torch.device, shapes: Iterable[AttentionShap
             _try(attention.run, shape, device)
     except Exception as error:
         library.close()
+        if device.type == "cuda":
+            # An error that a device does not recover from ends the start here, by its own name.
+            torch.cuda.synchronize(device)
         if isinstance(error, LibraryUnavailableError):
             raise
         raise LibraryUnavailableError(f"fails with {_words(shape)}: {_text(error)}") from error
