@@ -148,8 +148,14 @@ def _sources(function: Callable[..., Any]) -> list[Path]:
         if name in names or name.partition(".")[0] != package or name not in sys.modules:
             continue
         names.add(name)
-        for value in vars(sys.modules[name]).values():
-            owner = value.__name__ if isinstance(value, ModuleType) else _owner(value)
+        for attribute, value in vars(sys.modules[name]).items():
+            if not isinstance(value, ModuleType):
+                owner = _owner(value)
+            elif value.__name__ == f"{name}.{attribute}":
+                # A package has whatever modules of it anybody has imported, which is chance.
+                continue
+            else:
+                owner = value.__name__
             if owner is not None:
                 pending.append(owner)
     files = {inspect.getsourcefile(sys.modules[name]) for name in names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from src import ops
 from src.compile import (
     Compilation,
     CompilationClosedError,
@@ -24,9 +26,12 @@ from src.compile import (
     LoadedFunction,
     ahead,
     artifacts,
+    job,
     use_artifact_cache,
 )
 from src.compile.artifacts import ArtifactCache
+from src.models import regions
+from src.ops.cpu import step
 from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.compiled import Caller
 from src.ops.linear import LINEAR
@@ -231,6 +236,17 @@ def test_everything_that_code_depends_on_is_in_the_key(monkeypatch: pytest.Monke
     meta = tuple(t.to("meta") for t in (MIX[2], x, positions))
     on_meta = (0.5, Weights(MIX[1].gate.to("meta"), None), *meta)
     assert Job.of(mix, on_meta, (3, 4)).key == mix_job().key
+
+
+def test_what_else_has_been_imported_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = job._sources(regions.middle)
+    assert "linear.py" in {path.name for path in before}
+    assert not any(path.name == "step.py" for path in before)
+    # As the import of a module leaves it: in the list of modules, and in its package.
+    monkeypatch.setitem(sys.modules, "src.ops.another", step)
+    monkeypatch.setattr(step, "__name__", "src.ops.another")
+    monkeypatch.setattr(ops, "another", step, raising=False)
+    assert job._sources(regions.middle) == before
 
 
 def test_what_cannot_be_compiled_is_told(tmp_path: Path, caller: Caller) -> None:
