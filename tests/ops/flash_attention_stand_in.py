@@ -144,7 +144,7 @@ class TritonInTorch:
     """The Triton kernels' `run`, computed by the reference; counts who served prefill."""
 
     def __init__(self) -> None:
-        self.library_calls = 0
+        self.prefill_calls = 0
 
     def __call__(self, *args: Any, prefill: Callable[..., None] | None = None) -> None:
         query, _, _, key_cache, value_cache, tables, starts, lengths, _, out, scale, window = args[
@@ -157,7 +157,7 @@ class TritonInTorch:
         if prefill is None:
             out.copy_(complete[9])
             return
-        self.library_calls += 1
+        self.prefill_calls += 1
         out[starts[-1] :] = 0
         prefill(
             query, key_cache, value_cache, tables, starts, lengths, out, scale, window, *args[12:14]

@@ -124,7 +124,7 @@ def called_as_the_op(name: str, base: stand_in.TritonInTorch, case: dict[str, An
     with torch.inference_mode():
         attention_matches(attention.run, args)
     max_query_len, deterministic = args[12], args[14]
-    assert base.library_calls == (max_query_len > 1 and not deterministic)
+    assert base.prefill_calls == (max_query_len > 1 and not deterministic)
 
 
 @pytest.mark.parametrize("case", HALF_CASES)
@@ -159,9 +159,9 @@ def test_what_was_not_tried_is_left_to_triton(
         {"rows": ((1, 40), (1, 7), (0, 3))},
     ):
         attention_matches(attention.run, PAGED_ATTENTION.build("cpu", **(tried | other)))
-    assert base.library_calls == 0
+    assert base.prefill_calls == 0
     attention_matches(attention.run, PAGED_ATTENTION.build("cpu", **tried))
-    assert base.library_calls == 1
+    assert base.prefill_calls == 1
 
 
 @pytest.mark.parametrize("name", PAGED_LIBRARIES)
@@ -171,9 +171,9 @@ def test_an_opened_library_has_been_tried_on_every_shape(
     shapes = [SHAPE, SHAPE._replace(windowed=True, dtype=torch.float16)]
     kernel = open_library(name, CPU, shapes)
     assert kernel.name == name
-    assert base.library_calls == 2
+    assert base.prefill_calls == 2
     attention_matches(kernel.run, PAGED_ATTENTION.build("cpu", dtype=torch.bfloat16))
-    assert base.library_calls == 3
+    assert base.prefill_calls == 3
 
 
 @needs_pages
