@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from src.ops.cpu.build import cpu_flags
+from src.ops.cpu.levels import cpu_flags
 
 # Of what the worker writes and the loader expects.
 _FORMAT: Final = 1

@@ -43,6 +43,7 @@ def load_model(
     max_model_len: int | None = None,
     quantization: Method | None = None,
     group_size: int = 32,
+    rounds_inputs: bool = False,
     deterministic: bool = False,
     before_each_matrix: Callable[[], None] = lambda: None,
 ) -> Decoder:
@@ -59,6 +60,7 @@ def load_model(
         max_model_len: longest sequence in tokens; None is what the model is made for.
         quantization: of the projections' weights once they are read, see `Decoder.quantize`.
         group_size: of `int4`.
+        rounds_inputs: whether quantized projections round their inputs too, see the same.
         deterministic: whether a token's bits may depend on nothing but its sequence.
         before_each_matrix: called before each is quantized.
 
@@ -90,7 +92,9 @@ def load_model(
         # The views keep the originals alive.
         del destinations
     if quantization is not None:
-        decoder.quantize(quantization, group_size, before_each_matrix)
+        decoder.quantize(
+            quantization, group_size, before_each_matrix, rounds_inputs=rounds_inputs
+        )
     return decoder
 
 
@@ -101,6 +105,7 @@ def outline_model(
     max_model_len: int | None = None,
     quantization: Method | None = None,
     group_size: int = 32,
+    rounds_inputs: bool = False,
     deterministic: bool = False,
 ) -> Decoder:
     """The model that `load_model` gives, on the meta device: every shape and no value.
@@ -119,7 +124,7 @@ def outline_model(
         deterministic=deterministic,
     )
     if quantization is not None:
-        decoder.quantize(quantization, group_size)
+        decoder.quantize(quantization, group_size, rounds_inputs=rounds_inputs)
     return decoder
 
 

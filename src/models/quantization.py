@@ -1,7 +1,9 @@
-"""Weight-only quantization at load: int8 by row, int4 by group, both symmetric, by rounding.
+"""Quantization at load: int8 by row, int4 by group, both symmetric, by rounding.
 
-Activations, norms, biases and the embedding keep the model's dtype. Rounding to the nearest of
-evenly spaced values needs no calibration data, and so no data of anybody's.
+Norms, biases and the embedding keep the model's dtype. Activations do as well, unless the weights
+are laid out in strips: then a projection rounds its inputs to 8 bits, and multiplies integers.
+Rounding to the nearest of evenly spaced values needs no calibration data, and so no data of
+anybody's.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
-from src.ops.linear import INT4_RUN, dequantize
+from src.ops.linear import INT4_RUN, INT8_UNIT, STRIP, dequantize, to_strips
 
 Method = Literal["int8", "int4"]
 
@@ -20,8 +22,8 @@ _ROWS_AT_ONCE = 4096  # of a matrix, so that its float32 copy stays small
 class QuantizedWeight(NamedTuple):
     """A matrix [N, K] in few bits; `dequantize` gives it back in float32."""
 
-    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4
-    scales: torch.Tensor  # float32 [N], or [N, K / group]
+    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4; or in strips of these
+    scales: torch.Tensor  # float32 [N], or [N, K / group]; or in strips of the latter
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +49,9 @@ def plain(weight: Weight) -> torch.Tensor:
     return weight
 
 
-def quantize(weight: torch.Tensor, method: Method, group_size: int) -> QuantizedWeight:
+def quantize(
+    weight: torch.Tensor, method: Method, group_size: int, *, in_strips: bool = False
+) -> QuantizedWeight:
     """Quantize a matrix [N, K] of any float dtype.
 
     Args:
@@ -55,6 +59,8 @@ def quantize(weight: torch.Tensor, method: Method, group_size: int) -> Quantized
         method: `int8` has one scale a row and values -127 to 127; `int4` one scale for each
             `group_size` values of a row, and values -8 to 7.
         group_size: of int4: a multiple of 32 that divides K.
+        in_strips: whether to lay it out for products of integers, see `ops.linear.to_strips`;
+            matrices that cannot be cut into strips stay in rows (`fits_strips`).
 
     Raises:
         ValueError: K is not a multiple of 32, or for int4 not of the group size.
@@ -64,7 +70,18 @@ def quantize(weight: torch.Tensor, method: Method, group_size: int) -> Quantized
     if inputs % unit or unit % INT4_RUN:
         raise ValueError(f"rows of {inputs} weights cannot be cut into groups of {unit}")
     parts = [_quantized(rows.float(), method, group_size) for rows in weight.split(_ROWS_AT_ONCE)]
+    if in_strips and fits_strips(weight, method):
+        parts = [to_strips(*part) for part in parts]
     return QuantizedWeight(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def fits_strips(weight: torch.Tensor, method: Method) -> bool:
+    """Whether a matrix [N, K] that can be quantized can be laid out in strips.
+
+    int8 takes any N and K a multiple of 128, int4 a multiple of 64 for N and any K.
+    """
+    outputs, inputs = weight.shape
+    return inputs % INT8_UNIT == 0 if method == "int8" else outputs % STRIP == 0
 
 
 def _quantized(

@@ -20,15 +20,75 @@ from src.ops.declaration import Cost, Op
 INT4_RUN = 32
 """int4: this many weights of a row lie in 16 bytes, the first half of them in the low halves."""
 
+INT8_UNIT = 128
+"""int8 in strips: this many inputs of a token are rounded by one scale."""
+
+STRIP = 64
+"""Rows of a strip."""
+
+_NOTHING = 2.0**-100  # Smaller magnitudes are rounded to zero: their inverse would not be finite.
+
+
+def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Lay quantized weights out for products of integers: see [`linear`][src.ops.linear.linear].
+
+    Every four (of int4, eight) weights of `STRIP` rows lie together, a last strip is filled up with
+    zeros.
+
+    Parameters
+        weight: as of `dequantize`: [N, K] int8, K a multiple of `INT8_UNIT`, or [N, K / 2] uint8
+            of packed int4, N a multiple of `STRIP`.
+        scales: float32, of these weights.
+
+    Returns
+        [S, K / 4, 256] int8 of S strips and `scales`; or [S, K / 8, 256] uint8 and scales
+        [S, K / group, STRIP].
+
+    Raises
+        ValueError: N or K is none of these.
+    """
+    rows = weight.shape[0]
+    if weight.dtype == torch.int8:
+        if weight.shape[1] % INT8_UNIT:
+            raise ValueError(f"expected a multiple of {INT8_UNIT} inputs, got {weight.shape[1]}")
+        weight = functional.pad(weight, (0, 0, 0, -rows % STRIP))
+        return _in_strips(weight), scales
+    if rows % STRIP:
+        raise ValueError(f"expected a multiple of {STRIP} outputs, got {rows}")
+    runs = weight.view(rows, -1, INT4_RUN // 2)  # [N, K / 32, 16]
+    values = torch.cat((runs & 15, runs >> 4), dim=2).view(rows, -1, 2, 4)  # [N, K / 8, 2, 4]
+    bytes_of_eight = values[:, :, 0] | (values[:, :, 1] << 4)  # [N, K / 8, 4]
+    groups = scales.view(-1, STRIP, scales.shape[1]).transpose(1, 2).contiguous()
+    return _in_strips(bytes_of_eight.view(rows, -1)), groups
+
+
+def _in_strips(weight: Tensor) -> Tensor:
+    fours = weight.view(torch.int32).view(-1, STRIP, weight.shape[1] // 4)
+    return fours.transpose(1, 2).contiguous().view(weight.dtype)
+
+
+def _from_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    strips, lines, _ = weight.shape
+    rows = weight.view(strips, lines, STRIP, 4).transpose(1, 2).reshape(strips * STRIP, lines * 4)
+    if weight.dtype == torch.int8:
+        return rows[: len(scales)], scales
+    eights = rows.view(len(rows), -1, 1, 4)
+    values = torch.cat((eights & 15, eights >> 4), dim=2).view(len(rows), -1, 2, INT4_RUN // 2)
+    packed = values[:, :, 0] | (values[:, :, 1] << 4)
+    return packed.view(len(rows), -1), scales.transpose(1, 2).reshape(len(rows), -1)
+
 
 def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
     """The matrix that quantized weights stand for, float32 [N, K].
 
     Parameters
-        weight: [N, K] int8, or [N, K / 2] uint8 of packed int4 (see `INT4_RUN`).
+        weight: [N, K] int8, or [N, K / 2] uint8 of packed int4 (see `INT4_RUN`); or either in
+            strips (see `to_strips`).
         scales: float32 [N] of int8 rows; [N, K / group] of int4 groups, whose value is
             `(q - 8) * scale`.
     """
+    if weight.dim() == 3:
+        weight, scales = _from_strips(weight, scales)
     if weight.dtype == torch.int8:
         return weight.float() * scales[:, None]
     rows = len(weight)
@@ -37,16 +97,48 @@ def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
     return (values.view(rows, scales.shape[1], -1) * scales[:, :, None]).view(rows, -1)
 
 
+def round_inputs(x: Tensor, unit: int) -> Tensor:
+    """Inputs [T, K] rounded to 8 bits, as the float32 that they become.
+
+    Each `unit` of a token's inputs become integers of -127 to 127 times one scale, their largest
+    magnitude divided by 127.
+
+    Raises
+        ValueError: K is not a multiple of `unit`.
+    """
+    tokens, inputs = x.shape
+    if inputs % unit:
+        raise ValueError(f"expected a multiple of {unit} inputs to be rounded, got {inputs}")
+    units = x.float().view(tokens, -1, unit)
+    largest = units.abs().amax(dim=2, keepdim=True)
+    inverse = torch.where(largest < _NOTHING, 0.0, 127 / largest)
+    return ((units * inverse).round() * (largest / 127)).view(tokens, inputs)
+
+
 def reference(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """See [`linear`][src.ops.linear.linear]."""
     if scales is None:
         return functional.linear(x, weight, bias)
+    inputs = x.float()
+    if weight.dim() == 3:
+        unit = INT8_UNIT if scales.dim() == 1 else x.shape[1] // scales.shape[1]
+        inputs = round_inputs(x, unit)
     wide = None if bias is None else bias.float()
-    return functional.linear(x.float(), dequantize(weight, scales), wide).to(x.dtype)
+    return functional.linear(inputs, dequantize(weight, scales), wide).to(x.dtype)
+
+
+def num_outputs(weight: Tensor, scales: Tensor | None) -> int:
+    """N of weights as of [`linear`][src.ops.linear.linear]."""
+    if weight.dim() == 2 or scales is None:
+        return weight.shape[0]
+    return scales.shape[0] if scales.dim() == 1 else scales.shape[0] * scales.shape[2]
 
 
 def _fake(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]))
+    return x.new_empty((x.shape[0], num_outputs(weight, scales)))
+
+
+_STRIPS_OF = "strips of "
 
 
 def _build(
@@ -60,13 +152,19 @@ def _build(
     has_bias: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random values; `weight` is `same` (as x), `int8`, or `int4/<group>`."""
+    """Random values; `weight` is `same` (as x), `int8`, or `int4/<group>`, or `strips of` these."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, inputs, generator=random).to(dtype).to(device)
     bias = torch.randn(outputs, generator=random).to(dtype).to(device) if has_bias else None
     if weight == "same":
         matrix = torch.randn(outputs, inputs, generator=random) * inputs**-0.5
         return x, matrix.to(dtype).to(device), None, bias
+    if weight.startswith(_STRIPS_OF):
+        kind = weight.removeprefix(_STRIPS_OF)
+        _, bits, scales, _ = _build(
+            "cpu", tokens=0, inputs=inputs, outputs=outputs, weight=kind, seed=seed
+        )
+        return x, *(tensor.to(device) for tensor in to_strips(bits, scales)), bias
     if weight == "int8":
         bits = torch.randint(-127, 128, (outputs, inputs), generator=random, dtype=torch.int8)
         scales = torch.rand(outputs, generator=random) / 64 * inputs**-0.5
@@ -79,7 +177,7 @@ def _build(
 
 def _cost(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Cost:
     tokens, inputs = x.shape
-    outputs = weight.shape[0]
+    outputs = num_outputs(weight, scales)
     moved = (
         weight.nbytes
         + (0 if scales is None else scales.nbytes)
@@ -110,6 +208,20 @@ LINEAR = Op(
         for tokens, inputs, outputs in [(1, 64, 1), (2, 128, 7), (7, 256, 33), (70, 1024, 10)]
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
         for weight in ("same", "int8", "int4/32", "int4/64")
+    ]
+    + [
+        {
+            "tokens": tokens,
+            "inputs": inputs,
+            "outputs": outputs,
+            "dtype": dtype,
+            "weight": f"{_STRIPS_OF}{weight}",
+            "has_bias": tokens == 7,
+            "seed": tokens + inputs,
+        }
+        for tokens, inputs, outputs in [(1, 128, 64), (3, 256, 128), (7, 384, 192), (70, 1024, 64)]
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for weight in ("int8", "int4/32", "int4/64", "int4/128")
     ],
     cost=_cost,
 )
@@ -126,6 +238,9 @@ def linear(
     Parameters
         x: [T, K] float32, bfloat16 or float16, last dimension contiguous.
         weight: [N, K] in x's dtype; [N, K] int8; or [N, K / 2] uint8 of packed int4. Contiguous.
+            Or either of the latter in strips ([`to_strips`][src.ops.linear.to_strips]): then x is
+            rounded to 8 bits ([`round_inputs`][src.ops.linear.round_inputs]), `INT8_UNIT` inputs
+            of a token by one scale, or as many as have one in int4, and products are integers.
         scales: None, or the scales of quantized weights, see
             [`dequantize`][src.ops.linear.dequantize].
         bias: None, or [N] in x's dtype.

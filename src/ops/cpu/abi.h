@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 9
+#define SLIPSTREAM_ABI 10
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -51,13 +51,17 @@ struct GumbelArgs {
   int64_t rows, vocab_size, logits_stride, threads;
 };
 
-// How weights are held, beside the float types of DType.
-enum WeightKind : int64_t { kInt4 = 4, kInt8 = 8 };
+// How weights are held, beside the float types of DType. Those in strips (integer_linear.h) are
+// multiplied by rounded inputs.
+enum WeightKind : int64_t { kInt4 = 4, kInt4Strips = 5, kInt8 = 8, kInt8Strips = 9 };
 
 struct LinearArgs {
   const void* x;        // [tokens, inputs], rows x_stride apart
-  const void* weight;   // [outputs, inputs] contiguous; int4: [outputs, inputs / 2]
-  const float* scales;  // int8: [outputs]; int4: [outputs, inputs / group]; otherwise unused
+  // [outputs, inputs] contiguous; int4: [outputs, inputs / 2]; in strips of 64 outputs, the last one
+  // whole: int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8, 64, 4].
+  const void* weight;
+  // int8: [outputs]; int4: [outputs, inputs / group], in strips [strips, inputs / group, 64]
+  const float* scales;
   const void* bias;     // [outputs] of x's dtype, or null
   void* out;            // [tokens, outputs] contiguous, of x's dtype
   int64_t tokens, inputs, outputs, x_stride;

@@ -27,10 +27,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
+from src.ops.cpu.levels import LEVELS, cpu_flags
 from src.ops.declaration import Kernel
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.linear import LINEAR
@@ -86,48 +86,8 @@ if portable.slipstream_self_check(
 """
 
 
-@dataclass(frozen=True)
-class Level:
-    """An instruction set: `number` as in self_check.cpp, CPU flags it needs, compiler flags."""
-
-    name: str
-    number: int
-    needs: frozenset[str]
-    flags: tuple[str, ...]
-
-
-_AVX512 = frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
-_AVX512_FLAGS = (
-    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-    *("-mavx2", "-mfma", "-mf16c"),
-)
-
-LEVELS = (
-    Level("portable", 0, frozenset(), ()),
-    Level("avx2", 1, frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
-    Level("avx512", 2, _AVX512, _AVX512_FLAGS),
-    Level("avx512_bf16", 3, _AVX512 | {"avx512_bf16"}, (*_AVX512_FLAGS, "-mavx512bf16")),
-    Level(
-        "amx",
-        4,
-        _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
-        (*_AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-    ),
-)
-"""From slowest to fastest."""
-
-
 class BuildError(Exception):
     """The kernels could not be built; the text says why, in one line or with compiler output."""
-
-
-def cpu_flags() -> frozenset[str]:
-    """Instruction sets that the kernel reports for this CPU; empty where it does not say."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
-        for line in lines:
-            if line.startswith("flags"):
-                return frozenset(line.partition(":")[2].split())
-    return frozenset()
 
 
 def cache_root() -> Path:

@@ -53,10 +53,11 @@ SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight
     slipstream_torch.get_data_ptr(tensor, &pointer);
     return pointer;
   };
-  int64_t *x_sizes = nullptr, *x_strides = nullptr, *weight_sizes = nullptr;
+  int64_t *x_sizes = nullptr, *x_strides = nullptr, *weight_sizes = nullptr, weight_dims = 0;
   slipstream_torch.get_sizes(x, &x_sizes);
   slipstream_torch.get_strides(x, &x_strides);
   slipstream_torch.get_sizes(weight, &weight_sizes);
+  slipstream_torch.get_dim(weight, &weight_dims);
   LinearArgs args{};
   args.tokens = x_sizes[0], args.inputs = x_sizes[1], args.outputs = weight_sizes[0];
   args.x_stride = x_strides[0], args.threads = slipstream_threads;
@@ -66,6 +67,10 @@ SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight
     slipstream_torch.get_dim(*scales, &dims);
     slipstream_torch.get_sizes(*scales, &sizes);
     args.group = dims == 1 ? 0 : args.inputs / sizes[1];
+    if (weight_dims == 3) {
+      args.kind = args.kind == kInt8 ? kInt8Strips : kInt4Strips;
+      args.outputs = dims == 1 ? sizes[0] : sizes[0] * sizes[2];
+    }
     args.scales = static_cast<const float*>(data(*scales));
   }
   const int64_t sizes[] = {args.tokens, args.outputs}, strides[] = {args.outputs, 1};

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.ops.linear import INT4_RUN
+from src.ops.linear import INT4_RUN, num_outputs
 from src.ops.linear import reference as reference_linear
 
-ABI = 9
+ABI = 10
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
@@ -35,6 +35,7 @@ _LAST_MOVE = struct.Struct("@qd")  # LastMove
 _QUICK_WORDS = 1 << 15
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
+_STRIPS = {torch.int8: 9, torch.uint8: 5}
 _ERRORS = {
     1: "slot_mapping names a slot outside of the cache",
     2: "a block table names a block outside of the cache",
@@ -336,7 +337,7 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
 
     def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
         tokens, inputs = x.shape
-        outputs = len(weight)
+        outputs = num_outputs(weight, scales)
         row_stride, stride = x.stride()
         if scales is not None and inputs % INT4_RUN:
             return reference_linear(x, weight, scales, bias)
@@ -366,7 +367,7 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 outputs,
                 row_stride,
                 DTYPES[x.dtype],
-                _KINDS[weight.dtype],
+                (_KINDS if weight.dim() == 2 else _STRIPS)[weight.dtype],
                 group,
                 _kernel_threads(),
             )

@@ -17,6 +17,7 @@
 #include "abi.h"
 #include "amx_linear.h"
 #include "dot_linear.h"
+#include "integer_linear.h"
 #include "parallel.h"
 #include "weights.h"
 
@@ -249,9 +250,19 @@ bool has_whole_groups(const LinearArgs& a) {
   return a.group >= kPackedGroup && a.group % kPackedGroup == 0 && a.inputs % a.group == 0;
 }
 
+template <class Slices, class T>
+Status run_rounded(const Projection& a) {
+  run_strips<Slices, T>(a);
+  return kOk;
+}
+
 template <class T>
 Status run_kind(const Projection& a) {
   switch (a.kind) {
+    case kInt8Strips: return a.inputs % kInt8Unit ? kBadShape : run_rounded<Int8Slices, T>(a);
+    case kInt4Strips:
+      return has_whole_groups(a) && a.outputs % kStripOutputs == 0 ? run_rounded<Int4Slices, T>(a)
+                                                                   : kBadShape;
     case kInt8: return a.inputs % kPackedGroup ? kBadShape : run<Int8, T>(a);
     case kInt4: return has_whole_groups(a) ? run<Int4, T>(a) : kBadShape;
     default: return a.kind == a.dtype ? run<Dense<T>, T>(a) : kBadShape;
@@ -288,7 +299,9 @@ class Readings {
 };
 
 int64_t weight_bytes(const LinearArgs& a) {
-  const int64_t bits = a.kind == kInt4 ? 4 : a.kind == kInt8 ? 8 : a.kind == kFloat32 ? 32 : 16;
+  const bool is_int4 = a.kind == kInt4 || a.kind == kInt4Strips;
+  const bool is_int8 = a.kind == kInt8 || a.kind == kInt8Strips;
+  const int64_t bits = is_int4 ? 4 : is_int8 ? 8 : a.kind == kFloat32 ? 32 : 16;
   return a.outputs * a.inputs * bits / 8;
 }
 

@@ -106,17 +106,16 @@ bool same_gumbel(GumbelFunction* other) {
 
 template <class T>
 bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t tokens,
-                 int64_t outputs, int64_t inputs = 192) {
-  constexpr int64_t kGroup = 64;
+                 int64_t outputs, int64_t inputs = 192, int64_t group = 64) {
   Random random;
   const auto x = draw<T>(random, size_t(tokens * inputs));
-  // Of quantized kinds any bits will do.
-  const auto weight = draw<T>(random, size_t(outputs * inputs));
-  auto scales = draw<float>(random, size_t(outputs * inputs / kGroup));
+  // Of quantized kinds any bits will do, and there are enough of them for a last strip.
+  const auto weight = draw<T>(random, size_t((outputs + 63) * inputs));
+  auto scales = draw<float>(random, size_t(outputs * inputs / group));
   for (float& scale : scales) scale *= 0.01f;
   std::vector<T> out(size_t(tokens * outputs)), other_out(out.size());
   LinearArgs args{x.data(), weight.data(), scales.data(), weight.data(), out.data(), tokens, inputs,
-                  outputs, inputs, dtype, kind, kGroup, 2};
+                  outputs, inputs, dtype, kind, group, 2};
   if (slipstream_linear(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -140,15 +139,21 @@ bool same_linears(LinearFunction* other, DType dtype) {
         if (!same_linear<T>(other, dtype, kind, tokens, outputs)) return false;
       }
     }
+    // Panels and what is left of them.
+    for (const int64_t group : {32, 64, 128}) {
+      if (!same_linear<T>(other, dtype, kInt4Strips, tokens, 192, 256, group)) return false;
+    }
+    if (!same_linear<T>(other, dtype, kInt8Strips, tokens, 150, 256)) return false;
   }
   return true;
 }
 
 #if defined(__x86_64__)
-inline bool has_pairs() {
+inline bool has_products() {
   constexpr unsigned kBFloat16 = 1u << 5;  // leaf 7, subleaf 1: AVX512_BF16
   unsigned eax, ebx, ecx, edx;
-  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBFloat16);
+  return __builtin_cpu_supports("avx512vnni") &&
+         __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBFloat16);
 }
 
 inline bool has_tiles() {
@@ -162,7 +167,7 @@ inline bool has_tiles() {
 }  // namespace
 
 // Whether this CPU (and its operating system) can run a level: 0 portable, 1 AVX2, 2 AVX-512,
-// 3 AVX-512 with products of bfloat16, 4 AMX.
+// 3 AVX-512 with products of bfloat16 and of bytes, 4 AMX.
 SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
   if (level == 0) return 1;
 #if defined(__x86_64__)
@@ -173,7 +178,7 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
       avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (level == 2) return avx512;
-  return avx512 && has_pairs() && (level == 3 || has_tiles());
+  return avx512 && has_products() && (level == 3 || has_tiles());
 #else
   return 0;
 #endif

@@ -1,0 +1,111 @@
+// Inputs rounded to 8 bits, for products of integers: `unit` of a token by one scale, their largest
+// magnitude becomes 127.
+//
+// A unit is as long as a group of int4 weights; beside int8 it has kInt8Unit inputs. Magnitudes below
+// kNothing count as zero, for their scale's inverse would not be finite.
+#pragma once
+#include <cstring>
+#include <vector>
+
+#include "parallel.h"
+#include "vector.h"
+#include "weights.h"
+
+namespace {
+
+constexpr int64_t kInt8Unit = 128;
+constexpr float kNothing = 0x1p-100f;
+constexpr double kRoundedPerMicrosecond = 4e3;  // inputs
+
+// To the nearest integer, of two to the even one. By an instruction where there is one: the sum with
+// a large number would be fused with the product before it, which so would not be rounded.
+inline vi nearest(vf x) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtps_epi32((__m256)x);
+#elif defined(__SSE2__)
+  return (vi)_mm_cvtps_epi32((__m128)x);
+#else
+  vi result;
+  for (int i = 0; i < W; ++i) result[i] = int32_t(__builtin_nearbyintf(x[i]));
+  return result;
+#endif
+}
+
+inline void store_bytes(int8_t* to, vi values) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
+#else
+  for (int i = 0; i < W; ++i) to[i] = int8_t(values[i]);
+#endif
+}
+
+// Largest of magnitudes, as integers: so NaN is the largest, and comes out of all that is computed with
+// it.
+template <class T>
+inline float largest_magnitude(const T* x, int64_t count) {
+  vi largest = {};
+  for (int64_t k = 0; k < count; k += W) {
+    const vi magnitudes = (vi)load(x + k) & 0x7fffffff;
+    largest = magnitudes > largest ? magnitudes : largest;
+  }
+  int32_t bits = 0;
+  for (int i = 0; i < W; ++i) bits = largest[i] > bits ? largest[i] : bits;
+  float magnitude;
+  std::memcpy(&magnitude, &bits, sizeof magnitude);
+  return magnitude;
+}
+
+// A call's tokens. What weights are larger by than their values adds the same to all of a unit's sums:
+// `offsets` takes it off again.
+struct RoundedTokens {
+  int64_t inputs, unit, units;
+  int8_t* values;    // [tokens, inputs]
+  float* steps;      // [tokens, units]
+  int32_t* offsets;  // [tokens, units]
+
+  template <class T>
+  void round(const T* x, int64_t token, int weight_offset) const {
+    for (int64_t index = 0; index < units; ++index) {
+      const T* from = x + index * unit;
+      int8_t* to = values + token * inputs + index * unit;
+      const float largest = largest_magnitude(from, unit);
+      const float inverse = largest < kNothing ? 0.0f : 127.0f / largest;
+      vi sums = {};
+      for (int64_t k = 0; k < unit; k += W) {
+        const vi rounded = nearest(load(from + k) * inverse);
+        store_bytes(to + k, rounded);
+        sums += rounded;
+      }
+      int32_t sum = 0;
+      for (int i = 0; i < W; ++i) sum += sums[i];
+      steps[token * units + index] = largest / 127.0f;
+      offsets[token * units + index] = -weight_offset * sum;
+    }
+  }
+};
+
+// In this thread's memory, until its next call.
+template <class T>
+RoundedTokens round_inputs(const LinearArgs& a, int64_t unit, int weight_offset) {
+  thread_local std::vector<int8_t> values;
+  thread_local std::vector<float> steps;
+  thread_local std::vector<int32_t> offsets;
+  const int64_t units = a.inputs / unit;
+  if (int64_t(values.size()) < a.tokens * a.inputs) values.resize(size_t(a.tokens * a.inputs));
+  if (int64_t(steps.size()) < a.tokens * units) steps.resize(size_t(a.tokens * units));
+  if (offsets.size() < steps.size()) offsets.resize(steps.size());
+  const RoundedTokens rounded{a.inputs, unit, units, values.data(), steps.data(), offsets.data()};
+  const double work = double(a.tokens * a.inputs) / kRoundedPerMicrosecond;
+  const int64_t parts = worthwhile_parts(a.threads, work, a.tokens);
+  parallel(a.threads, parts, [&](int64_t part) {
+    const int64_t last = a.tokens * (part + 1) / parts;
+    for (int64_t t = a.tokens * part / parts; t < last; ++t) {
+      rounded.round(static_cast<const T*>(a.x) + t * a.x_stride, t, weight_offset);
+    }
+  });
+  return rounded;
+}
+
+}  // namespace
