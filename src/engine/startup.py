@@ -40,7 +40,6 @@ from src.engine.status import STARTUP_PHASES, ModelInfo, served_names
 from src.engine.structured.compiler import GrammarCompiler
 from src.models import Decoder, load_model, outline_model, resolve_model
 from src.ops.cpu.build import cache_root, ensure_built, is_building, kernel_status
-from src.ops.cpu.levels import rounds_inputs_by_default
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -120,16 +119,11 @@ def _begin_compilation(config: Config, path: Path, device: torch.device) -> Regi
         max_model_len=config.model.max_model_len,
         quantization=config.model.quantization,
         group_size=config.model.quantization_group_size,
-        rounds_inputs=_rounds_inputs(config),
+        rounds_inputs=config.model.quantize_activations,
         deterministic=config.model.deterministic,
     )
     num_threads = config.device.num_threads or usable_cpus()
     return RegionCompilation(outline, num_threads, cache_root(), awaited=_awaits_code(config))
-
-
-def _rounds_inputs(config: Config) -> bool:
-    wish = config.model.quantize_activations
-    return rounds_inputs_by_default() if wish is None else wish
 
 
 def _awaits_code(config: Config) -> bool:
@@ -192,7 +186,7 @@ def _build_parts(
             max_model_len=config.model.max_model_len,
             quantization=config.model.quantization,
             group_size=config.model.quantization_group_size,
-            rounds_inputs=_rounds_inputs(config),
+            rounds_inputs=config.model.quantize_activations,
             deterministic=config.model.deterministic,
             before_each_matrix=make_room,
         )

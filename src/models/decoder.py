@@ -152,17 +152,16 @@ class Decoder:
             method: see `quantization.quantize`.
             group_size: of int4.
             before_each: called before each matrix.
-            rounds_inputs: whether inputs of the projections are rounded to 8 bits as well, where a
-                matrix can be laid out for that, and the model's dtype is bfloat16.
+            rounds_inputs: whether inputs of the projections are rounded to 8 bits as well, of those
+                whose matrices can be laid out for that.
 
         Raises:
             ModelLoadError: a matrix cannot be cut into such groups.
         """
-        in_strips = rounds_inputs and self.spec.dtype == torch.bfloat16
 
         def smaller(weight: Weight) -> QuantizedWeight:
             before_each()
-            return quantize(plain(weight), method, group_size, in_strips=in_strips)
+            return quantize(plain(weight), method, group_size, in_strips=rounds_inputs)
 
         try:
             for layer, (pre, post) in enumerate(zip(self.pre, self.post, strict=True)):
@@ -172,7 +171,7 @@ class Decoder:
                     gate_up_weight=smaller(post.gate_up_weight),
                     down_weight=smaller(post.down_weight),
                 )
-            self.head = quantize(plain(self.head), "int8", group_size, in_strips=in_strips)
+            self.head = quantize(plain(self.head), "int8", group_size, in_strips=rounds_inputs)
         except ValueError as error:
             raise ModelLoadError(f"quantization = {method!r}: {error}") from None
 

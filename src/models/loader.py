@@ -21,6 +21,7 @@ from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.decoder import Decoder
 from src.models.dummy import fill_dummy
 from src.models.quantization import Method
+from src.ops.cpu.levels import multiplies_bytes_fastest
 from src.models.registry import family_of, load_config
 
 LoadFormat = Literal["auto", "dummy"]
@@ -43,7 +44,7 @@ def load_model(
     max_model_len: int | None = None,
     quantization: Method | None = None,
     group_size: int = 32,
-    rounds_inputs: bool = False,
+    rounds_inputs: bool | None = False,
     deterministic: bool = False,
     before_each_matrix: Callable[[], None] = lambda: None,
 ) -> Decoder:
@@ -60,7 +61,8 @@ def load_model(
         max_model_len: longest sequence in tokens; None is what the model is made for.
         quantization: of the projections' weights once they are read, see `Decoder.quantize`.
         group_size: of `int4`.
-        rounds_inputs: whether quantized projections round their inputs too, see the same.
+        rounds_inputs: whether quantized projections round their inputs too, see the same; None:
+            in a bfloat16 model, if this CPU is faster so.
         deterministic: whether a token's bits may depend on nothing but its sequence.
         before_each_matrix: called before each is quantized.
 
@@ -93,7 +95,10 @@ def load_model(
         del destinations
     if quantization is not None:
         decoder.quantize(
-            quantization, group_size, before_each_matrix, rounds_inputs=rounds_inputs
+            quantization,
+            group_size,
+            before_each_matrix,
+            rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype),
         )
     return decoder
 
@@ -105,7 +110,7 @@ def outline_model(
     max_model_len: int | None = None,
     quantization: Method | None = None,
     group_size: int = 32,
-    rounds_inputs: bool = False,
+    rounds_inputs: bool | None = False,
     deterministic: bool = False,
 ) -> Decoder:
     """The model that `load_model` gives, on the meta device: every shape and no value.
@@ -116,16 +121,24 @@ def outline_model(
         ModelLoadError: as `load_model` does of a configuration.
     """
     config = load_config(path)
+    torch_dtype = resolve_dtype(dtype, config)
     decoder = family_of(config.architecture)(
         config,
-        dtype=resolve_dtype(dtype, config),
+        dtype=torch_dtype,
         device=torch.device("meta"),
         max_positions=resolve_max_positions(max_model_len, config),
         deterministic=deterministic,
     )
     if quantization is not None:
-        decoder.quantize(quantization, group_size, rounds_inputs=rounds_inputs)
+        decoder.quantize(
+            quantization, group_size, rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype)
+        )
     return decoder
+
+
+def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:
+    # Who asks for float32 wants more digits than these.
+    return dtype == torch.bfloat16 and multiplies_bytes_fastest() if wish is None else wish
 
 
 def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:

@@ -111,7 +111,8 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
         raise ValueError(f"expected a multiple of {unit} inputs to be rounded, got {inputs}")
     units = x.float().view(tokens, -1, unit)
     largest = units.abs().amax(dim=2, keepdim=True)
-    inverse = torch.where(largest < _NOTHING, 0.0, 127 / largest)
+    # Not 127 / largest, which torch rounds twice: the reciprocal, and then the product.
+    inverse = torch.where(largest < _NOTHING, 0.0, torch.full_like(largest, 127.0) / largest)
     return ((units * inverse).round() * (largest / 127)).view(tokens, inputs)
 
 

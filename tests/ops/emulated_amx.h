@@ -14,6 +14,7 @@
 // What a compiler defines that is told to use them.
 #define __AVX512F__ 1
 #define __AVX512BF16__ 1
+#define __AVX512VNNI__ 1
 #define __AMX_BF16__ 1
 
 namespace emulated {
@@ -122,6 +123,49 @@ inline __m512i look_up_both(__m512i low, Halves index, __m512i high) {
   return (__m512i)index;
 }
 
+inline Integers to_integers(Floats floats) {
+  Integers integers;
+  for (int i = 0; i < 16; ++i) {
+    const float nearest = std::nearbyint(floats[i]);
+    integers[i] = nearest >= -0x1p31f && nearest < 0x1p31f ? int32_t(nearest) : INT32_MIN;
+  }
+  return integers;
+}
+
+inline __m128i low_bytes(__m512i integers) {
+  int32_t wide[16];
+  int8_t narrow[16];
+  std::memcpy(wide, &integers, sizeof wide);
+  for (int i = 0; i < 16; ++i) narrow[i] = int8_t(wide[i]);
+  __m128i result;
+  std::memcpy(&result, narrow, sizeof result);
+  return result;
+}
+
+inline __m512i load_bytes(const void* from) {
+  __m512i bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return bytes;
+}
+
+inline __m512i splat_byte(int byte) { return (__m512i)(Words{} + 0x01010101u * uint8_t(byte)); }
+
+// Of four unsigned bytes with four signed ones each.
+inline __m512i dot_bytes(__m512i sums, __m512i left, __m512i right) {
+  uint8_t a[64];
+  int8_t b[64];
+  std::memcpy(a, &left, sizeof a);
+  std::memcpy(b, &right, sizeof b);
+  Integers result = (Integers)sums;
+  for (int i = 0; i < 64; ++i) result[i / 4] += a[i] * b[i];
+  return (__m512i)result;
+}
+
+inline Floats fused(Floats a, Floats b, Floats c) {
+  for (int i = 0; i < 16; ++i) c[i] = std::fma(a[i], b[i], c[i]);
+  return c;
+}
+
 inline void need(bool condition) {
   if (!condition) __builtin_trap();
 }
@@ -209,3 +253,12 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _tile_stored(tile, base, stride) emulated::store_tile(tile, base, stride)
 #define _tile_zero(tile) std::memset(&emulated::tiles[tile], 0, 1024)
 #define _tile_dpbf16ps(to, left, right) emulated::multiply_tiles(to, left, right)
+#define _mm512_cvtps_epi32(floats) emulated::to_integers(floats)
+#define _mm512_cvtepi32_epi8(integers) emulated::low_bytes(integers)
+#define _mm512_loadu_si512(from) emulated::load_bytes(from)
+#define _mm512_set1_epi8(byte) emulated::splat_byte(byte)
+#define _mm512_set1_ps(x) (emulated::Floats{} + (x))
+#define _mm512_xor_si512(a, b) ((a) ^ (b))
+#define _mm512_srli_epi16(halves, bits) ((__m512i)((emulated::Halves)(halves) >> (bits)))
+#define _mm512_fmadd_ps(a, b, c) emulated::fused(a, b, c)
+#define _mm512_dpbusd_epi32(sums, left, right) emulated::dot_bytes(sums, left, right)

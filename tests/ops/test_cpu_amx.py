@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from src.ops import PAGED_ATTENTION
-from src.ops.cpu import build
+from src.ops.cpu import levels
 from src.ops.cpu.kernel_library import _bind_attention
 from tests.ops.comparison import attention_matches, copied, in_chunks
 
 Attention = Callable[..., Any]
 
-MACHINE = build.cpu_flags()
+MACHINE = levels.cpu_flags()
 needs_avx2 = pytest.mark.skipif(
-    not build.LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2"
+    not levels.LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2"
 )
 
 

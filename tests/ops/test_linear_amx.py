@@ -13,16 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.ops.cpu import build
+from src.ops.cpu import levels
 from src.ops.cpu.kernel_library import _bind_linear
 from src.ops.linear import LINEAR
 from tests.ops.test_linear import KINDS, assert_matches
 
 Linear = Callable[..., torch.Tensor]
 
-MACHINE = build.cpu_flags()
+MACHINE = levels.cpu_flags()
 pytestmark = pytest.mark.skipif(
-    not build.LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2"
+    not levels.LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2"
 )
 
 

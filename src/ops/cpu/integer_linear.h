@@ -51,9 +51,9 @@ inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, cons
   }
 }
 
-// Scales of int4 of a unit of a strip: [kStripOutputs].
-inline const float* scales_of(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int64_t unit) {
-  return a.scales + (strip * x.units + unit) * kStripOutputs;
+// Scales of int4, of a strip: [units, kStripOutputs].
+inline const float* scales_of(const LinearArgs& a, const RoundedTokens& x, int64_t strip) {
+  return a.scales + strip * x.units * kStripOutputs;
 }
 
 #if defined(__AVX512VNNI__)
@@ -78,11 +78,13 @@ inline vq weights_of(const char* slice) {
   }
 }
 
+typedef void FinishFunction(const LinearArgs&, int64_t strip, int64_t token, const float* sums);
+
 template <class Slices>
 class IntegerLinear {
  public:
-  IntegerLinear(const Projection& args, const RoundedTokens& tokens)
-      : a(args), x(tokens), slices(args.inputs / Slices::kInputs) {}
+  IntegerLinear(const Projection& args, const RoundedTokens& tokens, FinishFunction* finish)
+      : a(args), x(tokens), finish(finish), slices(args.inputs / Slices::kInputs) {}
 
   void run(int64_t strip) const {
     const int64_t groups = (a.tokens + kIntegerTokens - 1) / kIntegerTokens;
@@ -134,7 +136,7 @@ class IntegerLinear {
     const int64_t inputs = a.inputs, unit_slices = x.unit / Slices::kInputs;
     const int8_t* values = x.values + token * inputs;
     const char* slice = strip_at(strip);
-    const float* scales = a.scales + strip * x.units * kStripOutputs;  // of int4
+    const float* scales = scales_of(a, x, strip);
     vf results[C][kVectors] = {};
     for (int64_t unit = 0; unit < x.units; ++unit, scales += kStripOutputs) {
       if (How == kByShares) ahead.fetch_share(unit * unit_slices * kSlice, unit_slices * kSlice);
@@ -164,7 +166,7 @@ class IntegerLinear {
     for (int c = 0; c < C; ++c) {
       float wide[kStripOutputs];
       for (int v = 0; v < kVectors; ++v) store(wide + v * W, results[c][v]);
-      finish_strip<bf16>(a, strip, token + c, wide);
+      finish(a, strip, token + c, wide);
     }
   }
 
@@ -197,10 +199,11 @@ class IntegerLinear {
 
   const Projection& a;
   const RoundedTokens& x;
+  FinishFunction* const finish;  // by address, for what is above is the same for every dtype
   const int64_t slices;
 };
 
-#endif
+#else
 
 // A strip of a token in plain loops.
 template <class Slices, class T>
@@ -208,8 +211,9 @@ void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int
   const int64_t slices = a.inputs / Slices::kInputs;
   const auto* slice = static_cast<const uint8_t*>(a.weight) + strip * slices * kSlice;
   const int8_t* values = x.values + token * a.inputs;
+  const float* scales = scales_of(a, x, strip);
   float results[kStripOutputs] = {};
-  for (int64_t unit = 0; unit < x.units; ++unit) {
+  for (int64_t unit = 0; unit < x.units; ++unit, scales += kStripOutputs) {
     int32_t sums[kStripOutputs];
     std::fill_n(sums, kStripOutputs, x.offsets[token * x.units + unit]);
     for (int64_t k = 0; k < x.unit; k += Slices::kInputs, slice += kSlice, values += Slices::kInputs) {
@@ -226,19 +230,21 @@ void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int
     }
     const float step = x.steps[token * x.units + unit];
     for (int i = 0; i < kStripOutputs; ++i) {
-      const float scale = a.kind == kInt4Strips ? scales_of(a, x, strip, unit)[i] : 1.0f;
-      results[i] += float(sums[i]) * (step * scale);
+      results[i] += float(sums[i]) * (Slices::kInputs == 8 ? step * scales[i] : step);
     }
   }
   finish_strip<T>(a, strip, token, results);
 }
 
+#endif
+
 template <class Slices, class T>
 void run_strip(const Projection& a, const RoundedTokens& tokens, int64_t strip) {
 #if defined(__AVX512VNNI__)
-  if constexpr (std::is_same_v<T, bf16>) return IntegerLinear<Slices>(a, tokens).run(strip);
-#endif
+  IntegerLinear<Slices>(a, tokens, finish_strip<T>).run(strip);
+#else
   for (int64_t t = 0; t < a.tokens; ++t) run_plainly<Slices, T>(a, tokens, strip, t);
+#endif
 }
 
 // Needs a whole number of units.

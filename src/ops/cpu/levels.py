@@ -50,7 +50,7 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def rounds_inputs_by_default() -> bool:
+def multiplies_bytes_fastest() -> bool:
     """Whether this CPU multiplies bytes faster than it multiplies bfloat16.
 
     Twice as many products fit into an instruction, but tiles of bfloat16 (AMX) hold more still.

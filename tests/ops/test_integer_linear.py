@@ -1,0 +1,187 @@
+"""Quantized weights in strips: inputs are rounded, products are integers, and nothing else changes."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from src.ops.cpu.kernel_library import KernelLibrary, _bind_linear
+from src.ops.cpu.levels import LEVELS, cpu_flags
+from src.ops.linear import INT8_UNIT, LINEAR, STRIP, dequantize, reference, round_inputs, to_strips
+
+KINDS = ("int8", "int4/32", "int4/64", "int4/96", "int4/128")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MACHINE = cpu_flags()
+
+
+def build(kind: str, **sizes: Any) -> tuple[Any, ...]:
+    if kind != "int8":
+        # Whole strips, as int4 needs them.
+        sizes["outputs"] = -(-sizes["outputs"] // STRIP) * STRIP
+    return LINEAR.build("cpu", weight=f"strips of {kind}", **sizes)
+
+
+def unit_of(kind: str) -> int:
+    return INT8_UNIT if kind == "int8" else int(kind.removeprefix("int4/"))
+
+
+def assert_matches(got: torch.Tensor, kind: str, args: tuple[Any, ...]) -> None:
+    """Against float64 of the rounded inputs; what differs is the rounding of float32 and once."""
+    x, weight, scales, bias = args
+    rounded, matrix = round_inputs(x, unit_of(kind)).double(), dequantize(weight, scales).double()
+    expected = rounded @ matrix.T + (0 if bias is None else bias.double())
+    relative = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}[x.dtype]
+    largest = rounded.abs() @ matrix.T.abs() + 1
+    assert ((got.double() - expected).abs() <= relative * expected.abs() + 1e-5 * largest).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_are_those_of_float64(
+    libraries: dict[str, KernelLibrary], dtype: torch.dtype, kind: str
+) -> None:
+    for tokens, outputs in [(1, 5), (2, 64), (5, 130), (6, 64), (7, 200), (13, 64), (100, 65)]:
+        args = build(
+            kind, tokens=tokens, inputs=384, outputs=outputs, dtype=dtype, has_bias=tokens > 1
+        )
+        for library in libraries.values():
+            assert_matches(library.streamed_linear(*args), kind, args)
+        assert_matches(reference(*args), kind, args)
+
+
+@pytest.mark.skipif(not LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2")
+@pytest.mark.parametrize("kind", KINDS)
+def test_emulated_instructions_give_the_same(emulated_amx: ctypes.CDLL, kind: str) -> None:
+    """As a CPU that has them runs it, wherever this runs."""
+    emulated = _bind_linear(emulated_amx)
+    for tokens, outputs in [(1, 64), (4, 130), (6, 65), (20, 70)]:
+        for dtype in DTYPES:
+            args = build(kind, tokens=tokens, inputs=384, outputs=outputs, dtype=dtype)
+            got = emulated(*args)
+            assert_matches(got, kind, args)
+            assert torch.equal(emulated(args[0][-1:], *args[1:]), got[-1:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_token_is_the_same_bits_in_any_company(
+    libraries: dict[str, KernelLibrary], data: st.DataObject
+) -> None:
+    tokens = data.draw(st.integers(1, 60))
+    x, weight, scales, bias = build(
+        data.draw(st.sampled_from(KINDS)),
+        tokens=tokens,
+        inputs=data.draw(st.sampled_from([384, 1152])),
+        outputs=data.draw(st.integers(1, 200)),
+        dtype=data.draw(st.sampled_from(DTYPES)),
+        has_bias=data.draw(st.booleans()),
+    )
+    first = data.draw(st.integers(0, tokens - 1))
+    last = data.draw(st.integers(first + 1, tokens))
+    for library in libraries.values():
+        whole = library.streamed_linear(x, weight, scales, bias)
+        torch.set_num_threads(data.draw(st.integers(1, 3)))
+        part = library.streamed_linear(x[first:last], weight, scales, bias)
+        assert torch.equal(part, whole[first:last])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4/32"])
+def test_weights_that_leave_the_caches_give_the_same_bits(
+    level_files: dict[str, Path], kind: str
+) -> None:
+    for path in level_files.values():
+        if not path.exists():
+            continue
+        library = KernelLibrary(path)
+        for tokens in (1, 4, 20):
+            args = build(kind, tokens=tokens, inputs=384, outputs=200, dtype=torch.bfloat16)
+            before = library.streamed_linear(*args)
+            library.assume_cache_bytes(0)
+            again = library.streamed_linear(*args)
+            library.assume_cache_bytes(2**40)
+            assert torch.equal(before, again)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    outputs=st.integers(1, 200),
+    units=st.integers(1, 4),
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 100),
+)
+def test_strips_stand_for_the_same_matrix(outputs: int, units: int, kind: str, seed: int) -> None:
+    if kind != "int8":
+        outputs = -(-outputs // STRIP) * STRIP
+    sizes = {"tokens": 1, "inputs": units * max(128, unit_of(kind)), "outputs": outputs}
+    if kind == "int4/96":
+        sizes["inputs"] = units * 96
+    _, weight, scales, _ = LINEAR.build("cpu", **sizes, weight=kind, seed=seed)
+    laid_out, laid_out_scales = to_strips(weight, scales)
+    assert torch.equal(dequantize(laid_out, laid_out_scales), dequantize(weight, scales))
+
+
+def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> None:
+    _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=64, weight="int8")
+    with pytest.raises(ValueError, match="a multiple of 128 inputs, got 96"):
+        to_strips(weight, scales)
+    _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=65, weight="int4/32")
+    with pytest.raises(ValueError, match="a multiple of 64 outputs, got 65"):
+        to_strips(weight, scales)
+    with pytest.raises(ValueError, match="a multiple of 128 inputs"):
+        round_inputs(torch.ones(1, 96), 128)
+    x = torch.ones(1, 96, dtype=torch.bfloat16)
+    laid_out = torch.zeros(1, 24, 256, dtype=torch.int8)
+    with pytest.raises(ValueError, match="in strips a multiple of 128"):
+        library.streamed_linear(x, laid_out, torch.ones(64), None)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    exponent=st.sampled_from([-130, -101, -99, -20, 0, 60, 120]),
+    outlier=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_no_input_moves_further_than_half_a_step(exponent: int, outlier: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(3, 256, generator=generator) * 2.0**exponent).bfloat16()
+    if outlier:
+        x[1, 7] *= 100
+    rounded = round_inputs(x, 128)
+    largest = x.float().view(3, 2, 128).abs().amax(dim=2, keepdim=True)
+    # Of the smallest numbers nothing is left.
+    most = torch.where(largest < 2.0**-100, largest, largest / 254 * (1 + 1e-5))
+    assert ((rounded - x.float()).view(3, 2, 128).abs() <= most).all()
+
+
+def test_one_bad_token_stays_its_own_and_shows(libraries: dict[str, KernelLibrary]) -> None:
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for kind in ("int8", "int4/32"):
+            x, weight, scales, bias = build(
+                kind, tokens=9, inputs=128, outputs=64, dtype=torch.bfloat16
+            )
+            for library in libraries.values():
+                expected = library.streamed_linear(x, weight, scales, bias)
+                spoilt = x.clone()
+                spoilt[4, 77] = bad
+                got = library.streamed_linear(spoilt, weight, scales, bias)
+                assert got[4].isnan().all()
+                others = [0, 1, 2, 3, 5, 6, 7, 8]
+                assert torch.equal(got[others], expected[others])
+
+
+def test_zeros_stay_zeros_and_rows_may_lie_apart(libraries: dict[str, KernelLibrary]) -> None:
+    x, weight, scales, _ = build("int8", tokens=6, inputs=256, outputs=70, dtype=torch.bfloat16)
+    for library in libraries.values():
+        whole = library.streamed_linear(x, weight, scales, None)
+        assert torch.equal(library.streamed_linear(x[::2], weight, scales, None), whole[::2])
+        wide = torch.cat((x, x), dim=1)
+        assert torch.equal(library.streamed_linear(wide[:, :256], weight, scales, None), whole)
+        nothing = library.streamed_linear(torch.zeros_like(x), weight, scales, None)
+        assert torch.equal(nothing, torch.zeros_like(nothing))
+        assert library.streamed_linear(x[:0], weight, scales, None).shape == (0, 70)
