@@ -78,7 +78,7 @@ def quantize(
 def fits_strips(weight: torch.Tensor, method: Method) -> bool:
     """Whether a matrix [N, K] that can be quantized can be laid out in strips.
 
-    int8 takes any N and K a multiple of 128, int4 a multiple of 64 for N and any K.
+    int8 takes any N and K a multiple of 64, int4 a multiple of 64 for N and any K.
     """
     outputs, inputs = weight.shape
     return inputs % INT8_UNIT == 0 if method == "int8" else outputs % STRIP == 0

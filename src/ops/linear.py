@@ -20,12 +20,13 @@ from src.ops.declaration import Cost, Op
 INT4_RUN = 32
 """int4: this many weights of a row lie in 16 bytes, the first half of them in the low halves."""
 
-INT8_UNIT = 128
+INT8_UNIT = 64
 """int8 in strips: this many inputs of a token are rounded by one scale."""
 
 STRIP = 64
 """Rows of a strip."""
 
+_SIGN = -128  # Changed in all bits of int8, it makes them those of the value + 128, unsigned.
 _NOTHING = 2.0**-100  # Smaller magnitudes are rounded to zero: their inverse would not be finite.
 
 
@@ -41,7 +42,7 @@ def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         scales: float32, of these weights.
 
     Returns
-        [S, K / 4, 256] int8 of S strips and `scales`; or [S, K / 8, 256] uint8 and scales
+        [S, K / 4, 256] int8 of S strips, bits of values + 128, unsigned, and `scales`; or [S, K / 8, 256] uint8 and scales
         [S, K / group, STRIP].
 
     Raises
@@ -52,7 +53,7 @@ def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         if weight.shape[1] % INT8_UNIT:
             raise ValueError(f"expected a multiple of {INT8_UNIT} inputs, got {weight.shape[1]}")
         weight = functional.pad(weight, (0, 0, 0, -rows % STRIP))
-        return _in_strips(weight), scales
+        return _in_strips(weight ^ _SIGN), scales
     if rows % STRIP:
         raise ValueError(f"expected a multiple of {STRIP} outputs, got {rows}")
     runs = weight.view(rows, -1, INT4_RUN // 2)  # [N, K / 32, 16]
@@ -71,7 +72,7 @@ def _from_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     strips, lines, _ = weight.shape
     rows = weight.view(strips, lines, STRIP, 4).transpose(1, 2).reshape(strips * STRIP, lines * 4)
     if weight.dtype == torch.int8:
-        return rows[: len(scales)], scales
+        return rows[: len(scales)] ^ _SIGN, scales
     eights = rows.view(len(rows), -1, 1, 4)
     values = torch.cat((eights & 15, eights >> 4), dim=2).view(len(rows), -1, 2, INT4_RUN // 2)
     packed = values[:, :, 0] | (values[:, :, 1] << 4)

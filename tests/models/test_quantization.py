@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.core.errors import ModelLoadError
-from src.models import Decoder, load_model
+from src.models import Decoder, load_model, loader
 from src.models.quantization import QuantizedWeight, plain, quantize
+from src.ops.linear import INT8_UNIT, round_inputs
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -107,6 +109,67 @@ def test_the_model_is_the_one_of_the_rounded_matrices(
     # Rounding is not nothing: else the test above would show nothing.
     exact = dense_logits(load_model(directory), PROMPT)
     assert (got - exact).abs().max() > 10 * TOLERANCE * exact.abs().max()
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+@torch.inference_mode()
+def test_inputs_are_rounded_where_that_is_asked_for(tmp_path: Path, method: Any) -> None:
+    """By transformers whose linear layers are given rounded inputs, and the rounded matrices."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    directory = make_checkpoint(tmp_path / "model", "qwen3", tie=True, **sizes)
+    decoder = load_model(directory, quantization=method, rounds_inputs=True)
+    for layer in decoder.post:
+        assert layer.down_weight.values.dim() == 3
+    reference = quantized_reference(directory, decoder)
+    for name, module in reference.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            unit = INT8_UNIT if method == "int8" or name == "lm_head" else 32
+            module.register_forward_pre_hook(partial(_rounded, unit))
+    exact = load_model(directory, quantization=method)
+    errors, effects = [], []
+    for prompt in [*([token] for token in PROMPT), PROMPT]:
+        want = reference(torch.tensor([prompt])).logits[0]
+        largest = want.abs().amax(dim=-1, keepdim=True)
+        effects.append(((dense_logits(exact, prompt) - want).abs() / largest).max())
+        for got in (dense_logits(decoder, prompt), PagedSequence(decoder).append(prompt)):
+            errors.append(((got - want).abs() / largest).max())
+    # An input on the border between two steps may fall to either side, and all behind it with it.
+    assert torch.stack(errors).median() < TOLERANCE
+    assert max(errors) < 2 * max(effects)
+    # Rounding is not nothing, and not much.
+    assert 20 * TOLERANCE < min(effects) and max(effects) < 0.1
+
+
+def _rounded(unit: int, module: torch.nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor:
+    (x,) = args
+    return round_inputs(x.view(-1, x.shape[-1]), unit).view(x.shape)
+
+
+def test_matrices_that_do_not_fit_strips_stay_in_rows(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 96, "intermediate_size": 128, "head_dim": 32}
+    decoder = load_model(
+        make_checkpoint(tmp_path / "model", **sizes), quantization="int8", rounds_inputs=True
+    )
+    for pre, post in zip(decoder.pre, decoder.post, strict=True):
+        assert isinstance(pre.qkv_weight, QuantizedWeight)
+        assert isinstance(post.down_weight, QuantizedWeight)
+        assert (pre.qkv_weight.values.dim(), post.down_weight.values.dim()) == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_inputs_are_rounded_by_default_where_that_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, is_fast: bool
+) -> None:
+    monkeypatch.setattr(loader, "multiplies_bytes_fastest", lambda: is_fast)
+    directory = make_checkpoint(tmp_path / "model", hidden_size=128, intermediate_size=256)
+    arguments: dict[str, Any] = {"dtype": dtype, "quantization": "int8"}
+    for wish, rounds in ((None, is_fast and dtype == "bfloat16"), (True, True), (False, False)):
+        decoder = load_model(directory, **arguments, rounds_inputs=wish)
+        outline = loader.outline_model(directory, **arguments, rounds_inputs=wish)
+        # Code is compiled by the outline's shapes.
+        assert decoder.head.values.shape == outline.head.values.shape
+        assert decoder.head.values.dim() == (3 if rounds else 2)
 
 
 def test_the_originals_are_freed(tmp_path: Path) -> None:

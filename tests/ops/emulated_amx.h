@@ -161,6 +161,20 @@ inline __m512i dot_bytes(__m512i sums, __m512i left, __m512i right) {
   return (__m512i)result;
 }
 
+inline int32_t largest_of(__m512i integers) {
+  const Integers lanes = (Integers)integers;
+  int32_t largest = lanes[0];
+  for (int i = 1; i < 16; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
+  return largest;
+}
+
+inline int32_t sum_of(__m512i integers) {
+  const Integers lanes = (Integers)integers;
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += lanes[i];
+  return sum;
+}
+
 inline Floats fused(Floats a, Floats b, Floats c) {
   for (int i = 0; i < 16; ++i) c[i] = std::fma(a[i], b[i], c[i]);
   return c;
@@ -262,3 +276,5 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_srli_epi16(halves, bits) ((__m512i)((emulated::Halves)(halves) >> (bits)))
 #define _mm512_fmadd_ps(a, b, c) emulated::fused(a, b, c)
 #define _mm512_dpbusd_epi32(sums, left, right) emulated::dot_bytes(sums, left, right)
+#define _mm512_reduce_max_epi32(integers) emulated::largest_of(integers)
+#define _mm512_reduce_add_epi32(integers) emulated::sum_of(integers)

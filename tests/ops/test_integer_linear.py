@@ -128,16 +128,16 @@ def test_strips_stand_for_the_same_matrix(outputs: int, units: int, kind: str, s
 
 def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> None:
     _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=64, weight="int8")
-    with pytest.raises(ValueError, match="a multiple of 128 inputs, got 96"):
+    with pytest.raises(ValueError, match="a multiple of 64 inputs, got 96"):
         to_strips(weight, scales)
     _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=65, weight="int4/32")
     with pytest.raises(ValueError, match="a multiple of 64 outputs, got 65"):
         to_strips(weight, scales)
-    with pytest.raises(ValueError, match="a multiple of 128 inputs"):
-        round_inputs(torch.ones(1, 96), 128)
+    with pytest.raises(ValueError, match="a multiple of 64 inputs"):
+        round_inputs(torch.ones(1, 96), 64)
     x = torch.ones(1, 96, dtype=torch.bfloat16)
     laid_out = torch.zeros(1, 24, 256, dtype=torch.int8)
-    with pytest.raises(ValueError, match="in strips a multiple of 128"):
+    with pytest.raises(ValueError, match="in strips a multiple of 64"):
         library.streamed_linear(x, laid_out, torch.ones(64), None)
 
 

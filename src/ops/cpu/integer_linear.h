@@ -4,8 +4,9 @@
 //
 // Weights lie in strips of kStripOutputs outputs, as the instruction takes them: a slice of a strip is
 // four inputs' weights of each, of int4 eight inputs', the first four in the low halves. So nothing is
-// widened or moved about, and a strip is read from one end to the other. What is signed in a weight is
-// made unsigned by an offset, which the tokens' sums take off again (rounded_inputs.h).
+// moved about, and a strip is read from one end to the other. All are unsigned, by an offset, which the
+// tokens' sums take off again (rounded_inputs.h). For many tokens int4 is taken apart into bytes once:
+// what else is done in between takes the products' places.
 //
 // A unit's products are summed as integers, exactly, in whatever order; units are added up one after
 // the other as floats. So a token's result does not depend on its company.
@@ -20,7 +21,7 @@ constexpr int64_t kSlice = kStripOutputs * 4;  // bytes
 constexpr double kIntegerProductsPerMicrosecond = 300e3;
 constexpr double kIntegerBytesPerMicrosecond = 30e3;  // of weights, by one thread
 
-// Of a slice: what its weights are larger by than their values, and of how many inputs.
+// Of weights: what they are larger by than their values, and how many inputs' are in a slice.
 struct Int8Slices {
   static constexpr int kOffset = 128, kInputs = 4;
 };
@@ -29,26 +30,35 @@ struct Int4Slices {
   static constexpr int kOffset = 8, kInputs = 8;
 };
 
-// What comes of a token's sums of a strip: scaled by rows of int8, whose units have no scales.
+// What comes of sums of a token, outputs n to n + W: scaled by rows of int8, whose units have no scales.
+template <class T>
+inline void finish(const LinearArgs& a, int64_t n, const float* sums, const float* scales,
+                   const T* bias, T* to) {
+  vf results = load(sums);
+  if (a.kind == kInt8Strips) results = results * load(scales);
+  if (a.bias != nullptr) results = results + load(bias);
+  float wide[W];
+  store(wide, results);
+  from_floats(wide, to);
+}
+
+// Those of a strip.
 template <class T>
 inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, const float* sums) {
-  const int64_t end = std::min(a.outputs, (strip + 1) * kStripOutputs);
-  for (int64_t n = strip * kStripOutputs; n < end; n += W, sums += W) {
-    const int64_t some = std::min<int64_t>(W, end - n);
-    vf results = load(sums), bias = {};
-    if (a.kind == kInt8Strips) results = results * load_some(a.scales + n, some);
-    if (a.bias != nullptr) bias = load_some(static_cast<const T*>(a.bias) + n, some);
-    T* to = static_cast<T*>(a.out) + token * a.outputs + n;
-    float wide[W];
-    store(wide, results + bias);
-    if (some == W) {
-      from_floats(wide, to);
-    } else {
-      T narrow[W];
-      from_floats(wide, narrow);
-      std::memcpy(to, narrow, size_t(some) * sizeof(T));
-    }
-  }
+  int64_t n = strip * kStripOutputs;
+  const int64_t end = std::min(a.outputs, n + kStripOutputs);
+  const float* scales = a.scales;
+  const T* bias = static_cast<const T*>(a.bias);
+  T* const to = static_cast<T*>(a.out) + token * a.outputs;
+  for (; n + W <= end; n += W, sums += W) finish(a, n, sums, scales + n, bias + n, to + n);
+  if (n == end) return;
+  float some_scales[W] = {};
+  T some_bias[W] = {}, some[W];
+  const size_t rest = size_t(end - n);
+  if (a.kind == kInt8Strips) std::memcpy(some_scales, scales + n, rest * sizeof(float));
+  if (bias != nullptr) std::memcpy(some_bias, bias + n, rest * sizeof(T));
+  finish(a, n, sums, some_scales, some_bias, some);
+  std::memcpy(to + n, some, rest * sizeof(T));
 }
 
 // Scales of int4, of a strip: [units, kStripOutputs].
@@ -67,15 +77,12 @@ inline vf add_scaled(vf sums, vi products, vf factor) {
   return (vf)_mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)products), (__m512)factor, (__m512)sums);
 }
 
-// Weights of four inputs, those from 4 * Part on of a slice, of 16 outputs.
-template <class Slices, int Part>
+// Weights of four inputs, those from 4 * Part on of a slice of so many, of 16 outputs.
+template <int Inputs, int Part>
 inline vq weights_of(const char* slice) {
   const vq bytes = _mm512_loadu_si512(slice);
-  if constexpr (std::is_same_v<Slices, Int8Slices>) {
-    return _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
-  } else {
-    return _mm512_and_si512(Part == 0 ? bytes : _mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15));
-  }
+  if constexpr (Inputs == 4) return bytes;
+  return _mm512_and_si512(Part == 0 ? bytes : _mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15));
 }
 
 typedef void FinishFunction(const LinearArgs&, int64_t strip, int64_t token, const float* sums);
@@ -84,26 +91,25 @@ template <class Slices>
 class IntegerLinear {
  public:
   IntegerLinear(const Projection& args, const RoundedTokens& tokens, FinishFunction* finish)
-      : a(args), x(tokens), finish(finish), slices(args.inputs / Slices::kInputs) {}
+      : a(args), x(tokens), finish(finish), strip_bytes(args.inputs / Slices::kInputs * kSlice) {}
 
   void run(int64_t strip) const {
     const int64_t groups = (a.tokens + kIntegerTokens - 1) / kIntegerTokens;
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t token = a.tokens * group / groups;
-      const Ahead ahead{strip_at(strip + 1), group, groups};
-      switch (a.tokens * (group + 1) / groups - token) {
-        case 1: tile<1>(strip, token, ahead); break;
-        case 2: tile<2>(strip, token, ahead); break;
-        case 3: tile<3>(strip, token, ahead); break;
-        case 4: tile<4>(strip, token, ahead); break;
-        case 5: tile<5>(strip, token, ahead); break;
-        default: tile<6>(strip, token, ahead);
+    const char* const slices = static_cast<const char*>(a.weight) + strip * strip_bytes;
+    if (kScaledUnits && groups >= kGroupsForBytes) {
+      const char* const bytes = take_apart(slices);
+      for (int64_t i = 0; i < groups; ++i) group<4>(strip, bytes, {slices + strip_bytes, i, groups});
+    } else {
+      for (int64_t i = 0; i < groups; ++i) {
+        group<Slices::kInputs>(strip, slices, {slices + strip_bytes, i, groups});
       }
     }
   }
 
  private:
+  static constexpr bool kScaledUnits = std::is_same_v<Slices, Int4Slices>;
   static constexpr int64_t kFetchedAhead = 4096, kScalesAhead = 4 * kStripOutputs;  // bytes, floats
+  static constexpr int64_t kGroupsForBytes = 4;
 
   // A group of tokens' share of the next strip, which it fetches while it passes as much of its own.
   struct Ahead {
@@ -117,40 +123,64 @@ class IntegerLinear {
     }
   };
 
-  const char* strip_at(int64_t strip) const {
-    return static_cast<const char*>(a.weight) + strip * slices * kSlice;
+  // Slices of four inputs of one of eight, each.
+  const char* take_apart(const char* slices) const {
+    thread_local std::vector<char> memory;
+    if (int64_t(memory.size()) < 2 * strip_bytes) memory.resize(size_t(2 * strip_bytes));
+    char* to = memory.data();
+    for (const char* end = slices + strip_bytes; slices < end; slices += kSlice, to += 2 * kSlice) {
+      for (int64_t i = 0; i < kSlice; i += 64) {
+        const vq low = weights_of<8, 0>(slices + i), high = weights_of<8, 1>(slices + i);
+        std::memcpy(to + i, &low, sizeof low);
+        std::memcpy(to + kSlice + i, &high, sizeof high);
+      }
+    }
+    return memory.data();
   }
 
-  template <int C>
-  void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
-    if (ahead.groups > 1) return tile<C, kByShares>(strip, token, ahead);
-    if (a.reads_once) return tile<C, kPastCaches>(strip, token, ahead);
-    tile<C, kAlong>(strip, token, ahead);
+  template <int Inputs>
+  void group(int64_t strip, const char* slices, const Ahead& ahead) const {
+    const int64_t token = a.tokens * ahead.group / ahead.groups;
+    switch (a.tokens * (ahead.group + 1) / ahead.groups - token) {
+      case 1: tile<1, Inputs>(strip, slices, token, ahead); break;
+      case 2: tile<2, Inputs>(strip, slices, token, ahead); break;
+      case 3: tile<3, Inputs>(strip, slices, token, ahead); break;
+      case 4: tile<4, Inputs>(strip, slices, token, ahead); break;
+      case 5: tile<5, Inputs>(strip, slices, token, ahead); break;
+      default: tile<6, Inputs>(strip, slices, token, ahead);
+    }
   }
 
   enum Fetches { kAlong, kPastCaches, kByShares };
 
+  template <int C, int Inputs>
+  void tile(int64_t strip, const char* slices, int64_t token, const Ahead& ahead) const {
+    if (ahead.groups > 1) return tile<C, Inputs, kByShares>(strip, slices, token, ahead);
+    if (a.reads_once) return tile<C, Inputs, kPastCaches>(strip, slices, token, ahead);
+    tile<C, Inputs, kAlong>(strip, slices, token, ahead);
+  }
+
   // C tokens.
-  template <int C, Fetches How>
-  void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
-    const int64_t inputs = a.inputs, unit_slices = x.unit / Slices::kInputs;
+  template <int C, int Inputs, Fetches How>
+  void tile(int64_t strip, const char* slice, int64_t token, const Ahead& ahead) const {
+    const int64_t inputs = a.inputs, unit_slices = x.unit / Inputs;
+    const int64_t unit_bytes = strip_bytes / x.units;
     const int8_t* values = x.values + token * inputs;
-    const char* slice = strip_at(strip);
     const float* scales = scales_of(a, x, strip);
     vf results[C][kVectors] = {};
     for (int64_t unit = 0; unit < x.units; ++unit, scales += kStripOutputs) {
-      if (How == kByShares) ahead.fetch_share(unit * unit_slices * kSlice, unit_slices * kSlice);
+      if (How == kByShares) ahead.fetch_share(unit * unit_bytes, unit_bytes);
       vi sums[C][kVectors];
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 8
         for (vi& sum : sums[c]) sum = vi{} + x.offsets[(token + c) * x.units + unit];
       }
-      if (Slices::kInputs == 8) fetch_slice<How>(scales + kScalesAhead);
-      for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
+      if (kScaledUnits) fetch_slice<How>(scales + kScalesAhead);
+      for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Inputs) {
         fetch_slice<How>(slice + kFetchedAhead);
-        add_part<C, 0>(sums, slice, values, inputs);
-        if constexpr (Slices::kInputs == 8) add_part<C, 1>(sums, slice, values + 4, inputs);
+        add_part<C, Inputs, 0>(sums, slice, values, inputs);
+        if constexpr (Inputs == 8) add_part<C, Inputs, 1>(sums, slice, values + 4, inputs);
       }
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
@@ -158,7 +188,7 @@ class IntegerLinear {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
           vf factor = step;
-          if constexpr (Slices::kInputs == 8) factor = factor * load(scales + v * W);
+          if constexpr (kScaledUnits) factor = factor * load(scales + v * W);
           results[c][v] = add_scaled(results[c][v], sums[c][v], factor);
         }
       }
@@ -179,12 +209,12 @@ class IntegerLinear {
     }
   }
 
-  template <int C, int Part>
+  template <int C, int Inputs, int Part>
   static void add_part(vi (&sums)[C][kVectors], const char* slice, const int8_t* values,
                        int64_t inputs) {
     vq weights[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) weights[v] = weights_of<Slices, Part>(slice + v * 64);
+    for (int v = 0; v < kVectors; ++v) weights[v] = weights_of<Inputs, Part>(slice + v * 64);
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       int32_t four;
@@ -200,7 +230,7 @@ class IntegerLinear {
   const Projection& a;
   const RoundedTokens& x;
   FinishFunction* const finish;  // by address, for what is above is the same for every dtype
-  const int64_t slices;
+  const int64_t strip_bytes;
 };
 
 #else
@@ -221,7 +251,7 @@ void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int
         const uint8_t* four = slice + 4 * i;
         for (int j = 0; j < 4; ++j) {
           if (Slices::kInputs == 4) {
-            sums[i] += (four[j] ^ 128) * values[j];
+            sums[i] += four[j] * values[j];
           } else {
             sums[i] += (four[j] & 15) * values[j] + (four[j] >> 4) * values[4 + j];
           }

@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t kInt8Unit = 128;
+constexpr int64_t kInt8Unit = 64;
 constexpr float kNothing = 0x1p-100f;
 constexpr double kRoundedPerMicrosecond = 4e3;  // inputs
 
@@ -41,6 +41,26 @@ inline void store_bytes(int8_t* to, vi values) {
 #endif
 }
 
+inline int32_t largest_lane(vi v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t largest = v[0];
+  for (int i = 1; i < W; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
+#endif
+}
+
+inline int32_t sum_of_lanes(vi v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < W; ++i) sum += v[i];
+  return sum;
+#endif
+}
+
 // Largest of magnitudes, as integers: so NaN is the largest, and comes out of all that is computed with
 // it.
 template <class T>
@@ -50,8 +70,7 @@ inline float largest_magnitude(const T* x, int64_t count) {
     const vi magnitudes = (vi)load(x + k) & 0x7fffffff;
     largest = magnitudes > largest ? magnitudes : largest;
   }
-  int32_t bits = 0;
-  for (int i = 0; i < W; ++i) bits = largest[i] > bits ? largest[i] : bits;
+  const int32_t bits = largest_lane(largest);
   float magnitude;
   std::memcpy(&magnitude, &bits, sizeof magnitude);
   return magnitude;
@@ -78,10 +97,8 @@ struct RoundedTokens {
         store_bytes(to + k, rounded);
         sums += rounded;
       }
-      int32_t sum = 0;
-      for (int i = 0; i < W; ++i) sum += sums[i];
       steps[token * units + index] = largest / 127.0f;
-      offsets[token * units + index] = -weight_offset * sum;
+      offsets[token * units + index] = -weight_offset * sum_of_lanes(sums);
     }
   }
 };
