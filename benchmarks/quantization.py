@@ -1,6 +1,7 @@
 """What rounded weights cost in quality: the bundled model on its held-out cases, kind by kind.
 
     python -m benchmarks.quantization              # float32, bfloat16, int8, int4 of 32 and 64
+                                                   # weights, the latter with rounded inputs too
     python -m benchmarks.quantization --cases 96   # of each kind, instead of all
 
 Exact match is of greedy answers. Perplexity is of the right answers' tokens, their end included,
@@ -37,6 +38,7 @@ KINDS = {
     "int4, groups of 32": {"dtype": "bfloat16", "quantization": "int4"},
     "int4, groups of 64": {"dtype": "bfloat16", "quantization": "int4", "group": "64"},
 }
+_ROUNDED = ", inputs too"
 _MAX_TOKENS = 160
 
 
@@ -60,10 +62,11 @@ def parse() -> argparse.Namespace:
 
 
 def configuration(kind: str) -> Config:
-    wanted = dict(KINDS[kind])
+    wanted = dict(KINDS[kind.removesuffix(_ROUNDED)])
     group = wanted.pop("group", "32")
     overrides = [(f"model.{name}", value) for name, value in wanted.items()]
     overrides += [("model.quantization_group_size", group), ("compile.startup", "wait")]
+    overrides.append(("model.quantize_activations", str(kind.endswith(_ROUNDED)).lower()))
     return load_config(CHECKOUT / "configs" / "demo.toml", overrides=overrides)
 
 
@@ -117,8 +120,10 @@ async def run(options: argparse.Namespace) -> None:
     chance = random.Random(2)
     stories = [asked(tokenizer, draw(chance, "story", judged=True)) for _ in range(options.stories)]
     recorder = Recorder("quantization", save=not options.no_save)
-    for kind in KINDS:
+    for kind, settings in KINDS.items():
         await measure(kind, cases, stories, tokenizer, recorder)
+        if "quantization" in settings:
+            await measure(kind + _ROUNDED, cases, stories, tokenizer, recorder)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Few tokens against a large matrix cost what reading the matrix costs, so weights
 registers and never in memory: bfloat16 halves what float32 reads, int8 a quarter, int4 an eighth.
 (Where a CPU multiplies bfloat16, tokens of that meet bfloat16 weights, and quantized ones that are
 rounded to it: int8 exactly, int4 with its scale to within 2^-9.)
+Quantized weights in strips are multiplied by inputs that are rounded to 8 bits, as integers.
 How quantized weights come about is `src.models.quantization`.
 """
 

@@ -56,6 +56,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "model.load_format": "dummy",
         "model.quantization": "int8",
         "model.quantization_group_size": "128",
+        "model.quantize_activations": "true",
         "device.type": "cpu",
         "device.attention": "flash_attention_3",
         "cache.memory_fraction": "0.5",

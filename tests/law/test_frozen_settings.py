@@ -52,6 +52,7 @@ FROZEN = [
     "model.path",
     "model.quantization",
     "model.quantization_group_size",
+    "model.quantize_activations",
     "model.revision",
     "model.seed",
     "model.served_model_name",

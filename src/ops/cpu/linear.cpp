@@ -5,7 +5,8 @@
 // kTokens tokens, or twice as many rows against one token, so that there are sums enough to hide the
 // latency of adding to one. They run along K in one vector accumulator each, in the same order
 // whatever else is in the batch, so a token's result does not depend on its company. Where products
-// of bfloat16 are instructions, those tokens go other ways (dot_linear.h, amx_linear.h).
+// of bfloat16 are instructions, those tokens go other ways (dot_linear.h, amx_linear.h). Quantized weights
+// in strips meet rounded inputs (integer_linear.h).
 #include <unistd.h>
 
 #include <algorithm>
