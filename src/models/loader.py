@@ -21,8 +21,8 @@ from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.decoder import Decoder
 from src.models.dummy import fill_dummy
 from src.models.quantization import Method
-from src.ops.cpu.levels import multiplies_bytes_fastest
 from src.models.registry import family_of, load_config
+from src.ops.cpu.levels import multiplies_bytes_fastest
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all), from any thread, one at a time

@@ -43,8 +43,8 @@ def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         scales: float32, of these weights.
 
     Returns
-        [S, K / 4, 256] int8 of S strips, bits of values + 128, unsigned, and `scales`; or [S, K / 8, 256] uint8 and scales
-        [S, K / group, STRIP].
+        [S, K / 4, 256] int8 of S strips, whose bits are those of values + 128, unsigned, and
+        `scales`; or [S, K / 8, 256] uint8 and scales [S, K / group, STRIP].
 
     Raises
         ValueError: N or K is none of these.

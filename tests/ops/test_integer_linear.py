@@ -1,4 +1,4 @@
-"""Quantized weights in strips: inputs are rounded, products are integers, and nothing else changes."""
+"""Quantized weights in strips: inputs are rounded, products are integers, and no more changes."""
 
 from __future__ import annotations
 

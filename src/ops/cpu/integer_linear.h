@@ -2,14 +2,13 @@
 //
 //   4 weights, unsigned, of 16 outputs x 4 inputs, signed -> added to 16 sums, int32
 //
-// Weights lie in strips of kStripOutputs outputs, as the instruction takes them: a slice of a strip is
-// four inputs' weights of each, of int4 eight inputs', the first four in the low halves. So nothing is
-// moved about, and a strip is read from one end to the other. All are unsigned, by an offset, which the
-// tokens' sums take off again (rounded_inputs.h). For many tokens int4 is taken apart into bytes once:
-// what else is done in between takes the products' places.
+// Weights lie in strips of kStripOutputs outputs, as the instruction takes them: a slice of a strip
+// is four inputs' weights of each, of int4 eight inputs', the first four in the low halves. So
+// nothing is moved about, and a strip is read from one end to the other. All are unsigned, by an
+// offset, which the tokens' sums take off again (rounded_inputs.h).
 //
-// A unit's products are summed as integers, exactly, in whatever order; units are added up one after
-// the other as floats. So a token's result does not depend on its company.
+// A unit's products are summed as integers, exactly, in whatever order; units are added up one
+// after the other as floats. So a token's result does not depend on its company.
 #pragma once
 #include "rounded_inputs.h"
 #include "weights.h"
@@ -30,7 +29,7 @@ struct Int4Slices {
   static constexpr int kOffset = 8, kInputs = 8;
 };
 
-// What comes of sums of a token, outputs n to n + W: scaled by rows of int8, whose units have no scales.
+// What comes of sums of a token, outputs n to n + W. Units of int8 have no scales, its rows do.
 template <class T>
 inline void finish(const LinearArgs& a, int64_t n, const float* sums, const float* scales,
                    const T* bias, T* to) {
@@ -77,11 +76,11 @@ inline vf add_scaled(vf sums, vi products, vf factor) {
   return (vf)_mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)products), (__m512)factor, (__m512)sums);
 }
 
-// Weights of four inputs, those from 4 * Part on of a slice of so many, of 16 outputs.
-template <int Inputs, int Part>
+// Weights of four inputs, those from 4 * Part on of a slice, of 16 outputs.
+template <class Slices, int Part>
 inline vq weights_of(const char* slice) {
   const vq bytes = _mm512_loadu_si512(slice);
-  if constexpr (Inputs == 4) return bytes;
+  if constexpr (Slices::kInputs == 4) return bytes;
   return _mm512_and_si512(Part == 0 ? bytes : _mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15));
 }
 
@@ -95,13 +94,16 @@ class IntegerLinear {
 
   void run(int64_t strip) const {
     const int64_t groups = (a.tokens + kIntegerTokens - 1) / kIntegerTokens;
-    const char* const slices = static_cast<const char*>(a.weight) + strip * strip_bytes;
-    if (kScaledUnits && groups >= kGroupsForBytes) {
-      const char* const bytes = take_apart(slices);
-      for (int64_t i = 0; i < groups; ++i) group<4>(strip, bytes, {slices + strip_bytes, i, groups});
-    } else {
-      for (int64_t i = 0; i < groups; ++i) {
-        group<Slices::kInputs>(strip, slices, {slices + strip_bytes, i, groups});
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t token = a.tokens * group / groups;
+      const Ahead ahead{strip_at(strip + 1), group, groups};
+      switch (a.tokens * (group + 1) / groups - token) {
+        case 1: tile<1>(strip, token, ahead); break;
+        case 2: tile<2>(strip, token, ahead); break;
+        case 3: tile<3>(strip, token, ahead); break;
+        case 4: tile<4>(strip, token, ahead); break;
+        case 5: tile<5>(strip, token, ahead); break;
+        default: tile<6>(strip, token, ahead);
       }
     }
   }
@@ -109,9 +111,8 @@ class IntegerLinear {
  private:
   static constexpr bool kScaledUnits = std::is_same_v<Slices, Int4Slices>;
   static constexpr int64_t kFetchedAhead = 4096, kScalesAhead = 4 * kStripOutputs;  // bytes, floats
-  static constexpr int64_t kGroupsForBytes = 4;
 
-  // A group of tokens' share of the next strip, which it fetches while it passes as much of its own.
+  // A group of tokens' share of the next strip, fetched while it passes as much of its own.
   struct Ahead {
     const char* from;
     int64_t group, groups;
@@ -123,47 +124,24 @@ class IntegerLinear {
     }
   };
 
-  // Slices of four inputs of one of eight, each.
-  const char* take_apart(const char* slices) const {
-    thread_local std::vector<char> memory;
-    if (int64_t(memory.size()) < 2 * strip_bytes) memory.resize(size_t(2 * strip_bytes));
-    char* to = memory.data();
-    for (const char* end = slices + strip_bytes; slices < end; slices += kSlice, to += 2 * kSlice) {
-      for (int64_t i = 0; i < kSlice; i += 64) {
-        const vq low = weights_of<8, 0>(slices + i), high = weights_of<8, 1>(slices + i);
-        std::memcpy(to + i, &low, sizeof low);
-        std::memcpy(to + kSlice + i, &high, sizeof high);
-      }
-    }
-    return memory.data();
-  }
-
-  template <int Inputs>
-  void group(int64_t strip, const char* slices, const Ahead& ahead) const {
-    const int64_t token = a.tokens * ahead.group / ahead.groups;
-    switch (a.tokens * (ahead.group + 1) / ahead.groups - token) {
-      case 1: tile<1, Inputs>(strip, slices, token, ahead); break;
-      case 2: tile<2, Inputs>(strip, slices, token, ahead); break;
-      case 3: tile<3, Inputs>(strip, slices, token, ahead); break;
-      case 4: tile<4, Inputs>(strip, slices, token, ahead); break;
-      case 5: tile<5, Inputs>(strip, slices, token, ahead); break;
-      default: tile<6, Inputs>(strip, slices, token, ahead);
-    }
+  const char* strip_at(int64_t strip) const {
+    return static_cast<const char*>(a.weight) + strip * strip_bytes;
   }
 
   enum Fetches { kAlong, kPastCaches, kByShares };
 
-  template <int C, int Inputs>
-  void tile(int64_t strip, const char* slices, int64_t token, const Ahead& ahead) const {
-    if (ahead.groups > 1) return tile<C, Inputs, kByShares>(strip, slices, token, ahead);
-    if (a.reads_once) return tile<C, Inputs, kPastCaches>(strip, slices, token, ahead);
-    tile<C, Inputs, kAlong>(strip, slices, token, ahead);
+  template <int C>
+  void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
+    if (ahead.groups > 1) return tile<C, kByShares>(strip, token, ahead);
+    if (a.reads_once) return tile<C, kPastCaches>(strip, token, ahead);
+    tile<C, kAlong>(strip, token, ahead);
   }
 
   // C tokens.
-  template <int C, int Inputs, Fetches How>
-  void tile(int64_t strip, const char* slice, int64_t token, const Ahead& ahead) const {
-    const int64_t inputs = a.inputs, unit_slices = x.unit / Inputs;
+  template <int C, Fetches How>
+  void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
+    const int64_t inputs = a.inputs, unit_slices = x.unit / Slices::kInputs;
+    const char* slice = strip_at(strip);
     const int64_t unit_bytes = strip_bytes / x.units;
     const int8_t* values = x.values + token * inputs;
     const float* scales = scales_of(a, x, strip);
@@ -177,10 +155,10 @@ class IntegerLinear {
         for (vi& sum : sums[c]) sum = vi{} + x.offsets[(token + c) * x.units + unit];
       }
       if (kScaledUnits) fetch_slice<How>(scales + kScalesAhead);
-      for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Inputs) {
+      for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
         fetch_slice<How>(slice + kFetchedAhead);
-        add_part<C, Inputs, 0>(sums, slice, values, inputs);
-        if constexpr (Inputs == 8) add_part<C, Inputs, 1>(sums, slice, values + 4, inputs);
+        add_part<C, 0>(sums, slice, values, inputs);
+        if constexpr (Slices::kInputs == 8) add_part<C, 1>(sums, slice, values + 4, inputs);
       }
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
@@ -209,12 +187,12 @@ class IntegerLinear {
     }
   }
 
-  template <int C, int Inputs, int Part>
+  template <int C, int Part>
   static void add_part(vi (&sums)[C][kVectors], const char* slice, const int8_t* values,
                        int64_t inputs) {
     vq weights[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) weights[v] = weights_of<Inputs, Part>(slice + v * 64);
+    for (int v = 0; v < kVectors; ++v) weights[v] = weights_of<Slices, Part>(slice + v * 64);
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       int32_t four;
@@ -246,7 +224,7 @@ void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int
   for (int64_t unit = 0; unit < x.units; ++unit, scales += kStripOutputs) {
     int32_t sums[kStripOutputs];
     std::fill_n(sums, kStripOutputs, x.offsets[token * x.units + unit]);
-    for (int64_t k = 0; k < x.unit; k += Slices::kInputs, slice += kSlice, values += Slices::kInputs) {
+    for (int64_t k = 0; k < x.unit; k += Slices::kInputs) {
       for (int i = 0; i < kStripOutputs; ++i) {
         const uint8_t* four = slice + 4 * i;
         for (int j = 0; j < 4; ++j) {
@@ -257,6 +235,8 @@ void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int
           }
         }
       }
+      slice += kSlice;
+      values += Slices::kInputs;
     }
     const float step = x.steps[token * x.units + unit];
     for (int i = 0; i < kStripOutputs; ++i) {

@@ -41,8 +41,8 @@ _ERRORS = {
     2: "a block table names a block outside of the cache",
     3: "query_start_loc, seq_lens and the tensors' sizes contradict each other",
     4: "expected head_dim a multiple of 8 up to 256, num_heads a multiple of num_kv_heads, "
-    "block_size of at least 1, groups of int4 a multiple of 32, inputs of int8 in strips a multiple "
-    "of 64",
+    "block_size of at least 1, groups of int4 a multiple of 32, inputs of int8 in strips a "
+    "multiple of 64",
     7: "a step begins with a token that nobody has produced",
     8: "a step names a row, or a position of it, that is not there",
     9: "the masks are not of the rows that sample, or shorter than their logits",

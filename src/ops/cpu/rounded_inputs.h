@@ -1,8 +1,8 @@
 // Inputs rounded to 8 bits, for products of integers: `unit` of a token by one scale, their largest
 // magnitude becomes 127.
 //
-// A unit is as long as a group of int4 weights; beside int8 it has kInt8Unit inputs. Magnitudes below
-// kNothing count as zero, for their scale's inverse would not be finite.
+// A unit is as long as a group of int4 weights; beside int8 it has kInt8Unit inputs. Magnitudes
+// below kNothing count as zero, for their scale's inverse would not be finite.
 #pragma once
 #include <cstring>
 #include <vector>
@@ -17,8 +17,8 @@ constexpr int64_t kInt8Unit = 64;
 constexpr float kNothing = 0x1p-100f;
 constexpr double kRoundedPerMicrosecond = 4e3;  // inputs
 
-// To the nearest integer, of two to the even one. By an instruction where there is one: the sum with
-// a large number would be fused with the product before it, which so would not be rounded.
+// To the nearest integer, of two to the even one. By an instruction where there is one: the sum
+// with a large number would be fused with the product before it, which so would not be rounded.
 inline vi nearest(vf x) {
 #if defined(__AVX512F__)
   return (vi)_mm512_cvtps_epi32((__m512)x);
@@ -61,8 +61,8 @@ inline int32_t sum_of_lanes(vi v) {
 #endif
 }
 
-// Largest of magnitudes, as integers: so NaN is the largest, and comes out of all that is computed with
-// it.
+// Largest of magnitudes, as integers: so NaN is the largest, and comes out of all that is computed
+// with it.
 template <class T>
 inline float largest_magnitude(const T* x, int64_t count) {
   vi largest = {};
@@ -76,8 +76,8 @@ inline float largest_magnitude(const T* x, int64_t count) {
   return magnitude;
 }
 
-// A call's tokens. What weights are larger by than their values adds the same to all of a unit's sums:
-// `offsets` takes it off again.
+// A call's tokens. What weights are larger by than their values adds the same to all of a unit's
+// sums: `offsets` takes it off again.
 struct RoundedTokens {
   int64_t inputs, unit, units;
   int8_t* values;    // [tokens, inputs]
