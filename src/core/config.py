@@ -70,7 +70,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
     quantization: Literal["int8", "int4"] | None = None  # of weights, at load, on CPU
     # weights of a row that share a scale, of int4
     quantization_group_size: Annotated[int, Meta(ge=32, le=1024, multiple_of=32)] = 32
-    # Whether quantized projections round their inputs to 8 bits; None: where that is faster.
+    # Whether quantized projections round inputs to 8 bits; None: in bfloat16, where that gains.
     quantize_activations: bool | None = None
     # Whether logits are the same bits in any batch, chunking and state of the cache; on CPU.
     deterministic: bool = False

@@ -40,6 +40,7 @@ from src.engine.status import STARTUP_PHASES, ModelInfo, served_names
 from src.engine.structured.compiler import GrammarCompiler
 from src.models import Decoder, load_model, outline_model, resolve_model
 from src.ops.cpu.build import cache_root, ensure_built, is_building, kernel_status
+from src.ops.cpu.levels import BYTES_ARE_FASTEST, cpu_flags, fastest_level
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ def build_engine(config: Config, report: Report) -> EngineParts:
             f"model.quantization = {config.model.quantization!r} is for the CPU, "
             f"the device is {device.type}"
         )
+    if config.model.quantize_activations and config.model.quantization is None:
+        raise ConfigError("model.quantize_activations = true goes with model.quantization")
     require_attention(config.device, device)
     use_artifact_cache(cache_root())
     if config.model.deterministic:
@@ -100,16 +103,30 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
-    compilation = _begin_compilation(config, path, device) if config.compile.is_on else None
+    # Once for both: which kernels serve may change in between.
+    rounds_inputs = _rounds_inputs(config)
+    compilation = (
+        _begin_compilation(config, path, device, rounds_inputs) if config.compile.is_on else None
+    )
     try:
-        return _build_parts(config, report, path, device, compilation)
+        return _build_parts(config, report, path, device, compilation, rounds_inputs)
     except BaseException:
         if compilation is not None:
             compilation.close()
         raise
 
 
-def _begin_compilation(config: Config, path: Path, device: torch.device) -> RegionCompilation:
+def _rounds_inputs(config: Config) -> bool | None:
+    """As `load_model` takes it: by default where kernels that are there, or being built, gain."""
+    if config.model.quantize_activations is not None:
+        return config.model.quantize_activations
+    level = fastest_level(cpu_flags()) if is_building() else kernel_status().removeprefix("cpp-")
+    return None if level == BYTES_ARE_FASTEST else False
+
+
+def _begin_compilation(
+    config: Config, path: Path, device: torch.device, rounds_inputs: bool | None
+) -> RegionCompilation:
     """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
     if device.type != "cpu":
         return RegionCompilation(None, 1, cache_root(), awaited=True)
@@ -119,7 +136,7 @@ def _begin_compilation(config: Config, path: Path, device: torch.device) -> Regi
         max_model_len=config.model.max_model_len,
         quantization=config.model.quantization,
         group_size=config.model.quantization_group_size,
-        rounds_inputs=config.model.quantize_activations,
+        rounds_inputs=rounds_inputs,
         deterministic=config.model.deterministic,
     )
     num_threads = config.device.num_threads or usable_cpus()
@@ -171,6 +188,7 @@ def _build_parts(
     path: Path,
     device: torch.device,
     compilation: RegionCompilation | None,
+    rounds_inputs: bool | None,
 ) -> EngineParts:
     started = time.perf_counter()
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
@@ -186,9 +204,17 @@ def _build_parts(
             max_model_len=config.model.max_model_len,
             quantization=config.model.quantization,
             group_size=config.model.quantization_group_size,
-            rounds_inputs=config.model.quantize_activations,
+            rounds_inputs=rounds_inputs,
             deterministic=config.model.deterministic,
             before_each_matrix=make_room,
+        )
+    if config.model.quantization is not None:
+        matrices = [v for name, v in decoder.parameters().items() if name.endswith(".values")]
+        logger.info(
+            "weights rounded to %s, inputs to 8 bits in %d of %d projections",
+            config.model.quantization,
+            sum(values.dim() == 3 for values in matrices),
+            len(matrices),
         )
     if tokenizer.has_chat_template:
         tokenizer.chat_template.prepare()

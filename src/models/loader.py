@@ -22,7 +22,6 @@ from src.models.decoder import Decoder
 from src.models.dummy import fill_dummy
 from src.models.quantization import Method
 from src.models.registry import family_of, load_config
-from src.ops.cpu.levels import multiplies_bytes_fastest
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all), from any thread, one at a time
@@ -62,7 +61,7 @@ def load_model(
         quantization: of the projections' weights once they are read, see `Decoder.quantize`.
         group_size: of `int4`.
         rounds_inputs: whether quantized projections round their inputs too, see the same; None:
-            in a bfloat16 model, if this CPU is faster so.
+            if the model is bfloat16.
         deterministic: whether a token's bits may depend on nothing but its sequence.
         before_each_matrix: called before each is quantized.
 
@@ -138,7 +137,7 @@ def outline_model(
 
 def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:
     # Who asks for float32 wants more digits than these.
-    return dtype == torch.bfloat16 and multiplies_bytes_fastest() if wish is None else wish
+    return dtype == torch.bfloat16 if wish is None else wish
 
 
 def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:

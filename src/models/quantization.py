@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
-from src.ops.linear import INT4_RUN, INT8_UNIT, STRIP, dequantize, to_strips
+from src.ops.linear import INT4_RUN, LARGEST_UNIT, STRIP, dequantize, to_strips
 
 Method = Literal["int8", "int4"]
 
@@ -22,8 +22,8 @@ _ROWS_AT_ONCE = 4096  # of a matrix, so that its float32 copy stays small
 class QuantizedWeight(NamedTuple):
     """A matrix [N, K] in few bits; `dequantize` gives it back in float32."""
 
-    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4; or in strips of these
-    scales: torch.Tensor  # float32 [N], or [N, K / group]; or in strips of the latter
+    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4; or see `to_strips`
+    scales: torch.Tensor  # float32 [N], or [N, K / group]; or, of int4, see `to_strips`
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +81,7 @@ def fits_strips(weight: torch.Tensor, method: Method) -> bool:
     int8 takes any N and K a multiple of 64, int4 a multiple of 64 for N and any K.
     """
     outputs, inputs = weight.shape
-    return inputs % INT8_UNIT == 0 if method == "int8" else outputs % STRIP == 0
+    return inputs % LARGEST_UNIT == 0 if method == "int8" else outputs % STRIP == 0
 
 
 def _quantized(

@@ -21,8 +21,8 @@ from src.ops.declaration import Cost, Op
 INT4_RUN = 32
 """int4: this many weights of a row lie in 16 bytes, the first half of them in the low halves."""
 
-INT8_UNIT = 64
-"""int8 in strips: this many inputs of a token are rounded by one scale."""
+LARGEST_UNIT = 64
+"""Weights in strips: this many inputs of a token are rounded by one scale, at most."""
 
 STRIP = 64
 """Rows of a strip."""
@@ -38,7 +38,7 @@ def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     zeros.
 
     Parameters
-        weight: as of `dequantize`: [N, K] int8, K a multiple of `INT8_UNIT`, or [N, K / 2] uint8
+        weight: as of `dequantize`: [N, K] int8, K a multiple of `LARGEST_UNIT`, or [N, K / 2] uint8
             of packed int4, N a multiple of `STRIP`.
         scales: float32, of these weights.
 
@@ -51,8 +51,8 @@ def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = weight.shape[0]
     if weight.dtype == torch.int8:
-        if weight.shape[1] % INT8_UNIT:
-            raise ValueError(f"expected a multiple of {INT8_UNIT} inputs, got {weight.shape[1]}")
+        if weight.shape[1] % LARGEST_UNIT:
+            raise ValueError(f"expected a multiple of {LARGEST_UNIT} inputs, got {weight.shape[1]}")
         weight = functional.pad(weight, (0, 0, 0, -rows % STRIP))
         return _in_strips(weight ^ _SIGN), scales
     if rows % STRIP:
@@ -70,8 +70,9 @@ def _in_strips(weight: Tensor) -> Tensor:
 
 
 def _from_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    strips, lines, _ = weight.shape
-    rows = weight.view(strips, lines, STRIP, 4).transpose(1, 2).reshape(strips * STRIP, lines * 4)
+    strips, slices, _ = weight.shape
+    fours = weight.view(torch.int32).transpose(1, 2).contiguous()  # [S, STRIP, slices]
+    rows = fours.view(weight.dtype).view(strips * STRIP, slices * 4)
     if weight.dtype == torch.int8:
         return rows[: len(scales)] ^ _SIGN, scales
     eights = rows.view(len(rows), -1, 1, 4)
@@ -87,7 +88,7 @@ def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
         weight: [N, K] int8, or [N, K / 2] uint8 of packed int4 (see `INT4_RUN`); or either in
             strips (see `to_strips`).
         scales: float32 [N] of int8 rows; [N, K / group] of int4 groups, whose value is
-            `(q - 8) * scale`.
+            `(q - 8) * scale`; in strips as `to_strips` leaves them.
     """
     if weight.dim() == 3:
         weight, scales = _from_strips(weight, scales)
@@ -124,14 +125,22 @@ def reference(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | N
         return functional.linear(x, weight, bias)
     inputs = x.float()
     if weight.dim() == 3:
-        unit = INT8_UNIT if scales.dim() == 1 else x.shape[1] // scales.shape[1]
-        inputs = round_inputs(x, unit)
+        inputs = round_inputs(x, rounding_unit(weight, scales))
     wide = None if bias is None else bias.float()
     return functional.linear(inputs, dequantize(weight, scales), wide).to(x.dtype)
 
 
+def rounding_unit(weight: Tensor, scales: Tensor) -> int:
+    """How many inputs are rounded by one scale, beside weights in strips with these scales.
+
+    `LARGEST_UNIT`, and 32 beside int4 whose groups are no multiple of that.
+    """
+    group = LARGEST_UNIT if scales.dim() == 1 else weight.shape[1] * 8 // scales.shape[1]
+    return LARGEST_UNIT if group % LARGEST_UNIT == 0 else INT4_RUN
+
+
 def num_outputs(weight: Tensor, scales: Tensor | None) -> int:
-    """N of weights as of [`linear`][src.ops.linear.linear]."""
+    """N of weights and scales as of [`linear`][src.ops.linear.linear]: [N, ...] or in strips."""
     if weight.dim() == 2 or scales is None:
         return weight.shape[0]
     return scales.shape[0] if scales.dim() == 1 else scales.shape[0] * scales.shape[2]
@@ -233,7 +242,7 @@ LINEAR = Op(
 def linear(
     x: Tensor, weight: Tensor, scales: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """`x @ weight.T + bias`, summed in float32 and rounded once.
+    """`x @ weight.T + bias`, summed in float32 (strips: also in integers) and rounded once.
 
     The compiled CPU kernel sums along the inputs in one fixed order, so a token's result is the
     same bits alone and in any batch.
@@ -242,8 +251,9 @@ def linear(
         x: [T, K] float32, bfloat16 or float16, last dimension contiguous.
         weight: [N, K] in x's dtype; [N, K] int8; or [N, K / 2] uint8 of packed int4. Contiguous.
             Or either of the latter in strips ([`to_strips`][src.ops.linear.to_strips]): then x is
-            rounded to 8 bits ([`round_inputs`][src.ops.linear.round_inputs]), `INT8_UNIT` inputs
-            of a token by one scale, or as many as have one in int4, and products are integers.
+            rounded to 8 bits ([`round_inputs`][src.ops.linear.round_inputs]), some inputs of a
+            token by one scale ([`rounding_unit`][src.ops.linear.rounding_unit]), and products are
+            integers.
         scales: None, or the scales of quantized weights, see
             [`dequantize`][src.ops.linear.dequantize].
         bias: None, or [N] in x's dtype.

@@ -185,9 +185,12 @@ def test_the_interpreter_runs_on_during_a_call(mixed: LoadedFunction) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
-def test_projections_are_those_of_the_op(root: Path, caller: Caller, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("layout", ["", "strips of "])
+def test_projections_are_those_of_the_op(
+    root: Path, caller: Caller, dtype: torch.dtype, layout: str
+) -> None:
     matrices: list[Any] = []
-    for kind in ("same", "int8", "int4/32"):
+    for kind in ("same", f"{layout}int8", f"{layout}int4/32"):
         _, weight, scales, bias = LINEAR.build(
             "cpu", tokens=1, inputs=64, outputs=64, dtype=dtype, weight=kind, has_bias=True
         )

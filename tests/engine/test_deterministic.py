@@ -57,6 +57,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {"model__dtype": "bfloat16"},
     "int8": {"model__dtype": "bfloat16", "model__quantization": "int8"},
     "int4": {"model__dtype": "float32", "model__quantization": "int4"},
+    "int4, inputs too": {
+        "model__dtype": "bfloat16",
+        "model__quantization": "int4",
+        "model__quantize_activations": True,
+    },
 }
 COMPILED = {"compile__enforce_eager": False}
 

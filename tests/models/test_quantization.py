@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.core.errors import ModelLoadError
-from src.models import Decoder, load_model, loader
+from src.models import Decoder, load_model, outline_model
 from src.models.quantization import QuantizedWeight, plain, quantize
-from src.ops.linear import INT8_UNIT, round_inputs
+from src.ops.linear import LARGEST_UNIT, round_inputs
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -123,19 +123,20 @@ def test_inputs_are_rounded_where_that_is_asked_for(tmp_path: Path, method: Any)
     reference = quantized_reference(directory, decoder)
     for name, module in reference.named_modules():
         if isinstance(module, torch.nn.Linear):
-            unit = INT8_UNIT if method == "int8" or name == "lm_head" else 32
+            unit = LARGEST_UNIT if method == "int8" or name == "lm_head" else 32
             module.register_forward_pre_hook(partial(_rounded, unit))
     exact = load_model(directory, quantization=method)
     errors, effects = [], []
-    for prompt in [*([token] for token in PROMPT), PROMPT]:
+    for prompt in [*([token] for token in PROMPT), PROMPT]:  # the last one attends as well
         want = reference(torch.tensor([prompt])).logits[0]
         largest = want.abs().amax(dim=-1, keepdim=True)
         effects.append(((dense_logits(exact, prompt) - want).abs() / largest).max())
         got = torch.stack([dense_logits(decoder, prompt), PagedSequence(decoder).append(prompt)])
-        errors.append(((got - want).abs() / largest).max())
+        errors.append(((got - want).abs() / largest).amax(dim=(0, 2)))
     # An input on the border between two steps may fall to either side, and all behind it with it.
-    assert torch.stack(errors).median() < TOLERANCE
-    assert max(errors) < 2 * max(effects)
+    assert torch.cat(errors).median() < TOLERANCE
+    assert errors[-1].min() < TOLERANCE
+    assert torch.cat(errors).max() < 2 * max(effects)
     # Rounding is not nothing, and not much.
     assert min(effects) > 20 * TOLERANCE
     assert max(effects) < 0.1
@@ -158,16 +159,12 @@ def test_matrices_that_do_not_fit_strips_stay_in_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("is_fast", [False, True])
-def test_inputs_are_rounded_by_default_where_that_is_faster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, is_fast: bool
-) -> None:
-    monkeypatch.setattr(loader, "multiplies_bytes_fastest", lambda: is_fast)
+def test_who_wants_digits_is_not_rounded_unasked(tmp_path: Path, dtype: str) -> None:
     directory = make_checkpoint(tmp_path / "model", hidden_size=128, intermediate_size=256)
     arguments: dict[str, Any] = {"dtype": dtype, "quantization": "int8"}
-    for wish, rounds in ((None, is_fast and dtype == "bfloat16"), (True, True), (False, False)):
+    for wish, rounds in ((None, dtype == "bfloat16"), (True, True), (False, False)):
         decoder = load_model(directory, **arguments, rounds_inputs=wish)
-        outline = loader.outline_model(directory, **arguments, rounds_inputs=wish)
+        outline = outline_model(directory, **arguments, rounds_inputs=wish)
         # Code is compiled by the outline's shapes.
         assert decoder.head.values.shape == outline.head.values.shape
         assert decoder.head.values.dim() == (3 if rounds else 2)

@@ -272,7 +272,6 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_loadu_si512(from) emulated::load_bytes(from)
 #define _mm512_set1_epi8(byte) emulated::splat_byte(byte)
 #define _mm512_set1_ps(x) (emulated::Floats{} + (x))
-#define _mm512_xor_si512(a, b) ((a) ^ (b))
 #define _mm512_srli_epi16(halves, bits) ((__m512i)((emulated::Halves)(halves) >> (bits)))
 #define _mm512_fmadd_ps(a, b, c) emulated::fused(a, b, c)
 #define _mm512_dpbusd_epi32(sums, left, right) emulated::dot_bytes(sums, left, right)

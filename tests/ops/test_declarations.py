@@ -42,6 +42,8 @@ OPCHECKED = {
     "streamed_linear": [
         {"tokens": 3, "inputs": 64, "outputs": 5, "has_bias": True},
         {"tokens": 2, "inputs": 128, "outputs": 9, "dtype": torch.bfloat16, "weight": "int4/64"},
+        {"tokens": 2, "inputs": 128, "outputs": 70, "weight": "strips of int8"},
+        {"tokens": 3, "inputs": 128, "outputs": 64, "weight": "strips of int4/32"},
     ],
 }
 

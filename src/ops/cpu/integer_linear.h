@@ -17,6 +17,7 @@ namespace {
 
 constexpr int kStripOutputs = 64;
 constexpr int64_t kSlice = kStripOutputs * 4;  // bytes
+constexpr int64_t kTokensOfAPiece = 24;  // at least, of work for a thread
 constexpr double kIntegerProductsPerMicrosecond = 300e3;
 constexpr double kIntegerBytesPerMicrosecond = 30e3;  // of weights, by one thread
 
@@ -60,9 +61,10 @@ inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, cons
   std::memcpy(to + n, some, rest * sizeof(T));
 }
 
-// Scales of int4, of a strip: [units, kStripOutputs].
-inline const float* scales_of(const LinearArgs& a, const RoundedTokens& x, int64_t strip) {
-  return a.scales + strip * x.units * kStripOutputs;
+// Scales of int4, of a unit of a strip: [kStripOutputs].
+inline const float* scales_of(const LinearArgs& a, int64_t strip, int64_t unit, int64_t unit_size) {
+  const int64_t group = unit * unit_size / a.group;
+  return a.scales + (strip * (a.inputs / a.group) + group) * kStripOutputs;
 }
 
 #if defined(__AVX512VNNI__)
@@ -92,12 +94,13 @@ class IntegerLinear {
   IntegerLinear(const Projection& args, const RoundedTokens& tokens, FinishFunction* finish)
       : a(args), x(tokens), finish(finish), strip_bytes(args.inputs / Slices::kInputs * kSlice) {}
 
-  void run(int64_t strip) const {
-    const int64_t groups = (a.tokens + kIntegerTokens - 1) / kIntegerTokens;
+  // Of tokens [begin, end).
+  void run(int64_t strip, int64_t begin, int64_t end) const {
+    const int64_t count = end - begin, groups = (count + kIntegerTokens - 1) / kIntegerTokens;
     for (int64_t group = 0; group < groups; ++group) {
-      const int64_t token = a.tokens * group / groups;
+      const int64_t token = begin + count * group / groups;
       const Ahead ahead{strip_at(strip + 1), group, groups};
-      switch (a.tokens * (group + 1) / groups - token) {
+      switch (begin + count * (group + 1) / groups - token) {
         case 1: tile<1>(strip, token, ahead); break;
         case 2: tile<2>(strip, token, ahead); break;
         case 3: tile<3>(strip, token, ahead); break;
@@ -144,9 +147,9 @@ class IntegerLinear {
     const char* slice = strip_at(strip);
     const int64_t unit_bytes = strip_bytes / x.units;
     const int8_t* values = x.values + token * inputs;
-    const float* scales = scales_of(a, x, strip);
     vf results[C][kVectors] = {};
-    for (int64_t unit = 0; unit < x.units; ++unit, scales += kStripOutputs) {
+    for (int64_t unit = 0; unit < x.units; ++unit) {
+      const float* scales = kScaledUnits ? scales_of(a, strip, unit, x.unit) : nullptr;
       if (How == kByShares) ahead.fetch_share(unit * unit_bytes, unit_bytes);
       vi sums[C][kVectors];
 #pragma GCC unroll 8
@@ -219,9 +222,9 @@ void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int
   const int64_t slices = a.inputs / Slices::kInputs;
   const auto* slice = static_cast<const uint8_t*>(a.weight) + strip * slices * kSlice;
   const int8_t* values = x.values + token * a.inputs;
-  const float* scales = scales_of(a, x, strip);
   float results[kStripOutputs] = {};
-  for (int64_t unit = 0; unit < x.units; ++unit, scales += kStripOutputs) {
+  for (int64_t unit = 0; unit < x.units; ++unit) {
+    const float* scales = Slices::kInputs == 8 ? scales_of(a, strip, unit, x.unit) : nullptr;
     int32_t sums[kStripOutputs];
     std::fill_n(sums, kStripOutputs, x.offsets[token * x.units + unit]);
     for (int64_t k = 0; k < x.unit; k += Slices::kInputs) {
@@ -249,27 +252,34 @@ void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int
 #endif
 
 template <class Slices, class T>
-void run_strip(const Projection& a, const RoundedTokens& tokens, int64_t strip) {
+void run_strip(const Projection& a, const RoundedTokens& tokens, int64_t strip, int64_t begin,
+               int64_t end) {
 #if defined(__AVX512VNNI__)
-  IntegerLinear<Slices>(a, tokens, finish_strip<T>).run(strip);
+  IntegerLinear<Slices>(a, tokens, finish_strip<T>).run(strip, begin, end);
 #else
-  for (int64_t t = 0; t < a.tokens; ++t) run_plainly<Slices, T>(a, tokens, strip, t);
+  for (int64_t t = begin; t < end; ++t) run_plainly<Slices, T>(a, tokens, strip, t);
 #endif
 }
 
 // Needs a whole number of units.
 template <class Slices, class T>
 void run_strips(const Projection& a) {
-  const int64_t unit = a.kind == kInt4Strips ? a.group : kInt8Unit;
+  const bool divides = a.kind == kInt8Strips || a.group % kLargestUnit == 0;
+  const int64_t unit = divides ? kLargestUnit : kPackedGroup;
   const RoundedTokens tokens = round_inputs<T>(a, unit, Slices::kOffset);
   const double weights = double(a.outputs * a.inputs);
   const double work = std::max(weights * 4.0 / Slices::kInputs / kIntegerBytesPerMicrosecond,
                                weights * double(a.tokens) / kIntegerProductsPerMicrosecond);
   const int64_t strips = (a.outputs + kStripOutputs - 1) / kStripOutputs;
-  const int64_t parts = worthwhile_parts(a.threads, work, strips);
+  // Where strips are too few for all threads, many tokens are cut as well.
+  const int64_t most = std::max<int64_t>(1, a.tokens / kTokensOfAPiece);
+  const int64_t ranges = std::min(most, (4 * a.threads + strips - 1) / strips);
+  const int64_t pieces = strips * ranges, parts = worthwhile_parts(a.threads, work, pieces);
   parallel(a.threads, parts, [&](int64_t part) {
-    for (int64_t strip = strips * part / parts; strip < strips * (part + 1) / parts; ++strip) {
-      run_strip<Slices, T>(a, tokens, strip);
+    for (int64_t i = pieces * part / parts; i < pieces * (part + 1) / parts; ++i) {
+      const int64_t range = i % ranges;
+      run_strip<Slices, T>(a, tokens, i / ranges, a.tokens * range / ranges,
+                           a.tokens * (range + 1) / ranges);
     }
   });
 }

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.ops.linear import INT4_RUN, num_outputs
+from src.ops.linear import INT4_RUN, STRIP, num_outputs
 from src.ops.linear import reference as reference_linear
 
 ABI = 10
@@ -42,7 +42,7 @@ _ERRORS = {
     3: "query_start_loc, seq_lens and the tensors' sizes contradict each other",
     4: "expected head_dim a multiple of 8 up to 256, num_heads a multiple of num_kv_heads, "
     "block_size of at least 1, groups of int4 a multiple of 32, inputs of int8 in strips a "
-    "multiple of 64",
+    "multiple of 64, outputs of int4 in strips too",
     7: "a step begins with a token that nobody has produced",
     8: "a step names a row, or a position of it, that is not there",
     9: "the masks are not of the rows that sample, or shorter than their logits",
@@ -342,6 +342,8 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
         row_stride, stride = x.stride()
         if scales is not None and inputs % INT4_RUN:
             return reference_linear(x, weight, scales, bias)
+        if weight.dim() == 3:
+            _check_strips(weight, scales, inputs, outputs)
         group = 0 if scales is None or scales.dim() == 1 else inputs // scales.shape[1]
         if not (
             stride == 1
@@ -378,6 +380,16 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
         return out
 
     return linear
+
+
+def _check_strips(weight: Tensor, scales: Tensor | None, inputs: int, outputs: int) -> None:
+    values = 4 if weight.dtype == torch.int8 else 8
+    expected = (-(-outputs // STRIP), inputs // values, 4 * STRIP)
+    if scales is None or inputs % values or weight.shape != expected:
+        raise ValueError(
+            f"expected weights in strips {expected} for {inputs} inputs and {outputs} outputs, and "
+            f"scales; got {tuple(weight.shape)}"
+        )
 
 
 def raise_status(status: int) -> None:

@@ -50,11 +50,10 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def multiplies_bytes_fastest() -> bool:
-    """Whether this CPU multiplies bytes faster than it multiplies bfloat16.
+def fastest_level(flags: frozenset[str]) -> str:
+    """Name of the fastest level that a CPU with these flags can have."""
+    return [level.name for level in LEVELS if level.needs <= flags][-1]
 
-    Twice as many products fit into an instruction, but tiles of bfloat16 (AMX) hold more still.
-    """
-    flags = cpu_flags()
-    *_, products, tiles = LEVELS
-    return products.needs <= flags and not tiles.needs <= flags
+
+BYTES_ARE_FASTEST = "avx512_bf16"
+"""The level that multiplies bytes faster than bfloat16: tiles of the next hold more still."""

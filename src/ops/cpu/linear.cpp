@@ -260,7 +260,7 @@ Status run_rounded(const Projection& a) {
 template <class T>
 Status run_kind(const Projection& a) {
   switch (a.kind) {
-    case kInt8Strips: return a.inputs % kInt8Unit ? kBadShape : run_rounded<Int8Slices, T>(a);
+    case kInt8Strips: return a.inputs % kLargestUnit ? kBadShape : run_rounded<Int8Slices, T>(a);
     case kInt4Strips:
       return has_whole_groups(a) && a.outputs % kStripOutputs == 0 ? run_rounded<Int4Slices, T>(a)
                                                                    : kBadShape;

@@ -1,10 +1,12 @@
 // Inputs rounded to 8 bits, for products of integers: `unit` of a token by one scale, their largest
 // magnitude becomes 127.
 //
-// A unit is as long as a group of int4 weights; beside int8 it has kInt8Unit inputs. Magnitudes
-// below kNothing count as zero, for their scale's inverse would not be finite.
+// A unit has kLargestUnit inputs; beside int4 whose groups are no multiple of that, 32. Magnitudes
+// below kNothing count as zero, for their scale's inverse would not be finite. What is not finite
+// makes all sums of its unit NaN.
 #pragma once
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "parallel.h"
@@ -13,7 +15,7 @@
 
 namespace {
 
-constexpr int64_t kInt8Unit = 64;
+constexpr int64_t kLargestUnit = 64;
 constexpr float kNothing = 0x1p-100f;
 constexpr double kRoundedPerMicrosecond = 4e3;  // inputs
 
@@ -90,14 +92,16 @@ struct RoundedTokens {
       const T* from = x + index * unit;
       int8_t* to = values + token * inputs + index * unit;
       const float largest = largest_magnitude(from, unit);
+      const bool is_finite = largest < std::numeric_limits<float>::infinity();
       const float inverse = largest < kNothing ? 0.0f : 127.0f / largest;
       vi sums = {};
       for (int64_t k = 0; k < unit; k += W) {
-        const vi rounded = nearest(load(from + k) * inverse);
+        const vi rounded = is_finite ? nearest(load(from + k) * inverse) : vi{};
         store_bytes(to + k, rounded);
         sums += rounded;
       }
-      steps[token * units + index] = largest / 127.0f;
+      steps[token * units + index] =
+          is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
       offsets[token * units + index] = -weight_offset * sum_of_lanes(sums);
     }
   }

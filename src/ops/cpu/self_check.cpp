@@ -139,7 +139,7 @@ bool same_linears(LinearFunction* other, DType dtype) {
         if (!same_linear<T>(other, dtype, kind, tokens, outputs)) return false;
       }
     }
-    // Panels and what is left of them.
+    // Whole strips, and one that is cut.
     for (const int64_t group : {32, 64, 128}) {
       if (!same_linear<T>(other, dtype, kInt4Strips, tokens, 192, 256, group)) return false;
     }
@@ -150,10 +150,11 @@ bool same_linears(LinearFunction* other, DType dtype) {
 
 #if defined(__x86_64__)
 inline bool has_products() {
+  constexpr unsigned kBytes = 1u << 11;    // leaf 7: AVX512_VNNI
   constexpr unsigned kBFloat16 = 1u << 5;  // leaf 7, subleaf 1: AVX512_BF16
   unsigned eax, ebx, ecx, edx;
-  return __builtin_cpu_supports("avx512vnni") &&
-         __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBFloat16);
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ecx & kBytes)) return false;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBFloat16);
 }
 
 inline bool has_tiles() {
