@@ -1,0 +1,79 @@
+"""Which engines round the inputs of their projections, and that compiled code serves them too."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from src import AsyncEngine, SamplingParams
+from src.core.errors import ConfigError
+from src.engine import startup
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engines import small_config
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("rounded"), tokenizer=True, **SIZES)
+
+
+def test_rounded_inputs_need_quantized_weights(directory: Path) -> None:
+    config = small_config(directory, model__quantize_activations=True)
+    with pytest.raises(ConfigError, match=r"quantize_activations = true goes with"):
+        startup.build_engine(config, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_building", "flags", "expected"),
+    [
+        ("cpp-avx512_bf16", False, "", None),
+        ("cpp-avx512", False, "avx512_bf16", False),
+        ("cpp-amx", False, "amx", False),
+        ("reference", True, "avx512_bf16", None),
+        ("reference", True, "avx2", False),
+        ("reference", False, "avx512_bf16", False),
+    ],
+)
+def test_the_kernels_that_serve_decide(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    is_building: bool,
+    flags: str,
+    expected: bool | None,
+) -> None:
+    monkeypatch.setattr(startup, "kernel_status", lambda: status)
+    monkeypatch.setattr(startup, "is_building", lambda: is_building)
+    monkeypatch.setattr(startup, "fastest_level", lambda _: flags)
+    config = small_config(directory, model__quantization="int8")
+    assert startup._rounds_inputs(config) is expected
+    for wish in (True, False):
+        asked = small_config(
+            directory, model__quantization="int8", model__quantize_activations=wish
+        )
+        assert startup._rounds_inputs(asked) is wish
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("method", ["int8", "int4"])
+async def test_compiled_code_rounds_as_eager_code_does(
+    directory: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = []
+    settings = {"model__quantization": method, "model__quantize_activations": True}
+    for eager in (True, False):
+        config = small_config(
+            directory, compile__enforce_eager=eager, compile__startup="wait", **settings
+        )
+        with caplog.at_level(logging.INFO, "src"):
+            async with AsyncEngine.open(config) as engine:
+                answers.append(await engine.generate([5, 17, 3, 250, 99], GREEDY))
+                assert engine.stats.compiled is not eager
+    assert f"weights rounded to {method}, inputs to 8 bits in 9 of 9 projections" in caplog.text
+    first, second = answers
+    assert first.token_ids == second.token_ids
