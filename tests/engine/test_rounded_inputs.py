@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,12 @@ from src.engine import startup
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
 
 
@@ -65,7 +71,7 @@ async def test_compiled_code_rounds_as_eager_code_does(
     directory: Path, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = []
-    settings = {"model__quantization": method, "model__quantize_activations": True}
+    settings: dict[str, Any] = {"model__quantization": method, "model__quantize_activations": True}
     for eager in (True, False):
         config = small_config(
             directory, compile__enforce_eager=eager, compile__startup="wait", **settings
