@@ -1,12 +1,14 @@
 """How kernels of the ops that write into caches are held against their references."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from src.ops import GUMBEL_ARGMAX, LINEAR, PAGED_ATTENTION, ROTATE_AND_CACHE
+from src.ops.cpu.kernel_library import KernelLibrary
 
 # The others are called on CUDA only, and have their references on the CPU.
 COMPILED = (PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR)
@@ -92,3 +94,27 @@ def in_chunks(
 def bits(x: torch.Tensor) -> torch.Tensor:
     """The same memory as integers: equal if nothing differs, not even a sign of zero or a NaN."""
     return x.view(torch.int32 if x.element_size() == 4 else torch.int16)
+
+
+def linear_is_alike_in_any_company(
+    libraries: Iterable[KernelLibrary], args: tuple[Any, ...], part: slice, threads: int
+) -> None:
+    """Some tokens of `streamed_linear` are the same bits among all of `args` and by themselves."""
+    x, *rest = args
+    for library in libraries:
+        whole = library.streamed_linear(x, *rest)
+        torch.set_num_threads(threads)
+        assert torch.equal(library.streamed_linear(x[part], *rest), whole[part])
+
+
+def linear_is_alike_past_the_caches(files: Iterable[Path], args: tuple[Any, ...]) -> None:
+    """So are all of them where weights leave the caches between two calls."""
+    for path in files:
+        if not path.exists():
+            continue
+        library = KernelLibrary(path)
+        before = library.streamed_linear(*args)
+        library.assume_cache_bytes(0)
+        again = library.streamed_linear(*args)
+        library.assume_cache_bytes(2**40)
+        assert torch.equal(before, again)

@@ -22,6 +22,7 @@ from src.ops.linear import (
     rounding_unit,
     to_strips,
 )
+from tests.ops.comparison import linear_is_alike_in_any_company, linear_is_alike_past_the_caches
 
 KINDS = ("int8", "int4/32", "int4/64", "int4/96", "int4/384")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -81,7 +82,7 @@ def test_a_token_is_the_same_bits_in_any_company(
     libraries: dict[str, KernelLibrary], data: st.DataObject
 ) -> None:
     tokens = data.draw(st.integers(1, 60))
-    x, weight, scales, bias = build(
+    args = build(
         data.draw(st.sampled_from(KINDS)),
         tokens=tokens,
         inputs=data.draw(st.sampled_from([384, 1152])),
@@ -91,28 +92,17 @@ def test_a_token_is_the_same_bits_in_any_company(
     )
     first = data.draw(st.integers(0, tokens - 1))
     last = data.draw(st.integers(first + 1, tokens))
-    for library in libraries.values():
-        whole = library.streamed_linear(x, weight, scales, bias)
-        torch.set_num_threads(data.draw(st.integers(1, 3)))
-        part = library.streamed_linear(x[first:last], weight, scales, bias)
-        assert torch.equal(part, whole[first:last])
+    threads = data.draw(st.integers(1, 3))
+    linear_is_alike_in_any_company(libraries.values(), args, slice(first, last), threads)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4/32"])
 def test_weights_that_leave_the_caches_give_the_same_bits(
     level_files: dict[str, Path], kind: str
 ) -> None:
-    for path in level_files.values():
-        if not path.exists():
-            continue
-        library = KernelLibrary(path)
-        for tokens in (1, 4, 20):
-            args = build(kind, tokens=tokens, inputs=384, outputs=200, dtype=torch.bfloat16)
-            before = library.streamed_linear(*args)
-            library.assume_cache_bytes(0)
-            again = library.streamed_linear(*args)
-            library.assume_cache_bytes(2**40)
-            assert torch.equal(before, again)
+    for tokens in (1, 4, 20):
+        args = build(kind, tokens=tokens, inputs=384, outputs=200, dtype=torch.bfloat16)
+        linear_is_alike_past_the_caches(level_files.values(), args)
 
 
 @settings(max_examples=60, deadline=None)

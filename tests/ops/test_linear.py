@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR, dequantize
+from tests.ops.comparison import linear_is_alike_in_any_company, linear_is_alike_past_the_caches
 
 KINDS = ("same", "int8", "int4/32", "int4/128")
 PAIRED = ("avx512_bf16", "amx")
@@ -62,7 +63,7 @@ def test_a_token_is_the_same_bits_in_any_company(
     tokens = data.draw(st.integers(1, 120))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
     inputs = data.draw(st.sampled_from([5, 50, 128, 129, 1024]))
-    x, weight, scales, bias = LINEAR.build(
+    args = LINEAR.build(
         "cpu",
         tokens=tokens,
         inputs=inputs,
@@ -74,11 +75,8 @@ def test_a_token_is_the_same_bits_in_any_company(
     )
     first = data.draw(st.integers(0, tokens - 1))
     last = data.draw(st.integers(first + 1, tokens))
-    for library in libraries.values():
-        whole = library.streamed_linear(x, weight, scales, bias)
-        torch.set_num_threads(data.draw(st.integers(1, 3)))
-        part = library.streamed_linear(x[first:last], weight, scales, bias)
-        assert torch.equal(part, whole[first:last])
+    threads = data.draw(st.integers(1, 3))
+    linear_is_alike_in_any_company(libraries.values(), args, slice(first, last), threads)
 
 
 @pytest.mark.parametrize("weight", KINDS)
@@ -86,18 +84,10 @@ def test_a_token_is_the_same_bits_in_any_company(
 def test_weights_that_leave_the_caches_give_the_same_bits(
     level_files: dict[str, Path], dtype: torch.dtype, weight: str
 ) -> None:
-    for path in level_files.values():
-        if not path.exists():
-            continue
-        library = KernelLibrary(path)
-        for tokens, inputs, outputs in ((1, 1024, 70), (2, 256, 9), (40, 256, 33)):
-            sizes = {"tokens": tokens, "inputs": inputs, "outputs": outputs}
-            args = LINEAR.build("cpu", **sizes, dtype=dtype, weight=weight)
-            before = library.streamed_linear(*args)
-            library.assume_cache_bytes(0)
-            again = library.streamed_linear(*args)
-            library.assume_cache_bytes(2**40)
-            assert torch.equal(before, again)
+    for tokens, inputs, outputs in ((1, 1024, 70), (2, 256, 9), (40, 256, 33)):
+        sizes = {"tokens": tokens, "inputs": inputs, "outputs": outputs}
+        args = LINEAR.build("cpu", **sizes, dtype=dtype, weight=weight)
+        linear_is_alike_past_the_caches(level_files.values(), args)
 
 
 def test_rows_may_lie_apart_and_there_may_be_none(libraries: dict[str, KernelLibrary]) -> None:
