@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from src.models import Decoder, Regions
 from src.models.regions import TOKEN_ARGUMENTS
 from src.ops.cpu.build import ensure_built, is_building, kernel_library
 from src.ops.cpu.compiled import Caller, CompiledCodeError
+from src.ops.cpu.kernel_library import KernelLibrary
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 _NUM_TOKENS = 8
 _NICENESS = 10
 _POLL = 0.1  # seconds
+_NONE_LEFT = object()
 
 
 class RegionCompilation:
@@ -47,10 +50,19 @@ class RegionCompilation:
         Of the caches.
     awaited
         Whether nobody is served meanwhile, to whom compilers would have to yield.
+    in_strips
+        Whether compiled code takes weights in strips, see `Decoder.lay_out`; then those of the
+        model are laid out before it serves.
     """
 
     def __init__(
-        self, outline: Decoder | None, num_threads: int, root: Path, *, awaited: bool
+        self,
+        outline: Decoder | None,
+        num_threads: int,
+        root: Path,
+        *,
+        awaited: bool,
+        in_strips: bool = False,
     ) -> None:
         self._started = time.monotonic()
         self._closed = threading.Event()
@@ -58,8 +70,11 @@ class RegionCompilation:
         self._ahead: Compilation | None = None
         self._called: list[int] = []
         self._num_threads = num_threads
+        self._in_strips = in_strips
         if outline is not None:
             jobs = []
+            if in_strips:
+                deque(outline.lay_out(), maxlen=0)
             arguments = outline.region_arguments(_NUM_TOKENS)
             functions: tuple[Callable[..., Any], ...] = outline.regions
             for i, (function, given) in enumerate(zip(functions, arguments, strict=True)):
@@ -125,28 +140,39 @@ class RegionCompilation:
 
     def _load(self, ahead: Compilation, runner: Runner, decoder: Decoder) -> None:
         try:
-            caller = self._caller()
+            library = self._library()
+            caller = Caller(library.path, self._num_threads)
         except (CompilationError, CompiledCodeError):
             ahead.abandon()
             raise
         functions: list[Any] = list(decoder.regions)
         for i, function in zip(self._called, ahead.load(caller), strict=True):
             functions[i] = function
+        if self._in_strips:
+            self._lay_out(runner, decoder.lay_out(library.lay_out))
         regions = Regions(*functions)
         code = Code(regions, runner.compiled_step(caller, regions))
         if self._closed.is_set():
             raise CompilationClosedError("closed while loading compiled code")
         runner.swap_in(code, time.monotonic() - self._started)
 
-    def _caller(self) -> Caller:
-        """Of the compiled CPU kernels, which compiled code calls."""
+    def _lay_out(self, runner: Runner, matrices: Iterator[None]) -> None:
+        """One matrix after another, between steps."""
+        started = time.monotonic()
+        while runner.call(lambda: next(matrices, _NONE_LEFT)).result() is not _NONE_LEFT:
+            if self._closed.is_set():
+                raise CompilationClosedError("closed while laying weights out")
+        logger.info("weights laid out in strips in %.2f s", time.monotonic() - started)
+
+    def _library(self) -> KernelLibrary:
+        """The compiled CPU kernels, which compiled code calls."""
         while ensure_built(wait=False) == "reference" and is_building():
             if self._closed.wait(_POLL):
                 raise CompilationClosedError("closed while building the CPU kernels")
         library = kernel_library()
         if library is None:
             raise CompilationError("compiled code needs the compiled CPU kernels")
-        return Caller(library.path, self._num_threads)
+        return library
 
     def _compile_just_in_time(self, runner: Runner, decoder: Decoder) -> None:
         # Here and not at the top: it brings the compiler in.

@@ -40,7 +40,7 @@ from src.engine.status import STARTUP_PHASES, ModelInfo, served_names
 from src.engine.structured.compiler import GrammarCompiler
 from src.models import Decoder, load_model, outline_model, resolve_model
 from src.ops.cpu.build import cache_root, ensure_built, is_building, kernel_status
-from src.ops.cpu.levels import BYTES_ARE_FASTEST, cpu_flags, fastest_level
+from src.ops.cpu.levels import TAKES_STRIPS, cpu_flags, fastest_level
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -103,10 +103,16 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
-    # Once for both: which kernels serve may change in between.
-    rounds_inputs = _rounds_inputs(config)
+    # Once for all: which kernels serve may change in between.
+    takes_strips = _takes_strips()
+    # By default, where kernels gain and the model is bfloat16.
+    rounds_inputs = config.model.quantize_activations
+    if rounds_inputs is None and not takes_strips:
+        rounds_inputs = False
     compilation = (
-        _begin_compilation(config, path, device, rounds_inputs) if config.compile.is_on else None
+        _begin_compilation(config, path, device, rounds_inputs, takes_strips=takes_strips)
+        if config.compile.is_on
+        else None
     )
     try:
         return _build_parts(config, report, path, device, compilation, rounds_inputs)
@@ -116,20 +122,23 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         raise
 
 
-def _rounds_inputs(config: Config) -> bool | None:
-    """As `load_model` takes it: by default where kernels that are there, or being built, gain."""
-    if config.model.quantize_activations is not None:
-        return config.model.quantize_activations
+def _takes_strips() -> bool:
+    """Whether the CPU kernels that are there, or being built, gain by weights in strips."""
     level = fastest_level(cpu_flags()) if is_building() else kernel_status().removeprefix("cpp-")
-    return None if level == BYTES_ARE_FASTEST else False
+    return level == TAKES_STRIPS
 
 
 def _begin_compilation(
-    config: Config, path: Path, device: torch.device, rounds_inputs: bool | None
+    config: Config,
+    path: Path,
+    device: torch.device,
+    rounds_inputs: bool | None,
+    *,
+    takes_strips: bool,
 ) -> RegionCompilation:
     """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
     if device.type != "cpu":
-        return RegionCompilation(None, 1, cache_root(), awaited=True)
+        return RegionCompilation(None, 1, cache_root(), awaited=True, in_strips=False)
     outline = outline_model(
         path,
         dtype=config.model.dtype,
@@ -140,7 +149,13 @@ def _begin_compilation(
         deterministic=config.model.deterministic,
     )
     num_threads = config.device.num_threads or usable_cpus()
-    return RegionCompilation(outline, num_threads, cache_root(), awaited=_awaits_code(config))
+    return RegionCompilation(
+        outline,
+        num_threads,
+        cache_root(),
+        awaited=_awaits_code(config),
+        in_strips=takes_strips,
+    )
 
 
 def _awaits_code(config: Config) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,6 +20,7 @@ from src.models.regions import (
     RegionSpec,
 )
 from src.models.rope import rope_table
+from src.ops.linear import fits_strips, to_strips
 
 # (layer index, query [T, Q, D], key [T, K, D], value [T, K, D]) -> attention output [T, Q D]; with
 # `RegionSpec.rotates_in_op` it has queries and keys to normalise and rotate first
@@ -164,16 +165,45 @@ class Decoder:
             return quantize(plain(weight), method, group_size, in_strips=rounds_inputs)
 
         try:
-            for layer, (pre, post) in enumerate(zip(self.pre, self.post, strict=True)):
-                self.pre[layer] = pre._replace(qkv_weight=smaller(pre.qkv_weight))
-                self.post[layer] = post._replace(
-                    output_weight=smaller(post.output_weight),
-                    gate_up_weight=smaller(post.gate_up_weight),
-                    down_weight=smaller(post.down_weight),
-                )
+            for _ in self._changed_projections(smaller):
+                pass
             self.head = quantize(plain(self.head), "int8", group_size, in_strips=rounds_inputs)
         except ValueError as error:
             raise ModelLoadError(f"quantization = {method!r}: {error}") from None
+
+    def lay_out(
+        self, lay_out: Callable[[torch.Tensor], torch.Tensor] = to_strips
+    ) -> Iterator[None]:
+        """Lay bfloat16 weights of the projections out in strips.
+
+        One matrix with each step of the iterator; between two of them the model can be used. What
+        is quantized or cannot be cut stays as it is, and so does an embedding that is also the
+        head.
+
+        Args:
+            lay_out: `ops.linear.to_strips`, or `KernelLibrary.lay_out`, which takes no memory.
+        """
+
+        def in_strips(weight: Weight) -> Weight:
+            if isinstance(weight, QuantizedWeight) or not fits_strips(weight):
+                return weight
+            return lay_out(weight)
+
+        yield from self._changed_projections(in_strips)
+        if self.head is not self.embedding:
+            self.head = in_strips(self.head)
+            yield
+
+    def _changed_projections(self, change: Callable[[Weight], Weight]) -> Iterator[None]:
+        for layer in range(self.spec.num_layers):
+            self.pre[layer] = self.pre[layer]._replace(
+                qkv_weight=change(self.pre[layer].qkv_weight)
+            )
+            yield
+            for name in ("output_weight", "gate_up_weight", "down_weight"):
+                changed: dict[str, Any] = {name: change(getattr(self.post[layer], name))}
+                self.post[layer] = self.post[layer]._replace(**changed)
+                yield
 
     def forward(
         self,

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
-from src.ops.linear import INT4_RUN, LARGEST_UNIT, STRIP, dequantize, to_strips
+from src.ops.linear import INT4_RUN, dequantize, fits_strips, to_quantized_strips
 
 Method = Literal["int8", "int4"]
 
@@ -20,10 +20,13 @@ _ROWS_AT_ONCE = 4096  # of a matrix, so that its float32 copy stays small
 
 
 class QuantizedWeight(NamedTuple):
-    """A matrix [N, K] in few bits; `dequantize` gives it back in float32."""
+    """A matrix [N, K] in few bits; `dequantize` gives it back in float32.
 
-    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4; or see `to_strips`
-    scales: torch.Tensor  # float32 [N], or [N, K / group]; or, of int4, see `to_strips`
+    Both tensors are as here, or as `to_quantized_strips` makes them.
+    """
+
+    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4
+    scales: torch.Tensor  # float32 [N], or [N, K / group]
 
     @property
     def nbytes(self) -> int:
@@ -59,8 +62,8 @@ def quantize(
         method: `int8` has one scale a row and values -127 to 127; `int4` one scale for each
             `group_size` values of a row, and values -8 to 7.
         group_size: of int4: a multiple of 32 that divides K.
-        in_strips: whether to lay it out for products of integers, see `ops.linear.to_strips`;
-            matrices that cannot be cut into strips stay in rows (`fits_strips`).
+        in_strips: whether to lay it out for products of integers, see `to_quantized_strips`;
+            matrices that cannot be cut into strips stay in rows.
 
     Raises:
         ValueError: K is not a multiple of 32, or for int4 not of the group size.
@@ -70,18 +73,9 @@ def quantize(
     if inputs % unit or unit % INT4_RUN:
         raise ValueError(f"rows of {inputs} weights cannot be cut into groups of {unit}")
     parts = [_quantized(rows.float(), method, group_size) for rows in weight.split(_ROWS_AT_ONCE)]
-    if in_strips and fits_strips(weight, method):
-        parts = [to_strips(*part) for part in parts]
+    if in_strips and all(fits_strips(values) for values, _ in parts):
+        parts = [to_quantized_strips(*part) for part in parts]
     return QuantizedWeight(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-
-def fits_strips(weight: torch.Tensor, method: Method) -> bool:
-    """Whether a matrix [N, K] that can be quantized can be laid out in strips.
-
-    int8 takes any N and K a multiple of 64, int4 a multiple of 64 for N and any K.
-    """
-    outputs, inputs = weight.shape
-    return inputs % LARGEST_UNIT == 0 if method == "int8" else outputs % STRIP == 0
 
 
 def _quantized(

@@ -4,7 +4,8 @@ Few tokens against a large matrix cost what reading the matrix costs, so weights
 registers and never in memory: bfloat16 halves what float32 reads, int8 a quarter, int4 an eighth.
 (Where a CPU multiplies bfloat16, tokens of that meet bfloat16 weights, and quantized ones that are
 rounded to it: int8 exactly, int4 with its scale to within 2^-9.)
-Quantized weights in strips are multiplied by inputs that are rounded to 8 bits, as integers.
+Weights may also lie in strips, as a CPU's products of neighbouring inputs take them: bfloat16, or
+quantized ones, which are multiplied by inputs that are rounded to 8 bits, as integers.
 How quantized weights come about is `src.models.quantization`.
 """
 
@@ -31,11 +32,38 @@ _SIGN = -128  # Changed in all bits of int8, it makes them those of the value + 
 _NOTHING = 2.0**-100  # Smaller magnitudes are rounded to zero: their inverse would not be finite.
 
 
-def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+def fits_strips(weight: Tensor) -> bool:
+    """Whether a matrix of this shape and dtype (of packed int4: uint8) can lie in strips."""
+    rows, columns = weight.shape
+    if weight.dtype == torch.int8:
+        return columns % LARGEST_UNIT == 0
+    whole = weight.dtype == torch.uint8 or (weight.dtype == torch.bfloat16 and columns % 2 == 0)
+    return whole and rows % STRIP == 0
+
+
+def to_strips(weight: Tensor) -> Tensor:
+    """Lay bfloat16 weights out for products of pairs: see [`linear`][src.ops.linear.linear].
+
+    Every two weights of `STRIP` rows lie together.
+
+    Parameters
+        weight: [N, K] bfloat16, N a multiple of `STRIP`, K even.
+
+    Returns
+        [S, K / 2, 128] bfloat16 of S strips.
+
+    Raises
+        ValueError: N, K or the dtype is none of these.
+    """
+    _require_fit(weight)
+    return _in_strips(weight)
+
+
+def to_quantized_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """Lay quantized weights out for products of integers: see [`linear`][src.ops.linear.linear].
 
-    Every four (of int4, eight) weights of `STRIP` rows lie together, a last strip is filled up with
-    zeros.
+    Every four (of int4, eight) weights of `STRIP` rows lie together. A last strip of int8 is filled
+    up with zeros.
 
     Parameters
         weight: as of `dequantize`: [N, K] int8, K a multiple of `LARGEST_UNIT`, or [N, K / 2] uint8
@@ -49,14 +77,11 @@ def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     Raises
         ValueError: N or K is none of these.
     """
+    _require_fit(weight)
     rows = weight.shape[0]
     if weight.dtype == torch.int8:
-        if weight.shape[1] % LARGEST_UNIT:
-            raise ValueError(f"expected a multiple of {LARGEST_UNIT} inputs, got {weight.shape[1]}")
         weight = functional.pad(weight, (0, 0, 0, -rows % STRIP))
         return _in_strips(weight ^ _SIGN), scales
-    if rows % STRIP:
-        raise ValueError(f"expected a multiple of {STRIP} outputs, got {rows}")
     runs = weight.view(rows, -1, INT4_RUN // 2)  # [N, K / 32, 16]
     values = torch.cat((runs & 15, runs >> 4), dim=2).view(rows, -1, 2, 4)  # [N, K / 8, 2, 4]
     bytes_of_eight = values[:, :, 0] | (values[:, :, 1] << 4)  # [N, K / 8, 4]
@@ -64,15 +89,23 @@ def to_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return _in_strips(bytes_of_eight.view(rows, -1)), groups
 
 
+def _require_fit(weight: Tensor) -> None:
+    if not fits_strips(weight):
+        raise ValueError(f"{tuple(weight.shape)} of {weight.dtype} cannot be cut into strips")
+
+
 def _in_strips(weight: Tensor) -> Tensor:
-    fours = weight.view(torch.int32).view(-1, STRIP, weight.shape[1] // 4)
-    return fours.transpose(1, 2).contiguous().view(weight.dtype)
+    words = weight.view(torch.int32).view(-1, STRIP, weight.shape[1] * weight.element_size() // 4)
+    return words.transpose(1, 2).contiguous().view(weight.dtype)
+
+
+def _in_rows(weight: Tensor) -> Tensor:
+    words = weight.view(torch.int32).transpose(1, 2).contiguous()  # [S, STRIP, slices]
+    return words.view(weight.dtype).view(weight.shape[0] * STRIP, -1)
 
 
 def _from_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    strips, slices, _ = weight.shape
-    fours = weight.view(torch.int32).transpose(1, 2).contiguous()  # [S, STRIP, slices]
-    rows = fours.view(weight.dtype).view(strips * STRIP, slices * 4)
+    rows = _in_rows(weight)
     if weight.dtype == torch.int8:
         return rows[: len(scales)] ^ _SIGN, scales
     eights = rows.view(len(rows), -1, 1, 4)
@@ -86,9 +119,9 @@ def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
 
     Parameters
         weight: [N, K] int8, or [N, K / 2] uint8 of packed int4 (see `INT4_RUN`); or either in
-            strips (see `to_strips`).
+            strips (see `to_quantized_strips`).
         scales: float32 [N] of int8 rows; [N, K / group] of int4 groups, whose value is
-            `(q - 8) * scale`; in strips as `to_strips` leaves them.
+            `(q - 8) * scale`; in strips as `to_quantized_strips` leaves them.
     """
     if weight.dim() == 3:
         weight, scales = _from_strips(weight, scales)
@@ -122,7 +155,7 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
 def reference(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """See [`linear`][src.ops.linear.linear]."""
     if scales is None:
-        return functional.linear(x, weight, bias)
+        return functional.linear(x, weight if weight.dim() == 2 else _in_rows(weight), bias)
     inputs = x.float()
     if weight.dim() == 3:
         inputs = round_inputs(x, rounding_unit(weight, scales))
@@ -141,8 +174,10 @@ def rounding_unit(weight: Tensor, scales: Tensor) -> int:
 
 def num_outputs(weight: Tensor, scales: Tensor | None) -> int:
     """N of weights and scales as of [`linear`][src.ops.linear.linear]: [N, ...] or in strips."""
-    if weight.dim() == 2 or scales is None:
+    if weight.dim() == 2:
         return weight.shape[0]
+    if scales is None:
+        return weight.shape[0] * STRIP
     return scales.shape[0] if scales.dim() == 1 else scales.shape[0] * scales.shape[2]
 
 
@@ -173,10 +208,12 @@ def _build(
         return x, matrix.to(dtype).to(device), None, bias
     if weight.startswith(_STRIPS_OF):
         kind = weight.removeprefix(_STRIPS_OF)
-        _, bits, scales, _ = _build(
-            "cpu", tokens=0, inputs=inputs, outputs=outputs, weight=kind, seed=seed
+        _, rows, scales, _ = _build(
+            "cpu", tokens=0, inputs=inputs, outputs=outputs, dtype=dtype, weight=kind, seed=seed
         )
-        return x, *(tensor.to(device) for tensor in to_strips(bits, scales)), bias
+        if scales is None:
+            return x, to_strips(rows).to(device), None, bias
+        return x, *(tensor.to(device) for tensor in to_quantized_strips(rows, scales)), bias
     if weight == "int8":
         bits = torch.randint(-127, 128, (outputs, inputs), generator=random, dtype=torch.int8)
         scales = torch.rand(outputs, generator=random) / 64 * inputs**-0.5
@@ -234,6 +271,18 @@ LINEAR = Op(
         for tokens, inputs, outputs in [(1, 128, 64), (3, 256, 128), (7, 384, 192), (70, 1024, 64)]
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
         for weight in ("int8", "int4/32", "int4/64", "int4/128")
+    ]
+    + [
+        {
+            "tokens": tokens,
+            "inputs": inputs,
+            "outputs": outputs,
+            "dtype": torch.bfloat16,
+            "weight": f"{_STRIPS_OF}same",
+            "has_bias": tokens == 7,
+            "seed": tokens + inputs,
+        }
+        for tokens, inputs, outputs in [(1, 62, 64), (3, 256, 128), (7, 386, 192), (70, 1024, 64)]
     ],
     cost=_cost,
 )
@@ -242,7 +291,7 @@ LINEAR = Op(
 def linear(
     x: Tensor, weight: Tensor, scales: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """`x @ weight.T + bias`, summed in float32 (strips: also in integers) and rounded once.
+    """`x @ weight.T + bias`, summed in float32 (rounded inputs: also in integers), rounded once.
 
     The compiled CPU kernel sums along the inputs in one fixed order, so a token's result is the
     same bits alone and in any batch.
@@ -250,7 +299,8 @@ def linear(
     Parameters
         x: [T, K] float32, bfloat16 or float16, last dimension contiguous.
         weight: [N, K] in x's dtype; [N, K] int8; or [N, K / 2] uint8 of packed int4. Contiguous.
-            Or either of the latter in strips ([`to_strips`][src.ops.linear.to_strips]): then x is
+            Or in strips ([`to_strips`][src.ops.linear.to_strips],
+            [`to_quantized_strips`][src.ops.linear.to_quantized_strips]). Beside quantized ones x is
             rounded to 8 bits ([`round_inputs`][src.ops.linear.round_inputs]), some inputs of a
             token by one scale ([`rounding_unit`][src.ops.linear.rounding_unit]), and products are
             integers.

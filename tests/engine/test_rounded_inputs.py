@@ -35,34 +35,35 @@ def test_rounded_inputs_need_quantized_weights(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "is_building", "flags", "expected"),
+    ("takes_strips", "wish", "expected"),
     [
-        ("cpp-avx512_bf16", False, "", None),
-        ("cpp-avx512", False, "avx512_bf16", False),
-        ("cpp-amx", False, "amx", False),
-        ("reference", True, "avx512_bf16", None),
-        ("reference", True, "avx2", False),
-        ("reference", False, "avx512_bf16", False),
+        (True, None, None),
+        (False, None, False),
+        (True, False, False),
+        (False, False, False),
+        (True, True, True),
+        (False, True, True),
     ],
 )
-def test_the_kernels_that_serve_decide(
+def test_the_kernels_that_serve_decide_unless_somebody_has(
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-    status: str,
-    is_building: bool,
-    flags: str,
+    takes_strips: bool,
+    wish: bool | None,
     expected: bool | None,
 ) -> None:
-    monkeypatch.setattr(startup, "kernel_status", lambda: status)
-    monkeypatch.setattr(startup, "is_building", lambda: is_building)
-    monkeypatch.setattr(startup, "fastest_level", lambda _: flags)
-    config = small_config(directory, model__quantization="int8")
-    assert startup._rounds_inputs(config) is expected
-    for wish in (True, False):
-        asked = small_config(
-            directory, model__quantization="int8", model__quantize_activations=wish
-        )
-        assert startup._rounds_inputs(asked) is wish
+    asked: list[bool | None] = []
+
+    def load(*_: object, rounds_inputs: bool | None, **__: object) -> None:
+        asked.append(rounds_inputs)
+        raise LookupError
+
+    monkeypatch.setattr(startup, "_takes_strips", lambda: takes_strips)
+    monkeypatch.setattr(startup, "load_model", load)
+    config = small_config(directory, model__quantization="int8", model__quantize_activations=wish)
+    with pytest.raises(LookupError):
+        startup.build_engine(config, lambda *_: None)
+    assert asked == [expected]
 
 
 @pytest.mark.anyio

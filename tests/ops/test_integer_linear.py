@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops.cpu.kernel_library import KernelLibrary, _bind_linear
-from src.ops.cpu.levels import BYTES_ARE_FASTEST, LEVELS, cpu_flags, fastest_level
+from src.ops.cpu.levels import LEVELS, cpu_flags
 from src.ops.linear import (
     LINEAR,
     STRIP,
@@ -20,7 +20,7 @@ from src.ops.linear import (
     reference,
     round_inputs,
     rounding_unit,
-    to_strips,
+    to_quantized_strips,
 )
 from tests.ops.comparison import linear_is_alike_in_any_company, linear_is_alike_past_the_caches
 
@@ -117,26 +117,27 @@ def test_strips_stand_for_the_same_matrix(outputs: int, units: int, kind: str, s
         outputs = -(-outputs // STRIP) * STRIP
     sizes = {"tokens": 1, "inputs": units * 384, "outputs": outputs}
     _, weight, scales, _ = LINEAR.build("cpu", **sizes, weight=kind, seed=seed)
-    laid_out, laid_out_scales = to_strips(weight, scales)
+    laid_out, laid_out_scales = to_quantized_strips(weight, scales)
     assert torch.equal(dequantize(laid_out, laid_out_scales), dequantize(weight, scales))
 
 
 def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> None:
     _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=64, weight="int8")
-    with pytest.raises(ValueError, match="a multiple of 64 inputs, got 96"):
-        to_strips(weight, scales)
+    with pytest.raises(ValueError, match="cannot be cut into strips"):
+        to_quantized_strips(weight, scales)
     _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=65, weight="int4/32")
-    with pytest.raises(ValueError, match="a multiple of 64 outputs, got 65"):
-        to_strips(weight, scales)
+    with pytest.raises(ValueError, match="cannot be cut into strips"):
+        to_quantized_strips(weight, scales)
     with pytest.raises(ValueError, match="a multiple of 64 inputs"):
         round_inputs(torch.ones(1, 96), 64)
     x = torch.ones(1, 96, dtype=torch.bfloat16)
     laid_out = torch.zeros(1, 24, 256, dtype=torch.int8)
     with pytest.raises(ValueError, match="in strips a multiple of 64"):
         library.streamed_linear(x, laid_out, torch.ones(64), None)
-    for scales in (torch.ones(65), None):
-        with pytest.raises(ValueError, match="expected weights in strips"):
-            library.streamed_linear(torch.ones(1, 96), laid_out, scales, None)
+    with pytest.raises(ValueError, match="expected weights in strips"):
+        library.streamed_linear(torch.ones(1, 96), laid_out, torch.ones(65), None)
+    with pytest.raises(ValueError, match="no strips are of"):
+        library.streamed_linear(torch.ones(1, 96), laid_out, None, None)
 
 
 def test_the_unit_is_that_of_the_weights_or_less() -> None:
@@ -156,19 +157,6 @@ def test_few_strips_and_many_threads_have_tokens_cut(libraries: dict[str, Kernel
             assert_matches(library.streamed_linear(*args), args)
         finally:
             library.assume_wake_cost()
-
-
-def test_the_level_that_gains_is_named_by_its_flags() -> None:
-    vnni, pairs, tiles = {"avx512_vnni"}, {"avx512_bf16"}, {"amx_tile", "amx_bf16"}
-    avx512 = LEVELS[2].needs
-    for flags, gains in (
-        (avx512 | vnni, False),
-        (avx512 | pairs, False),
-        (avx512 | vnni | pairs, True),
-        (avx512 | vnni | pairs | tiles, False),
-        (frozenset(), False),
-    ):
-        assert (fastest_level(frozenset(flags)) == BYTES_ARE_FASTEST) is gains
 
 
 @settings(max_examples=80, deadline=None)

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 10
+#define SLIPSTREAM_ABI 11
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -53,12 +53,20 @@ struct GumbelArgs {
 
 // How weights are held, beside the float types of DType. Those in strips (integer_linear.h) are
 // multiplied by rounded inputs.
-enum WeightKind : int64_t { kInt4 = 4, kInt4Strips = 5, kInt8 = 8, kInt8Strips = 9 };
+enum WeightKind : int64_t {
+  kInt4 = 4,
+  kInt4Strips = 5,
+  kInt8 = 8,
+  kInt8Strips = 9,
+  kBFloat16Strips = 17
+};
+constexpr int kStripOutputs = 64;
 
 struct LinearArgs {
   const void* x;        // [tokens, inputs], rows x_stride apart
   // [outputs, inputs] contiguous; int4: [outputs, inputs / 2]; in strips of 64 outputs, the last one
-  // whole: int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8, 64, 4].
+  // whole: int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8, 64, 4], bfloat16
+  // [strips, inputs / 2, 64, 2].
   const void* weight;
   // int8: [outputs]; int4: [outputs, inputs / group], in strips [strips, inputs / group, 64]
   const float* scales;
@@ -75,6 +83,9 @@ typedef int LinearFunction(const LinearArgs*);
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
+// Turns `strips` times 64 rows of `words` pairs of bfloat16 into kBFloat16Strips, in place.
+SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t words,
+                                         int64_t threads);
 
 // Code that was compiled ahead of time. A Handle is a pointer to an at::Tensor.
 typedef void* Handle;

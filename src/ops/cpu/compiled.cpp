@@ -62,6 +62,10 @@ SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight
   args.tokens = x_sizes[0], args.inputs = x_sizes[1], args.outputs = weight_sizes[0];
   args.x_stride = x_strides[0], args.threads = slipstream_threads;
   args.dtype = dtype_of(x), args.kind = dtype_of(weight);
+  if (scales == nullptr && weight_dims == 3) {
+    args.kind = kBFloat16Strips;
+    args.outputs = weight_sizes[0] * kStripOutputs;
+  }
   if (scales != nullptr) {
     int64_t dims = 0, *sizes = nullptr;
     slipstream_torch.get_dim(*scales, &dims);

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.ops.linear import INT4_RUN, STRIP, num_outputs
+from src.ops.linear import INT4_RUN, STRIP, fits_strips, num_outputs
 from src.ops.linear import reference as reference_linear
 
-ABI = 10
+ABI = 11
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
@@ -35,14 +35,15 @@ _LAST_MOVE = struct.Struct("@qd")  # LastMove
 _QUICK_WORDS = 1 << 15
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
-_STRIPS = {torch.int8: 9, torch.uint8: 5}
+_STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
+_VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
 _ERRORS = {
     1: "slot_mapping names a slot outside of the cache",
     2: "a block table names a block outside of the cache",
     3: "query_start_loc, seq_lens and the tensors' sizes contradict each other",
     4: "expected head_dim a multiple of 8 up to 256, num_heads a multiple of num_kv_heads, "
     "block_size of at least 1, groups of int4 a multiple of 32, inputs of int8 in strips a "
-    "multiple of 64, outputs of int4 in strips too",
+    "multiple of 64 and of bfloat16 of 2, outputs of int4 and bfloat16 in strips a multiple of 64",
     7: "a step begins with a token that nobody has produced",
     8: "a step names a row, or a position of it, that is not there",
     9: "the masks are not of the rows that sample, or shorter than their logits",
@@ -92,6 +93,24 @@ class KernelLibrary:
 
         _bind_attention(count)(*arguments)
         return found[0]
+
+    def lay_out(self, weight: Tensor) -> Tensor:
+        """`ops.linear.to_strips` in place: the result has the memory of ``weight``, now in strips.
+
+        Parameters
+            weight: [N, K] bfloat16, contiguous, of which nobody else has a view.
+
+        Raises
+            ValueError: It cannot lie in strips, or is not contiguous.
+        """
+        if not (fits_strips(weight) and weight.dtype == torch.bfloat16 and weight.is_contiguous()):
+            raise ValueError(f"{tuple(weight.shape)} of {weight.dtype} cannot be cut into strips")
+        strips, words = weight.shape[0] // STRIP, weight.shape[1] // 2
+        function: Any = self._library.slipstream_lay_out
+        function.argtypes = (ctypes.c_void_p,) + (ctypes.c_int64,) * 3
+        if status := function(weight.data_ptr(), strips, words, _kernel_threads()):
+            raise_status(status)
+        return weight.view(strips, words, 2 * STRIP)
 
     def bind_masks(
         self, masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray
@@ -383,12 +402,14 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
 
 
 def _check_strips(weight: Tensor, scales: Tensor | None, inputs: int, outputs: int) -> None:
-    values = 4 if weight.dtype == torch.int8 else 8
-    expected = (-(-outputs // STRIP), inputs // values, 4 * STRIP)
-    if scales is None or inputs % values or weight.shape != expected:
+    values = _VALUES_OF_A_SLICE.get(weight.dtype, 0)
+    if not values or inputs % values or (scales is None) != (weight.dtype == torch.bfloat16):
+        raise ValueError(f"no strips are of {weight.dtype}, {inputs} inputs, and scales {scales}")
+    expected = (-(-outputs // STRIP), inputs // values, STRIP * 4 // weight.element_size())
+    if weight.shape != expected:
         raise ValueError(
-            f"expected weights in strips {expected} for {inputs} inputs and {outputs} outputs, and "
-            f"scales; got {tuple(weight.shape)}"
+            f"expected weights in strips {expected} for {inputs} inputs and {outputs} outputs, got "
+            f"{tuple(weight.shape)}"
         )
 
 

@@ -55,5 +55,5 @@ def fastest_level(flags: frozenset[str]) -> str:
     return [level.name for level in LEVELS if level.needs <= flags][-1]
 
 
-BYTES_ARE_FASTEST = "avx512_bf16"
-"""The level that multiplies bytes faster than bfloat16: tiles of the next hold more still."""
+TAKES_STRIPS = "avx512_bf16"
+"""The level that multiplies fastest where weights lie in strips: tiles of the next hold more."""

@@ -5,8 +5,9 @@
 // kTokens tokens, or twice as many rows against one token, so that there are sums enough to hide the
 // latency of adding to one. They run along K in one vector accumulator each, in the same order
 // whatever else is in the batch, so a token's result does not depend on its company. Where products
-// of bfloat16 are instructions, those tokens go other ways (dot_linear.h, amx_linear.h). Quantized weights
-// in strips meet rounded inputs (integer_linear.h).
+// of bfloat16 are instructions, those tokens go other ways (dot_linear.h, amx_linear.h). Weights may also
+// lie in strips, as instructions take them: of bfloat16 (pair_strips.h), or quantized ones, which
+// meet rounded inputs (integer_linear.h).
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "amx_linear.h"
 #include "dot_linear.h"
 #include "integer_linear.h"
+#include "pair_strips.h"
 #include "parallel.h"
 #include "weights.h"
 
@@ -35,6 +37,7 @@ constexpr int64_t kActivationBytes = 384 * 1024;  // of tokens that are kept clo
 constexpr double kBytesPerMicrosecond = 15e3;    // of weights, by one thread
 constexpr double kWidenedPerMicrosecond = 2e3;    // inputs
 constexpr double kProductsPerMicrosecond = 20e3;  // of a weight and an input
+constexpr double kLaidOutPerMicrosecond = 5e3;    // bytes
 
 // Sums of R rows of weights, from `row` on, against C tokens, whose floats lie K apart: [C][R].
 // Where they come from memory, as many rows from `next` on are fetched meanwhile: several rows at
@@ -258,8 +261,16 @@ Status run_rounded(const Projection& a) {
 }
 
 template <class T>
+Status run_pairs_of_strips(const Projection& a) {
+  if (!std::is_same_v<T, bf16> || a.inputs % 2 || a.outputs % kStripOutputs) return kBadShape;
+  run_pair_strips(a);
+  return kOk;
+}
+
+template <class T>
 Status run_kind(const Projection& a) {
   switch (a.kind) {
+    case kBFloat16Strips: return run_pairs_of_strips<T>(a);
     case kInt8Strips: return a.inputs % kLargestUnit ? kBadShape : run_rounded<Int8Slices, T>(a);
     case kInt4Strips:
       return has_whole_groups(a) && a.outputs % kStripOutputs == 0 ? run_rounded<Int4Slices, T>(a)
@@ -310,6 +321,25 @@ int64_t weight_bytes(const LinearArgs& a) {
 
 // So that tests have small weights leave the caches too.
 SLIPSTREAM_EXPORT void slipstream_assume_cache_bytes(int64_t bytes) { cache_bytes = bytes; }
+
+SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t words,
+                                         int64_t threads) {
+  try {
+    const double work = double(strips * words * kSlice) / kLaidOutPerMicrosecond;
+    const int64_t parts = worthwhile_parts(threads, work, strips);
+    // Whatever lacks memory is known before anything has been moved.
+    std::vector<uint32_t> scratch(size_t(parts * words * kStripOutputs));
+    parallel(threads, parts, [&](int64_t part) {
+      for (int64_t strip = strips * part / parts; strip < strips * (part + 1) / parts; ++strip) {
+        lay_out_strip(static_cast<uint32_t*>(weight) + strip * words * kStripOutputs, words,
+                      scratch.data() + part * words * kStripOutputs);
+      }
+    });
+    return kOk;
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  }
+}
 
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
   Projection a{*args, false};

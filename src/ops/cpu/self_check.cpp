@@ -144,6 +144,9 @@ bool same_linears(LinearFunction* other, DType dtype) {
       if (!same_linear<T>(other, dtype, kInt4Strips, tokens, 192, 256, group)) return false;
     }
     if (!same_linear<T>(other, dtype, kInt8Strips, tokens, 150, 256)) return false;
+    if (dtype == kBFloat16 && !same_linear<T>(other, dtype, kBFloat16Strips, tokens, 192, 202)) {
+      return false;
+    }
   }
   return true;
 }

@@ -1,0 +1,166 @@
+// Weights in strips of kStripOutputs outputs, as instructions that multiply neighbouring inputs take
+// them: a slice of a strip is some neighbouring inputs' weights of each of its outputs. So nothing is
+// moved about, sums of outputs are lanes that are never added up, and a strip is read from one end
+// to the other, by few tokens and by many.
+#pragma once
+#include <algorithm>
+#include <cstring>
+
+#include "abi.h"
+#include "parallel.h"
+#include "weights.h"
+
+namespace {
+
+constexpr int kStripVectors = kStripOutputs / W;
+constexpr int64_t kSlice = kStripOutputs * 4;  // bytes
+constexpr int64_t kTokensOfAPiece = 24;        // at least, of work for a thread
+constexpr int64_t kCloseTokenBytes = 384 * 1024;
+
+// What comes of sums of a token, outputs n to n + W. Only int8 has scales of its outputs.
+template <class T>
+inline void finish(const LinearArgs& a, int64_t n, const float* sums, const float* scales,
+                   const T* bias, T* to) {
+  vf results = load(sums);
+  if (a.kind == kInt8Strips) results = results * load(scales);
+  if (a.bias != nullptr) results = results + load(bias);
+  float wide[W];
+  store(wide, results);
+  from_floats(wide, to);
+}
+
+// Those of a strip.
+template <class T>
+inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, const float* sums) {
+  int64_t n = strip * kStripOutputs;
+  const int64_t end = std::min(a.outputs, n + kStripOutputs);
+  const float* scales = a.scales;
+  const T* bias = static_cast<const T*>(a.bias);
+  T* const to = static_cast<T*>(a.out) + token * a.outputs;
+  for (; n + W <= end; n += W, sums += W) finish(a, n, sums, scales + n, bias + n, to + n);
+  if (n == end) return;
+  float some_scales[W] = {};
+  T some_bias[W] = {}, some[W];
+  const size_t rest = size_t(end - n);
+  if (a.kind == kInt8Strips) std::memcpy(some_scales, scales + n, rest * sizeof(float));
+  if (bias != nullptr) std::memcpy(some_bias, bias + n, rest * sizeof(T));
+  finish(a, n, sums, some_scales, some_bias, some);
+  std::memcpy(to + n, some, rest * sizeof(T));
+}
+
+// What a call takes one thread: weights read and products computed in a microsecond.
+struct Speed {
+  double bytes, products;
+};
+
+// Calls run(strip, first token, last token) until all is done, on as many threads as is worth while.
+template <class Run>
+void over_strips(const LinearArgs& a, double weight_bytes, int64_t token_bytes, Speed speed,
+                 const Run& run) {
+  const double products = double(a.outputs * a.inputs) * double(a.tokens);
+  const double work = std::max(weight_bytes / speed.bytes, products / speed.products);
+  const int64_t strips = (a.outputs + kStripOutputs - 1) / kStripOutputs;
+  // Tokens are cut where all of them would not stay close to a core, strip after strip; and where
+  // strips are too few for all threads.
+  const int64_t close = (a.tokens * token_bytes + kCloseTokenBytes - 1) / kCloseTokenBytes;
+  const int64_t spread = (4 * a.threads + strips - 1) / strips;
+  const int64_t most = std::max<int64_t>(1, a.tokens / kTokensOfAPiece);
+  const int64_t ranges = std::min(most, std::max(close, spread));
+  const int64_t pieces = strips * ranges, parts = worthwhile_parts(a.threads, work, pieces);
+  parallel(a.threads, parts, [&](int64_t part) {
+    for (int64_t i = pieces * part / parts; i < pieces * (part + 1) / parts; ++i) {
+      const int64_t range = i / strips;
+      run(i % strips, a.tokens * range / ranges, a.tokens * (range + 1) / ranges);
+    }
+  });
+}
+
+// Lays kStripOutputs rows of `words` words out as a strip of as many slices, where they are.
+// `scratch` has room for all of them.
+inline void lay_out_strip(uint32_t* rows, int64_t words, uint32_t* scratch) {
+  const int64_t whole = words / W * W;
+  for (int64_t k = 0; k < whole; k += W) {
+    for (int n = 0; n < kStripOutputs; n += W) {
+      vf block[W];  // words, moved about and not looked into
+      for (int i = 0; i < W; ++i) std::memcpy(&block[i], rows + (n + i) * words + k, sizeof(vf));
+      transpose(block);
+      for (int i = 0; i < W; ++i) {
+        std::memcpy(scratch + (k + i) * kStripOutputs + n, &block[i], sizeof(vf));
+      }
+    }
+  }
+  for (int64_t k = whole; k < words; ++k) {
+    for (int n = 0; n < kStripOutputs; ++n) scratch[k * kStripOutputs + n] = rows[n * words + k];
+  }
+  std::memcpy(rows, scratch, size_t(words) * kSlice);
+}
+
+#if defined(__AVX512F__)
+
+constexpr int kStripTokens = 6;  // of a tile
+
+// How a tile has weights fetched: those behind its own; the same, past the caches; or, with other
+// tiles of the strip, its share of the next one.
+enum Fetches { kAlong, kPastCaches, kByShares };
+
+// A group of tokens' share of the next strip, fetched while it passes as much of its own.
+struct Ahead {
+  const char* from;
+  int64_t group, groups;
+  void fetch_share(int64_t begin, int64_t bytes) const {
+    const int64_t end = begin + bytes * (group + 1) / groups;
+    for (int64_t i = begin + bytes * group / groups; i < end; i += 64) {
+      _mm_prefetch(from + i, _MM_HINT_T1);
+    }
+  }
+};
+
+constexpr int64_t kFetchedAhead = 4096;  // bytes
+
+template <Fetches How>
+inline void fetch_slice(const void* slice) {
+  if (How == kByShares) return;
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kSlice; i += 64) {
+    fetch(static_cast<const char*>(slice) + i, How == kPastCaches);
+  }
+}
+
+// Tokens of a strip in tiles of up to kStripTokens. Tiles has `projection`, `strip_at(strip)` and
+// `template <int C, Fetches How> tile(strip, token, ahead)`, which computes C tokens.
+template <class Tiles>
+class StripTiles {
+ public:
+  // Of tokens [begin, end).
+  void run(int64_t strip, int64_t begin, int64_t end) const {
+    const int64_t count = end - begin, groups = (count + kStripTokens - 1) / kStripTokens;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t token = begin + count * group / groups;
+      const Ahead ahead{self().strip_at(strip + 1), group, groups};
+      switch (begin + count * (group + 1) / groups - token) {
+        case 1: tile<1>(strip, token, ahead); break;
+        case 2: tile<2>(strip, token, ahead); break;
+        case 3: tile<3>(strip, token, ahead); break;
+        case 4: tile<4>(strip, token, ahead); break;
+        case 5: tile<5>(strip, token, ahead); break;
+        default: tile<6>(strip, token, ahead);
+      }
+    }
+  }
+
+ private:
+  const Tiles& self() const { return static_cast<const Tiles&>(*this); }
+
+  template <int C>
+  void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
+    if (ahead.groups > 1) return self().template tile<C, kByShares>(strip, token, ahead);
+    if (self().projection.reads_once) {
+      return self().template tile<C, kPastCaches>(strip, token, ahead);
+    }
+    self().template tile<C, kAlong>(strip, token, ahead);
+  }
+};
+
+#endif
+
+}  // namespace

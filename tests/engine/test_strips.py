@@ -1,0 +1,124 @@
+"""Weights of bfloat16 models in strips: when they are laid out, and that answers are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src import AsyncEngine, SamplingParams
+from src.engine import startup
+from src.models import Decoder, load_model, outline_model
+from src.models.quantization import QuantizedWeight
+from src.ops.cpu.build import ensure_built
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.engines import random_prompts, small_config
+
+# Compilers take their time on a machine that does other things too.
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("strips")
+    return make_checkpoint(path, tokenizer=True, dtype=torch.bfloat16, tie=False, **SIZES)
+
+
+def dims(decoder: Decoder) -> list[int]:
+    """Of the projections' weights: three of those in strips, two of others."""
+    weights = [layer.qkv_weight for layer in decoder.pre]
+    for layer in decoder.post:
+        weights += [layer.output_weight, layer.gate_up_weight, layer.down_weight]
+    weights.append(decoder.head)
+    return [w.values.dim() if isinstance(w, QuantizedWeight) else w.dim() for w in weights]
+
+
+@pytest.mark.parametrize(
+    ("status", "is_building", "level", "expected"),
+    [
+        ("cpp-avx512_bf16", False, "", True),
+        ("cpp-avx512", False, "avx512_bf16", False),
+        ("cpp-amx", False, "amx", False),
+        ("reference", True, "avx512_bf16", True),
+        ("reference", True, "avx2", False),
+        ("reference", False, "avx512_bf16", False),
+    ],
+)
+def test_the_kernels_that_serve_decide(
+    monkeypatch: pytest.MonkeyPatch, status: str, is_building: bool, level: str, expected: bool
+) -> None:
+    monkeypatch.setattr(startup, "kernel_status", lambda: status)
+    monkeypatch.setattr(startup, "is_building", lambda: is_building)
+    monkeypatch.setattr(startup, "fastest_level", lambda _: level)
+    assert startup._takes_strips() is expected
+
+
+def test_what_is_laid_out_and_what_is_not(directory: Path, tmp_path: Path) -> None:
+    decoder = load_model(directory)
+    for done, _ in enumerate(decoder.lay_out(), 1):
+        # A matrix at a time, the head last.
+        assert sum(dim == 3 for dim in dims(decoder)) == done
+    assert set(dims(decoder)) == {3}
+    assert decoder.embedding.dim() == 2
+    laid_out = outline_model(directory)
+    list(laid_out.lay_out())
+    assert {name: tensor.shape for name, tensor in laid_out.parameters().items()} == {
+        name: tensor.shape for name, tensor in decoder.parameters().items()
+    }
+    tied = load_model(make_checkpoint(tmp_path / "tied", dtype=torch.bfloat16, tie=True, **SIZES))
+    list(tied.lay_out())
+    assert dims(tied) == [3] * 8 + [2]
+    assert tied.head is tied.embedding
+    for other in (
+        load_model(directory, dtype="float32"),
+        load_model(directory, quantization="int8"),
+    ):
+        before = dims(other)
+        list(other.lay_out())
+        assert dims(other) == before
+
+
+@pytest.mark.parametrize("mode", ["wait", "background"])
+async def test_answers_are_those_of_the_reference(
+    directory: Path, mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever this machine's kernels gain, for all of them take strips."""
+    ensure_built(wait=True)
+    monkeypatch.setattr(startup, "_takes_strips", lambda: True)
+    config = small_config(directory, compile__enforce_eager=False, compile__startup=mode)
+    prompts = random_prompts(5, longest=40, seed=3)
+    with caplog.at_level(logging.INFO, "src"):
+        async with AsyncEngine.open(config) as engine:
+            # In the background, steps go on while weights move.
+            meanwhile = asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
+            parts = engine._parts
+            assert parts is not None
+            assert parts.compilation is not None
+            await asyncio.to_thread(parts.compilation.join)
+            assert [len(result.token_ids) for result in await meanwhile] == [12] * 5
+            assert engine.stats.compiled
+            results = await asyncio.gather(*(engine.generate(p, SCORED) for p in prompts))
+            decoder = parts.runner._forward_pass.decoder
+            assert set(dims(decoder)) == {3}
+    assert "weights laid out in strips" in caplog.text
+    reference = load_reference(directory, torch.float32)
+    for prompt, result in zip(prompts, results, strict=True):
+        with torch.no_grad():
+            scores = reference(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+        expected = [float(scores[i, token]) for i, token in enumerate(prompt[1:])]
+        entries = [entry for entry in result.prompt_logprobs or [] if entry]
+        # Of bfloat16, in compiled code, against float32; of rows it is the same.
+        assert [entry.logprob for entry in entries] == pytest.approx(expected, abs=0.25)
