@@ -56,9 +56,13 @@ class Compilation:
         Of the caches; all processes that share it share the work.
     niceness
         Of the compilers: how far they yield to whoever serves meanwhile.
+    head_start
+        Seconds that others have before compilers begin, if any are needed.
     """
 
-    def __init__(self, jobs: Sequence[Job], root: Path, niceness: int = 10) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], root: Path, niceness: int = 10, head_start: float = 0.0
+    ) -> None:
         self._jobs = list(jobs)
         self._niceness = niceness
         self._root = root
@@ -67,7 +71,13 @@ class Compilation:
         self._workers: list[_Worker] = []
         self._closed = False
         self.num_compiled = 0
-        self._start()
+        self._begun = threading.Event()
+        if head_start > 0 and self._missing():
+            timer = threading.Timer(head_start, self._start)
+            timer.daemon = True
+            timer.start()
+        else:
+            self._start()
 
     def load(self, caller: Caller) -> list[LoadedFunction]:
         """Wait for the workers, then load every job's function, in order. Blocks.
@@ -99,6 +109,7 @@ class Compilation:
             self._closed = True
             for worker in self._workers:
                 worker.kill()
+        self._begun.set()
 
     def abandon(self) -> None:
         """Kill what still compiles and wait for its end, instead of `load`. Blocks for a moment."""
@@ -106,8 +117,17 @@ class Compilation:
         for worker in self._workers:
             worker.wait()
 
+    def _missing(self) -> list[Job]:
+        return [job for job in self._jobs if self._cache.find(job) is None]
+
     def _start(self) -> None:
-        missing = [job for job in self._jobs if self._cache.find(job) is None]
+        try:
+            self._start_workers()
+        finally:
+            self._begun.set()
+
+    def _start_workers(self) -> None:
+        missing = self._missing()
         count = min(_MAX_WORKERS, len(missing), usable_cpus())
         with self._lock:
             self._workers = []
@@ -119,6 +139,7 @@ class Compilation:
 
     def _wait(self) -> None:
         faults = []
+        self._begun.wait()
         for worker in self._workers:
             compiled, fault = worker.wait()
             self.num_compiled += compiled

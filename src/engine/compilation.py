@@ -34,6 +34,11 @@ logger = logging.getLogger(__name__)
 _NUM_TOKENS = 8
 _NICENESS = 10
 _POLL = 0.1  # seconds
+HEAD_START = 3.0
+"""Seconds that weights and the first request have before compilers take processor time.
+
+A model that fits a small machine is ready by then; it took three times as long beside compilers.
+"""
 _NONE_LEFT = object()
 
 
@@ -49,7 +54,8 @@ class RegionCompilation:
     root
         Of the caches.
     awaited
-        Whether nobody is served meanwhile, to whom compilers would have to yield.
+        Whether nobody is served meanwhile, to whom compilers would have to yield. Otherwise they
+        begin a little later, see ``HEAD_START``.
     in_strips
         Whether compiled code takes weights in strips, see `Decoder.lay_out`; then those of the
         model are laid out before it serves.
@@ -81,7 +87,11 @@ class RegionCompilation:
                 if given is not None:
                     self._called.append(i)
                     jobs.append(Job.of(function, given, TOKEN_ARGUMENTS[i]))
-            self._ahead = Compilation(jobs, root, 0 if awaited else _NICENESS)
+            self._ahead = (
+                Compilation(jobs, root, 0)
+                if awaited
+                else Compilation(jobs, root, _NICENESS, HEAD_START)
+            )
 
     def finish(self, runner: Runner, decoder: Decoder) -> None:
         """Wait for the compiled code, and have ``runner`` use it from its next step on. Blocks.

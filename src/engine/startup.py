@@ -19,7 +19,7 @@ from src.core.config import Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.engine.attention import choose_attention, require_attention
-from src.engine.compilation import RegionCompilation
+from src.engine.compilation import HEAD_START, RegionCompilation
 from src.engine.devices import open_device
 from src.engine.forward_pass import RunnerClosedError
 from src.engine.graphs import GraphPlan, plan_graphs
@@ -99,7 +99,7 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         _require_deterministic(device)
     else:
         # The references serve until what is compiled is there. A GPU's server sends with it, too.
-        ensure_built(wait=False)
+        ensure_built(wait=False, head_start=0.0 if _awaits_code(config) else HEAD_START)
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )

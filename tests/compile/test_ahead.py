@@ -368,3 +368,21 @@ def test_artifacts_go_where_they_are_told_unless_the_user_chose(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     use_artifact_cache(tmp_path)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+
+
+def test_others_may_have_a_head_start(tmp_path: Path, caller: Caller) -> None:
+    compilation = Compilation([mix_job()], tmp_path, head_start=0.5)
+    assert compilation._workers == []
+    (function,) = compilation.load(caller)
+    assert compilation.num_compiled == 1
+    # Nothing is left to be compiled, so nobody waits.
+    again = Compilation([mix_job()], tmp_path, head_start=600)
+    began = time.monotonic()
+    assert len(again.load(caller)) == 1
+    assert again.num_compiled == 0
+    never = Compilation([mix_job()], tmp_path / "other", head_start=600)
+    never.close()
+    with pytest.raises(CompilationClosedError):
+        never.load(caller)
+    assert time.monotonic() - began < 60
+    assert function.num_graphs == 1

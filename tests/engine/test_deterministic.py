@@ -164,6 +164,6 @@ async def test_it_is_refused_where_it_would_not_hold(
     with pytest.raises(ConfigError, match=r"model\.deterministic.*cuda"):
         startup.build_engine(config, lambda *_: None)
     monkeypatch.undo()
-    monkeypatch.setattr(startup, "ensure_built", lambda wait: "reference")
+    monkeypatch.setattr(startup, "ensure_built", lambda wait, head_start=0.0: "reference")
     with pytest.raises(ConfigError, match=r"model\.deterministic.*kernels"):
         startup.build_engine(config, lambda *_: None)

@@ -18,7 +18,7 @@ def kernel_cache() -> KernelCache:
     """The user's kernel cache, built if it was not yet (the compiler is part of the test setup)."""
     assert shutil.which("g++") or shutil.which("c++"), "these tests need a C++ compiler"
     cache = KernelCache(cache_root())
-    cache.build()
+    cache.build_all()
     return cache
 
 

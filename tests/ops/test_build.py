@@ -1,5 +1,6 @@
 """Building and caching of the CPU kernels."""
 
+import json
 import logging
 import os
 import stat
@@ -99,9 +100,53 @@ def test_concurrent_builders_share_one_build(private: KernelCache, tmp_path: Pat
     for thread in threads:
         thread.join(60)
     assert results == [private.levels[-1].name] * 4
-    # One --version for each of the four, one compilation for each level.
+    # One --version for each of the four; the fastest level, and the one that it is checked against.
     calls = len((tmp_path / "calls").read_text().splitlines())
-    assert calls == 4 + len(private.levels)
+    assert calls == 4 + min(2, len(private.levels))
+
+
+def test_all_levels_are_there_for_who_asks(private: KernelCache, tmp_path: Path) -> None:
+    level, _ = private.build()
+    few = {path.stem for path in private.directory().glob("*.so")}
+    assert few == {"portable", level}
+    names = [each.name for each in private.levels]
+    assert [path.stem for path in private.build_all()] == names
+    (tmp_path / "calls").write_text("")
+    assert len(private.build_all()) == len(names)
+    assert (tmp_path / "calls").read_text() == ""
+
+
+def test_the_next_level_serves_where_the_fastest_does_not_pass(
+    private: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest = private.levels[-1]
+    checked = build.check
+
+    def check(portable: Path, library: Path, number: int) -> str:
+        return "crashed" if number == fastest.number else checked(portable, library, number)
+
+    monkeypatch.setattr(build, "check", check)
+    if fastest.name == "portable":
+        with pytest.raises(BuildError, match="no instruction set level passed"):
+            private.build()
+        return
+    level, _ = private.build()
+    assert level == private.levels[-2].name
+    manifest = json.loads((private.directory() / "manifest.json").read_text())
+    assert manifest["checks"] == {fastest.name: "crashed", level: "passed"}
+    assert fastest.name not in {path.stem for path in private.directory().glob("*.so")}
+
+
+def test_compilers_leave_others_a_head_start_unless_they_are_awaited(
+    private: KernelCache, fresh_state: None, tmp_path: Path
+) -> None:
+    (tmp_path / "calls").write_text("")
+    assert build.ensure_built(wait=False, head_start=600) == "reference"
+    assert build.is_building()
+    time.sleep(0.3)
+    # It was asked for its name.
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+    assert build.ensure_built(wait=True).startswith("cpp-")
 
 
 def test_a_level_that_crashes_or_differs_is_not_used(
@@ -198,7 +243,7 @@ def test_compilers_end_with_the_process(tmp_path: Path) -> None:
         "from src.ops.cpu import build\n"
         "assert build.ensure_built(wait=False) == 'reference'\n"
         "assert build.is_building()\n"
-        "levels = build.KernelCache(build.cache_root()).levels\n"
+        "levels = build.KernelCache(build.cache_root()).levels[-2:]\n"
         "while len(list(pathlib.Path(sys.argv[1]).glob('*.pass'))) < len(levels):\n"
         "    time.sleep(0.05)\n"
     )

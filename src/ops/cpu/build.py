@@ -26,11 +26,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
-from src.ops.cpu.levels import LEVELS, cpu_flags
+from src.ops.cpu.levels import LEVELS, Level, cpu_flags
 from src.ops.declaration import Kernel
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.linear import LINEAR
@@ -197,6 +197,24 @@ class KernelCache:
             raise BuildError("the libraries just built cannot be loaded")
         return loaded
 
+    def build_all(self) -> list[Path]:
+        """The libraries of all levels that pass, slowest first: who tests them needs them all.
+
+        Raises
+            BuildError: As of `build`.
+        """
+        self.build()
+        directory = self.directory()
+        files = {level.name: directory / f"{level.name}.so" for level in self.levels}
+        with _locked(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
+            missing = [level for level in self.levels if not files[level.name].exists()]
+            outputs = self._compile(Path(scratch), missing)
+            for level in missing:
+                output = outputs.get(level.name)
+                if output and check(files["portable"], output, level.number) == "passed":
+                    os.replace(output, files[level.name])
+        return [path for path in files.values() if path.exists()]
+
     def directory(self) -> Path:
         """Where this compiler's build is or would be.
 
@@ -216,25 +234,29 @@ class KernelCache:
         return str(manifest["level"]), KernelLibrary(path)
 
     def _build_into(self, directory: Path, scratch: Path) -> None:
-        outputs = self._compile(scratch)
+        """The fastest level that passes; of the others only those on the way to it."""
+        outputs, report = self._compile(scratch, [self.levels[0], self.levels[-1]]), {}
         if "portable" not in outputs:
             raise BuildError("the C++ compiler fails on the portable level, see the warning above")
-        report = {}
-        for level in self.levels:
+        for level in reversed(self.levels):
+            if level.name not in outputs:
+                outputs |= self._compile(scratch, [level])
             if level.name in outputs:
                 report[level.name] = check(outputs["portable"], outputs[level.name], level.number)
-        _log.info("CPU kernels built in %s: %s", directory, report)
-        passed = [name for name, verdict in report.items() if verdict == "passed"]
-        if not passed:
+            if report.get(level.name) == "passed":
+                break
+        else:
             raise BuildError(f"no instruction set level passed its check: {report}")
-        for name in passed:
-            os.replace(outputs[name], directory / f"{name}.so")
-        best = directory / f"{passed[-1]}.so"
+        _log.info("CPU kernels built in %s: %s", directory, report)
+        for name, output in outputs.items():
+            if name in ("portable", level.name):
+                os.replace(output, directory / f"{name}.so")
+        best = directory / f"{level.name}.so"
         manifest = scratch / "manifest.json"
         manifest.write_text(
             json.dumps(
                 {
-                    "level": passed[-1],
+                    "level": level.name,
                     "file": best.name,
                     "sha256": hashlib.sha256(best.read_bytes()).hexdigest(),
                     "checks": report,
@@ -245,13 +267,13 @@ class KernelCache:
         )
         os.replace(manifest, directory / "manifest.json")
 
-    def _compile(self, scratch: Path) -> dict[str, Path]:
-        """Compile all levels side by side; a level whose compilation fails is left out."""
+    def _compile(self, scratch: Path, levels: Sequence[Level]) -> dict[str, Path]:
+        """Compile levels side by side; one whose compilation fails is left out."""
         assert self.compiler is not None
         nice = [shutil.which("nice") or "nice"] if shutil.which("nice") else []
-        outputs = {level.name: scratch / f"{level.name}.so" for level in self.levels}
+        outputs = {level.name: scratch / f"{level.name}.so" for level in levels}
         running = {}
-        for level in self.levels:
+        for level in {level.name: level for level in levels}.values():
             command = [*nice, *self.compiler[0], *_FLAGS, *level.flags]
             command += [str(_SOURCES / unit) for unit in _UNITS] + ["-o", str(outputs[level.name])]
             running[level.name] = _compilers.start(command)
@@ -345,6 +367,7 @@ class _State:
         self.status = "reference"
         self.kernels: KernelLibrary | None = None
         self.thread: threading.Thread | None = None
+        self.awaited = threading.Event()
         self.failed = False
         self.builds = 0
 
@@ -372,13 +395,16 @@ def kernel_builds() -> int:
     return _state.builds
 
 
-def ensure_built(wait: bool) -> str:
+def ensure_built(wait: bool, head_start: float = 0.0) -> str:
     """Bring in the compiled CPU kernels.
 
     What the cache holds is loaded at once (milliseconds). Otherwise the build runs in a
     background thread, the references serve meanwhile, and the compiled kernels take over when
     they are ready; `wait` waits for that. Without a working compiler one warning is logged and
     the references go on serving. Safe to call from any thread, any number of times.
+
+    Parameters
+        head_start: Seconds before compilers begin, unless somebody waits for them.
 
     Returns
         [`kernel_status`][src.ops.cpu.build.kernel_status] on return.
@@ -391,11 +417,15 @@ def ensure_built(wait: bool) -> str:
                 _install(*loaded)
             else:
                 _state.thread = threading.Thread(
-                    target=_build_and_install, args=(cache,), name="cpu-kernel-build", daemon=True
+                    target=_build_and_install,
+                    args=(cache, head_start),
+                    name="cpu-kernel-build",
+                    daemon=True,
                 )
                 _state.thread.start()
         thread = _state.thread
     if wait and thread is not None:
+        _state.awaited.set()
         thread.join()
     return _state.status
 
@@ -410,8 +440,9 @@ def _install(level: str, library: KernelLibrary) -> None:
     _log.info("CPU kernels: %s", name)
 
 
-def _build_and_install(cache: KernelCache) -> None:
+def _build_and_install(cache: KernelCache, head_start: float) -> None:
     try:
+        _state.awaited.wait(head_start)
         try:
             loaded = cache.build()
         except OSError as error:
