@@ -154,7 +154,7 @@ def _begin_compilation(
         num_threads,
         cache_root(),
         awaited=_awaits_code(config),
-        in_strips=takes_strips,
+        in_strips=takes_strips and config.model.quantization is None,
     )
 
 

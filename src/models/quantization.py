@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
-from src.ops.linear import INT4_RUN, dequantize, fits_strips, to_quantized_strips
+from src.ops.cpu.build import kernel_library
+from src.ops.linear import INT4_RUN, STRIP, dequantize, fits_strips, to_quantized_strips
 
 Method = Literal["int8", "int4"]
 
@@ -72,10 +73,34 @@ def quantize(
     unit = group_size if method == "int4" else INT4_RUN
     if inputs % unit or unit % INT4_RUN:
         raise ValueError(f"rows of {inputs} weights cannot be cut into groups of {unit}")
+    if weight.is_meta:
+        return _outlined(weight, method, unit, in_strips=in_strips)
+    library = kernel_library() if weight.device.type == "cpu" else None
+    if library is not None:
+        kind = torch.int8 if method == "int8" else torch.uint8
+        return QuantizedWeight(*library.quantize(weight, kind, unit, in_strips=in_strips))
     parts = [_quantized(rows.float(), method, group_size) for rows in weight.split(_ROWS_AT_ONCE)]
     if in_strips and all(fits_strips(values) for values, _ in parts):
         parts = [to_quantized_strips(*part) for part in parts]
     return QuantizedWeight(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _outlined(
+    weight: torch.Tensor, method: Method, group_size: int, *, in_strips: bool
+) -> QuantizedWeight:
+    """Shapes alone: operations on tensors without values cost a start a second."""
+    (rows, inputs), is_int8 = weight.shape, method == "int8"
+    values = torch.empty(
+        *(rows, inputs if is_int8 else inputs // 2),
+        dtype=torch.int8 if is_int8 else torch.uint8,
+        device="meta",
+    )
+    scales: tuple[int, ...] = (rows,) if is_int8 else (rows, inputs // group_size)
+    if in_strips and fits_strips(values):
+        strips = -(-rows // STRIP)
+        values = values.new_empty(strips, values.shape[1] // 4, 4 * STRIP)
+        scales = scales if is_int8 else (strips, inputs // group_size, STRIP)
+    return QuantizedWeight(values, torch.empty(scales, device="meta"))
 
 
 def _quantized(

@@ -83,6 +83,15 @@ typedef int LinearFunction(const LinearArgs*);
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
+struct QuantizeArgs {
+  const void* weight;  // [rows, inputs] contiguous, finite
+  void* values;        // as `weight` of LinearArgs, of the kind
+  float* scales;       // int8: [rows]; int4: [rows, inputs / group], in strips too
+  int64_t rows, inputs, dtype, kind, group, threads;
+};
+
+// Rounds weights to int8 by row, or to int4 by group.
+SLIPSTREAM_EXPORT int slipstream_quantize(const QuantizeArgs*);
 // Turns `strips` times 64 rows of `words` pairs of bfloat16 into kBFloat16Strips, in place.
 SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t words,
                                          int64_t threads);

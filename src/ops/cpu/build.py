@@ -50,6 +50,7 @@ _UNITS = (
     "linear.cpp",
     "masks.cpp",
     "pool.cpp",
+    "quantize.cpp",
     "self_check.cpp",
     "sockets.cpp",
     "step.cpp",

@@ -29,6 +29,7 @@ WAKE_COST = 50.0
 _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
+_QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
 _LAST_MOVE = struct.Struct("@qd")  # LastMove
 # Words of masks beyond which a call takes so long that others may have the interpreter lock.
@@ -111,6 +112,48 @@ class KernelLibrary:
         if status := function(weight.data_ptr(), strips, words, _kernel_threads()):
             raise_status(status)
         return weight.view(strips, words, 2 * STRIP)
+
+    def quantize(
+        self, weight: Tensor, kind: torch.dtype, group_size: int, *, in_strips: bool
+    ) -> tuple[Tensor, Tensor]:
+        """As `models.quantization.quantize`, to the same bits.
+
+        Parameters
+            weight: [N, K] float32, bfloat16 or float16, contiguous and finite.
+            kind: torch.int8, by row; torch.uint8, int4 by `group_size` weights of a row.
+            in_strips: As of `ops.linear.to_quantized_strips`, where they can lie so.
+
+        Returns
+            Values and scales.
+
+        Raises
+            ValueError: K is not a multiple of 32, or of the group size.
+        """
+        rows, inputs = weight.shape
+        is_int4 = kind == torch.uint8
+        groups = inputs // group_size if is_int4 else 1
+        values = torch.empty(rows, inputs // 2 if is_int4 else inputs, dtype=kind)
+        scales = torch.empty((rows, groups) if is_int4 else (rows,))
+        in_strips = in_strips and fits_strips(values)
+        strips = -(-rows // STRIP)
+        if in_strips:
+            values = torch.empty(strips, values.shape[1] // 4, 4 * STRIP, dtype=kind)
+        if not weight.is_contiguous():
+            raise ValueError("expected contiguous weights")
+        function: Any = self._library.slipstream_quantize
+        function.argtypes = (ctypes.c_char_p,)
+        status = function(
+            _QUANTIZE(
+                *(weight.data_ptr(), values.data_ptr(), scales.data_ptr(), rows, inputs),
+                *(DTYPES[weight.dtype], (_STRIPS if in_strips else _KINDS)[kind]),
+                *(group_size, _kernel_threads()),
+            )
+        )
+        if status:
+            raise_status(status)
+        if in_strips and is_int4:
+            scales = scales.view(strips, STRIP, groups).transpose(1, 2).contiguous()
+        return values, scales
 
     def bind_masks(
         self, masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray

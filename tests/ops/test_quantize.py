@@ -1,0 +1,89 @@
+"""Weights rounded by the compiled kernel: the same bits as of the torch reference."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from src.models import quantization
+from src.models.quantization import QuantizedWeight, quantize
+from src.ops.cpu.kernel_library import KernelLibrary
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def by(library: KernelLibrary | None, *arguments: Any, in_strips: bool) -> QuantizedWeight:
+    with mock.patch.object(quantization, "kernel_library", return_value=library):
+        return quantize(*arguments, in_strips=in_strips)
+
+
+def assert_same(libraries: dict[str, KernelLibrary], *arguments: Any, in_strips: bool) -> None:
+    expected = by(None, *arguments, in_strips=in_strips)
+    outline = quantize(arguments[0].to("meta"), *arguments[1:], in_strips=in_strips)
+    for one, other in zip(outline, expected, strict=True):
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+    for library in libraries.values():
+        got = by(library, *arguments, in_strips=in_strips)
+        assert got.values.dtype == expected.values.dtype
+        assert torch.equal(got.values, expected.values)
+        assert torch.equal(got.scales, expected.scales)
+        assert got.scales.is_contiguous()
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_bits_are_those_of_the_reference(
+    libraries: dict[str, KernelLibrary], data: st.DataObject
+) -> None:
+    method = data.draw(st.sampled_from(["int8", "int4"]))
+    group = data.draw(st.sampled_from([32, 64, 96]))
+    inputs = data.draw(st.sampled_from([192, 384] if method == "int4" else [32, 64, 96, 320]))
+    rows = data.draw(st.integers(1, 150))
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    weight = torch.randn(rows, inputs, generator=random)
+    # Small integers: many of the same magnitude, of either sign, and many zeros.
+    weight = data.draw(st.sampled_from([weight, weight.round(), weight * 2.0**-10]))
+    torch.set_num_threads(data.draw(st.integers(1, 3)))
+    weight = weight.to(data.draw(st.sampled_from(DTYPES)))
+    assert_same(libraries, weight, method, group, in_strips=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_rows_of_zeros_and_large_weights(libraries: dict[str, KernelLibrary], method: str) -> None:
+    weight = torch.zeros(64, 128)
+    weight[1] = 3e38
+    weight[2, 5] = -1e-38
+    weight[3] = torch.tensor([7.0, -7.0] * 64)
+    for in_strips in (False, True):
+        assert_same(libraries, weight, method, 32, in_strips=in_strips)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_spoils_its_own_row_alone(
+    libraries: dict[str, KernelLibrary], bad: float
+) -> None:
+    weight = torch.randn(64, 128)
+    for method in ("int8", "int4"):
+        for library in libraries.values():
+            expected = by(library, weight, method, 32, in_strips=False)
+            spoilt = weight.clone()
+            spoilt[7, 3] = bad
+            got = by(library, spoilt, method, 32, in_strips=False)
+            others = [row for row in range(64) if row != 7]
+            assert torch.equal(got.values[others], expected.values[others])
+            assert torch.equal(got.scales[others], expected.scales[others])
+
+
+def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
+    weight = torch.ones(64, 96)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        library.quantize(weight[:, :40].contiguous(), torch.int8, 32, in_strips=False)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        library.quantize(weight, torch.uint8, 64, in_strips=False)
+    with pytest.raises(ValueError, match="contiguous"):
+        library.quantize(weight[:, :64], torch.int8, 32, in_strips=False)
