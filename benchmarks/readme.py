@@ -4,7 +4,8 @@
     python -m benchmarks.readme --check   # says whether that would change it
 
 Everything between the two markers is this program's: the last whole run of `nox -s bench`
-(results/suites.jsonl) and, per model, of `nox -s bench-peers` (results/peers.jsonl).
+(results/suites.jsonl) and, per model, of `nox -s bench-peers` (results/peers.jsonl), and the last
+run of `nox -s bench-peers -- servers` (results/servers.jsonl).
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ PEER_COLUMNS: Final = (
     ("start-cold", "start", "cold start, s"),
     ("start-warm", "start", "warm start, s"),
 )
+SERVER_COLUMNS: Final = (
+    ("output_throughput", "{} streams: tok/s"),
+    ("ttft_median", "first token, ms"),
+    ("ttft_p99", "p99"),
+    ("itl_median", "between tokens, ms"),
+)
 SHAPE_NAMES: Final = {"7m": "7 M parameters", "0.35b": "0.35 B parameters"}
 
 
@@ -84,7 +91,7 @@ def last_contest(lines: Sequence[Line]) -> list[Line]:
     return max(runs, key=lambda run: len({line["peer"] for line in run}), default=[])
 
 
-def section(suites: Sequence[Line], peers: Sequence[Line]) -> str:
+def section(suites: Sequence[Line], peers: Sequence[Line], servers: Sequence[Line] = ()) -> str:
     """What stands between the markers."""
     parts: list[str] = []
     run = last_whole_run(suites)
@@ -92,6 +99,8 @@ def section(suites: Sequence[Line], peers: Sequence[Line]) -> str:
         parts += [_where(run[0]), _end_to_end(run), _per_token(run), _ops(run)]
     for shape in dict.fromkeys(line["shape"] for line in peers):
         parts += _peers(shape, last_contest([line for line in peers if line["shape"] == shape]))
+    if servers:
+        parts += _servers(runs_of(servers)[-1])
     return "\n\n".join(part for part in parts if part)
 
 
@@ -216,6 +225,25 @@ def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
     return [about, _table(heads, rows), *(f"Missing: {why}" for why in missing)]
 
 
+def _servers(lines: Sequence[Line]) -> list[str]:
+    found = {(line["server"], line["streams"]): line for line in lines}
+    names = list(dict.fromkeys(line["server"] for line in lines))
+    counts = list(dict.fromkeys(line["streams"] for line in lines))
+    one = lines[0]
+    about = (
+        f"Servers over HTTP, the same model of {SHAPE_NAMES.get(one['shape'], one['shape'])}: "
+        f"{one['input_len']} tokens in and {one['output_len']} out, as many streams at once, four "
+        "requests each, from one client on the same CPUs, in turns. " + _where(one)
+    )
+    heads = ["", *(head.format(count) for count in counts for _, head in SERVER_COLUMNS)]
+    rows = [
+        [name, *(_peer_cell(found.get((name, count)), figure)
+                 for count in counts for figure, _ in SERVER_COLUMNS)]
+        for name in names
+    ]  # fmt: skip
+    return [about, _table(heads, rows)]
+
+
 def _peer_name(name: str, line: Line) -> str:
     return f"{name} {line['peer_version']}"
 
@@ -253,7 +281,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it differs")
     options = parser.parse_args()
     old = README.read_text()
-    new = rewritten(old, section(lines_of("suites"), lines_of("peers")))
+    new = rewritten(old, section(lines_of("suites"), lines_of("peers"), lines_of("servers")))
     if options.check:
         sys.exit("README.md is not what the results say" if new != old else 0)
     README.write_text(new)

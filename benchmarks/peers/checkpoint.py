@@ -11,8 +11,10 @@ from benchmarks.shapes import SHAPES, write_checkpoint
 _SEED = 0
 
 
-def make(directory: Path, shape: str) -> Path:
+def make(directory: Path, shape: str, *, all_have_text: bool = False) -> Path:
     """Write the checkpoint unless it is there; returns its directory.
+
+    ``all_have_text`` is that of `write_checkpoint`.
 
     Matrices are normal with variance 1 / inputs, so that activations and logits keep a sane scale
     and the likeliest token is not decided by rounding. bfloat16.
@@ -23,7 +25,7 @@ def make(directory: Path, shape: str) -> Path:
     weights = directory / "model.safetensors"
     if weights.is_file():
         return directory
-    write_checkpoint(directory, shape)
+    write_checkpoint(directory, shape, all_have_text=all_have_text)
     config = LlamaConfig(**json.loads((directory / "config.json").read_text()))
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     torch.manual_seed(_SEED)

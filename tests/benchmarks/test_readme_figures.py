@@ -67,7 +67,7 @@ PEERS = [
 
 def test_the_readme_says_what_the_results_say() -> None:
     text = README.read_text()
-    written = rewritten(text, section(lines_of("suites"), lines_of("peers")))
+    written = rewritten(text, section(lines_of("suites"), lines_of("peers"), lines_of("servers")))
     assert text == written, "run `python -m benchmarks.readme`"
 
 
@@ -78,6 +78,25 @@ def test_every_figure_stands_in_its_row() -> None:
     assert "| linear: 1 token | 2.5 ms | 87 % (memory) |" in rows
     assert "| slipstream 1.2 | 12 | 2 |  |  |  |  |  |  |" in rows
     assert "Missing: other: not installed: no wheel" in rows
+
+
+def test_servers_stand_side_by_side() -> None:
+    lines = [
+        {
+            **peer(name, f"{count} streams", figures={"output_throughput": figure(rate, "tok/s")}),
+            "server": name,
+            "streams": count,
+            "shape": "7m",
+            "input_len": 128,
+            "output_len": 64,
+        }
+        for name, count, rate in [("a", 32, 9000.0), ("a", 128, 8000.0), ("b", 32, 4000.0)]
+    ]
+    rows = section([], [], lines).splitlines()
+    heads = next(row for row in rows if "32 streams: tok/s" in row)
+    assert heads.count("|") == 10
+    assert "| a | 9,000 |  |  |  | 8,000 |  |  |  |" in rows
+    assert "| b | 4,000 |  |  |  |  |  |  |  |" in rows
 
 
 def test_a_newer_line_takes_the_place_of_the_older() -> None:
