@@ -72,12 +72,13 @@ class Compilation:
         self._closed = False
         self.num_compiled = 0
         self._begun = threading.Event()
+        self._not_begun: OSError | None = None
+        self._timer = threading.Timer(head_start, self._begin)
+        self._timer.daemon = True
         if head_start > 0 and self._missing():
-            timer = threading.Timer(head_start, self._start)
-            timer.daemon = True
-            timer.start()
+            self._timer.start()
         else:
-            self._start()
+            self._begin()
 
     def load(self, caller: Caller) -> list[LoadedFunction]:
         """Wait for the workers, then load every job's function, in order. Blocks.
@@ -109,6 +110,7 @@ class Compilation:
             self._closed = True
             for worker in self._workers:
                 worker.kill()
+        self._timer.cancel()
         self._begun.set()
 
     def abandon(self) -> None:
@@ -120,13 +122,14 @@ class Compilation:
     def _missing(self) -> list[Job]:
         return [job for job in self._jobs if self._cache.find(job) is None]
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         try:
-            self._start_workers()
-        finally:
-            self._begun.set()
+            self._start()
+        except OSError as error:
+            self._not_begun = error
+        self._begun.set()
 
-    def _start_workers(self) -> None:
+    def _start(self) -> None:
         missing = self._missing()
         count = min(_MAX_WORKERS, len(missing), usable_cpus())
         with self._lock:
@@ -140,6 +143,8 @@ class Compilation:
     def _wait(self) -> None:
         faults = []
         self._begun.wait()
+        if self._not_begun is not None:
+            raise CompilationError(f"no compiler could be started: {self._not_begun}")
         for worker in self._workers:
             compiled, fault = worker.wait()
             self.num_compiled += compiled
@@ -169,15 +174,19 @@ class _Worker:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         self._deadline = time.monotonic() + _TIMEOUT
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            _COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            cwd=CHECKOUT,
-            env=environment,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                _COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                cwd=CHECKOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError:
+            self._errors.close()
+            raise
         assert self._process.stdin is not None
         # One that has died already is told of by `wait`.
         with contextlib.suppress(BrokenPipeError):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from src.compile import (
     Compilation,
     CompilationClosedError,
@@ -24,7 +26,13 @@ from src.engine.forward_pass import Code
 from src.engine.runner import Runner
 from src.models import Decoder, Regions
 from src.models.regions import TOKEN_ARGUMENTS
-from src.ops.cpu.build import ensure_built, is_building, kernel_library
+from src.ops.cpu.build import (
+    ensure_built,
+    is_building,
+    kernel_library,
+    kernel_status,
+    takes_strips,
+)
 from src.ops.cpu.compiled import Caller, CompiledCodeError
 from src.ops.cpu.kernel_library import KernelLibrary
 
@@ -76,10 +84,13 @@ class RegionCompilation:
         self._ahead: Compilation | None = None
         self._called: list[int] = []
         self._num_threads = num_threads
-        self._in_strips = in_strips
+        # What is laid out is what compiled code was made for: whether the head is the embedding may
+        # be known from the weights alone, and then it stays in rows.
+        self._in_strips = in_strips and outline is not None and outline.spec.dtype == torch.bfloat16
+        self._lays_out_head = outline is not None and outline.head is not outline.embedding
         if outline is not None:
             jobs = []
-            if in_strips:
+            if self._in_strips:
                 deque(outline.lay_out(), maxlen=0)
             arguments = outline.region_arguments(_NUM_TOKENS)
             functions: tuple[Callable[..., Any], ...] = outline.regions
@@ -139,7 +150,7 @@ class RegionCompilation:
             self._thread.join()
 
     def close(self) -> None:
-        """Stop; processes are killed. Blocks for less than one trial of compiled code.
+        """Stop; processes are killed. Blocks for steps that are launched, and one trial of code.
 
         What compiles just in time goes on to the end of the region that it is in.
         """
@@ -151,6 +162,10 @@ class RegionCompilation:
     def _load(self, ahead: Compilation, runner: Runner, decoder: Decoder) -> None:
         try:
             library = self._library()
+            if self._in_strips and not takes_strips():
+                raise CompilationError(
+                    f"it is compiled for weights in strips, which {kernel_status()} does not take"
+                )
             caller = Caller(library.path, self._num_threads)
         except (CompilationError, CompiledCodeError):
             ahead.abandon()
@@ -159,7 +174,8 @@ class RegionCompilation:
         for i, function in zip(self._called, ahead.load(caller), strict=True):
             functions[i] = function
         if self._in_strips:
-            self._lay_out(runner, decoder.lay_out(library.lay_out))
+            left = decoder.lay_out(library.lay_out, includes_head=self._lays_out_head)
+            self._lay_out(runner, left)
         regions = Regions(*functions)
         code = Code(regions, runner.compiled_step(caller, regions))
         if self._closed.is_set():
@@ -169,7 +185,13 @@ class RegionCompilation:
     def _lay_out(self, runner: Runner, matrices: Iterator[None]) -> None:
         """One matrix after another, between steps."""
         started = time.monotonic()
-        while runner.call(lambda: next(matrices, _NONE_LEFT)).result() is not _NONE_LEFT:
+        is_done = False
+        while not is_done:
+            try:
+                laid_out = runner.call(lambda: next(matrices, _NONE_LEFT))
+            except RuntimeError:
+                raise CompilationClosedError("the runner was closed") from None
+            is_done = laid_out.result() is _NONE_LEFT
             if self._closed.is_set():
                 raise CompilationClosedError("closed while laying weights out")
         logger.info("weights laid out in strips in %.2f s", time.monotonic() - started)

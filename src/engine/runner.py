@@ -33,7 +33,7 @@ from src.engine.step_computer import StepComputer, StepOutput
 from src.engine.structured.row_grammars import RowGrammars
 from src.models.decoder import Decoder
 from src.models.regions import Regions
-from src.ops.cpu.build import is_building, kernel_library
+from src.ops.cpu.build import is_building, is_compiling, kernel_library
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import use_threads
 from src.ops.cpu.step import CompiledStep
@@ -180,10 +180,10 @@ class Runner:
         """Have the calling thread compute as a step does.
 
         What torch computes between the kernels is too little for a team, whose threads spin while
-        they wait for each other, and take the event loop's CPU. Where there will be no kernels,
-        it computes all.
+        they wait for each other, and take the event loop's CPU. Where there are no kernels, and no
+        compilers that want the CPUs, it computes all.
         """
-        has_kernels = kernel_library() is not None or is_building()
+        has_kernels = kernel_library() is not None or is_compiling()
         torch.set_num_threads(1 if has_kernels else self._num_threads)
         use_threads(self._num_threads)
 

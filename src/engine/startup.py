@@ -39,8 +39,13 @@ from src.engine.scheduler import Scheduler, SchedulerLimits
 from src.engine.status import STARTUP_PHASES, ModelInfo, served_names
 from src.engine.structured.compiler import GrammarCompiler
 from src.models import Decoder, load_model, outline_model, resolve_model
-from src.ops.cpu.build import cache_root, ensure_built, is_building, kernel_status
-from src.ops.cpu.levels import TAKES_STRIPS, cpu_flags, fastest_level
+from src.ops.cpu.build import (
+    cache_root,
+    ensure_built,
+    is_compiling,
+    kernel_status,
+    takes_strips,
+)
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -104,13 +109,13 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
     # Once for all: which kernels serve may change in between.
-    takes_strips = _takes_strips()
+    in_strips = takes_strips()
     # By default, where kernels gain and the model is bfloat16.
     rounds_inputs = config.model.quantize_activations
-    if rounds_inputs is None and not takes_strips:
+    if rounds_inputs is None and not in_strips:
         rounds_inputs = False
     compilation = (
-        _begin_compilation(config, path, device, rounds_inputs, takes_strips=takes_strips)
+        _begin_compilation(config, path, device, rounds_inputs, in_strips=in_strips)
         if config.compile.is_on
         else None
     )
@@ -122,19 +127,13 @@ def build_engine(config: Config, report: Report) -> EngineParts:
         raise
 
 
-def _takes_strips() -> bool:
-    """Whether the CPU kernels that are there, or being built, gain by weights in strips."""
-    level = fastest_level(cpu_flags()) if is_building() else kernel_status().removeprefix("cpp-")
-    return level == TAKES_STRIPS
-
-
 def _begin_compilation(
     config: Config,
     path: Path,
     device: torch.device,
     rounds_inputs: bool | None,
     *,
-    takes_strips: bool,
+    in_strips: bool,
 ) -> RegionCompilation:
     """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
     if device.type != "cpu":
@@ -154,7 +153,7 @@ def _begin_compilation(
         num_threads,
         cache_root(),
         awaited=_awaits_code(config),
-        in_strips=takes_strips and config.model.quantization is None,
+        in_strips=in_strips and config.model.quantization is None,
     )
 
 
@@ -186,7 +185,7 @@ def _room_for_compilers() -> Iterator[Callable[[], None]]:
     threads = torch.get_num_threads()
 
     def make_room() -> None:
-        wanted = 1 if is_building() else threads
+        wanted = 1 if is_compiling() else threads
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
 

@@ -172,7 +172,10 @@ class Decoder:
             raise ModelLoadError(f"quantization = {method!r}: {error}") from None
 
     def lay_out(
-        self, lay_out: Callable[[torch.Tensor], torch.Tensor] = to_strips
+        self,
+        lay_out: Callable[[torch.Tensor], torch.Tensor] = to_strips,
+        *,
+        includes_head: bool = True,
     ) -> Iterator[None]:
         """Lay bfloat16 weights of the projections out in strips.
 
@@ -181,7 +184,8 @@ class Decoder:
         head.
 
         Args:
-            lay_out: `ops.linear.to_strips`, or `KernelLibrary.lay_out`, which takes no memory.
+            lay_out: `ops.linear.to_strips`, or `KernelLibrary.lay_out`, which does it in place.
+            includes_head: whether the head is laid out, too.
         """
 
         def in_strips(weight: Weight) -> Weight:
@@ -190,7 +194,7 @@ class Decoder:
             return lay_out(weight)
 
         yield from self._changed_projections(in_strips)
-        if self.head is not self.embedding:
+        if includes_head and self.head is not self.embedding:
             self.head = in_strips(self.head)
             yield
 

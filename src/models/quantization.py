@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 
 from src.ops.cpu.build import kernel_library
+from src.ops.cpu.kernel_library import DTYPES
 from src.ops.linear import INT4_RUN, STRIP, dequantize, fits_strips, to_quantized_strips
 
 Method = Literal["int8", "int4"]
@@ -75,10 +76,12 @@ def quantize(
         raise ValueError(f"rows of {inputs} weights cannot be cut into groups of {unit}")
     if weight.is_meta:
         return _outlined(weight, method, unit, in_strips=in_strips)
-    library = kernel_library() if weight.device.type == "cpu" else None
-    if library is not None:
+    library = kernel_library()
+    if library is not None and weight.is_cpu and weight.dtype in DTYPES:
         kind = torch.int8 if method == "int8" else torch.uint8
-        return QuantizedWeight(*library.quantize(weight, kind, unit, in_strips=in_strips))
+        return QuantizedWeight(
+            *library.quantize(weight.contiguous(), kind, unit, in_strips=in_strips)
+        )
     parts = [_quantized(rows.float(), method, group_size) for rows in weight.split(_ROWS_AT_ONCE)]
     if in_strips and all(fits_strips(values) for values, _ in parts):
         parts = [to_quantized_strips(*part) for part in parts]

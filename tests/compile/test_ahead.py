@@ -386,3 +386,13 @@ def test_others_may_have_a_head_start(tmp_path: Path, caller: Caller) -> None:
         never.load(caller)
     assert time.monotonic() - began < 60
     assert function.num_graphs == 1
+    assert never._workers == []
+
+
+def test_a_compiler_that_cannot_be_started_later_is_told_of(
+    tmp_path: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_COMMAND", (str(tmp_path / "nothing"),))
+    compilation = Compilation([mix_job()], tmp_path, head_start=0.05)
+    with pytest.raises(CompilationError, match="no compiler could be started"):
+        compilation.load(caller)

@@ -58,7 +58,7 @@ def test_the_kernels_that_serve_decide_unless_somebody_has(
         asked.append(rounds_inputs)
         raise LookupError
 
-    monkeypatch.setattr(startup, "_takes_strips", lambda: takes_strips)
+    monkeypatch.setattr(startup, "takes_strips", lambda: takes_strips)
     monkeypatch.setattr(startup, "load_model", load)
     config = small_config(directory, model__quantization="int8", model__quantize_activations=wish)
     with pytest.raises(LookupError):

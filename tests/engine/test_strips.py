@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 import torch
 
 from src import AsyncEngine, SamplingParams
-from src.engine import startup
+from src.engine import compilation, startup
 from src.models import Decoder, load_model, outline_model
 from src.models.quantization import QuantizedWeight
+from src.ops.cpu import build
 from src.ops.cpu.build import ensure_built
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts, small_config
@@ -60,10 +62,10 @@ def dims(decoder: Decoder) -> list[int]:
 def test_the_kernels_that_serve_decide(
     monkeypatch: pytest.MonkeyPatch, status: str, is_building: bool, level: str, expected: bool
 ) -> None:
-    monkeypatch.setattr(startup, "kernel_status", lambda: status)
-    monkeypatch.setattr(startup, "is_building", lambda: is_building)
-    monkeypatch.setattr(startup, "fastest_level", lambda _: level)
-    assert startup._takes_strips() is expected
+    monkeypatch.setattr(build, "kernel_status", lambda: status)
+    monkeypatch.setattr(build, "is_building", lambda: is_building)
+    monkeypatch.setattr(build, "fastest_level", lambda _: level)
+    assert build.takes_strips() is expected
 
 
 def test_what_is_laid_out_and_what_is_not(directory: Path, tmp_path: Path) -> None:
@@ -97,7 +99,8 @@ async def test_answers_are_those_of_the_reference(
 ) -> None:
     """Whatever this machine's kernels gain, for all of them take strips."""
     ensure_built(wait=True)
-    monkeypatch.setattr(startup, "_takes_strips", lambda: True)
+    monkeypatch.setattr(startup, "takes_strips", lambda: True)
+    monkeypatch.setattr(compilation, "takes_strips", lambda: True)
     config = small_config(directory, compile__enforce_eager=False, compile__startup=mode)
     prompts = random_prompts(5, longest=40, seed=3)
     with caplog.at_level(logging.INFO, "src"):
@@ -122,3 +125,43 @@ async def test_answers_are_those_of_the_reference(
         entries = [entry for entry in result.prompt_logprobs or [] if entry]
         # Of bfloat16, in compiled code, against float32; of rows it is the same.
         assert [entry.logprob for entry in entries] == pytest.approx(expected, abs=0.25)
+
+
+async def test_a_head_that_only_the_weights_tell_from_the_embedding_stays_in_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code is compiled from the configuration, which says that they are one."""
+    ensure_built(wait=True)
+    monkeypatch.setattr(startup, "takes_strips", lambda: True)
+    monkeypatch.setattr(compilation, "takes_strips", lambda: True)
+    path = make_checkpoint(tmp_path, tokenizer=True, dtype=torch.bfloat16, tie=False, **SIZES)
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": True}))
+    config = small_config(path, compile__enforce_eager=False, compile__startup="wait")
+    async with AsyncEngine.open(config) as engine:
+        assert engine.stats.compiled
+        result = await engine.generate([5, 17, 3], GREEDY)
+        parts = engine._parts
+        assert parts is not None
+        decoder = parts.runner._forward_pass.decoder
+        assert decoder.head is not decoder.embedding
+        assert dims(decoder) == [3] * 8 + [2]
+    assert len(result.token_ids) == 12
+
+
+async def test_kernels_that_turn_out_to_gain_nothing_leave_rows(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a level that was foreseen, and did not pass its check."""
+    ensure_built(wait=True)
+    monkeypatch.setattr(startup, "takes_strips", lambda: True)
+    monkeypatch.setattr(compilation, "takes_strips", lambda: False)
+    config = small_config(directory, compile__enforce_eager=False, compile__startup="wait")
+    async with AsyncEngine.open(config) as engine:
+        assert not engine.stats.compiled
+        result = await engine.generate([5, 17, 3], GREEDY)
+        parts = engine._parts
+        assert parts is not None
+        assert set(dims(parts.runner._forward_pass.decoder)) == {2}
+    assert len(result.token_ids) == 12
+    assert "goes on uncompiled: it is compiled for weights in strips" in caplog.text

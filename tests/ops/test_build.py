@@ -146,7 +146,18 @@ def test_compilers_leave_others_a_head_start_unless_they_are_awaited(
     time.sleep(0.3)
     # It was asked for its name.
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
+    # Who only looks leaves it; who needs them at once ends it.
+    build.ensure_built(wait=False)
+    time.sleep(0.3)
+    assert build.is_building()
+    assert not build.is_compiling()
+    build.ensure_built(wait=False, head_start=0)
+    deadline = time.monotonic() + 60
+    while build.kernel_status() == "reference":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert build.ensure_built(wait=True).startswith("cpp-")
+    assert not build.is_compiling()
 
 
 def test_a_level_that_crashes_or_differs_is_not_used(
@@ -163,6 +174,8 @@ def test_a_level_that_crashes_or_differs_is_not_used(
             f"int slipstream_paged_attention(void* a) {{ {body} }}\n"
             "int slipstream_gumbel_argmax(void* a) { return 0; }\n"
             "int slipstream_linear(void* a) { return 0; }\n"
+            "int slipstream_quantize(void* a) { return 0; }\n"
+            "int slipstream_lay_out(void* a, long b, long c, long d) { return 0; }\n"
             "void slipstream_assume_wake_cost(double microseconds) {}\n"
         )
         broken = tmp_path / f"{verdict.replace(' ', '-')}.so"

@@ -76,13 +76,6 @@ struct LinearArgs {
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
 };
 
-typedef int AttentionFunction(const AttentionArgs*);
-typedef int GumbelFunction(const GumbelArgs*);
-typedef int LinearFunction(const LinearArgs*);
-
-SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
-SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
-SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 struct QuantizeArgs {
   const void* weight;  // [rows, inputs] contiguous, finite
   void* values;        // as `weight` of LinearArgs, of the kind
@@ -90,11 +83,19 @@ struct QuantizeArgs {
   int64_t rows, inputs, dtype, kind, group, threads;
 };
 
-// Rounds weights to int8 by row, or to int4 by group.
-SLIPSTREAM_EXPORT int slipstream_quantize(const QuantizeArgs*);
+typedef int QuantizeFunction(const QuantizeArgs*);
 // Turns `strips` times 64 rows of `words` pairs of bfloat16 into kBFloat16Strips, in place.
-SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t words,
-                                         int64_t threads);
+typedef int LayOutFunction(void* weight, int64_t strips, int64_t words, int64_t threads);
+typedef int AttentionFunction(const AttentionArgs*);
+typedef int GumbelFunction(const GumbelArgs*);
+typedef int LinearFunction(const LinearArgs*);
+
+SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
+SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
+SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
+// Rounds weights to int8 by row, or to int4 by group.
+SLIPSTREAM_EXPORT QuantizeFunction slipstream_quantize;
+SLIPSTREAM_EXPORT LayOutFunction slipstream_lay_out;
 
 // Code that was compiled ahead of time. A Handle is a pointer to an at::Tensor.
 typedef void* Handle;

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
-from src.ops.cpu.levels import LEVELS, Level, cpu_flags
+from src.ops.cpu.levels import LEVELS, TAKES_STRIPS, Level, cpu_flags, fastest_level
 from src.ops.declaration import Kernel
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.linear import LINEAR
@@ -82,6 +82,8 @@ if portable.slipstream_self_check(
     address(level.slipstream_paged_attention),
     address(level.slipstream_gumbel_argmax),
     address(level.slipstream_linear),
+    address(level.slipstream_quantize),
+    address(level.slipstream_lay_out),
 ):
     sys.exit("results differ from the portable level")
 """
@@ -236,11 +238,12 @@ class KernelCache:
 
     def _build_into(self, directory: Path, scratch: Path) -> None:
         """The fastest level that passes; of the others only those on the way to it."""
-        outputs, report = self._compile(scratch, [self.levels[0], self.levels[-1]]), {}
+        tried, report = [self.levels[0], self.levels[-1]], {}
+        outputs = self._compile(scratch, tried)
         if "portable" not in outputs:
             raise BuildError("the C++ compiler fails on the portable level, see the warning above")
         for level in reversed(self.levels):
-            if level.name not in outputs:
+            if level not in tried:
                 outputs |= self._compile(scratch, [level])
             if level.name in outputs:
                 report[level.name] = check(outputs["portable"], outputs[level.name], level.number)
@@ -324,6 +327,11 @@ class _Compilers:
         with self._lock:
             self._running.discard(process)
 
+    @property
+    def are_running(self) -> bool:
+        """Whether any is."""
+        return bool(self._running)
+
     def close(self) -> None:
         """Kill those that run, and start no more."""
         with self._lock:
@@ -396,7 +404,18 @@ def kernel_builds() -> int:
     return _state.builds
 
 
-def ensure_built(wait: bool, head_start: float = 0.0) -> str:
+def is_compiling() -> bool:
+    """Whether compilers of the kernels run."""
+    return _compilers.are_running
+
+
+def takes_strips() -> bool:
+    """Whether the kernels that serve, or are being built, gain by weights in strips."""
+    level = fastest_level(cpu_flags()) if is_building() else kernel_status().removeprefix("cpp-")
+    return level == TAKES_STRIPS
+
+
+def ensure_built(wait: bool, head_start: float | None = None) -> str:
     """Bring in the compiled CPU kernels.
 
     What the cache holds is loaded at once (milliseconds). Otherwise the build runs in a
@@ -405,7 +424,8 @@ def ensure_built(wait: bool, head_start: float = 0.0) -> str:
     the references go on serving. Safe to call from any thread, any number of times.
 
     Parameters
-        head_start: Seconds before compilers begin, unless somebody waits for them.
+        head_start: Seconds that others have before compilers begin, unless somebody waits for them;
+            0 ends a head start that somebody else was given, None leaves it.
 
     Returns
         [`kernel_status`][src.ops.cpu.build.kernel_status] on return.
@@ -419,14 +439,15 @@ def ensure_built(wait: bool, head_start: float = 0.0) -> str:
             else:
                 _state.thread = threading.Thread(
                     target=_build_and_install,
-                    args=(cache, head_start),
+                    args=(cache, head_start or 0.0),
                     name="cpu-kernel-build",
                     daemon=True,
                 )
                 _state.thread.start()
         thread = _state.thread
-    if wait and thread is not None:
+    if wait or head_start == 0:
         _state.awaited.set()
+    if wait and thread is not None:
         thread.join()
     return _state.status
 

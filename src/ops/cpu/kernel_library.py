@@ -104,7 +104,8 @@ class KernelLibrary:
         Raises
             ValueError: It cannot lie in strips, or is not contiguous.
         """
-        if not (fits_strips(weight) and weight.dtype == torch.bfloat16 and weight.is_contiguous()):
+        is_laid_out = weight.is_cpu and weight.is_contiguous()
+        if not (fits_strips(weight) and weight.dtype == torch.bfloat16 and is_laid_out):
             raise ValueError(f"{tuple(weight.shape)} of {weight.dtype} cannot be cut into strips")
         strips, words = weight.shape[0] // STRIP, weight.shape[1] // 2
         function: Any = self._library.slipstream_lay_out
@@ -132,14 +133,14 @@ class KernelLibrary:
         rows, inputs = weight.shape
         is_int4 = kind == torch.uint8
         groups = inputs // group_size if is_int4 else 1
-        values = torch.empty(rows, inputs // 2 if is_int4 else inputs, dtype=kind)
+        if not (weight.is_cpu and weight.is_contiguous()):
+            raise ValueError("expected contiguous weights in host memory")
+        columns, strips = inputs // 2 if is_int4 else inputs, -(-rows // STRIP)
+        # Strips are as large as rows, but for what fills up a last one.
+        values = torch.empty(strips * STRIP, columns, dtype=kind)
         scales = torch.empty((rows, groups) if is_int4 else (rows,))
-        in_strips = in_strips and fits_strips(values)
-        strips = -(-rows // STRIP)
-        if in_strips:
-            values = torch.empty(strips, values.shape[1] // 4, 4 * STRIP, dtype=kind)
-        if not weight.is_contiguous():
-            raise ValueError("expected contiguous weights")
+        in_strips = in_strips and fits_strips(values[:rows])
+        values = values.view(strips, columns // 4, -1) if in_strips else values[:rows]
         function: Any = self._library.slipstream_quantize
         function.argtypes = (ctypes.c_char_p,)
         status = function(

@@ -326,8 +326,9 @@ SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t w
                                          int64_t threads) {
   try {
     const double work = double(strips * words * kSlice) / kLaidOutPerMicrosecond;
-    const int64_t parts = worthwhile_parts(threads, work, strips);
-    // Whatever lacks memory is known before anything has been moved.
+    // Not more than threads, for each has a strip on the way. Whatever lacks memory is known before
+    // anything has been moved.
+    const int64_t parts = std::min(threads, worthwhile_parts(threads, work, strips));
     std::vector<uint32_t> scratch(size_t(parts * words * kStripOutputs));
     parallel(threads, parts, [&](int64_t part) {
       for (int64_t strip = strips * part / parts; strip < strips * (part + 1) / parts; ++strip) {

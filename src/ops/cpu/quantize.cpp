@@ -13,11 +13,11 @@ constexpr double kWeightsPerMicrosecond = 1e3;
 
 inline float step_of(float largest, float levels) { return largest == 0 ? 1.0f : largest / levels; }
 
-// What a weight becomes, of vectors of them.
-inline vi rounded(vf weights, float step, int lowest, int highest) {
-  vi levels = nearest(weights / splat(step));
-  levels = levels < lowest ? vi{} + lowest : levels;
-  return levels > highest ? vi{} + highest : levels;
+// What a weight becomes, of vectors of them. Of steps that are too small to be, infinity.
+inline vi rounded(vf weights, float step, float lowest, float highest) {
+  vf levels = weights / splat(step);
+  levels = levels < lowest ? splat(lowest) : levels;
+  return nearest(levels > highest ? splat(highest) : levels);
 }
 
 // A row as bytes; those of a strip are unsigned, by an offset of 128.
@@ -86,7 +86,8 @@ void quantize(const QuantizeArgs& a) {
   const int64_t bytes = a.kind == kInt4 || a.kind == kInt4Strips ? a.inputs / 2 : a.inputs;
   const int64_t strips = (a.rows + kStripOutputs - 1) / kStripOutputs, words = bytes / 4;
   const double work = double(a.rows * a.inputs) / kWeightsPerMicrosecond;
-  const int64_t parts = worthwhile_parts(a.threads, work, strips);
+  // Not more than threads, for each has a strip of its own on the way.
+  const int64_t parts = std::min(a.threads, worthwhile_parts(a.threads, work, strips));
   std::vector<uint32_t> scratch(in_strips ? size_t(parts * words * kStripOutputs) : 0);
   auto* const values = static_cast<uint8_t*>(a.values);
   parallel(a.threads, parts, [&](int64_t part) {

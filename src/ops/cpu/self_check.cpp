@@ -151,6 +151,34 @@ bool same_linears(LinearFunction* other, DType dtype) {
   return true;
 }
 
+// To the same bits.
+template <class T>
+bool same_quantize(QuantizeFunction* other, DType dtype) {
+  constexpr int64_t kWeights = 192 * 256;
+  Random random;
+  const auto weight = draw<T>(random, kWeights);
+  for (const int64_t kind : {kInt8, kInt8Strips, kInt4, kInt4Strips}) {
+    std::vector<uint8_t> values(kWeights), other_values(kWeights);
+    std::vector<float> scales(kWeights / 32), other_scales(kWeights / 32);
+    // A last strip of int8 that is cut.
+    const int64_t rows = kind == kInt8Strips ? 150 : 192;
+    QuantizeArgs args{weight.data(), values.data(), scales.data(), rows, 256, dtype, kind, 64, 2};
+    if (slipstream_quantize(&args) != kOk) return false;
+    args.values = other_values.data(), args.scales = other_scales.data();
+    if (other(&args) != kOk || values != other_values || scales != other_scales) return false;
+  }
+  return true;
+}
+
+bool same_layout(LayOutFunction* other) {
+  Random random;
+  // Words that fill no vector as well.
+  auto weight = draw<bf16>(random, 192 * 2 * 75), other_weight = weight;
+  return slipstream_lay_out(weight.data(), 3, 75, 2) == kOk &&
+         other(other_weight.data(), 3, 75, 2) == kOk &&
+         std::memcmp(weight.data(), other_weight.data(), weight.size() * sizeof(bf16)) == 0;
+}
+
 #if defined(__x86_64__)
 inline bool has_products() {
   constexpr unsigned kBytes = 1u << 11;    // leaf 7: AVX512_VNNI
@@ -189,7 +217,8 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
 }
 
 SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel,
-                                            LinearFunction* linear) {
+                                            LinearFunction* linear,
+                                            QuantizeFunction* quantize, LayOutFunction* lay_out) {
   for (const int64_t head_dim : {64, 72, 128}) {
     for (const int64_t window : {0, 65}) {
       for (const int64_t fixed : {0, 1}) {
@@ -205,6 +234,10 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
   }
   if (!same_linears<float>(linear, kFloat32) || !same_linears<bf16>(linear, kBFloat16) ||
       !same_linears<f16>(linear, kFloat16)) {
+    return kDiffers;
+  }
+  if (!same_quantize<float>(quantize, kFloat32) || !same_quantize<bf16>(quantize, kBFloat16) ||
+      !same_quantize<f16>(quantize, kFloat16) || !same_layout(lay_out)) {
     return kDiffers;
   }
   return same_gumbel(gumbel) ? 0 : kDiffers;
