@@ -32,10 +32,18 @@ CASES: dict[str, tuple[Op, dict[str, Any]]] = {
     "sample 32 of 32000": (GUMBEL_ARGMAX, {"rows": 32, "vocab_size": 32_000, "temperature": 1.0}),
     "greedy 32 of 32000": (GUMBEL_ARGMAX, {"rows": 32, "vocab_size": 32_000, "temperature": 0.0}),
     "1 token, bfloat16": (LINEAR, {"tokens": 1, **_WIDE}),
+    "1 token, bfloat16 in strips": (LINEAR, {"tokens": 1, "weight": "strips of same", **_WIDE}),
     "1 token, int8": (LINEAR, {"tokens": 1, "weight": "int8", **_WIDE}),
     "1 token, int4": (LINEAR, {"tokens": 1, "weight": "int4/32", **_WIDE}),
+    "1 token, int8, rounded": (LINEAR, {"tokens": 1, "weight": "strips of int8", **_WIDE}),
+    "1 token, int4, rounded": (LINEAR, {"tokens": 1, "weight": "strips of int4/32", **_WIDE}),
     "32 tokens, bfloat16": (LINEAR, {"tokens": 32, **_WIDE}),
+    "32 tokens, bfloat16 in strips": (LINEAR, {"tokens": 32, "weight": "strips of same", **_WIDE}),
     "256 tokens, bfloat16": (LINEAR, {"tokens": 256, **_WIDE}),
+    "256 tokens, bfloat16 in strips": (
+        LINEAR,
+        {"tokens": 256, "weight": "strips of same", **_WIDE},
+    ),
 }
 
 
