@@ -1,7 +1,7 @@
 """Gets a model's regions compiled while the engine starts and serves, and swaps them in.
 
-On the CPU other processes compile, from the configuration alone, so that they begin before the
-weights are read. On CUDA this process compiles just in time.
+On the CPU other processes compile, from the configuration alone, so that they need not wait for the
+weights. On CUDA this process compiles just in time.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 
 from src.ops import GUMBEL_ARGMAX, LINEAR, PAGED_ATTENTION, ROTATE_AND_CACHE
 from src.ops.cpu.kernel_library import KernelLibrary
@@ -94,6 +95,13 @@ def in_chunks(
 def bits(x: torch.Tensor) -> torch.Tensor:
     """The same memory as integers: equal if nothing differs, not even a sign of zero or a NaN."""
     return x.view(torch.int32 if x.element_size() == 4 else torch.int16)
+
+
+def some_tokens(data: st.DataObject, tokens: int) -> tuple[slice, int]:
+    """Some neighbouring ones of so many, and by how many threads they are computed."""
+    first = data.draw(st.integers(0, tokens - 1))
+    last = data.draw(st.integers(first + 1, tokens))
+    return slice(first, last), data.draw(st.integers(1, 3))
 
 
 def linear_is_alike_in_any_company(

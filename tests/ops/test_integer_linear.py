@@ -22,7 +22,11 @@ from src.ops.linear import (
     rounding_unit,
     to_quantized_strips,
 )
-from tests.ops.comparison import linear_is_alike_in_any_company, linear_is_alike_past_the_caches
+from tests.ops.comparison import (
+    linear_is_alike_in_any_company,
+    linear_is_alike_past_the_caches,
+    some_tokens,
+)
 
 KINDS = ("int8", "int4/32", "int4/64", "int4/96", "int4/384")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -90,10 +94,7 @@ def test_a_token_is_the_same_bits_in_any_company(
         dtype=data.draw(st.sampled_from(DTYPES)),
         has_bias=data.draw(st.booleans()),
     )
-    first = data.draw(st.integers(0, tokens - 1))
-    last = data.draw(st.integers(first + 1, tokens))
-    threads = data.draw(st.integers(1, 3))
-    linear_is_alike_in_any_company(libraries.values(), args, slice(first, last), threads)
+    linear_is_alike_in_any_company(libraries.values(), args, *some_tokens(data, tokens))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4/32"])

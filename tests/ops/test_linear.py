@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR, dequantize
-from tests.ops.comparison import linear_is_alike_in_any_company, linear_is_alike_past_the_caches
+from tests.ops.comparison import (
+    linear_is_alike_in_any_company,
+    linear_is_alike_past_the_caches,
+    some_tokens,
+)
 
 KINDS = ("same", "int8", "int4/32", "int4/128")
 PAIRED = ("avx512_bf16", "amx")
@@ -73,10 +77,7 @@ def test_a_token_is_the_same_bits_in_any_company(
         weight=data.draw(st.sampled_from(KINDS if inputs % 128 == 0 else KINDS[:1])),
         has_bias=data.draw(st.booleans()),
     )
-    first = data.draw(st.integers(0, tokens - 1))
-    last = data.draw(st.integers(first + 1, tokens))
-    threads = data.draw(st.integers(1, 3))
-    linear_is_alike_in_any_company(libraries.values(), args, slice(first, last), threads)
+    linear_is_alike_in_any_company(libraries.values(), args, *some_tokens(data, tokens))
 
 
 @pytest.mark.parametrize("weight", KINDS)

@@ -18,6 +18,7 @@ from tests.ops.comparison import (
     bits,
     linear_is_alike_in_any_company,
     linear_is_alike_past_the_caches,
+    some_tokens,
 )
 
 MACHINE = cpu_flags()
@@ -73,11 +74,8 @@ def test_a_token_is_the_same_bits_in_any_company(
         outputs=64 * data.draw(st.integers(1, 4)),
         has_bias=data.draw(st.booleans()),
     )
-    first = data.draw(st.integers(0, tokens - 1))
-    last = data.draw(st.integers(first + 1, tokens))
-    threads = data.draw(st.integers(1, 3))
     args = (x, strips, None, bias)
-    linear_is_alike_in_any_company(libraries.values(), args, slice(first, last), threads)
+    linear_is_alike_in_any_company(libraries.values(), args, *some_tokens(data, tokens))
 
 
 def test_tokens_that_do_not_stay_close_to_a_core_are_cut(
