@@ -22,6 +22,7 @@ from src.core.collector import thaw_collector
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
+from src.engine.arrivals import Arrivals
 from src.engine.devices import Device, StepSpan
 from src.engine.forward_pass import Code, ForwardPass, RunnerClosedError
 from src.engine.graphs import GraphPool, GraphStats
@@ -36,6 +37,7 @@ from src.models.regions import Regions
 from src.ops.cpu.build import is_building, is_compiling, kernel_library
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import use_threads
+from src.ops.cpu.places import Places
 from src.ops.cpu.step import CompiledStep
 
 T = TypeVar("T")
@@ -98,6 +100,9 @@ class Runner:
         self._closing = False
         # Steps that were launched and have not arrived, counted by the event loop.
         self._num_outstanding = 0
+        self._arrivals = Arrivals(_resolve)
+        # Where the host computes, once there are kernels.
+        self._places: Places | None = None
         self._device_thread = ThreadPoolExecutor(1, "slipstream-device", self._use_threads)
         # Weights and KV memory were written on other streams than the steps'.
         device.synchronize()
@@ -126,12 +131,15 @@ class Runner:
         of those that no later plan installs again.
         """
         loop = asyncio.get_running_loop()
+        self._arrivals.listen(loop)
+        if self._places is not None:
+            self._places.loop_is_here()
         for key in ended:
             self._grammars.abandon(key)
         in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.monotonic()))
         self._num_outstanding += 1
         in_flight.future.add_done_callback(self._arrived)
-        self._device_thread.submit(self._run, in_flight, admitted, ended, loop)
+        self._device_thread.submit(self._run, in_flight, admitted, ended)
         return in_flight
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -257,6 +265,7 @@ class Runner:
         self._closing = True
         self._device_thread.shutdown(wait=True)
         self._device.close()
+        self._arrivals.close()
         self._grammars.close()
         self._forward_pass.stop()
         if self._computer.graphs is not None:
@@ -268,13 +277,12 @@ class Runner:
         in_flight: InFlight,
         admitted: Sequence[Request],
         ended: Sequence[int],
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         try:
             with torch.inference_mode(), self._device.stream():
-                self._execute(in_flight, admitted, ended, loop)
+                self._execute(in_flight, admitted, ended)
         except Exception as error:
-            self._fail(in_flight, self._neutralize(in_flight.plan, error), loop)
+            self._fail(in_flight, self._neutralize(in_flight.plan, error))
 
     def _neutralize(self, plan: StepPlan, error: Exception) -> Exception:
         """Make harmless what a failed step left in its rows; returns what the step failed with.
@@ -297,11 +305,15 @@ class Runner:
         in_flight: InFlight,
         admitted: Sequence[Request],
         ended: Sequence[int],
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         if self._awaits_kernels:
             self._awaits_kernels = is_building()
             self._use_threads()
+            library = kernel_library()
+            if library is not None and self._device.is_host:
+                self._places = Places(library.path)
+        if self._places is not None:
+            self._places.leave_loop()
         plan = in_flight.plan
         span = self._device.begin(in_flight.times)
         for request in admitted:
@@ -315,7 +327,7 @@ class Runner:
         self._follow(plan, output, span)
         span.deliver(
             lambda: self._read(plan, output),
-            lambda outcome: self._deliver(in_flight, outcome, loop),
+            lambda outcome: self._deliver(in_flight, outcome),
         )
 
     def _follow(self, plan: StepPlan, output: StepOutput, span: StepSpan) -> None:
@@ -366,38 +378,24 @@ class Runner:
                 rows.append(RowResult(step.row, step.generation, [], None, prompt_logprobs))
         return StepResult(plan.step_id, rows, output.failures)
 
-    def _deliver(
-        self,
-        in_flight: InFlight,
-        outcome: StepResult | Exception,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    def _deliver(self, in_flight: InFlight, outcome: StepResult | Exception) -> None:
         if isinstance(outcome, Exception):
-            self._fail(in_flight, outcome, loop)
+            self._fail(in_flight, outcome)
         else:
-            _post(loop, in_flight, outcome)
+            self._arrivals.post((in_flight, outcome))
 
-    def _fail(self, in_flight: InFlight, error: Exception, loop: asyncio.AbstractEventLoop) -> None:
+    def _fail(self, in_flight: InFlight, error: Exception) -> None:
         in_flight.times.device_end = time.monotonic()
         failure = self._device.failure()
         if failure is not None:
             lost = DeviceLostError(f"the device failed: {failure}")
             lost.__cause__ = error
             error = lost
-        _post(loop, in_flight, error)
+        self._arrivals.post((in_flight, error))
 
 
-def _post(
-    loop: asyncio.AbstractEventLoop,
-    in_flight: InFlight,
-    outcome: StepResult | Exception,
-) -> None:
-    """Resolve a step's future from another thread; the loop may be gone by then."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(_resolve, in_flight, outcome)
-
-
-def _resolve(in_flight: InFlight, outcome: StepResult | Exception) -> None:
+def _resolve(arrival: tuple[InFlight, StepResult | Exception]) -> None:
+    in_flight, outcome = arrival
     future = in_flight.future
     in_flight.times.arrived = time.monotonic()
     if future.cancelled():

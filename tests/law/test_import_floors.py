@@ -62,6 +62,7 @@ DEVICE = {
     "graphs",
     "kv_cache",
     "sampling",
+    "arrivals",
     "in_flight",
     "transfer",
     "prompt_scores",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import torch
 from src.ops import LINEAR
 from src.ops.cpu import build
 from src.ops.cpu.kernel_library import KernelLibrary, use_threads
+from src.ops.cpu.places import Places
 
 ROOT = Path(__file__).parents[2]
 TASKS = Path("/proc/self/task")
@@ -104,6 +106,82 @@ int main() {
 }
 """
 
+# Where a helper may run: asleep, not where its caller was last; at work, wherever it could before.
+# With an argument, somebody tells a sleeping helper another CPU, and that holds.
+PLACES = """
+#include <dirent.h>
+#include <sched.h>
+#include <unistd.h>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include "parallel.h"
+int helper() {
+  DIR* tasks = opendir("/proc/self/task");
+  int found = -1;
+  while (dirent* entry = readdir(tasks)) {
+    const int id = std::atoi(entry->d_name);
+    if (id > 0 && id != getpid()) found = id;
+  }
+  closedir(tasks);
+  return found;
+}
+bool may(int id, const cpu_set_t& cpus) {
+  cpu_set_t now;
+  return sched_getaffinity(id, sizeof now, &now) == 0 && CPU_EQUAL(&now, &cpus);
+}
+bool comes_to(int id, const cpu_set_t& cpus) {
+  for (int i = 0; i < 5000; ++i) {
+    if (may(id, cpus)) return true;
+    usleep(1000);
+  }
+  return false;
+}
+// Whether all that the helper does here it does where it may.
+bool work(const cpu_set_t& cpus) {
+  std::atomic<int> helped{0}, wrong{0};
+  for (int round = 0; round < 1000 && helped == 0; ++round) {
+    parallel(2, 4, [&](int) {
+      usleep(2000);
+      if (gettid() == getpid()) return;
+      helped.fetch_add(1);
+      if (!may(0, cpus)) wrong.fetch_add(1);
+    });
+  }
+  return helped > 0 && wrong == 0;
+}
+int main(int count, char**) {
+  cpu_set_t all;
+  sched_getaffinity(0, sizeof all, &all);
+  if (CPU_COUNT(&all) < 2) return 0;
+  if (!work(all)) return 1;
+  const int id = helper();
+  int moves = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE && moves < 6; ++cpu) {
+    if (!CPU_ISSET(cpu, &all)) continue;
+    ++moves;
+    cpu_set_t here, others = all;
+    CPU_ZERO(&here);
+    CPU_SET(cpu, &here);
+    CPU_CLR(cpu, &others);
+    sched_setaffinity(0, sizeof here, &here);
+    // Asleep already, it is kept from there; and again when it goes back to sleep.
+    slipstream_rouse(2);
+    if (!work(all)) return 2;
+    if (!comes_to(id, others)) return 3;
+    if (count > 1) {
+      sched_setaffinity(id, sizeof here, &here);
+      if (!work(here)) return 4;
+      sched_setaffinity(id, sizeof all, &all);
+      if (!work(all)) return 5;
+    }
+  }
+  cpu_set_t mine;
+  sched_getaffinity(0, sizeof mine, &mine);
+  return CPU_COUNT(&mine) == 1 ? 0 : 6;
+}
+"""
+
 
 def arguments() -> tuple[torch.Tensor, ...]:
     args: tuple[torch.Tensor, ...] = LINEAR.build("cpu", tokens=200, inputs=256, outputs=1000)
@@ -128,7 +206,7 @@ def test_threads_change_no_bit(
             assert torch.equal(library.streamed_linear(*args), expected)
 
 
-def answer_of(program: str, folder: Path) -> tuple[int, str]:
+def answer_of(program: str, folder: Path, *words: str) -> tuple[int, str]:
     """Of a program with the pool: what it returns, and what it prints."""
     source, executable = folder / "program.cpp", folder / "program"
     source.write_text(program)
@@ -136,7 +214,9 @@ def answer_of(program: str, folder: Path) -> tuple[int, str]:
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-pthread", "-I", str(kernels)]
     command += [str(source), str(kernels / "pool.cpp"), "-o", str(executable)]
     subprocess.run(command, check=True)
-    answer = subprocess.run([executable], capture_output=True, text=True, check=False, timeout=60)
+    answer = subprocess.run(
+        [executable, *words], capture_output=True, text=True, check=False, timeout=60
+    )
     return answer.returncode, answer.stdout
 
 
@@ -148,6 +228,41 @@ def test_a_part_without_memory_fails_the_call_once_all_others_are_done(tmp_path:
 def test_who_is_roused_keeps_watch_for_a_moment(tmp_path: Path) -> None:
     """Small pieces of work are then worth being cut; without work the threads go back to sleep."""
     assert answer_of(WATCH, tmp_path) == (0, "1 800\n")
+
+
+@linux_only
+@pytest.mark.parametrize("words", [[], ["somebody else decides"]])
+def test_who_sleeps_does_not_wake_where_its_caller_runs(tmp_path: Path, words: list[str]) -> None:
+    assert answer_of(PLACES, tmp_path, *words) == (0, "")
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="needs Linux with two CPUs"
+)
+def test_who_meets_the_event_loop_again_and_again_leaves_its_cpu(library: KernelLibrary) -> None:
+    places, where = Places(library.path), ctypes.CDLL(None).sched_getcpu
+    allowed = os.sched_getaffinity(0)
+    left = []
+
+    def meet(cpu: int) -> None:
+        for _ in range(100):
+            os.sched_setaffinity(0, {cpu})
+            places.loop_is_here()
+            os.sched_setaffinity(0, allowed)
+            for _ in range(2):
+                places.leave_loop()
+            stayed = where() == cpu
+            places.leave_loop()
+            assert os.sched_getaffinity(0) == allowed
+            left.append(stayed and where() != cpu)
+
+    for cpu in sorted(allowed)[:2]:
+        thread = threading.Thread(target=meet, args=(cpu,))
+        thread.start()
+        thread.join()
+    # The system moves it, too; but never has it stay.
+    assert len(left) == 200
+    assert sum(left) > 100
 
 
 @linux_only

@@ -8,7 +8,8 @@
 //
 // To wake a sleeping thread takes tens of microseconds, as long as a small model's projection. So
 // from the beginning of a layer, and from any piece of work, all threads keep watch for a moment
-// before they sleep, and let whoever wants their CPU have it.
+// before they sleep, and let whoever wants their CPU have it. They wake where their caller is not, and
+// it wakes where it was (`place.h`).
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -22,6 +23,7 @@
 
 #include "abi.h"
 #include "parallel.h"
+#include "place.h"
 
 namespace {
 
@@ -32,6 +34,13 @@ constexpr int kPatience = 2000;  // looks at who still works, before the caller 
 constexpr auto kWatch = std::chrono::microseconds(200);
 constexpr int kLooks = 16;            // of who keeps watch, before it offers its CPU
 constexpr double kWatcherCost = 4;    // microseconds, about, until one who keeps watch has begun
+constexpr int kMeetings = 3;          // in a row, after which a thread leaves the event loop's CPU
+
+struct Helper {
+  Place place;
+  bool is_asleep = false;
+  Helper* next = nullptr;
+};
 
 class Pool {
  public:
@@ -41,8 +50,7 @@ class Pool {
     int64_t missing = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      grow(threads - 1);
-      watch_on();
+      prepare(threads - 1);
       function_ = function, data_ = data;
       const int64_t wanted = std::min(threads - 1, size_);
       wanted_.store(wanted, std::memory_order_release);
@@ -55,11 +63,7 @@ class Pool {
       wanted_.store(0, std::memory_order_relaxed);
       watch_on();
     }
-    for (int i = 0; i < kPatience && working_.load(std::memory_order_acquire) > 0; ++i) relax();
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      end_.wait(lock, [this] { return working_.load(std::memory_order_relaxed) == 0; });
-    }
+    await_end();
     is_taken_.store(false, std::memory_order_release);
   }
 
@@ -68,8 +72,7 @@ class Pool {
     int64_t missing = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      grow(threads - 1);
-      watch_on();
+      prepare(threads - 1);
       const int64_t wanted = std::min(threads - 1, size_);
       missing = std::min(wanted - watching_.load(std::memory_order_relaxed), asleep_);
       if (missing <= 0) return;
@@ -98,6 +101,30 @@ class Pool {
     for (int64_t i = std::min<int64_t>(wanted, 2); i > 0; --i) begin_.notify_one();
   }
 
+  void await_end() {
+    const auto is_over = [this] { return working_.load(std::memory_order_acquire) == 0; };
+    for (int i = 0; i < kPatience && !is_over(); ++i) relax();
+    Place place;
+    if (!is_over()) place.stay();
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      end_.wait(lock, is_over);
+    }
+    place.release();
+  }
+
+  // With the lock.
+  void prepare(int64_t helpers) {
+    grow(helpers);
+    watch_on();
+    const int cpu = current_cpu();
+    if (cpu == callers_cpu_.load(std::memory_order_relaxed)) return;
+    callers_cpu_.store(cpu, std::memory_order_relaxed);
+    for (Helper* helper = helpers_; helper; helper = helper->next) {
+      if (helper->is_asleep) helper->place.avoid(cpu);
+    }
+  }
+
   void grow(int64_t helpers) {
     if (size_ >= helpers) return;
     sigset_t others, before;
@@ -114,9 +141,11 @@ class Pool {
   }
 
   [[noreturn]] void serve() {
+    Helper self;
     std::unique_lock<std::mutex> lock(mutex_);
+    self.next = helpers_, helpers_ = &self;
     for (;;) {
-      while (wanted_.load(std::memory_order_relaxed) == 0) watch_or_sleep(lock);
+      while (wanted_.load(std::memory_order_relaxed) == 0) watch_or_sleep(lock, self);
       const int64_t missing = wanted_.load(std::memory_order_relaxed) - 1;
       wanted_.store(missing, std::memory_order_relaxed);
       working_.fetch_add(1, std::memory_order_relaxed);
@@ -125,6 +154,7 @@ class Pool {
       const int64_t more = std::min(missing - watching_.load(std::memory_order_relaxed), asleep_);
       lock.unlock();
       wake(more);
+      self.place.release();
       function(data);
       watch_on();
       lock.lock();
@@ -133,21 +163,24 @@ class Pool {
   }
 
   // With the lock; without it meanwhile.
-  void watch_or_sleep(std::unique_lock<std::mutex>& lock) {
+  void watch_or_sleep(std::unique_lock<std::mutex>& lock, Helper& self) {
     watching_.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
     const bool has_work = watch();
+    if (!has_work) self.place.avoid(callers_cpu_.load(std::memory_order_relaxed));
     lock.lock();
     watching_.fetch_sub(1, std::memory_order_relaxed);
     if (has_work || may_watch()) return;
-    ++asleep_;
+    self.place.avoid(callers_cpu_.load(std::memory_order_relaxed));
+    self.is_asleep = true, ++asleep_;
     begin_.wait(lock, [this] { return wanted_.load(std::memory_order_relaxed) > 0 || roused_ > 0; });
-    --asleep_;
+    self.is_asleep = false, --asleep_;
     if (roused_ == 0) return;
     --roused_;
     const int64_t more = std::min(roused_, asleep_);
     lock.unlock();
     wake(more);
+    self.place.release();
     lock.lock();
   }
 
@@ -175,6 +208,8 @@ class Pool {
   std::atomic<int64_t> wanted_{0};    // that may still join
   std::atomic<Clock::duration> watch_until_{Clock::duration::zero()};  // since the clock's beginning
   int64_t size_ = 0, asleep_ = 0, roused_ = 0;  // there are; that sleep; that shall keep watch
+  std::atomic<int> callers_cpu_{-1};  // where the caller ran when it wanted somebody last
+  Helper* helpers_ = nullptr;
   Function* function_ = nullptr;
   void* data_ = nullptr;
 };
@@ -194,11 +229,28 @@ Pool& the_pool() {
 }
 
 double wake_cost = 50;
+std::atomic<int> loops_cpu{-1};  // where the event loop ran when it said so last
 
 }  // namespace
 
 // So that tests have small pieces of work cut too.
 SLIPSTREAM_EXPORT void slipstream_assume_wake_cost(double microseconds) { wake_cost = microseconds; }
+
+SLIPSTREAM_EXPORT void slipstream_loop_is_here() {
+  loops_cpu.store(current_cpu(), std::memory_order_relaxed);
+}
+
+SLIPSTREAM_EXPORT void slipstream_leave_loop() {
+  thread_local int meetings = 0;
+  const int cpu = current_cpu();
+  meetings = cpu >= 0 && cpu == loops_cpu.load(std::memory_order_relaxed) ? meetings + 1 : 0;
+  if (meetings < kMeetings) return;
+  meetings = 0;
+  // Awake, it is moved at once, and may come back later.
+  Place place;
+  place.avoid(cpu);
+  place.release();
+}
 
 double slipstream_begin_cost() {
   return the_pool().is_watched() ? std::min(wake_cost, kWatcherCost) : wake_cost;
