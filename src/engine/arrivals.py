@@ -15,8 +15,8 @@ T = TypeVar("T")
 class Arrivals(Generic[T]):
     """Has something taken on the event loop that any thread posts.
 
-    As `call_soon_threadsafe`, but on Linux by an eventfd: that writes to a socket, and Linux takes
-    who writes to another's socket to be about to sleep, and puts the reader on its CPU. Here the
+    By an eventfd, on Linux. `call_soon_threadsafe` writes to a socket, and Linux takes who writes
+    to another thread's socket to be about to sleep, and may put the reader on its CPU; here the
     writer goes on with the next step.
 
     Parameters
@@ -40,15 +40,19 @@ class Arrivals(Generic[T]):
             return
         assert self._loop is None, "an engine lives on one event loop"
         self._loop = loop
-        if not hasattr(os, "eventfd"):
-            return
+        if hasattr(os, "eventfd"):
+            # Without one, or a loop that can listen to it, there is the other way.
+            with contextlib.suppress(OSError, NotImplementedError):
+                self._open_event(loop)
+
+    def _open_event(self, loop: asyncio.AbstractEventLoop) -> None:
         event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             loop.add_reader(event, self._take_all)
-        except NotImplementedError:
+        except BaseException:
             os.close(event)
-        else:
-            self._event = event
+            raise
+        self._event = event
 
     def post(self, arrival: T) -> None:
         """From any thread; the loop may be gone by then."""
@@ -73,7 +77,13 @@ class Arrivals(Generic[T]):
 
     def _take_posted(self) -> None:
         while self._posted:
-            self._take(self._posted.popleft())
+            try:
+                self._take(self._posted.popleft())
+            except Exception as error:
+                # What was posted behind it is nobody's fault.
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a result could not be taken", "exception": error}
+                )
 
     def _end(self) -> None:
         self._take_posted()

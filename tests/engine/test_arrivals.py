@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,34 +20,50 @@ pytestmark = pytest.mark.anyio
 DESCRIPTORS = Path("/proc/self/fd")
 
 
-@pytest.fixture(params=["as the system can", "without eventfd", "without readers"])
+@pytest.fixture(params=["as the system can", "no eventfd", "too many files", "no readers"])
 def loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "without eventfd":
+    if request.param == "no eventfd":
         monkeypatch.delattr(os, "eventfd", raising=False)
-    if request.param == "without readers":
-        monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", _no_readers)
+    if request.param == "too many files":
+        monkeypatch.setattr(os, "eventfd", _raise(OSError(errno.EMFILE, "")), raising=False)
+    if request.param == "no readers":
+        error = NotImplementedError()
+        monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", _raise(error))
     return str(request.param)
 
 
-def _no_readers(*_: object) -> None:
-    raise NotImplementedError
+def _raise(error: Exception) -> Callable[..., None]:
+    def function(*_: object) -> None:
+        raise error
+
+    return function
 
 
-async def until(taken: list[int], count: int) -> None:
-    async with asyncio.timeout(20):
-        while len(taken) < count:
-            await asyncio.sleep(0.001)
+class Taker:
+    """Keeps what it takes, and wakes who waits for it; nothing else wakes the loop."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.threads: set[int] = set()
+        self._changed = asyncio.Event()
+
+    def take(self, number: int) -> None:
+        if number < 0:
+            raise ValueError(number)
+        self.taken.append(number)
+        self.threads.add(threading.get_ident())
+        self._changed.set()
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.taken) < count:
+                self._changed.clear()
+                await self._changed.wait()
 
 
 async def test_all_is_taken_on_the_loop_in_its_order(loop_kind: str) -> None:
-    taken: list[int] = []
-    threads: set[int] = set()
-
-    def take(number: int) -> None:
-        taken.append(number)
-        threads.add(threading.get_ident())
-
-    arrivals = Arrivals(take)
+    taker = Taker()
+    arrivals = Arrivals(taker.take)
     arrivals.listen(asyncio.get_running_loop())
     arrivals.listen(asyncio.get_running_loop())
 
@@ -56,22 +74,36 @@ async def test_all_is_taken_on_the_loop_in_its_order(loop_kind: str) -> None:
     for first in (0, 500):
         poster = threading.Thread(target=post, args=(first,))
         poster.start()
-        await until(taken, first + 500)
+        await taker.until(first + 500)
         poster.join()
-    assert taken == list(range(1000))
-    assert threads == {threading.get_ident()}
+    assert taker.taken == list(range(1000))
+    assert taker.threads == {threading.get_ident()}
+    arrivals.close()
+
+
+async def test_one_that_cannot_be_taken_keeps_no_other_one_waiting(loop_kind: str) -> None:
+    taker, told = Taker(), []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    arrivals = Arrivals(taker.take)
+    arrivals.listen(loop)
+    for number in (1, -2, 3):
+        arrivals.post(number)
+    await taker.until(2)
+    assert taker.taken == [1, 3]
+    assert [str(error) for error in told] == ["-2"]
     arrivals.close()
 
 
 async def test_what_is_posted_before_the_end_is_taken(loop_kind: str) -> None:
-    taken: list[int] = []
-    arrivals = Arrivals(taken.append)
+    taker = Taker()
+    arrivals = Arrivals(taker.take)
     arrivals.listen(asyncio.get_running_loop())
     arrivals.post(1)
     arrivals.post(2)
     arrivals.close()
-    await until(taken, 2)
-    assert taken == [1, 2]
+    await taker.until(2)
+    assert taker.taken == [1, 2]
 
 
 def test_a_loop_that_is_gone_takes_nothing(loop_kind: str) -> None:
@@ -89,20 +121,22 @@ def test_a_loop_that_is_gone_takes_nothing(loop_kind: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for descriptors")
 def test_no_descriptor_stays_open() -> None:
-    async def listen(ends: bool, closes: bool) -> None:
-        taken: list[int] = []
+    async def listen(closes: bool) -> Arrivals[int]:
         arrivals = Arrivals(taken.append)
         arrivals.listen(asyncio.get_running_loop())
         arrivals.post(1)
         if closes:
             arrivals.close()
-        if ends:
-            await asyncio.sleep(0)
+        return arrivals
 
-    # The first loop leaves things behind that all later ones share.
-    asyncio.run(asyncio.sleep(0))
+    taken: list[int] = []
+    asyncio.run(listen(True))
+    gc.collect()
     before = len(list(DESCRIPTORS.iterdir()))
-    for ends, closes in [(True, True), (False, True), (True, False)]:
-        asyncio.run(listen(ends, closes))
+    asyncio.run(listen(True))
+    asyncio.run(listen(False))
+    # The loop is gone by then.
+    asyncio.run(listen(False)).close()
     gc.collect()
     assert len(list(DESCRIPTORS.iterdir())) == before
+    assert taken[:2] == [1, 1]

@@ -154,7 +154,8 @@ int main(int count, char**) {
   cpu_set_t all;
   sched_getaffinity(0, sizeof all, &all);
   if (CPU_COUNT(&all) < 2) return 0;
-  if (!work(all)) return 1;
+  // The helper's parts are so long that its caller slept, too.
+  if (!work(all) || !may(0, all)) return 1;
   const int id = helper();
   int moves = 0;
   for (int cpu = 0; cpu < CPU_SETSIZE && moves < 6; ++cpu) {
@@ -236,33 +237,49 @@ def test_who_sleeps_does_not_wake_where_its_caller_runs(tmp_path: Path, words: l
     assert answer_of(PLACES, tmp_path, *words) == (0, "")
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="needs Linux with two CPUs"
-)
+@linux_only
 def test_who_meets_the_event_loop_again_and_again_leaves_its_cpu(library: KernelLibrary) -> None:
     places, where = Places(library.path), ctypes.CDLL(None).sched_getcpu
     allowed = os.sched_getaffinity(0)
-    left = []
+    moves, elsewhere = [], []
 
     def meet(cpu: int) -> None:
-        for _ in range(100):
+        for _ in range(30):
             os.sched_setaffinity(0, {cpu})
             places.loop_is_here()
             os.sched_setaffinity(0, allowed)
-            for _ in range(2):
-                places.leave_loop()
-            stayed = where() == cpu
-            places.leave_loop()
+            asked = [places.leave_loop() for _ in range(3)]
+            if asked == [False, False, True]:
+                elsewhere.append(where() != cpu)
+            moves.append(sum(asked))
             assert os.sched_getaffinity(0) == allowed
-            left.append(stayed and where() != cpu)
+            time.sleep(0.025)
 
     for cpu in sorted(allowed)[:2]:
         thread = threading.Thread(target=meet, args=(cpu,))
         thread.start()
         thread.join()
-    # The system moves it, too; but never has it stay.
-    assert len(left) == 200
-    assert sum(left) > 100
+    assert max(moves) == 1
+    # The system moves it as well, at times before it has met the loop three times.
+    assert sum(moves) > len(moves) / 2
+    assert len(allowed) == 1 or sum(elsewhere) > len(elsewhere) / 2
+
+
+@linux_only
+def test_who_has_left_the_event_loops_cpu_stays_for_a_while(library: KernelLibrary) -> None:
+    places, moves, seconds = Places(library.path), [], []
+
+    def meet() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        places.loop_is_here()
+        before = time.monotonic()
+        moves.append(sum(places.leave_loop() for _ in range(100)))
+        seconds.append(time.monotonic() - before)
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    thread.join()
+    assert 1 <= moves[0] <= 1 + seconds[0] / 0.02
 
 
 @linux_only

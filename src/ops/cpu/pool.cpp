@@ -35,6 +35,7 @@ constexpr auto kWatch = std::chrono::microseconds(200);
 constexpr int kLooks = 16;            // of who keeps watch, before it offers its CPU
 constexpr double kWatcherCost = 4;    // microseconds, about, until one who keeps watch has begun
 constexpr int kMeetings = 3;          // in a row, after which a thread leaves the event loop's CPU
+constexpr auto kStay = std::chrono::milliseconds(20);  // before it does so again
 
 struct Helper {
   Place place;
@@ -229,7 +230,7 @@ Pool& the_pool() {
 }
 
 double wake_cost = 50;
-std::atomic<int> loops_cpu{-1};  // where the event loop ran when it said so last
+std::atomic<int> loops_cpu{-1};  // where an event loop ran when one said so last
 
 }  // namespace
 
@@ -240,15 +241,22 @@ SLIPSTREAM_EXPORT void slipstream_loop_is_here() {
   loops_cpu.store(current_cpu(), std::memory_order_relaxed);
 }
 
-SLIPSTREAM_EXPORT void slipstream_leave_loop() {
+// Whether the calling thread should leave the event loop's CPU.
+SLIPSTREAM_EXPORT int slipstream_meets_loop() {
   thread_local int meetings = 0;
+  thread_local Clock::time_point last;
   const int cpu = current_cpu();
   meetings = cpu >= 0 && cpu == loops_cpu.load(std::memory_order_relaxed) ? meetings + 1 : 0;
-  if (meetings < kMeetings) return;
+  if (meetings < kMeetings || Clock::now() < last + kStay) return 0;
   meetings = 0;
-  // Awake, it is moved at once, and may come back later.
+  last = Clock::now();
+  return 1;
+}
+
+// Awake, it is moved at once, and may come back later. Where all CPUs are busy that takes a while.
+SLIPSTREAM_EXPORT void slipstream_change_cpu() {
   Place place;
-  place.avoid(cpu);
+  place.avoid(current_cpu());
   place.release();
 }
 
