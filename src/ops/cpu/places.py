@@ -36,7 +36,7 @@ class Places:
     def leave_loop(self) -> bool:
         """Called by the device thread before a step: move, after three meetings in a row.
 
-        Not twice within 20 ms. The CPUs that the thread may use are the same afterwards as before.
+        Not twice within 2 ms. The CPUs that the thread may use are the same afterwards as before.
         """
         if not self._meets_loop():
             return False

@@ -35,7 +35,7 @@ constexpr auto kWatch = std::chrono::microseconds(200);
 constexpr int kLooks = 16;            // of who keeps watch, before it offers its CPU
 constexpr double kWatcherCost = 4;    // microseconds, about, until one who keeps watch has begun
 constexpr int kMeetings = 3;          // in a row, after which a thread leaves the event loop's CPU
-constexpr auto kStay = std::chrono::milliseconds(20);  // before it does so again
+constexpr auto kStay = std::chrono::milliseconds(2);  // before it does so again
 
 struct Helper {
   Place place;
