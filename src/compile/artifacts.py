@@ -53,11 +53,14 @@ class Artifact:
         The code that calls the kernels, as it was generated.
     result
         ``module:name`` of the named tuple that the function returns, None for a single tensor.
+    has_own_tensors
+        Whether the library was rewritten by `with_own_tensors`.
     """
 
     shared_object: Path
     source: Path
     result: str | None
+    has_own_tensors: bool
 
 
 class ArtifactCache:
@@ -74,7 +77,12 @@ class ArtifactCache:
             library = directory / manifest["library"]
             if hashlib.sha256(library.read_bytes()).hexdigest() != manifest["sha256"]:
                 raise ValueError("the library changed since it was built")
-            return Artifact(library, directory / manifest["source"], manifest["result"])
+            return Artifact(
+                library,
+                directory / manifest["source"],
+                manifest["result"],
+                manifest["has_own_tensors"],
+            )
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -108,14 +116,19 @@ class ArtifactCache:
             yield directory
 
     @staticmethod
-    def publish(directory: Path, library: Path, source: Path, result: str | None) -> None:
+    def publish(directory: Path, made: Artifact) -> None:
         """Move an artifact's files, on the same file system, to where readers find them."""
-        digest = hashlib.sha256(library.read_bytes()).hexdigest()
+        digest = hashlib.sha256(made.shared_object.read_bytes()).hexdigest()
         names = {"library": f"{digest[:16]}.so", "source": f"{digest[:16]}.cpp"}
-        manifest = {**names, "sha256": digest, "result": result}
-        os.replace(library, directory / names["library"])
-        os.replace(source, directory / names["source"])
-        written = library.with_name("manifest.json")
+        manifest = {
+            **names,
+            "sha256": digest,
+            "result": made.result,
+            "has_own_tensors": made.has_own_tensors,
+        }
+        os.replace(made.shared_object, directory / names["library"])
+        os.replace(made.source, directory / names["source"])
+        written = made.shared_object.with_name("manifest.json")
         written.write_text(json.dumps(manifest, indent=1))
         os.replace(written, directory / "manifest.json")
 

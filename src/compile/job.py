@@ -18,12 +18,13 @@ import torch
 from src.ops.cpu.levels import cpu_flags
 
 # Of what the worker writes and the loader expects.
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _PACKAGE: Final = Path(__file__).parent
 
 OPTIONS: Final[Mapping[str, Any]] = {
-    # The wrapper only calls; its optimization costs seconds and saves under a microsecond.
-    "aot_inductor.compile_wrapper_opt_level": "O0",
+    # The wrapper only calls, but unoptimized it does so by way of functions of many small classes:
+    # with one stream of a small model a ninth of a step. More than this gains nothing.
+    "aot_inductor.compile_wrapper_opt_level": "O1",
     "aot_inductor.enable_line_tables": False,
     # Four functions are too few for precompiled headers to pay for themselves; workers would wait
     # for each other's, and the openssl command would be needed.
@@ -160,7 +161,7 @@ def _sources(function: Callable[..., Any]) -> list[Path]:
                 pending.append(owner)
     files = {inspect.getsourcefile(sys.modules[name]) for name in names}
     reached = {Path(file) for file in files if file is not None}
-    return sorted(reached | {_PACKAGE / "job.py", _PACKAGE / "worker.py"})
+    return sorted(reached | {_PACKAGE / name for name in ("job.py", "own_tensors.py", "worker.py")})
 
 
 def _owner(value: Any) -> str | None:

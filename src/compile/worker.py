@@ -23,8 +23,9 @@ from typing import Any, Final
 
 import torch
 
-from src.compile.artifacts import ArtifactCache
+from src.compile.artifacts import Artifact, ArtifactCache
 from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitute
+from src.compile.own_tensors import with_own_tensors
 from src.compile.worker_setup import Setup
 from src.ops.linear import LINEAR
 
@@ -82,7 +83,12 @@ def _compile_into(job: Job, directory: Path) -> None:
                     _extract(archive, name, library)
                 elif name.endswith(".wrapper.cpp"):
                     _extract(archive, name, source)
-        ArtifactCache.publish(directory, library, source, result)
+        rewritten = with_own_tensors(library.read_bytes())
+        if rewritten is not None:
+            library.write_bytes(rewritten)
+        ArtifactCache.publish(
+            directory, Artifact(library, source, result, has_own_tensors=rewritten is not None)
+        )
 
 
 def _extract(archive: zipfile.ZipFile, name: str, target: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_what_is_corrupt_or_foreign_is_built_again(
         assert cache.find(job) is None
     (tmp_path / "library.so").write_bytes(good.shared_object.read_bytes())
     (tmp_path / "wrapper.cpp").write_text("")
-    cache.publish(directory, tmp_path / "library.so", tmp_path / "wrapper.cpp", good.result)
+    cache.publish(directory, replace(good, shared_object=tmp_path / "library.so", source=tmp_path / "wrapper.cpp"))
     copied = cache.find(job)
     assert copied is not None
     copied.shared_object.write_bytes(copied.shared_object.read_bytes()[:-1])
@@ -149,7 +150,7 @@ def test_what_is_corrupt_or_foreign_is_built_again(
     # Whole, and not what it should be.
     (tmp_path / "library.so").write_text("no library")
     (tmp_path / "wrapper.cpp").write_text("")
-    cache.publish(directory, tmp_path / "library.so", tmp_path / "wrapper.cpp", good.result)
+    cache.publish(directory, replace(good, shared_object=tmp_path / "library.so", source=tmp_path / "wrapper.cpp"))
     again = Compilation([job], tmp_path)
     (function,) = again.load(caller)
     assert again.num_compiled == 1

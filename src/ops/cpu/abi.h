@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 12
+#define SLIPSTREAM_ABI 13
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -97,7 +97,8 @@ SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 SLIPSTREAM_EXPORT QuantizeFunction slipstream_quantize;
 SLIPSTREAM_EXPORT LayOutFunction slipstream_lay_out;
 
-// Code that was compiled ahead of time. A Handle is a pointer to an at::Tensor.
+// Code that was compiled ahead of time. A Handle is a pointer to an at::Tensor, or to a Tensor
+// (tensors.h) for code that was made to take those.
 typedef void* Handle;
 
 struct TorchFunctions {  // aoti_torch_...
@@ -125,6 +126,7 @@ constexpr DTypePair kTorchDTypes[] = {
 
 constexpr int kMaxDims = 3;
 constexpr int kMaxTokenInputs = 3;
+constexpr int kMaxResults = 8;
 
 struct BoundInput {
   Handle handle;  // of a weight; null of an argument whose dimension 0 counts tokens
@@ -161,7 +163,8 @@ struct RowStep {
 
 SLIPSTREAM_EXPORT void slipstream_use_torch(const TorchFunctions*);
 SLIPSTREAM_EXPORT Bound* slipstream_bind(CompiledFunction*, void* container, const BoundInput*,
-                                         int64_t num_inputs, int64_t num_outputs, int64_t threads);
+                                         int64_t num_inputs, int64_t num_outputs, int64_t threads,
+                                         int64_t has_own_tensors);
 SLIPSTREAM_EXPORT void slipstream_unbind(Bound*);
 // `data` are the token arguments, contiguous; results are the caller's. Not for two threads at once.
 SLIPSTREAM_EXPORT int slipstream_call(const Bound*, int64_t tokens, void* const* data,

@@ -54,6 +54,7 @@ _UNITS = (
     "self_check.cpp",
     "sockets.cpp",
     "step.cpp",
+    "tensors.cpp",
 )
 _FLAGS = [
     "-std=c++17",

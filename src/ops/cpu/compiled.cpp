@@ -9,83 +9,196 @@ thread_local int64_t slipstream_threads = 1;
 
 namespace {
 
-int dtype_of(Handle tensor) {
-  int32_t code = -1;
-  slipstream_torch.get_dtype(tensor, &code);
-  for (const auto& pair : kTorchDTypes) {
-    if (pair.torch == code) return int(pair.ours);
+// A tensor, whoever's it is.
+struct Seen {
+  void* data = nullptr;
+  int64_t dims = 0;
+  const int64_t *sizes = nullptr, *strides = nullptr;
+  int32_t torch_dtype = -1;
+
+  explicit Seen(Tensor* tensor)
+      : data(tensor->data),
+        dims(tensor->dims),
+        sizes(tensor->sizes),
+        strides(tensor->strides),
+        torch_dtype(tensor->dtype) {}
+
+  explicit Seen(Handle tensor) {
+    int64_t *its_sizes = nullptr, *its_strides = nullptr;
+    slipstream_torch.get_data_ptr(tensor, &data);
+    slipstream_torch.get_dim(tensor, &dims);
+    slipstream_torch.get_sizes(tensor, &its_sizes);
+    slipstream_torch.get_strides(tensor, &its_strides);
+    slipstream_torch.get_dtype(tensor, &torch_dtype);
+    sizes = its_sizes, strides = its_strides;
   }
-  return -1;
+
+  int dtype() const {
+    for (const auto& pair : kTorchDTypes) {
+      if (pair.torch == torch_dtype) return int(pair.ours);
+    }
+    return -1;
+  }
+};
+
+template <class T>  // Tensor*, or torch's Handle
+LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias) {
+  LinearArgs args{};
+  args.tokens = x.sizes[0], args.inputs = x.sizes[1], args.outputs = weight.sizes[0];
+  args.x_stride = x.strides[0], args.threads = slipstream_threads;
+  args.dtype = x.dtype(), args.kind = weight.dtype();
+  if (scales == nullptr && weight.dims == 3) {
+    args.kind = kBFloat16Strips;
+    args.outputs = weight.sizes[0] * kStripOutputs;
+  }
+  if (scales != nullptr) {
+    const Seen seen(*scales);
+    args.group = seen.dims == 1 ? 0 : args.inputs / seen.sizes[1];
+    if (weight.dims == 3) {
+      args.kind = args.kind == kInt8 ? kInt8Strips : kInt4Strips;
+      args.outputs = seen.dims == 1 ? seen.sizes[0] : seen.sizes[0] * seen.sizes[2];
+    }
+    args.scales = static_cast<const float*>(seen.data);
+  }
+  args.x = x.data, args.weight = weight.data;
+  args.bias = bias == nullptr ? nullptr : Seen(*bias).data;
+  return args;
+}
+
+bool lies_in(const void* data, const Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dims; ++i) last += (tensor.sizes[i] - 1) * tensor.strides[i];
+  const char* place = static_cast<const char*>(data);
+  return place >= tensor.data &&
+         place <= tensor.data + last * slipstream_item_size(tensor.dtype);
 }
 
 }  // namespace
 
+int Bound::call(Owned* given, Tensor** results) const {
+  if (!has_own_tensors) return call_with_torch(given, results);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensor* weight = weights[i];
+    if (weight != nullptr) ++weight->references;
+    handles[i] = weight != nullptr ? weight : (given++)->give();
+  }
+  return run_with(reinterpret_cast<Handle*>(results));
+}
+
+int Bound::call_with_torch(Owned* given, Tensor** results) const {
+  Owned arguments[kMaxTokenInputs];
+  int count = 0;
+  bool is_whole = true;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    handles[i] = nullptr;
+    if (inputs[i].handle != nullptr) {
+      is_whole = slipstream_torch.new_handle(inputs[i].handle, &handles[i]) == 0 && is_whole;
+      continue;
+    }
+    Tensor* tensor = *arguments[count++].receive() = (given++)->give();
+    is_whole = slipstream_torch.from_blob(tensor->data, tensor->dims, tensor->sizes,
+                                          tensor->strides, 0, tensor->dtype, kCpu, kNoIndex,
+                                          &handles[i]) == 0 &&
+               is_whole;
+  }
+  if (!is_whole) {
+    for (Handle handle : handles) {
+      if (handle != nullptr) slipstream_torch.delete_tensor(handle);
+    }
+    return kOutOfMemory;
+  }
+  Handle made[kMaxResults] = {};
+  if (int status = run_with(made)) return status;
+  for (int64_t i = 0; i < outputs; ++i) {
+    Tensor* source = nullptr;
+    const void* data = Seen(made[i]).data;
+    for (int j = 0; j < count; ++j) {
+      if (lies_in(data, *arguments[j])) source = arguments[j].get();
+    }
+    results[i] = slipstream_from_torch(made[i], source);
+    is_whole = is_whole && results[i] != nullptr;
+  }
+  if (is_whole) return kOk;
+  for (int64_t i = 0; i < outputs; ++i) {
+    if (results[i] != nullptr) slipstream_release(results[i]);
+  }
+  return kOutOfMemory;
+}
+
 void slipstream_use_torch(const TorchFunctions* functions) { slipstream_torch = *functions; }
 
 Bound* slipstream_bind(CompiledFunction* run, void* container, const BoundInput* inputs,
-                       int64_t num_inputs, int64_t num_outputs, int64_t threads) {
-  return new Bound{run, container, num_outputs, threads, {inputs, inputs + num_inputs}};
+                       int64_t num_inputs, int64_t num_outputs, int64_t threads,
+                       int64_t has_own_tensors) {
+  auto* bound = new Bound{run, container, num_outputs, threads, has_own_tensors != 0,
+                          {inputs, inputs + num_inputs}};
+  bound->handles.resize(size_t(num_inputs));
+  for (const BoundInput& input : bound->inputs) {
+    const bool is_weight = has_own_tensors && input.handle != nullptr;
+    bound->weights.push_back(is_weight ? slipstream_from_torch(input.handle) : nullptr);
+  }
+  return bound;
 }
 
 void slipstream_unbind(Bound* bound) {
-  for (const BoundInput& input : bound->inputs) {
-    if (input.handle != nullptr) slipstream_torch.delete_tensor(input.handle);
+  for (size_t i = 0; i < bound->inputs.size(); ++i) {
+    if (bound->weights[i] != nullptr) {
+      slipstream_release(bound->weights[i]);
+    } else if (bound->inputs[i].handle != nullptr) {
+      slipstream_torch.delete_tensor(bound->inputs[i].handle);
+    }
   }
   delete bound;
 }
 
 int slipstream_call(const Bound* bound, int64_t tokens, void* const* data, Handle* results) {
-  Owned given[kMaxTokenInputs];
+  Owned given[kMaxTokenInputs], made[kMaxResults];
   int count = 0;
   for (const BoundInput& input : bound->inputs) {
     if (input.handle != nullptr) continue;
-    if (!view(input, data[count], tokens, given[count].receive())) return kOutOfMemory;
-    ++count;
+    *given[count].receive() = view(input, data[count], tokens);
+    if (!given[count++]) return kOutOfMemory;
   }
-  return bound->call(given, results);
-}
-
-// The name and the signature that generated code expects of the op `streamed_linear`.
-SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight, Handle* scales,
-                                                         Handle* bias, Handle* result) {
-  auto data = [](Handle tensor) {
-    void* pointer = nullptr;
-    slipstream_torch.get_data_ptr(tensor, &pointer);
-    return pointer;
-  };
-  int64_t *x_sizes = nullptr, *x_strides = nullptr, *weight_sizes = nullptr, weight_dims = 0;
-  slipstream_torch.get_sizes(x, &x_sizes);
-  slipstream_torch.get_strides(x, &x_strides);
-  slipstream_torch.get_sizes(weight, &weight_sizes);
-  slipstream_torch.get_dim(weight, &weight_dims);
-  LinearArgs args{};
-  args.tokens = x_sizes[0], args.inputs = x_sizes[1], args.outputs = weight_sizes[0];
-  args.x_stride = x_strides[0], args.threads = slipstream_threads;
-  args.dtype = dtype_of(x), args.kind = dtype_of(weight);
-  if (scales == nullptr && weight_dims == 3) {
-    args.kind = kBFloat16Strips;
-    args.outputs = weight_sizes[0] * kStripOutputs;
-  }
-  if (scales != nullptr) {
-    int64_t dims = 0, *sizes = nullptr;
-    slipstream_torch.get_dim(*scales, &dims);
-    slipstream_torch.get_sizes(*scales, &sizes);
-    args.group = dims == 1 ? 0 : args.inputs / sizes[1];
-    if (weight_dims == 3) {
-      args.kind = args.kind == kInt8 ? kInt8Strips : kInt4Strips;
-      args.outputs = dims == 1 ? sizes[0] : sizes[0] * sizes[2];
-    }
-    args.scales = static_cast<const float*>(data(*scales));
-  }
-  const int64_t sizes[] = {args.tokens, args.outputs}, strides[] = {args.outputs, 1};
-  int32_t code = -1;
-  slipstream_torch.get_dtype(x, &code);
-  Owned out;
-  if (slipstream_torch.empty_strided(2, sizes, strides, code, kCpu, kNoIndex, out.receive()) != 0) {
+  Tensor* tensors[kMaxResults] = {};
+  if (int status = bound->call(given, tensors)) return status;
+  for (int64_t i = 0; i < bound->outputs; ++i) *made[i].receive() = tensors[i];
+  for (int64_t i = 0; i < bound->outputs; ++i) {
+    results[i] = slipstream_copy_to_torch(*made[i]);
+    if (results[i] != nullptr) continue;
+    while (i > 0) slipstream_torch.delete_tensor(results[--i]);
     return kOutOfMemory;
   }
-  args.x = data(x), args.weight = data(weight), args.out = out.data();
-  args.bias = bias == nullptr ? nullptr : data(*bias);
+  return kOk;
+}
+
+// The name and the signature that generated code expects of the op `streamed_linear`, with torch's
+// tensors and with ours.
+SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight, Handle* scales,
+                                                         Handle* bias, Handle* result) {
+  const Seen input(x);
+  LinearArgs args = linear_args(input, Seen(weight), scales, bias);
+  const int64_t sizes[] = {args.tokens, args.outputs}, strides[] = {args.outputs, 1};
+  Handle out = nullptr;
+  if (slipstream_torch.empty_strided(2, sizes, strides, input.torch_dtype, kCpu, kNoIndex, &out)) {
+    return kOutOfMemory;
+  }
+  args.out = Seen(out).data;
+  const int status = slipstream_linear(&args);
+  if (status == kOk) {
+    *result = out;
+  } else {
+    slipstream_torch.delete_tensor(out);
+  }
+  return status;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_cpu_streamed_linear(Tensor* x, Tensor* weight, Tensor** scales,
+                                                         Tensor** bias, Tensor** result) {
+  LinearArgs args = linear_args(Seen(x), Seen(weight), scales, bias);
+  const int64_t sizes[] = {args.tokens, args.outputs}, strides[] = {args.outputs, 1};
+  Owned out(slipstream_allocate(2, sizes, strides, x->dtype));
+  if (!out) return kOutOfMemory;
+  args.out = out->data;
   const int status = slipstream_linear(&args);
   if (status == kOk) *result = out.give();
   return status;

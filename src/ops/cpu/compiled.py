@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 _MAX_DIMS: Final = 3
+_MAX_RESULTS: Final = 8
 _BOUND_INPUT: Final = struct.Struct(f"@P2q{_MAX_DIMS}q").pack
 # In the order of TorchFunctions.
 _TORCH_FUNCTIONS: Final = (
@@ -78,7 +79,7 @@ class Caller:
         self._bind.restype = ctypes.c_void_p
         self._bind.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p) + (
             ctypes.c_int64,
-        ) * 3
+        ) * 4
         self.unbind: Any = self._library.slipstream_unbind
         self.unbind.argtypes = (ctypes.c_void_p,)
         self.call: Any = self._library.slipstream_call
@@ -110,7 +111,7 @@ class Caller:
         )
         address = self._bind(
             *(code.run_address, code.container, packed, len(inputs), code.num_outputs),
-            self.num_threads,
+            *(self.num_threads, code.has_own_tensors),
         )
         return Bound(self, code, address)
 
@@ -121,6 +122,7 @@ class CompiledCode:
     Parameters
         path: A shared library with AOTInductor's C interface.
         metas: Per input, shape and dtype where dimension 0 counts tokens, None for a weight.
+        has_own_tensors: Whether it calls the kernel library for its tensors, not torch.
 
     Raises
         CompiledCodeError: It is no such library, or not for this torch.
@@ -131,7 +133,9 @@ class CompiledCode:
         caller: Caller,
         path: Path,
         metas: Sequence[tuple[tuple[int, ...], torch.dtype] | None],
+        has_own_tensors: bool,
     ) -> None:
+        self.has_own_tensors = has_own_tensors
         self.metas = [_described(caller, meta) for meta in metas]
         handle, count = ctypes.c_void_p(), ctypes.c_size_t()
         try:
@@ -151,6 +155,8 @@ class CompiledCode:
         if count.value != len(metas):
             raise CompiledCodeError(f"{path}: takes {count.value} tensors, not {len(metas)}")
         count_outputs(handle, ctypes.byref(count))
+        if count.value > _MAX_RESULTS:
+            raise CompiledCodeError(f"{path}: gives {count.value} tensors, not {_MAX_RESULTS}")
         self.num_outputs = count.value
 
     def last_error(self) -> str:

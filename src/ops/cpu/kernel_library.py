@@ -21,7 +21,7 @@ from torch import Tensor
 from src.ops.linear import INT4_RUN, STRIP, fits_strips, num_outputs
 from src.ops.linear import reference as reference_linear
 
-ABI = 12
+ABI = 13
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""

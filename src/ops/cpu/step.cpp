@@ -90,7 +90,7 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
   return kOk;
 }
 
-int forward(const StepContext& c, Inputs& in, Handle* hidden) {
+int forward(const StepContext& c, Inputs& in, Tensor** hidden) {
   const int64_t tokens = int64_t(in.ids.size());
   const size_t width = size_t(c.num_heads * c.head_dim) * (c.dtype == kFloat32 ? 4 : 2);
   const size_t needed = lines(size_t(tokens) * width);
@@ -107,47 +107,43 @@ int forward(const StepContext& c, Inputs& in, Handle* hidden) {
   attention.deterministic = c.deterministic, attention.scale = c.scale;
 
   Owned given[kMaxTokenInputs];
-  Handle results[4];
+  Tensor* results[4] = {};
   const auto& positions = c.calls[0]->token_input(1);
-  if (!view(c.calls[0]->token_input(0), in.ids.data(), tokens, given[0].receive()) ||
-      !view(positions, in.positions.data(), tokens, given[1].receive())) {
-    return kOutOfMemory;
-  }
+  *given[0].receive() = view(c.calls[0]->token_input(0), in.ids.data(), tokens);
+  *given[1].receive() = view(positions, in.positions.data(), tokens);
+  if (!given[0] || !given[1]) return kOutOfMemory;
   if (int status = c.calls[0]->call(given, results)) return status;
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     slipstream_rouse(c.threads);
-    Owned query, key, value, residual;
-    Owned* outputs[] = {&query, &key, &value, &residual};
-    for (int i = 0; i < 4; ++i) *outputs[i]->receive() = results[i];
-    attention.query = query.data();
-    attention.key = key.data();
-    attention.value = value.data();
-    attention.query_stride = query.strides()[0];
-    attention.key_stride = key.strides()[0];
-    attention.value_stride = value.strides()[0];
+    Owned query(results[0]), key(results[1]), value(results[2]), residual(results[3]);
+    attention.query = query->data;
+    attention.key = key->data;
+    attention.value = value->data;
+    attention.query_stride = query->strides[0];
+    attention.key_stride = key->strides[0];
+    attention.value_stride = value->strides[0];
     attention.key_cache = c.key_caches[layer];
     attention.value_cache = c.value_caches[layer];
     attention.sliding_window = c.sliding_windows[layer];
     if (int status = slipstream_paged_attention(&attention)) return status;
     const bool is_last = layer == c.layers - 1;
     const Bound& next = *c.calls[layer + 1];
-    if (!view(next.token_input(0), attention.out, tokens, given[0].receive()) ||
-        (!is_last && !view(positions, in.positions.data(), tokens, given[2].receive()))) {
-      return kOutOfMemory;
-    }
+    *given[0].receive() = view(next.token_input(0), attention.out, tokens);
     *given[1].receive() = residual.give();
+    if (!is_last) *given[2].receive() = view(positions, in.positions.data(), tokens);
+    if (!given[0] || (!is_last && !given[2])) return kOutOfMemory;
     if (int status = next.call(given, is_last ? hidden : results)) return status;
   }
   return kOk;
 }
 
 // Logits [S, V] of the hidden states [T, H] that are sampled from.
-int logits_of(const StepContext& c, Inputs& in, const Owned& hidden, Handle* logits) {
+int logits_of(const StepContext& c, Inputs& in, const Tensor& hidden, Tensor** logits) {
   const int64_t samples = int64_t(in.sampled.size());
-  const char* from = hidden.data();
-  const size_t width = size_t(hidden.sizes()[1]) * (c.dtype == kFloat32 ? 4 : 2);
+  const char* from = hidden.data;
+  const size_t width = size_t(hidden.sizes[1]) * (c.dtype == kFloat32 ? 4 : 2);
   // Each token's, in order, in a decode step.
-  if (samples != hidden.sizes()[0]) {
+  if (samples != hidden.sizes[0]) {
     in.hidden.resize(lines(size_t(samples) * width));
     char* to = in.hidden.data()->bytes;
     for (int64_t i = 0; i < samples; ++i) {
@@ -156,7 +152,8 @@ int logits_of(const StepContext& c, Inputs& in, const Owned& hidden, Handle* log
     from = to;
   }
   Owned given[1];
-  if (!view(c.head->token_input(0), from, samples, given[0].receive())) return kOutOfMemory;
+  *given[0].receive() = view(c.head->token_input(0), from, samples);
+  if (!given[0]) return kOutOfMemory;
   return c.head->call(given, logits);
 }
 
@@ -182,10 +179,10 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
   Owned hidden, logits;
   if (int status = forward(c, in, hidden.receive())) return status;
   if (!in.sampled.empty() && (token_ids != nullptr || logits_result != nullptr)) {
-    if (int status = logits_of(c, in, hidden, logits.receive())) return status;
+    if (int status = logits_of(c, in, *hidden, logits.receive())) return status;
     if (token_ids != nullptr) {
-      auto* scores = reinterpret_cast<float*>(logits.data());
-      const int64_t size = logits.sizes()[1], stride = logits.strides()[0];
+      auto* scores = reinterpret_cast<float*>(logits->data);
+      const int64_t size = logits->sizes[1], stride = logits->strides[0];
       if (gate != nullptr) {
         const int64_t samples = int64_t(in.rows.size());
         if (int status = gate->apply(scores, samples, size, stride, c.threads)) return status;
@@ -193,8 +190,14 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
       if (int status = draw(c, in, scores, size, stride, token_ids)) return status;
     }
   }
-  if (hidden_result != nullptr) *hidden_result = hidden.give();
-  if (logits_result != nullptr) *logits_result = logits.give();
+  if (hidden_result != nullptr) {
+    *hidden_result = slipstream_copy_to_torch(*hidden);
+    if (*hidden_result == nullptr) return kOutOfMemory;
+  }
+  if (logits_result != nullptr) {
+    *logits_result = slipstream_copy_to_torch(*logits);
+    if (*logits_result == nullptr) return kOutOfMemory;
+  }
   return kOk;
 }
 

@@ -1,0 +1,306 @@
+// Makes and frees them, and serves them to compiled code under the names that it calls.
+//
+// Those names are torch's with another prefix of as many letters, which src/compile/own_tensors.py
+// writes into the code.
+#include "tensors.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "bound.h"
+
+namespace {
+
+constexpr size_t kLeast = 512;
+// Of each thread, bytes: what a step of a prompt used stays for the next one, up to here.
+constexpr size_t kMostSpare = size_t(64) << 20;
+constexpr int kClasses = 4 * 64;
+
+// Four sizes between two powers of two.
+struct SizeClass {
+  explicit SizeClass(size_t bytes) {
+    bytes = bytes < kLeast ? kLeast : bytes;
+    const int exponent = 63 - __builtin_clzll(bytes - 1);
+    const size_t step = size_t(1) << (exponent - 2);
+    capacity = (bytes + step - 1) & ~(step - 1);
+    index = exponent * 4 + int(capacity / step) - 5;
+  }
+  size_t capacity;
+  int index;
+};
+
+// What a thread has freed and will soon need again.
+class Spare {
+ public:
+  ~Spare() {
+    for (Memory*& first : memories_) {
+      while (first != nullptr) std::free(pop(&first));
+    }
+    while (tensors_ != nullptr) delete pop(&tensors_);
+  }
+
+  Memory* memory(size_t bytes) {
+    const SizeClass size(bytes);
+    Memory*& first = memories_[size.index];
+    if (first != nullptr) {
+      spare_ -= size.capacity;
+      Memory* memory = pop(&first);
+      memory->references = 1;
+      return memory;
+    }
+    void* place = std::aligned_alloc(alignof(Memory), sizeof(Memory) + size.capacity);
+    return place == nullptr ? nullptr : new (place) Memory{1, size.capacity};
+  }
+
+  void take(Memory* memory) {
+    if (spare_ + memory->capacity > kMostSpare) return std::free(memory);
+    push(memory, &memories_[SizeClass(memory->capacity).index]);
+    spare_ += memory->capacity;
+  }
+
+  Tensor* tensor() { return tensors_ == nullptr ? new (std::nothrow) Tensor : pop(&tensors_); }
+  void take(Tensor* tensor) { push(tensor, &tensors_); }
+
+ private:
+  template <class T>
+  static T* pop(T** first) {
+    T* taken = *first;
+    *first = taken->next;
+    return taken;
+  }
+  template <class T>
+  static void push(T* item, T** first) {
+    item->next = *first;
+    *first = item;
+  }
+
+  Memory* memories_[kClasses] = {};
+  Tensor* tensors_ = nullptr;
+  size_t spare_ = 0;
+};
+
+thread_local Spare spare;
+
+void release(Memory* memory) {
+  if (--memory->references > 0) return;
+  if (memory->capacity > 0) return spare.take(memory);
+  if (memory->torch != nullptr) slipstream_torch.delete_tensor(memory->torch);
+  if (memory->source != nullptr) slipstream_release(memory->source);
+  delete memory;
+}
+
+// Elements from the first to behind the last.
+int64_t extent(int64_t dims, const int64_t* sizes, const int64_t* strides) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < dims; ++i) {
+    if (sizes[i] == 0) return 0;
+    last += (sizes[i] - 1) * strides[i];
+  }
+  return last + 1;
+}
+
+void contiguous_strides(int64_t dims, const int64_t* sizes, int64_t* strides) {
+  int64_t stride = 1;
+  for (int64_t i = dims - 1; i >= 0; --i) {
+    strides[i] = stride;
+    stride *= sizes[i];
+  }
+}
+
+// Copies to consecutive places, of which the one behind the last is returned.
+char* copy(const Tensor& from, int64_t dim, const char* data, int64_t item, char* to) {
+  if (dim == from.dims) {
+    std::memcpy(to, data, size_t(item));
+    return to + item;
+  }
+  if (dim == from.dims - 1 && from.strides[dim] == 1) {
+    std::memcpy(to, data, size_t(item * from.sizes[dim]));
+    return to + item * from.sizes[dim];
+  }
+  for (int64_t i = 0; i < from.sizes[dim]; ++i) {
+    to = copy(from, dim + 1, data + i * from.strides[dim] * item, item, to);
+  }
+  return to;
+}
+
+int32_t answer(Tensor* tensor, Tensor** result) {
+  *result = tensor;
+  return tensor == nullptr ? 1 : 0;
+}
+
+}  // namespace
+
+int64_t slipstream_item_size(int32_t dtype) {
+  // uint8, int8, int16, int32, int64, float16, float32, float64, complex of three sizes, bool, ...
+  constexpr int64_t kSizes[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 0, 0, 0, 2};
+  return dtype >= 0 && dtype < int32_t(sizeof kSizes / sizeof *kSizes) ? kSizes[dtype] : 0;
+}
+
+Tensor* slipstream_view(void* data, Memory* memory, int64_t dims, const int64_t* sizes,
+                        const int64_t* strides, int32_t dtype) {
+  Tensor* tensor = dims <= kTensorDims ? spare.tensor() : nullptr;
+  if (tensor == nullptr) {
+    if (memory != nullptr) release(memory);
+    return nullptr;
+  }
+  tensor->data = static_cast<char*>(data);
+  tensor->memory = memory;
+  tensor->references = 1;
+  tensor->dims = dims;
+  tensor->dtype = dtype;
+  for (int64_t i = 0; i < dims; ++i) tensor->sizes[i] = sizes[i], tensor->strides[i] = strides[i];
+  return tensor;
+}
+
+Tensor* slipstream_allocate(int64_t dims, const int64_t* sizes, const int64_t* strides,
+                            int32_t dtype) {
+  const int64_t item = slipstream_item_size(dtype);
+  if (item == 0) return nullptr;
+  Memory* memory = spare.memory(size_t(extent(dims, sizes, strides) * item));
+  return memory == nullptr
+             ? nullptr
+             : slipstream_view(memory + 1, memory, dims, sizes, strides, dtype);
+}
+
+void slipstream_release(Tensor* tensor) {
+  if (--tensor->references > 0) return;
+  if (tensor->memory != nullptr) release(tensor->memory);
+  spare.take(tensor);
+}
+
+Tensor* slipstream_from_torch(Handle handle, Tensor* source) {
+  auto* memory = new (std::nothrow) Memory{1, 0, handle, source};
+  if (memory == nullptr) {
+    slipstream_torch.delete_tensor(handle);
+    return nullptr;
+  }
+  if (source != nullptr) ++source->references;
+  void* data = nullptr;
+  int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
+  int32_t dtype = -1;
+  slipstream_torch.get_data_ptr(handle, &data);
+  slipstream_torch.get_dim(handle, &dims);
+  slipstream_torch.get_sizes(handle, &sizes);
+  slipstream_torch.get_strides(handle, &strides);
+  slipstream_torch.get_dtype(handle, &dtype);
+  return slipstream_view(data, memory, dims, sizes, strides, dtype);
+}
+
+Handle slipstream_copy_to_torch(const Tensor& tensor) {
+  int64_t strides[kTensorDims];
+  contiguous_strides(tensor.dims, tensor.sizes, strides);
+  Handle handle = nullptr;
+  if (slipstream_torch.empty_strided(tensor.dims, tensor.sizes, strides, tensor.dtype, kCpu,
+                                     kNoIndex, &handle) != 0) {
+    return nullptr;
+  }
+  void* to = nullptr;
+  slipstream_torch.get_data_ptr(handle, &to);
+  if (extent(tensor.dims, tensor.sizes, strides) > 0) {
+    copy(tensor, 0, tensor.data, slipstream_item_size(tensor.dtype), static_cast<char*>(to));
+  }
+  return handle;
+}
+
+// aoti_torch_... of torch's shim.h, of which these are as many as code of fused loops and of this
+// library's kernels calls: 0, or 1 for what cannot be done.
+SLIPSTREAM_EXPORT int32_t slipstream_new_tensor_handle(Tensor* tensor, Tensor** result) {
+  ++tensor->references;
+  return answer(tensor, result);
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_delete_tensor_object(Tensor* tensor) {
+  slipstream_release(tensor);
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_empty_strided(int64_t dims, const int64_t* sizes,
+                                                   const int64_t* strides, int32_t dtype, int32_t,
+                                                   int32_t, Tensor** result) {
+  return answer(slipstream_allocate(dims, sizes, strides, dtype), result);
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream__reinterpret_tensor(Tensor* tensor, int64_t dims,
+                                                         const int64_t* sizes,
+                                                         const int64_t* strides, int64_t offset,
+                                                         Tensor** result) {
+  if (tensor->memory != nullptr) ++tensor->memory->references;
+  char* data = tensor->data + offset * slipstream_item_size(tensor->dtype);
+  return answer(slipstream_view(data, tensor->memory, dims, sizes, strides, tensor->dtype), result);
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_create_tensor_from_blob(void* data, int64_t dims,
+                                                             const int64_t* sizes,
+                                                             const int64_t* strides, int64_t offset,
+                                                             int32_t dtype, int32_t, int32_t,
+                                                             Tensor** result) {
+  char* begin = static_cast<char*>(data) + offset * slipstream_item_size(dtype);
+  return answer(slipstream_view(begin, nullptr, dims, sizes, strides, dtype), result);
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_clone(Tensor* tensor, Tensor** result) {
+  int64_t strides[kTensorDims];
+  contiguous_strides(tensor->dims, tensor->sizes, strides);
+  Tensor* made = slipstream_allocate(tensor->dims, tensor->sizes, strides, tensor->dtype);
+  if (made != nullptr && extent(tensor->dims, tensor->sizes, strides) > 0) {
+    copy(*tensor, 0, tensor->data, slipstream_item_size(tensor->dtype), made->data);
+  }
+  return answer(made, result);
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_data_ptr(Tensor* tensor, void** result) {
+  *result = tensor->data;
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_dim(Tensor* tensor, int64_t* result) {
+  *result = tensor->dims;
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_numel(Tensor* tensor, int64_t* result) {
+  *result = 1;
+  for (int64_t i = 0; i < tensor->dims; ++i) *result *= tensor->sizes[i];
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_sizes(Tensor* tensor, int64_t** result) {
+  *result = tensor->sizes;
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_strides(Tensor* tensor, int64_t** result) {
+  *result = tensor->strides;
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_size(Tensor* tensor, int64_t dim, int64_t* result) {
+  *result = tensor->sizes[dim];
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_stride(Tensor* tensor, int64_t dim, int64_t* result) {
+  *result = tensor->strides[dim];
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_dtype(Tensor* tensor, int32_t* result) {
+  *result = tensor->dtype;
+  return 0;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_get_device_type(Tensor*, int32_t* result) {
+  *result = kCpu;
+  return 0;
+}
+
+// Of constants, of which there are none: weights are arguments.
+SLIPSTREAM_EXPORT int32_t slipstream_get_storage_size(Tensor*, int64_t*) { return 1; }
+SLIPSTREAM_EXPORT int32_t slipstream_get_storage_offset(Tensor*, int64_t*) { return 1; }
+SLIPSTREAM_EXPORT int32_t slipstream_create_tensor_from_blob_v2(void*, int64_t, const int64_t*,
+                                                                const int64_t*, int64_t, int32_t,
+                                                                int32_t, int32_t, Tensor**, int32_t,
+                                                                const uint8_t*, int64_t) {
+  return 1;
+}
