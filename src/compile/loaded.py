@@ -30,9 +30,7 @@ class LoadedFunction:
                 metas.append(None if is_weight else (meta.shape, meta.dtype))
         self._job = job
         self._caller = caller
-        self._code = CompiledCode(
-            caller, artifact.shared_object, metas, artifact.has_own_tensors
-        )
+        self._code = CompiledCode(caller, artifact.shared_object, metas, artifact.has_own_tensors)
         self._result = None if artifact.result is None else resolve(artifact.result)
         self._fixed = [i for i in range(len(job.arguments)) if i not in job.token_arguments]
         # By the identity of the other arguments, which are kept so that it stays theirs.

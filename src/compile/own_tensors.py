@@ -1,10 +1,10 @@
 """Compiled code whose tensors are the kernel library's, not torch's.
 
-Between its loops, code of AOTInductor calls torch by a C interface: for memory, for views of it and
-for where it lies. With one token of a small model that takes as long as the loops. The kernel library
-has the same functions for tensors that are nothing but this (`src/ops/cpu/tensors.h`), under names
-that differ from torch's in a prefix of the same length, so a library is told to call them by writing
-those names over torch's.
+Between its loops, code of AOTInductor calls torch by a C interface: for memory, for views of it,
+for where it lies. With one token of a small model that takes as long as the loops, and a large one
+has pushed torch's code out of the caches by then. The kernel library has the same functions for
+tensors that are nothing but this (`src/ops/cpu/tensors.h`). Their names differ from torch's in a
+prefix of the same length, so a library calls them once they are written over torch's.
 """
 
 from __future__ import annotations

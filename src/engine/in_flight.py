@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from src.core.plan import StepPlan, StepResult, StepTimes
 
 
-@dataclass
+@dataclass(slots=True)
 class InFlight:
     """Owns a step from its launch until its result is committed.
 
-    ``future`` resolves on the event loop when the step's copy-out has arrived.
+    Not by a future of asyncio: that tells of itself one turn of the event loop later.
     """
 
     plan: StepPlan
-    future: asyncio.Future[StepResult]
     times: StepTimes
+    # Called on the event loop when the outcome is there.
+    then: Callable[[], object] | None = None
+    # The result, or what the step failed with, once its copy-out has arrived.
+    outcome: StepResult | Exception | None = None
     # Keeps the step's device tensors alive until the copy-out has run.
     holds: list[object] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
         """Whether the result, or the step's failure, has arrived."""
-        return self.future.done()
+        return self.outcome is not None
+
+    def arrive(self, outcome: StepResult | Exception) -> None:
+        """On the event loop: this is what came of it."""
+        self.times.arrived = time.monotonic()
+        self.outcome = outcome
+        if self.then is not None:
+            self.then()
 
 
 def failed_step(plan: StepPlan, error: Exception) -> InFlight:
     """A step that never reached the device."""
-    future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
-    future.set_exception(error)
     now = time.monotonic()
     times = StepTimes(launched=now, device_start=now, device_end=now, arrived=now)
-    return InFlight(plan, future, times)
+    return InFlight(plan, times, outcome=error)

@@ -124,10 +124,11 @@ class EngineLoop:
             while True:
                 self._wake.clear()
                 self._turn()
-                if not self._can_proceed:
+                if self._can_proceed or self._wake.is_set():
+                    # A checkpoint though there is more to do: readers and HTTP get their turn.
+                    await asyncio.sleep(0)
+                else:
                     await self._wake.wait()
-                # A checkpoint even when there is more to do: readers and HTTP get their turn.
-                await asyncio.sleep(0)
         except asyncio.CancelledError:
             self._fail_all(ShuttingDownError("the engine was closed"))
             raise
@@ -172,13 +173,12 @@ class EngineLoop:
         forgettable, self._forgettable = self._forgettable, []
         is_launched = True
         try:
-            in_flight = self._runner.launch(plan, admitted, forgettable)
+            in_flight = self._runner.launch(plan, admitted, forgettable, self._wake.set)
         # Nothing of it is on the device: as a step that failed there, it fails its requests.
         except Exception as error:
             in_flight = failed_step(plan, error)
             self._forgettable += forgettable
             is_launched = False
-        in_flight.future.add_done_callback(lambda _: self._wake.set())
         self._in_flight.append(in_flight)
         times = in_flight.times
         times.planned, times.plan_ended, times.launch_ended = planned, plan_ended, time.monotonic()
@@ -189,12 +189,13 @@ class EngineLoop:
 
     def _commit(self, in_flight: InFlight) -> None:
         started = time.monotonic()
-        error = in_flight.future.exception()
-        if error is None:
+        outcome = in_flight.outcome
+        assert outcome is not None
+        if isinstance(outcome, StepResult):
             self._failures = 0
-            result = in_flight.future.result()
+            result = outcome
         else:
-            result = self._contain(in_flight.plan, error)
+            result = self._contain(in_flight.plan, outcome)
         for key, reason in result.failures:
             self._refuse(key, reason)
         for event in self.scheduler.commit(result):
@@ -205,7 +206,7 @@ class EngineLoop:
                 self._unpublished.append((choice, event))
         self._observer.committed(in_flight.plan, in_flight.times, started)
 
-    def _contain(self, plan: StepPlan, error: BaseException) -> StepResult:
+    def _contain(self, plan: StepPlan, error: Exception) -> StepResult:
         """Fail only the requests of a failed step, when the device is still sound."""
         self._failures += 1
         if isinstance(error, DeviceLostError) or self._failures >= _MAX_CONSECUTIVE_FAILURES:

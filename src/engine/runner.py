@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
 from src.engine.arrivals import Arrivals
+from src.engine.device_thread import DeviceThread
 from src.engine.devices import Device, StepSpan
 from src.engine.forward_pass import Code, ForwardPass, RunnerClosedError
 from src.engine.graphs import GraphPool, GraphStats
@@ -100,10 +102,10 @@ class Runner:
         self._closing = False
         # Steps that were launched and have not arrived, counted by the event loop.
         self._num_outstanding = 0
-        self._arrivals = Arrivals(_resolve)
+        self._arrivals = Arrivals(self._arrive)
         # Where the host computes, once there are kernels.
         self._places: Places | None = None
-        self._device_thread = ThreadPoolExecutor(1, "slipstream-device", self._use_threads)
+        self._device_thread = DeviceThread(self._use_threads)
         # Weights and KV memory were written on other streams than the steps'.
         device.synchronize()
 
@@ -123,28 +125,31 @@ class Runner:
         return GraphStats() if self._computer.graphs is None else self._computer.graphs.stats
 
     def launch(
-        self, plan: StepPlan, admitted: Sequence[Request], ended: Sequence[int] = ()
+        self,
+        plan: StepPlan,
+        admitted: Sequence[Request],
+        ended: Sequence[int],
+        then: Callable[[], object],
     ) -> InFlight:
         """Queue a step behind those launched before; returns at once.
 
         ``admitted`` are the requests that ``plan`` installs for the first time, ``ended`` the keys
-        of those that no later plan installs again.
+        of those that no later plan installs again. ``then`` is called on the event loop once the
+        result has arrived.
         """
-        loop = asyncio.get_running_loop()
-        self._arrivals.listen(loop)
+        self._arrivals.listen(asyncio.get_running_loop())
         if self._places is not None:
             self._places.loop_is_here()
         for key in ended:
             self._grammars.abandon(key)
-        in_flight = InFlight(plan, loop.create_future(), StepTimes(launched=time.monotonic()))
+        in_flight = InFlight(plan, StepTimes(launched=time.monotonic()), then)
+        self._device_thread.post(partial(self._run, in_flight, admitted, ended))
         self._num_outstanding += 1
-        in_flight.future.add_done_callback(self._arrived)
-        self._device_thread.submit(self._run, in_flight, admitted, ended)
         return in_flight
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run something on the device thread, behind the steps that are launched."""
-        return self._device_thread.submit(function)
+        return self._device_thread.call(function)
 
     def swap_in(self, code: Code, seconds: float | None = None) -> None:
         """Try compiled code on padding, then use it from the next step on.
@@ -178,7 +183,7 @@ class Runner:
                     self._computer.warm_up(num_tokens)
             self._device.synchronize()
 
-        self._device_thread.submit(run).result()
+        self._device_thread.call(run).result()
 
     def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
         """A step in one call, of regions that were compiled ahead of time."""
@@ -223,16 +228,18 @@ class Runner:
             self._capture_soon()
 
         try:
-            begun = self._device_thread.submit(begin)
+            begun = self._device_thread.call(begin)
         except RuntimeError:
             raise RunnerClosedError("the runner was closed") from None
         begun.result()
 
-    def _arrived(self, future: asyncio.Future[StepResult]) -> None:
+    def _arrive(self, arrival: tuple[InFlight, StepResult | Exception]) -> None:
         """On the event loop: a step has; when none has been launched for a while, capture."""
+        in_flight, outcome = arrival
         self._num_outstanding -= 1
         if self._may_capture:
-            future.get_loop().call_later(_IDLE_SECONDS, self._capture_soon)
+            asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._capture_soon)
+        in_flight.arrive(outcome)
 
     @property
     def _may_capture(self) -> bool:
@@ -245,7 +252,7 @@ class Runner:
         if self._may_capture:
             # Closed at this very moment, it takes no more.
             with contextlib.suppress(RuntimeError):
-                self._device_thread.submit(self._capture_one)
+                self._device_thread.post(self._capture_one)
 
     def _capture_one(self) -> None:
         """On the device thread: one shape, and then another one, unless a step came meanwhile."""
@@ -263,7 +270,7 @@ class Runner:
         in.
         """
         self._closing = True
-        self._device_thread.shutdown(wait=True)
+        self._device_thread.close()
         self._device.close()
         self._arrivals.close()
         self._grammars.close()
@@ -392,15 +399,3 @@ class Runner:
             lost.__cause__ = error
             error = lost
         self._arrivals.post((in_flight, error))
-
-
-def _resolve(arrival: tuple[InFlight, StepResult | Exception]) -> None:
-    in_flight, outcome = arrival
-    future = in_flight.future
-    in_flight.times.arrived = time.monotonic()
-    if future.cancelled():
-        return
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

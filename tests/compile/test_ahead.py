@@ -142,7 +142,10 @@ def test_what_is_corrupt_or_foreign_is_built_again(
         assert cache.find(job) is None
     (tmp_path / "library.so").write_bytes(good.shared_object.read_bytes())
     (tmp_path / "wrapper.cpp").write_text("")
-    cache.publish(directory, replace(good, shared_object=tmp_path / "library.so", source=tmp_path / "wrapper.cpp"))
+    cache.publish(
+        directory,
+        replace(good, shared_object=tmp_path / "library.so", source=tmp_path / "wrapper.cpp"),
+    )
     copied = cache.find(job)
     assert copied is not None
     copied.shared_object.write_bytes(copied.shared_object.read_bytes()[:-1])
@@ -150,7 +153,10 @@ def test_what_is_corrupt_or_foreign_is_built_again(
     # Whole, and not what it should be.
     (tmp_path / "library.so").write_text("no library")
     (tmp_path / "wrapper.cpp").write_text("")
-    cache.publish(directory, replace(good, shared_object=tmp_path / "library.so", source=tmp_path / "wrapper.cpp"))
+    cache.publish(
+        directory,
+        replace(good, shared_object=tmp_path / "library.so", source=tmp_path / "wrapper.cpp"),
+    )
     again = Compilation([job], tmp_path)
     (function,) = again.load(caller)
     assert again.num_compiled == 1

@@ -32,6 +32,8 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 async def test_every_mode_gives_the_golden_answers(mode: str) -> None:
     changes = {"scheduler__max_num_seqs": 64, **MODES[mode]}
+    # Asked once, memory for a quarter of them is sometimes enough.
+    cases = GOLDEN * 4 if mode == "preempted" else GOLDEN
     async with AsyncEngine.open(small_config(DEMO, **changes)) as engine:
 
         async def answer(case: dict[str, Any]) -> Any:
@@ -41,11 +43,11 @@ async def test_every_mode_gives_the_golden_answers(mode: str) -> None:
                 chat=ChatOptions(tools=case.get("tools") or None),
             )
 
-        results = await asyncio.gather(*(answer(case) for case in GOLDEN))
+        results = await asyncio.gather(*(answer(case) for case in cases))
         if mode == "preempted":
             assert engine.stats.preemptions > 0
         assert_idle(engine)
-    for case, result in zip(GOLDEN, results, strict=True):
+    for case, result in zip(cases, results, strict=True):
         assert result.token_ids == case["token_ids"], case
         assert result.text == case["text"]
         assert result.finish_reason is FinishReason.STOP

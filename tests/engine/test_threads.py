@@ -27,7 +27,7 @@ async def main():
     async with AsyncEngine.open(config) as engine:
         await engine.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=4))
         thread = engine._parts.runner._device_thread
-        print(thread.submit(torch.get_num_threads).result())
+        print(thread.call(torch.get_num_threads).result())
 
 asyncio.run(main())
 """

@@ -63,6 +63,7 @@ DEVICE = {
     "kv_cache",
     "sampling",
     "arrivals",
+    "device_thread",
     "in_flight",
     "transfer",
     "prompt_scores",

@@ -1,0 +1,185 @@
+"""Compiled code that calls the kernel library for its tensors, and code that must call torch."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src.compile import Compilation, Job, LoadedFunction
+from src.compile.artifacts import ArtifactCache
+from src.compile.own_tensors import with_own_tensors
+from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.cpu.compiled import Caller
+from tests.compile.functions import Passed, pass_on, pass_on_with_torch
+
+pytestmark = pytest.mark.timeout(900)
+
+WEIGHT = torch.randn(128, 64)
+NAMES = b"\0aoti_torch_empty_strided\0aoti_torch_dtype_int8\0aoti_torch_get_sizes\0"
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    ensure_built(wait=True)
+    found = kernel_library()
+    assert found is not None, "these tests need a C++ compiler"
+    return found.path
+
+
+@pytest.fixture(scope="module", params=[pass_on, pass_on_with_torch])
+def passing(
+    request: pytest.FixtureRequest, library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[LoadedFunction, Callable[..., Passed]]:
+    """A function, compiled and as it is."""
+    root = tmp_path_factory.mktemp("compiled")
+    job = Job.of(request.param, (torch.randn(4, 64), WEIGHT, torch.arange(4)), (0, 2))
+    (function,) = Compilation([job], root).load(Caller(library, 2))
+    artifact = ArtifactCache(root).find(job)
+    assert artifact is not None
+    assert artifact.has_own_tensors == (request.param is pass_on)
+    return function, request.param
+
+
+@torch.inference_mode()
+def test_results_are_arguments_and_parts_and_products(
+    passing: tuple[LoadedFunction, Callable[..., Passed]],
+) -> None:
+    compiled, plain = passing
+    for count in (1, 0, 7, 500, 7):
+        x, positions = torch.randn(count, 64), torch.arange(count)
+        got = compiled(x, WEIGHT, positions)
+        torch.testing.assert_close(got, plain(x, WEIGHT, positions), rtol=1e-4, atol=1e-4)
+        # They stay what they are, whatever becomes of the arguments and of later calls.
+        kept, before = got.part, got.part.clone()
+        compiled(torch.randn(count, 64), WEIGHT, positions)
+        x.zero_()
+        assert torch.equal(kept, before)
+
+
+@torch.inference_mode()
+def test_memory_is_used_again(passing: tuple[LoadedFunction, Callable[..., Passed]]) -> None:
+    compiled, _ = passing
+    x, positions = torch.randn(4000, 64), torch.arange(4000)
+
+    def most() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    for _ in range(5):
+        compiled(x, WEIGHT, positions)
+    before = most()
+    for _ in range(300):
+        compiled(x, WEIGHT, positions)
+    # KiB; without it 300 results of 2 MiB.
+    assert most() - before < 50_000
+
+
+def test_names_of_tensor_functions_are_changed_in_place() -> None:
+    code = b"\x7fELF..." + NAMES + b"of aoti_torch_clone\0"
+    assert with_own_tensors(code) == (
+        b"\x7fELF...\0slipstream_empty_strided\0aoti_torch_dtype_int8\0slipstream_get_sizes\0"
+        b"of aoti_torch_clone\0"
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"MZ" + NAMES,
+        b"\x7fELF" + NAMES + b"aoti_torch_cpu_mm_out\0",
+        b"\x7fELF" + NAMES + b"torch_call_dispatcher\0",
+    ],
+)
+def test_code_that_calls_anything_else_is_left_to_torch(code: bytes) -> None:
+    assert with_own_tensors(code) is None
+
+
+class TensorFunctions:
+    """The library's, called as compiled code does: sizes in and out by pointer, 0 for success."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def make(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        assert self.status(name, *arguments, ctypes.byref(made)) == 0
+        return made
+
+    def number(self, name: str, tensor: ctypes.c_void_p, *arguments: Any) -> int:
+        number = ctypes.c_int64()
+        assert self.status(name, tensor, *arguments, ctypes.byref(number)) == 0
+        return number.value
+
+    def status(self, name: str, *arguments: Any) -> int:
+        status: int = getattr(self._library, f"slipstream_{name}")(*arguments)
+        return status
+
+    def row(self, name: str, tensor: ctypes.c_void_p) -> list[int]:
+        address = ctypes.POINTER(ctypes.c_int64)()
+        assert self.status(name, tensor, ctypes.byref(address)) == 0
+        return address[: self.number("get_dim", tensor)]
+
+
+FLOAT, INT64, CPU = ctypes.c_int32(6), ctypes.c_int32(4), ctypes.c_int32(0)
+
+
+def longs(*numbers: int) -> Any:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def test_views_keep_memory_and_copies_have_their_own(library: Path) -> None:
+    call = TensorFunctions(library)
+    source = torch.arange(24.0).view(4, 6)
+    blob = call.make(
+        "create_tensor_from_blob", ctypes.c_void_p(source.data_ptr()), ctypes.c_int64(2),
+        longs(3, 6), longs(6, 1), ctypes.c_int64(6), FLOAT, CPU, CPU,
+    )  # fmt: skip
+    strided = call.make(
+        "_reinterpret_tensor", blob, ctypes.c_int64(3),
+        longs(3, 2, 2), longs(6, 3, 1), ctypes.c_int64(1),
+    )  # fmt: skip
+    copied = call.make("clone", strided)
+    part = call.make(
+        "_reinterpret_tensor", copied, ctypes.c_int64(1), longs(5), longs(2), ctypes.c_int64(2)
+    )
+    for gone in (blob, strided, copied):
+        assert call.status("delete_tensor_object", gone) == 0
+    expected = source[1:].as_strided((3, 2, 2), (6, 3, 1), 7).reshape(-1)[2:12:2]
+    assert call.row("get_sizes", part) == [5]
+    assert call.row("get_strides", part) == [2]
+    assert call.number("get_size", part, ctypes.c_int64(0)) == 5
+    assert call.number("get_numel", part) == 5
+    place = ctypes.c_void_p(call.number("get_data_ptr", part))
+    floats = ctypes.cast(place, ctypes.POINTER(ctypes.c_float))
+    assert torch.equal(torch.tensor(floats[:9:2]), expected)
+    assert call.status("delete_tensor_object", part) == 0
+
+
+def test_memory_is_aligned_and_large_enough(library: Path) -> None:
+    call = TensorFunctions(library)
+    held: list[tuple[ctypes.c_void_p, int, int]] = []
+    for count in (0, 1, 63, 64, 65, 127, 128, 129, 640, 641, 1000, 4096, 4097, 100_000):
+        made = call.make(
+            "empty_strided", ctypes.c_int64(1), longs(count), longs(1), INT64, CPU, CPU
+        )
+        place = call.number("get_data_ptr", made)
+        assert place % 64 == 0
+        # Written to from end to end: nobody else has any of it.
+        ctypes.memset(place, len(held), count * 8)
+        held.append((made, place, count * 8))
+    for value, (made, place, size) in enumerate(held):
+        assert ctypes.string_at(place, size) == bytes([value]) * size
+        assert call.status("delete_tensor_object", made) == 0
+
+
+@pytest.mark.parametrize("dims", [7, 40])
+def test_more_dimensions_than_there_is_room_for_fail(library: Path, dims: int) -> None:
+    call, made = TensorFunctions(library), ctypes.c_void_p()
+    ones = longs(*[1] * dims)
+    arguments = (ctypes.c_int64(dims), ones, ones, FLOAT, CPU, CPU)
+    assert call.status("empty_strided", *arguments, ctypes.byref(made)) == 1
