@@ -15,6 +15,7 @@ from typing import Final
 _THEIRS: Final = b"aoti_torch_"
 _OURS: Final = b"slipstream_"
 _ELF: Final = b"\x7fELF"
+_CONSTANT: Final = "constants_info_["
 _NAME: Final = re.compile(rb"(?<=\0)(?:aoti_)?torch_\w+(?=\0)")
 # Of which none takes or makes a tensor.
 _NEUTRAL: Final = re.compile(rb"aoti_torch_(?:check|(?:dtype|device_type|layout|grad_mode)_\w+)")
@@ -44,13 +45,19 @@ _OWN: Final = frozenset(
 )
 
 
-def with_own_tensors(library: bytes) -> bytes | None:
+def with_own_tensors(library: bytes, source: str) -> bytes | None:
     """A shared library of compiled code, rewritten to call the kernel library for its tensors.
 
-    None if it calls anything else of torch's, which would take them for its own, or if it is in a
-    format of which not every name ends in a zero byte (only ELF is known to).
+    None if it calls anything else of torch's, which would take them for its own; if it has
+    constants, which are torch's tensors; or if it is in a format of which not every name ends in a
+    zero byte (only ELF is known to).
+
+    Parameters
+    ----------
+    source
+        The code that calls the loops, which the library was made of.
     """
-    if not library.startswith(_ELF):
+    if not library.startswith(_ELF) or _CONSTANT in source:
         return None
     names = {name for name in _NAME.findall(library) if not _NEUTRAL.fullmatch(name)}
     if not names <= _OWN:

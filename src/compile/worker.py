@@ -83,7 +83,7 @@ def _compile_into(job: Job, directory: Path) -> None:
                     _extract(archive, name, library)
                 elif name.endswith(".wrapper.cpp"):
                     _extract(archive, name, source)
-        rewritten = with_own_tensors(library.read_bytes())
+        rewritten = with_own_tensors(library.read_bytes(), source.read_text())
         if rewritten is not None:
             library.write_bytes(rewritten)
         ArtifactCache.publish(

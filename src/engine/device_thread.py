@@ -91,7 +91,8 @@ def _work(queue: SimpleQueue[Work | None]) -> None:
     while (work := queue.get()) is not None:
         try:
             work()
-        except Exception:
+        # A panic of a library is no Exception, and nobody else would go on with the steps.
+        except BaseException:
             logger.exception("the device thread goes on without this")
         # What it holds would live until the next one comes.
         del work

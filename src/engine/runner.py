@@ -288,7 +288,9 @@ class Runner:
         try:
             with torch.inference_mode(), self._device.stream():
                 self._execute(in_flight, admitted, ended)
-        except Exception as error:
+        # A panic of a library is no Exception. Whatever it is, nobody may wait for the step.
+        except BaseException as raised:
+            error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
             self._fail(in_flight, self._neutralize(in_flight.plan, error))
 
     def _neutralize(self, plan: StepPlan, error: Exception) -> Exception:

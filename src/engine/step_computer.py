@@ -140,7 +140,8 @@ class StepComputer:
         batch = SampleBatch(
             [row.row for row in sampling], [row.start + row.num_tokens for row in sampling]
         )
-        only_draws = self._sampler.only_draws(batch) and not asks_for_scores(plan, self._requests)
+        wants_hidden = asks_for_scores(plan, self._requests)
+        only_draws = self._sampler.only_draws(batch) and not wants_hidden
         awaited = self._grammars.masks(batch.rows, as_bits=only_draws)
         numbers = list(
             chain.from_iterable(
@@ -162,7 +163,7 @@ class StepComputer:
                 raise
             samples = SampleOutput(token_ids, None, (), ()) if sampling else None
             return StepOutput(samples, None, () if awaited is None else awaited.result().failures)
-        hidden, logits = step.compute(numbers, len(sampling))
+        hidden, logits = step.compute(numbers, len(sampling), wants_hidden=wants_hidden)
         masks = None if awaited is None else awaited.result()
         samples = None
         if logits is not None:
@@ -211,17 +212,20 @@ class StepComputer:
         self,
         plan: StepPlan,
         samples: SampleOutput | None,
-        hidden: Tensor,
+        hidden: Tensor | None,
         regions: Regions,
         masks: RowMasks | None,
     ) -> StepOutput:
-        scores = score_prompts(
-            plan,
-            self._requests,
-            hidden,
-            self._rows.tokens,
-            lambda positions: self._decoder.logits(regions, positions),
-        )
+        """What the step leaves; without ``hidden`` nobody asks for scores of a prompt."""
+        scores = None
+        if hidden is not None:
+            scores = score_prompts(
+                plan,
+                self._requests,
+                hidden,
+                self._rows.tokens,
+                lambda positions: self._decoder.logits(regions, positions),
+            )
         return StepOutput(samples, scores, () if masks is None else masks.failures)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from src.compile import Compilation, Job, LoadedFunction
 from src.compile.artifacts import ArtifactCache
 from src.compile.own_tensors import with_own_tensors
 from src.ops.cpu.build import ensure_built, kernel_library
-from src.ops.cpu.compiled import Caller
-from tests.compile.functions import Passed, pass_on, pass_on_with_torch
+from src.ops.cpu.compiled import Caller, CompiledCodeError
+from tests.compile.functions import Passed, pass_constant, pass_on, pass_on_with_torch
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -63,25 +62,47 @@ def test_results_are_arguments_and_parts_and_products(
 
 
 @torch.inference_mode()
-def test_memory_is_used_again(passing: tuple[LoadedFunction, Callable[..., Passed]]) -> None:
+def test_nothing_is_lost(
+    passing: tuple[LoadedFunction, Callable[..., Passed]], library: Path
+) -> None:
     compiled, _ = passing
-    x, positions = torch.randn(4000, 64), torch.arange(4000)
-
-    def most() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    for _ in range(5):
+    call = TensorFunctions(library)
+    for count in (1, 300, 0):
+        x, positions = torch.randn(count, 64), torch.arange(count)
         compiled(x, WEIGHT, positions)
-    before = most()
-    for _ in range(300):
-        compiled(x, WEIGHT, positions)
-    # KiB; without it 300 results of 2 MiB.
-    assert most() - before < 50_000
+        before = call.status("count_tensors")
+        for _ in range(3):
+            compiled(x, WEIGHT, positions)
+            assert call.status("count_tensors") == before
+
+
+@torch.inference_mode()
+def test_constants_are_torch_s(library: Path, tmp_path: Path) -> None:
+    arguments = (torch.randn(4, 64), WEIGHT, torch.arange(4))
+    job = Job.of(pass_constant, arguments, (0, 2))
+    (function,) = Compilation([job], tmp_path).load(Caller(library, 2))
+    artifact = ArtifactCache(tmp_path).find(job)
+    assert artifact is not None
+    assert not artifact.has_own_tensors
+    torch.testing.assert_close(
+        function(*arguments), pass_constant(*arguments), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_weight_of_too_many_dimensions_is_refused(
+    passing: tuple[LoadedFunction, Callable[..., Passed]], library: Path
+) -> None:
+    code = passing[0]._code
+    if not code.has_own_tensors:
+        return
+    weight = torch.zeros([1] * 9)
+    with pytest.raises(CompiledCodeError, match="dimensions"):
+        Caller(library, 2).bind(code, [None, weight, None])
 
 
 def test_names_of_tensor_functions_are_changed_in_place() -> None:
     code = b"\x7fELF..." + NAMES + b"of aoti_torch_clone\0"
-    assert with_own_tensors(code) == (
+    assert with_own_tensors(code, "") == (
         b"\x7fELF...\0slipstream_empty_strided\0aoti_torch_dtype_int8\0slipstream_get_sizes\0"
         b"of aoti_torch_clone\0"
     )
@@ -96,7 +117,7 @@ def test_names_of_tensor_functions_are_changed_in_place() -> None:
     ],
 )
 def test_code_that_calls_anything_else_is_left_to_torch(code: bytes) -> None:
-    assert with_own_tensors(code) is None
+    assert with_own_tensors(code, "") is None
 
 
 class TensorFunctions:
@@ -177,9 +198,37 @@ def test_memory_is_aligned_and_large_enough(library: Path) -> None:
         assert call.status("delete_tensor_object", made) == 0
 
 
-@pytest.mark.parametrize("dims", [7, 40])
+@pytest.mark.parametrize("dims", [9, 40])
 def test_more_dimensions_than_there_is_room_for_fail(library: Path, dims: int) -> None:
     call, made = TensorFunctions(library), ctypes.c_void_p()
     ones = longs(*[1] * dims)
     arguments = (ctypes.c_int64(dims), ones, ones, FLOAT, CPU, CPU)
     assert call.status("empty_strided", *arguments, ctypes.byref(made)) == 1
+
+
+@pytest.mark.parametrize("size", [-4, 1 << 46, 1 << 62])
+def test_a_size_that_went_wrong_fails(library: Path, size: int) -> None:
+    call, made = TensorFunctions(library), ctypes.c_void_p()
+    arguments = (ctypes.c_int64(1), longs(size), longs(1), FLOAT, CPU, CPU)
+    assert call.status("empty_strided", *arguments, ctypes.byref(made)) == 1
+
+
+def test_sizes_that_do_not_come_back_keep_nobody_out(library: Path) -> None:
+    call = TensorFunctions(library)
+
+    def make(count: int) -> ctypes.c_void_p:
+        return call.make(
+            "empty_strided", ctypes.c_int64(1), longs(count), longs(1), FLOAT, CPU, CPU
+        )
+
+    for megabytes in range(1, 40):
+        assert call.status("delete_tensor_object", make(megabytes << 18)) == 0
+    full = call.status("count_spare_bytes")
+    assert 32 << 20 < full <= 64 << 20
+    for count in (3000, 70_000):
+        assert call.status("delete_tensor_object", make(count)) == 0
+        kept = call.status("count_spare_bytes")
+        assert kept <= 64 << 20
+        again = make(count)
+        assert kept - call.status("count_spare_bytes") >= 4 * count
+        assert call.status("delete_tensor_object", again) == 0

@@ -61,13 +61,17 @@ def test_a_call_has_an_outcome(thread: DeviceThread) -> None:
     assert done == [2]
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, GeneratorExit])
 def test_what_fails_is_told_and_stops_nobody(
-    thread: DeviceThread, caplog: pytest.LogCaptureFixture
+    thread: DeviceThread, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
+    def fail() -> None:
+        raise error("the reason")
+
     with caplog.at_level(logging.ERROR):
-        thread.post(lambda: 1 // 0)
+        thread.post(fail)
         assert thread.call(lambda: "next").result(SECONDS) == "next"
-    assert "ZeroDivisionError" in caplog.text
+    assert "the reason" in caplog.text
 
 
 def test_the_end_waits_for_what_was_given_before() -> None:

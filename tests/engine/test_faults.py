@@ -42,6 +42,7 @@ class Fault:
         *,
         at: int = 3,
         again: bool = False,
+        error: type[BaseException] = RuntimeError,
     ) -> None:
         self.raised = 0
         original = getattr(owner, name)
@@ -52,7 +53,7 @@ class Fault:
             calls += 1
             if calls == at or (again and calls > at):
                 self.raised += 1
-                raise RuntimeError(f"injected into {name}")
+                raise error(f"injected into {name}")
             return original(*arguments, **options)
 
         monkeypatch.setattr(owner, name, faulty)
@@ -130,6 +131,24 @@ async def test_a_fault_on_the_way_through_the_device_is_its_requests(
         assert_nothing_is_left(engine, tasks)
         runner = engine._parts.runner
         assert len(runner._known) <= 1
+
+
+class PanicError(BaseException):
+    """As libraries in Rust raise it."""
+
+
+async def test_a_panic_on_the_device_thread_is_its_requests_too(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncEngine.open(config) as engine:
+        tasks = asyncio.all_tasks()
+        fault = Fault(monkeypatch, StepComputer, "_forward", error=PanicError)
+        failed = [each for each in await all_of(engine) if isinstance(each, BaseException)]
+        assert fault.raised == 1
+        assert 1 <= len(failed) <= 2
+        assert all("PanicError" in str(error.__cause__) for error in failed)
+        assert len((await engine.generate(PROMPTS[0], PARAMS)).token_ids) == PARAMS.max_tokens
+        assert_nothing_is_left(engine, tasks)
 
 
 @pytest.mark.parametrize("name", ["launch", "_apply"])

@@ -162,6 +162,7 @@ struct RowStep {
 };
 
 SLIPSTREAM_EXPORT void slipstream_use_torch(const TorchFunctions*);
+// Takes the handles over; null if a weight cannot be taken.
 SLIPSTREAM_EXPORT Bound* slipstream_bind(CompiledFunction*, void* container, const BoundInput*,
                                          int64_t num_inputs, int64_t num_outputs, int64_t threads,
                                          int64_t has_own_tensors);

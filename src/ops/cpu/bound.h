@@ -34,7 +34,8 @@ struct Bound {
   std::vector<Tensor*> weights{};         // of own tensors: one for each input, null for tokens
   mutable std::vector<Handle> handles{};  // of the call that runs
 
-  // `given` are the token arguments in order; all of them are used up, whatever happens.
+  // `given` are the token arguments in order; all of them are used up, whatever happens. Each result
+  // is a reference of its own, null where it fails.
   int call(Owned* given, Tensor** results) const;
 
   // Token argument number `index`.
@@ -47,10 +48,6 @@ struct Bound {
 
  private:
   int call_with_torch(Owned* given, Tensor** results) const;
-  int run_with(Handle* results) const {
-    slipstream_threads = threads;
-    const int failed = run(container, handles.data(), handles.size(), results, size_t(outputs),
-                           nullptr, nullptr);
-    return failed ? kCompiledFailed : kOk;
-  }
+  int run_with(Handle* results) const;
+  void drop(Handle result) const;
 };

@@ -2,6 +2,9 @@
 //
 // Tensors travel as opaque handles of libtorch's stable C interface, whose functions come by
 // address, so that neither its headers nor its libraries are needed to build this.
+#include <algorithm>
+#include <utility>
+
 #include "bound.h"
 
 TorchFunctions slipstream_torch;
@@ -78,11 +81,40 @@ bool lies_in(const void* data, const Tensor& tensor) {
 int Bound::call(Owned* given, Tensor** results) const {
   if (!has_own_tensors) return call_with_torch(given, results);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    Tensor* weight = weights[i];
-    if (weight != nullptr) ++weight->references;
-    handles[i] = weight != nullptr ? weight : (given++)->give();
+    const bool is_weight = inputs[i].handle != nullptr;
+    if (is_weight) ++weights[i]->references;
+    handles[i] = is_weight ? weights[i] : (given++)->give();
   }
   return run_with(reinterpret_cast<Handle*>(results));
+}
+
+// Two results that are one tensor come as one reference.
+int Bound::run_with(Handle* results) const {
+  slipstream_threads = threads;
+  std::fill(results, results + outputs, nullptr);
+  const int failed = run(container, handles.data(), handles.size(), results, size_t(outputs),
+                         nullptr, nullptr);
+  for (Handle* each = results; each < results + outputs; ++each) {
+    if (*each == nullptr) continue;
+    const bool is_again = std::find(results, each, *each) != each;
+    if (failed && !is_again) drop(*each);
+    if (failed || !is_again) continue;
+    if (has_own_tensors) {
+      ++static_cast<Tensor*>(*each)->references;
+    } else if (slipstream_torch.new_handle(*each, each) != 0) {
+      *each = nullptr;
+    }
+  }
+  if (failed) std::fill(results, results + outputs, nullptr);
+  return failed ? kCompiledFailed : kOk;
+}
+
+void Bound::drop(Handle result) const {
+  if (has_own_tensors) {
+    slipstream_release(static_cast<Tensor*>(result));
+  } else {
+    slipstream_torch.delete_tensor(result);
+  }
 }
 
 int Bound::call_with_torch(Owned* given, Tensor** results) const {
@@ -110,6 +142,9 @@ int Bound::call_with_torch(Owned* given, Tensor** results) const {
   Handle made[kMaxResults] = {};
   if (int status = run_with(made)) return status;
   for (int64_t i = 0; i < outputs; ++i) {
+    results[i] = nullptr;
+    is_whole = is_whole && made[i] != nullptr;
+    if (made[i] == nullptr) continue;
     Tensor* source = nullptr;
     const void* data = Seen(made[i]).data;
     for (int j = 0; j < count; ++j) {
@@ -120,7 +155,7 @@ int Bound::call_with_torch(Owned* given, Tensor** results) const {
   }
   if (is_whole) return kOk;
   for (int64_t i = 0; i < outputs; ++i) {
-    if (results[i] != nullptr) slipstream_release(results[i]);
+    if (results[i] != nullptr) slipstream_release(std::exchange(results[i], nullptr));
   }
   return kOutOfMemory;
 }
@@ -133,11 +168,17 @@ Bound* slipstream_bind(CompiledFunction* run, void* container, const BoundInput*
   auto* bound = new Bound{run, container, num_outputs, threads, has_own_tensors != 0,
                           {inputs, inputs + num_inputs}};
   bound->handles.resize(size_t(num_inputs));
-  for (const BoundInput& input : bound->inputs) {
+  bool is_whole = true;
+  for (BoundInput& input : bound->inputs) {
     const bool is_weight = has_own_tensors && input.handle != nullptr;
     bound->weights.push_back(is_weight ? slipstream_from_torch(input.handle) : nullptr);
+    if (!is_weight || bound->weights.back() != nullptr) continue;
+    input.handle = nullptr;
+    is_whole = false;
   }
-  return bound;
+  if (is_whole) return bound;
+  slipstream_unbind(bound);
+  return nullptr;
 }
 
 void slipstream_unbind(Bound* bound) {
@@ -159,11 +200,12 @@ int slipstream_call(const Bound* bound, int64_t tokens, void* const* data, Handl
     *given[count].receive() = view(input, data[count], tokens);
     if (!given[count++]) return kOutOfMemory;
   }
+  ByTorch results_are(true);
   Tensor* tensors[kMaxResults] = {};
   if (int status = bound->call(given, tensors)) return status;
   for (int64_t i = 0; i < bound->outputs; ++i) *made[i].receive() = tensors[i];
   for (int64_t i = 0; i < bound->outputs; ++i) {
-    results[i] = slipstream_copy_to_torch(*made[i]);
+    results[i] = slipstream_to_torch(*made[i]);
     if (results[i] != nullptr) continue;
     while (i > 0) slipstream_torch.delete_tensor(results[--i]);
     return kOutOfMemory;

@@ -102,7 +102,11 @@ class Caller:
         )
 
     def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None]) -> Bound:
-        """Fix the weights of a call; None stands for an argument that counts tokens."""
+        """Fix the weights of a call; None stands for an argument that counts tokens.
+
+        Raises
+            CompiledCodeError: A weight has a shape that no compiled code has.
+        """
         weights = [tensor for tensor in inputs if tensor is not None]
         handles = iter(_handles(weights))
         packed = b"".join(
@@ -113,6 +117,8 @@ class Caller:
             *(code.run_address, code.container, packed, len(inputs), code.num_outputs),
             *(self.num_threads, code.has_own_tensors),
         )
+        if address is None:
+            raise CompiledCodeError("a weight has more dimensions than the kernel library takes")
         return Bound(self, code, address)
 
 

@@ -90,7 +90,7 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
   return kOk;
 }
 
-int forward(const StepContext& c, Inputs& in, Tensor** hidden) {
+int forward(const StepContext& c, Inputs& in, bool for_torch, Tensor** hidden) {
   const int64_t tokens = int64_t(in.ids.size());
   const size_t width = size_t(c.num_heads * c.head_dim) * (c.dtype == kFloat32 ? 4 : 2);
   const size_t needed = lines(size_t(tokens) * width);
@@ -132,6 +132,7 @@ int forward(const StepContext& c, Inputs& in, Tensor** hidden) {
     *given[1].receive() = residual.give();
     if (!is_last) *given[2].receive() = view(positions, in.positions.data(), tokens);
     if (!given[0] || (!is_last && !given[2])) return kOutOfMemory;
+    ByTorch result_is(is_last && for_torch);
     if (int status = next.call(given, is_last ? hidden : results)) return status;
   }
   return kOk;
@@ -171,14 +172,31 @@ int draw(const StepContext& c, const Inputs& in, const float* logits, int64_t vo
   return kOk;
 }
 
+// To Python, which wants those that it has a place for, and gets all or none.
+int hand_over(const Owned& hidden, Handle* hidden_result, const Owned& logits,
+              Handle* logits_result) {
+  if (hidden_result != nullptr) {
+    *hidden_result = slipstream_to_torch(*hidden);
+    if (*hidden_result == nullptr) return kOutOfMemory;
+  }
+  if (logits_result != nullptr && logits) {
+    *logits_result = slipstream_to_torch(*logits);
+    if (*logits_result != nullptr) return kOk;
+    if (hidden_result != nullptr) slipstream_torch.delete_tensor(*hidden_result);
+    return kOutOfMemory;
+  }
+  return kOk;
+}
+
 int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding, MaskGate* gate,
         int64_t* token_ids, Handle* hidden_result, Handle* logits_result) {
   thread_local Inputs in;
   slipstream_rouse(c.threads);
   if (Status status = gather(c, steps, count, padding, &in)) return status;
   Owned hidden, logits;
-  if (int status = forward(c, in, hidden.receive())) return status;
+  if (int status = forward(c, in, hidden_result != nullptr, hidden.receive())) return status;
   if (!in.sampled.empty() && (token_ids != nullptr || logits_result != nullptr)) {
+    ByTorch result_is(logits_result != nullptr);
     if (int status = logits_of(c, in, *hidden, logits.receive())) return status;
     if (token_ids != nullptr) {
       auto* scores = reinterpret_cast<float*>(logits->data);
@@ -190,15 +208,7 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
       if (int status = draw(c, in, scores, size, stride, token_ids)) return status;
     }
   }
-  if (hidden_result != nullptr) {
-    *hidden_result = slipstream_copy_to_torch(*hidden);
-    if (*hidden_result == nullptr) return kOutOfMemory;
-  }
-  if (logits_result != nullptr) {
-    *logits_result = slipstream_copy_to_torch(*logits);
-    if (*logits_result == nullptr) return kOutOfMemory;
-  }
-  return kOk;
+  return hand_over(hidden, hidden_result, logits, logits_result);
 }
 
 }  // namespace

@@ -205,14 +205,20 @@ class CompiledStep:
         self._call(array("q", steps), 0, token_ids.data_ptr(), None, None, gate)
         return token_ids
 
-    def compute(self, steps: Iterable[int], num_samples: int) -> tuple[Tensor, Tensor | None]:
-        """Compute, and draw nothing: hidden states [T, H], logits [S, V] float32 if S > 0.
+    def compute(
+        self, steps: Iterable[int], num_samples: int, *, wants_hidden: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Compute, and draw nothing: hidden states [T, H], if wanted, and float32 logits [S, V].
 
-        Arguments and errors as of `draw`.
+        Other arguments and errors as of `draw`.
         """
-        hidden, logits = (ctypes.c_void_p * 1)(), (ctypes.c_void_p * 1)()
-        self._call(array("q", steps), 0, None, hidden, logits if num_samples else None)
-        return stolen(hidden)[0], stolen(logits)[0] if num_samples else None
+        hidden = (ctypes.c_void_p * 1)() if wants_hidden else None
+        logits = (ctypes.c_void_p * 1)() if num_samples else None
+        self._call(array("q", steps), 0, None, hidden, logits)
+        return (
+            None if hidden is None else stolen(hidden)[0],
+            None if logits is None else stolen(logits)[0],
+        )
 
     def try_out(self, num_tokens: int) -> Tensor:
         """Compute tokens of no row, which are written nowhere: hidden states [T, H]."""

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "bound.h"
 
@@ -16,6 +17,8 @@ constexpr size_t kLeast = 512;
 // Of each thread, bytes: what a step of a prompt used stays for the next one, up to here.
 constexpr size_t kMostSpare = size_t(64) << 20;
 constexpr int kClasses = 4 * 64;
+// What no tensor has, bytes: a size that went wrong.
+constexpr int64_t kMostBytes = int64_t(1) << 47;
 
 // Four sizes between two powers of two.
 struct SizeClass {
@@ -42,6 +45,7 @@ class Spare {
 
   Memory* memory(size_t bytes) {
     const SizeClass size(bytes);
+    ++in_use_;
     Memory*& first = memories_[size.index];
     if (first != nullptr) {
       spare_ -= size.capacity;
@@ -50,17 +54,39 @@ class Spare {
       return memory;
     }
     void* place = std::aligned_alloc(alignof(Memory), sizeof(Memory) + size.capacity);
+    if (place == nullptr) --in_use_;
     return place == nullptr ? nullptr : new (place) Memory{1, size.capacity};
   }
 
   void take(Memory* memory) {
-    if (spare_ + memory->capacity > kMostSpare) return std::free(memory);
-    push(memory, &memories_[SizeClass(memory->capacity).index]);
+    --in_use_;
+    const int index = SizeClass(memory->capacity).index;
+    // Sizes that do not come back would else keep out those that do.
+    for (int largest = kClasses - 1; spare_ + memory->capacity > kMostSpare;) {
+      while (largest > index && memories_[largest] == nullptr) --largest;
+      if (largest <= index) return std::free(memory);
+      spare_ -= memories_[largest]->capacity;
+      std::free(pop(&memories_[largest]));
+    }
+    push(memory, &memories_[index]);
     spare_ += memory->capacity;
   }
 
-  Tensor* tensor() { return tensors_ == nullptr ? new (std::nothrow) Tensor : pop(&tensors_); }
-  void take(Tensor* tensor) { push(tensor, &tensors_); }
+  Tensor* tensor() {
+    Tensor* tensor = tensors_ == nullptr ? new (std::nothrow) Tensor : pop(&tensors_);
+    if (tensor != nullptr) ++in_use_;
+    return tensor;
+  }
+
+  void take(Tensor* tensor) {
+    --in_use_;
+    push(tensor, &tensors_);
+  }
+
+  // Torch's tensors come and go as well.
+  void count(int64_t more) { in_use_ += more; }
+  int64_t in_use() const { return in_use_; }
+  int64_t bytes() const { return int64_t(spare_); }
 
  private:
   template <class T>
@@ -78,15 +104,18 @@ class Spare {
   Memory* memories_[kClasses] = {};
   Tensor* tensors_ = nullptr;
   size_t spare_ = 0;
+  int64_t in_use_ = 0;  // tensors and memories that were taken, less those given back here
 };
 
 thread_local Spare spare;
+thread_local bool is_by_torch = false;
 
 void release(Memory* memory) {
   if (--memory->references > 0) return;
   if (memory->capacity > 0) return spare.take(memory);
   if (memory->torch != nullptr) slipstream_torch.delete_tensor(memory->torch);
   if (memory->source != nullptr) slipstream_release(memory->source);
+  spare.count(-1);
   delete memory;
 }
 
@@ -106,6 +135,24 @@ void contiguous_strides(int64_t dims, const int64_t* sizes, int64_t* strides) {
     strides[i] = stride;
     stride *= sizes[i];
   }
+}
+
+// Whether it is all of a tensor of torch's, and of nobody else's.
+bool is_torchs(const Tensor& tensor) {
+  const Memory* memory = tensor.memory;
+  if (memory == nullptr || memory->torch == nullptr || memory->source != nullptr) return false;
+  const Handle handle = memory->torch;
+  void* data = nullptr;
+  int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
+  slipstream_torch.get_data_ptr(handle, &data);
+  slipstream_torch.get_dim(handle, &dims);
+  slipstream_torch.get_sizes(handle, &sizes);
+  slipstream_torch.get_strides(handle, &strides);
+  if (data != tensor.data || dims != tensor.dims) return false;
+  for (int64_t i = 0; i < dims; ++i) {
+    if (sizes[i] != tensor.sizes[i] || strides[i] != tensor.strides[i]) return false;
+  }
+  return true;
 }
 
 // Copies to consecutive places, of which the one behind the last is returned.
@@ -132,8 +179,10 @@ int32_t answer(Tensor* tensor, Tensor** result) {
 }  // namespace
 
 int64_t slipstream_item_size(int32_t dtype) {
-  // uint8, int8, int16, int32, int64, float16, float32, float64, complex of three sizes, bool, ...
-  constexpr int64_t kSizes[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 0, 0, 0, 2};
+  // uint8, int8, int16, int32, int64, float16, float32, float64, complex of three sizes, bool,
+  // quantized ones, bfloat16, bits, four of float8, uint16, uint32, uint64.
+  constexpr int64_t kSizes[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 0, 0, 0,
+                                2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1,  1, 2, 4, 8};
   return dtype >= 0 && dtype < int32_t(sizeof kSizes / sizeof *kSizes) ? kSizes[dtype] : 0;
 }
 
@@ -155,9 +204,15 @@ Tensor* slipstream_view(void* data, Memory* memory, int64_t dims, const int64_t*
 
 Tensor* slipstream_allocate(int64_t dims, const int64_t* sizes, const int64_t* strides,
                             int32_t dtype) {
-  const int64_t item = slipstream_item_size(dtype);
-  if (item == 0) return nullptr;
-  Memory* memory = spare.memory(size_t(extent(dims, sizes, strides) * item));
+  if (is_by_torch) {
+    Handle handle = nullptr;
+    const int failed =
+        slipstream_torch.empty_strided(dims, sizes, strides, dtype, kCpu, kNoIndex, &handle);
+    return failed ? nullptr : slipstream_from_torch(handle);
+  }
+  const int64_t item = slipstream_item_size(dtype), count = extent(dims, sizes, strides);
+  if (item == 0 || count < 0 || count > kMostBytes / item) return nullptr;
+  Memory* memory = spare.memory(size_t(count * item));
   return memory == nullptr
              ? nullptr
              : slipstream_view(memory + 1, memory, dims, sizes, strides, dtype);
@@ -175,6 +230,7 @@ Tensor* slipstream_from_torch(Handle handle, Tensor* source) {
     slipstream_torch.delete_tensor(handle);
     return nullptr;
   }
+  spare.count(1);
   if (source != nullptr) ++source->references;
   void* data = nullptr;
   int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
@@ -187,10 +243,16 @@ Tensor* slipstream_from_torch(Handle handle, Tensor* source) {
   return slipstream_view(data, memory, dims, sizes, strides, dtype);
 }
 
-Handle slipstream_copy_to_torch(const Tensor& tensor) {
+ByTorch::ByTorch(bool is_wanted) : before_(std::exchange(is_by_torch, is_wanted)) {}
+ByTorch::~ByTorch() { is_by_torch = before_; }
+
+Handle slipstream_to_torch(const Tensor& tensor) {
+  Handle handle = nullptr;
+  if (is_torchs(tensor)) {
+    return slipstream_torch.new_handle(tensor.memory->torch, &handle) == 0 ? handle : nullptr;
+  }
   int64_t strides[kTensorDims];
   contiguous_strides(tensor.dims, tensor.sizes, strides);
-  Handle handle = nullptr;
   if (slipstream_torch.empty_strided(tensor.dims, tensor.sizes, strides, tensor.dtype, kCpu,
                                      kNoIndex, &handle) != 0) {
     return nullptr;
@@ -225,8 +287,10 @@ SLIPSTREAM_EXPORT int32_t slipstream__reinterpret_tensor(Tensor* tensor, int64_t
                                                          const int64_t* sizes,
                                                          const int64_t* strides, int64_t offset,
                                                          Tensor** result) {
+  const int64_t item = slipstream_item_size(tensor->dtype);
+  if (item == 0) return 1;
   if (tensor->memory != nullptr) ++tensor->memory->references;
-  char* data = tensor->data + offset * slipstream_item_size(tensor->dtype);
+  char* data = tensor->data + offset * item;
   return answer(slipstream_view(data, tensor->memory, dims, sizes, strides, tensor->dtype), result);
 }
 
@@ -235,7 +299,9 @@ SLIPSTREAM_EXPORT int32_t slipstream_create_tensor_from_blob(void* data, int64_t
                                                              const int64_t* strides, int64_t offset,
                                                              int32_t dtype, int32_t, int32_t,
                                                              Tensor** result) {
-  char* begin = static_cast<char*>(data) + offset * slipstream_item_size(dtype);
+  const int64_t item = slipstream_item_size(dtype);
+  if (item == 0) return 1;
+  char* begin = static_cast<char*>(data) + offset * item;
   return answer(slipstream_view(begin, nullptr, dims, sizes, strides, dtype), result);
 }
 
@@ -295,7 +361,7 @@ SLIPSTREAM_EXPORT int32_t slipstream_get_device_type(Tensor*, int32_t* result) {
   return 0;
 }
 
-// Of constants, of which there are none: weights are arguments.
+// For constants, which no code has that was told to call these: they fail.
 SLIPSTREAM_EXPORT int32_t slipstream_get_storage_size(Tensor*, int64_t*) { return 1; }
 SLIPSTREAM_EXPORT int32_t slipstream_get_storage_offset(Tensor*, int64_t*) { return 1; }
 SLIPSTREAM_EXPORT int32_t slipstream_create_tensor_from_blob_v2(void*, int64_t, const int64_t*,
@@ -304,3 +370,8 @@ SLIPSTREAM_EXPORT int32_t slipstream_create_tensor_from_blob_v2(void*, int64_t, 
                                                                 const uint8_t*, int64_t) {
   return 1;
 }
+
+// Of this thread, so that tests see what is lost and what is kept: tensors and memories in use, and
+// bytes that wait to be used again.
+SLIPSTREAM_EXPORT int64_t slipstream_count_tensors() { return spare.in_use(); }
+SLIPSTREAM_EXPORT int64_t slipstream_count_spare_bytes() { return spare.bytes(); }

@@ -5,7 +5,7 @@
 #pragma once
 #include "abi.h"
 
-constexpr int kTensorDims = 6;
+constexpr int kTensorDims = 8;
 
 struct Tensor;
 
@@ -39,9 +39,23 @@ void slipstream_release(Tensor*);
 // One of torch's that goes with the new one, whatever comes of it; `source`, if not null, lives as
 // long too.
 Tensor* slipstream_from_torch(Handle, Tensor* source = nullptr);
-// A contiguous copy; null where there is no room.
-Handle slipstream_copy_to_torch(const Tensor&);
+// One of torch's with what this one has: its own where it is one, else a contiguous copy. Null where
+// there is no room.
+Handle slipstream_to_torch(const Tensor&);
 
+// While it lives, this thread's new tensors are torch's, so that they need not be copied to become so.
+class ByTorch {
+ public:
+  explicit ByTorch(bool is_wanted);
+  ByTorch(const ByTorch&) = delete;
+  ByTorch& operator=(const ByTorch&) = delete;
+  ~ByTorch();
+
+ private:
+  const bool before_;
+};
+
+// Bytes of an element; 0 of a dtype that is not known.
 int64_t slipstream_item_size(int32_t dtype);
 
 // A reference that goes with its scope, unless it was given away.
