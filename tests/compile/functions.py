@@ -52,6 +52,7 @@ class Passed(NamedTuple):
     itself: Tensor
     part: Tensor
     heads: Tensor
+    whole: Tensor
     again: Tensor
 
 
@@ -59,16 +60,16 @@ def pass_on(x: Tensor, weight: Tensor, positions: Tensor) -> Passed:
     """x [T, 64], weight [128, 64], positions [T]: by fused loops and the op alone.
 
     The first result is an argument, the second a part of it, the third every other head of a
-    product, and the fourth the third.
+    product, and the others are that product.
     """
-    heads = ops.linear(x + positions[:, None], weight, None, None).view(-1, 8, 16)[:, ::2]
-    return Passed(x, x[:, 16:40], heads, heads)
+    product = ops.linear(x + positions[:, None], weight, None, None)
+    return Passed(x, x[:, 16:40], product.view(-1, 8, 16)[:, ::2], product, product)
 
 
 def pass_on_with_torch(x: Tensor, weight: Tensor, positions: Tensor) -> Passed:
     """The same, with a product that torch computes."""
-    heads = torch.nn.functional.linear(x + positions[:, None], weight).view(-1, 8, 16)[:, ::2]
-    return Passed(x, x[:, 16:40], heads, heads)
+    product = torch.nn.functional.linear(x + positions[:, None], weight)
+    return Passed(x, x[:, 16:40], product.view(-1, 8, 16)[:, ::2], product, product)
 
 
 def pass_constant(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
