@@ -211,7 +211,8 @@ async def test_a_step_draws_what_its_gate_lets_through(
 
     def run() -> None:
         install(computer, [0.0, 0.7, 1.3, 0.0], seed=3)
-        _, logits = step.compute(NUMBERS, 3)
+        none, logits = step.compute(NUMBERS, 3, wants_hidden=False)
+        assert none is None
         assert logits is not None
         words = -(-logits.shape[1] // 32)
         source = torch.Generator().manual_seed(1)
