@@ -1,8 +1,8 @@
 """Compiled code whose tensors are the kernel library's, not torch's.
 
 Between its loops, code of AOTInductor calls torch by a C interface: for memory, for views of it,
-for where it lies. With one token of a small model that takes as long as the loops, and a large one
-has pushed torch's code out of the caches by then. The kernel library has the same functions for
+for where it lies. With one token of a small model that takes longer than the loops, and a large
+one has pushed torch's code out of the caches by then. The kernel library has the same functions for
 tensors that are nothing but this (`src/ops/cpu/tensors.h`). Their names differ from torch's in a
 prefix of the same length, so a library calls them once they are written over torch's.
 """

@@ -290,7 +290,10 @@ class Runner:
                 self._execute(in_flight, admitted, ended)
         # A panic of a library is no Exception. Whatever it is, nobody may wait for the step.
         except BaseException as raised:
-            error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
+            error = raised
+            if not isinstance(error, Exception):
+                error = RuntimeError(repr(raised))
+                error.__cause__ = raised
             self._fail(in_flight, self._neutralize(in_flight.plan, error))
 
     def _neutralize(self, plan: StepPlan, error: Exception) -> Exception:

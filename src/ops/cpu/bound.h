@@ -15,12 +15,8 @@ constexpr int32_t kNoIndex = -1;
 // What lies at `data`, contiguous, seen as token argument `input` with `tokens` tokens.
 inline Tensor* view(const BoundInput& input, const void* data, int64_t tokens) {
   int64_t sizes[kMaxDims], strides[kMaxDims];
-  int64_t stride = 1;
-  for (int64_t i = input.dims - 1; i >= 0; --i) {
-    sizes[i] = i == 0 ? tokens : input.sizes[i];
-    strides[i] = stride;
-    stride *= sizes[i];
-  }
+  for (int64_t i = 0; i < input.dims; ++i) sizes[i] = i == 0 ? tokens : input.sizes[i];
+  slipstream_contiguous_strides(input.dims, sizes, strides);
   return slipstream_view(const_cast<void*>(data), nullptr, input.dims, sizes, strides,
                          int32_t(input.dtype));
 }

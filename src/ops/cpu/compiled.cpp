@@ -1,7 +1,8 @@
 // Code that AOTInductor compiled ahead of time: calls it, and gives it this library's kernels.
 //
-// Tensors travel as opaque handles of libtorch's stable C interface, whose functions come by
-// address, so that neither its headers nor its libraries are needed to build this.
+// Tensors travel as opaque handles: of this library's own (`tensors.h`), for code that was rewritten
+// to call it for them; else of libtorch's stable C interface. Its functions come by address, so that
+// neither its headers nor its libraries are needed to build this.
 #include <algorithm>
 #include <utility>
 
@@ -69,11 +70,10 @@ LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias) {
 }
 
 bool lies_in(const void* data, const Tensor& tensor) {
-  int64_t last = 0;
-  for (int64_t i = 0; i < tensor.dims; ++i) last += (tensor.sizes[i] - 1) * tensor.strides[i];
+  const int64_t items = slipstream_extent(tensor.dims, tensor.sizes, tensor.strides);
   const char* place = static_cast<const char*>(data);
   return place >= tensor.data &&
-         place <= tensor.data + last * slipstream_item_size(tensor.dtype);
+         place < tensor.data + items * slipstream_item_size(tensor.dtype);
 }
 
 }  // namespace

@@ -119,24 +119,6 @@ void release(Memory* memory) {
   delete memory;
 }
 
-// Elements from the first to behind the last.
-int64_t extent(int64_t dims, const int64_t* sizes, const int64_t* strides) {
-  int64_t last = 0;
-  for (int64_t i = 0; i < dims; ++i) {
-    if (sizes[i] == 0) return 0;
-    last += (sizes[i] - 1) * strides[i];
-  }
-  return last + 1;
-}
-
-void contiguous_strides(int64_t dims, const int64_t* sizes, int64_t* strides) {
-  int64_t stride = 1;
-  for (int64_t i = dims - 1; i >= 0; --i) {
-    strides[i] = stride;
-    stride *= sizes[i];
-  }
-}
-
 // Whether it is all of a tensor of torch's, and of nobody else's.
 bool is_torchs(const Tensor& tensor) {
   const Memory* memory = tensor.memory;
@@ -186,6 +168,23 @@ int64_t slipstream_item_size(int32_t dtype) {
   return dtype >= 0 && dtype < int32_t(sizeof kSizes / sizeof *kSizes) ? kSizes[dtype] : 0;
 }
 
+int64_t slipstream_extent(int64_t dims, const int64_t* sizes, const int64_t* strides) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < dims; ++i) {
+    if (sizes[i] == 0) return 0;
+    last += (sizes[i] - 1) * strides[i];
+  }
+  return last + 1;
+}
+
+void slipstream_contiguous_strides(int64_t dims, const int64_t* sizes, int64_t* strides) {
+  int64_t stride = 1;
+  for (int64_t i = dims - 1; i >= 0; --i) {
+    strides[i] = stride;
+    stride *= sizes[i];
+  }
+}
+
 Tensor* slipstream_view(void* data, Memory* memory, int64_t dims, const int64_t* sizes,
                         const int64_t* strides, int32_t dtype) {
   Tensor* tensor = dims <= kTensorDims ? spare.tensor() : nullptr;
@@ -210,7 +209,7 @@ Tensor* slipstream_allocate(int64_t dims, const int64_t* sizes, const int64_t* s
         slipstream_torch.empty_strided(dims, sizes, strides, dtype, kCpu, kNoIndex, &handle);
     return failed ? nullptr : slipstream_from_torch(handle);
   }
-  const int64_t item = slipstream_item_size(dtype), count = extent(dims, sizes, strides);
+  const int64_t item = slipstream_item_size(dtype), count = slipstream_extent(dims, sizes, strides);
   if (item == 0 || count < 0 || count > kMostBytes / item) return nullptr;
   Memory* memory = spare.memory(size_t(count * item));
   return memory == nullptr
@@ -252,14 +251,14 @@ Handle slipstream_to_torch(const Tensor& tensor) {
     return slipstream_torch.new_handle(tensor.memory->torch, &handle) == 0 ? handle : nullptr;
   }
   int64_t strides[kTensorDims];
-  contiguous_strides(tensor.dims, tensor.sizes, strides);
+  slipstream_contiguous_strides(tensor.dims, tensor.sizes, strides);
   if (slipstream_torch.empty_strided(tensor.dims, tensor.sizes, strides, tensor.dtype, kCpu,
                                      kNoIndex, &handle) != 0) {
     return nullptr;
   }
   void* to = nullptr;
   slipstream_torch.get_data_ptr(handle, &to);
-  if (extent(tensor.dims, tensor.sizes, strides) > 0) {
+  if (slipstream_extent(tensor.dims, tensor.sizes, strides) > 0) {
     copy(tensor, 0, tensor.data, slipstream_item_size(tensor.dtype), static_cast<char*>(to));
   }
   return handle;
@@ -307,9 +306,9 @@ SLIPSTREAM_EXPORT int32_t slipstream_create_tensor_from_blob(void* data, int64_t
 
 SLIPSTREAM_EXPORT int32_t slipstream_clone(Tensor* tensor, Tensor** result) {
   int64_t strides[kTensorDims];
-  contiguous_strides(tensor->dims, tensor->sizes, strides);
+  slipstream_contiguous_strides(tensor->dims, tensor->sizes, strides);
   Tensor* made = slipstream_allocate(tensor->dims, tensor->sizes, strides, tensor->dtype);
-  if (made != nullptr && extent(tensor->dims, tensor->sizes, strides) > 0) {
+  if (made != nullptr && slipstream_extent(tensor->dims, tensor->sizes, strides) > 0) {
     copy(*tensor, 0, tensor->data, slipstream_item_size(tensor->dtype), made->data);
   }
   return answer(made, result);

@@ -57,6 +57,10 @@ class ByTorch {
 
 // Bytes of an element; 0 of a dtype that is not known.
 int64_t slipstream_item_size(int32_t dtype);
+// Elements from the first to behind the last.
+int64_t slipstream_extent(int64_t dims, const int64_t* sizes, const int64_t* strides);
+// Of elements that follow each other.
+void slipstream_contiguous_strides(int64_t dims, const int64_t* sizes, int64_t* strides);
 
 // A reference that goes with its scope, unless it was given away.
 class Owned {
