@@ -20,6 +20,7 @@ from src.ops.cpu.levels import cpu_flags
 # Of what the worker writes and the loader expects.
 _FORMAT: Final = 2
 _PACKAGE: Final = Path(__file__).parent
+_COMPILER: Final = ("job.py", "own_tensors.py", "own_threads.py", "worker.py")
 
 OPTIONS: Final[Mapping[str, Any]] = {
     # The wrapper only calls, but unoptimized it does so by way of functions of many small classes:
@@ -161,7 +162,7 @@ def _sources(function: Callable[..., Any]) -> list[Path]:
                 pending.append(owner)
     files = {inspect.getsourcefile(sys.modules[name]) for name in names}
     reached = {Path(file) for file in files if file is not None}
-    return sorted(reached | {_PACKAGE / name for name in ("job.py", "own_tensors.py", "worker.py")})
+    return sorted(reached | {_PACKAGE / name for name in _COMPILER})
 
 
 def _owner(value: Any) -> str | None:

@@ -18,11 +18,13 @@ import tempfile
 import threading
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from src.compile import own_threads
 from src.compile.artifacts import Artifact, ArtifactCache
 from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitute
 from src.compile.own_tensors import with_own_tensors
@@ -71,32 +73,38 @@ def _end_with_the_input() -> None:
 
 def _compile_into(job: Job, directory: Path) -> None:
     """Leave the artifact of ``job`` in ``directory``, whole or not at all."""
-    # Between the kernels there is too little to do for more.
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        package = Path(scratch) / "model.pt2"
-        result = _export(job, package)
         library, source = Path(scratch) / "library.so", Path(scratch) / "wrapper.cpp"
-        with zipfile.ZipFile(package) as archive:
-            for name in archive.namelist():
-                if name.endswith(".so"):
-                    _extract(archive, name, library)
-                elif name.endswith(".wrapper.cpp"):
-                    _extract(archive, name, source)
-        rewritten = with_own_tensors(library.read_bytes(), source.read_text())
-        if rewritten is not None:
-            library.write_bytes(rewritten)
+        code, result = None, None
+        if own_threads.are_possible():
+            own_threads.give_each_loop_a_region()
+            result = _compile(job, library, source, own_threads.OPTIONS)
+            code = own_threads.with_own_threads(library.read_bytes(), source.read_text())
+        if code is None:
+            result = _compile(job, library, source, {"cpp.threads": 1})
+            code = library.read_bytes()
+        rewritten = with_own_tensors(code, source.read_text())
+        library.write_bytes(code if rewritten is None else rewritten)
         ArtifactCache.publish(
             directory, Artifact(library, source, result, has_own_tensors=rewritten is not None)
         )
 
 
-def _extract(archive: zipfile.ZipFile, name: str, target: Path) -> None:
-    with archive.open(name) as packed, target.open("wb") as file:
-        shutil.copyfileobj(packed, file)
+def _compile(job: Job, library: Path, source: Path, options: Mapping[str, Any]) -> str | None:
+    """Write the job's code, and what it was made of. Returns as `_export` does."""
+    package = library.with_name("model.pt2")
+    result = _export(job, package, options)
+    with zipfile.ZipFile(package) as archive, source.open("wb") as text:
+        for name in sorted(archive.namelist(), key=lambda name: name.endswith(".kernel.cpp")):
+            with archive.open(name) as packed:
+                if name.endswith(".so"):
+                    library.write_bytes(packed.read())
+                elif name.endswith(".cpp"):
+                    shutil.copyfileobj(packed, text)
+    return result
 
 
-def _export(job: Job, package: Path) -> str | None:
+def _export(job: Job, package: Path, options: Mapping[str, Any]) -> str | None:
     """Compile into a package; the name of the result's type, None for a single tensor."""
     from torch._inductor import aoti_compile_and_package
     from torch.export import Dim, export
@@ -128,16 +136,16 @@ def _export(job: Job, package: Path) -> str | None:
         program = export(Flat(), tuple(tensors), dynamic_shapes=(tuple(shapes),), strict=False)
         with contextlib.redirect_stdout(sys.stderr):
             aoti_compile_and_package(
-                program, package_path=str(package), inductor_configs=_known_options()
+                program, package_path=str(package), inductor_configs=_known_options(options)
             )
     return result[0]
 
 
-def _known_options() -> dict[str, Any]:
+def _known_options(more: Mapping[str, Any]) -> dict[str, Any]:
     from torch._inductor import config
 
     known = config.get_config_copy()
-    options = {name: value for name, value in OPTIONS.items() if name in known}
+    options = {name: value for name, value in {**OPTIONS, **more}.items() if name in known}
     return options | {"aot_inductor.custom_ops_to_c_shims": _C_SHIMS}
 
 

@@ -132,7 +132,13 @@ class StepComputer:
             decoder.spec.attention_scale,
             decoder.region_spec.deterministic,
         )
-        where = StepRows(rows.tokens, rows.block_tables, floats[:, TEMPERATURE], ints[:, SEED])
+        where = StepRows(
+            rows.tokens,
+            rows.block_tables,
+            floats[:, TEMPERATURE],
+            ints[:, SEED],
+            decoder.spec.vocab_size,
+        )
         return CompiledStep(caller, StepCalls(layers, head), attention, where)
 
     def _in_one_call(self, plan: StepPlan, step: CompiledStep, regions: Regions) -> StepOutput:

@@ -173,6 +173,21 @@ async def test_what_a_step_has_not_got_is_refused_before_anything_is_written(
     await on_device(engine, run)
 
 
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 2**31 - 1])
+async def test_a_token_that_is_none_is_refused(engine: AsyncEngine, token: int) -> None:
+    computer = computer_of(engine)
+    assert computer.code.step is not None
+    compiled = computer.code.step
+
+    def run() -> None:
+        install(computer, [0.0] * NUM_ROWS, seed=5)
+        computer._rows.tokens[1, 4] = token
+        with pytest.raises(ValueError, match="not in the vocabulary"):
+            compiled.draw((1, 0, 6, 1), 1)
+
+    await on_device(engine, run)
+
+
 async def test_a_row_without_a_block_is_computed_and_written_nowhere(engine: AsyncEngine) -> None:
     computer = computer_of(engine)
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 13
+#define SLIPSTREAM_ABI 14
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -17,7 +17,7 @@ enum Status : int {
   kBadShape = 4,      // head_dim, heads or block_size outside of what the kernel is made for
   kOutOfMemory = 5,
   kCompiledFailed = 6,  // code that was compiled ahead of time says so; it knows why
-  kNoToken = 7,         // a step begins with a token that nobody has produced
+  kNoToken = 7,         // a step has a token that nobody has produced, or that is none
   kBadRow = 8,          // a step names a row, or a position of it, that is not there
   kBadMasks = 9,        // masks are not of the rows that sample, or too short
 };
@@ -152,7 +152,8 @@ struct StepContext {
   const double* temperatures;      // of a row, temperature_stride apart
   const int64_t* seeds;            // of a row, seed_stride apart
   int64_t layers, rows, token_stride, block_table_stride, temperature_stride, seed_stride;
-  int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size, dtype, threads, deterministic;
+  int64_t vocab_size, num_heads, num_kv_heads, head_dim, num_blocks, block_size;
+  int64_t dtype, threads, deterministic;
   double scale;
 };
 

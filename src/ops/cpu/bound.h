@@ -8,6 +8,8 @@ extern TorchFunctions slipstream_torch;
 
 // Intra-op threads of the compiled function that runs in this thread.
 extern thread_local int64_t slipstream_threads;
+// Tokens that it has.
+extern thread_local int64_t slipstream_tokens;
 
 constexpr int32_t kCpu = 0;
 constexpr int32_t kNoIndex = -1;
@@ -32,7 +34,7 @@ struct Bound {
 
   // `given` are the token arguments in order; all of them are used up, whatever happens. Each result
   // is a reference of its own, null where it fails.
-  int call(Owned* given, Tensor** results) const;
+  int call(int64_t tokens, Owned* given, Tensor** results) const;
 
   // Token argument number `index`.
   const BoundInput& token_input(int index) const {

@@ -48,6 +48,7 @@ _UNITS = (
     "compiled.cpp",
     "gumbel.cpp",
     "linear.cpp",
+    "loops.cpp",
     "masks.cpp",
     "pool.cpp",
     "quantize.cpp",

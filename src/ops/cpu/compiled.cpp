@@ -78,7 +78,9 @@ bool lies_in(const void* data, const Tensor& tensor) {
 
 }  // namespace
 
-int Bound::call(Owned* given, Tensor** results) const {
+int Bound::call(int64_t tokens, Owned* given, Tensor** results) const {
+  slipstream_threads = threads;
+  slipstream_tokens = tokens;
   if (!has_own_tensors) return call_with_torch(given, results);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_weight = inputs[i].handle != nullptr;
@@ -90,7 +92,6 @@ int Bound::call(Owned* given, Tensor** results) const {
 
 // Two results that are one tensor come as one reference.
 int Bound::run_with(Handle* results) const {
-  slipstream_threads = threads;
   std::fill(results, results + outputs, nullptr);
   const int failed = run(container, handles.data(), handles.size(), results, size_t(outputs),
                          nullptr, nullptr);
@@ -202,7 +203,7 @@ int slipstream_call(const Bound* bound, int64_t tokens, void* const* data, Handl
   }
   ByTorch results_are(true);
   Tensor* tensors[kMaxResults] = {};
-  if (int status = bound->call(given, tensors)) return status;
+  if (int status = bound->call(tokens, given, tensors)) return status;
   for (int64_t i = 0; i < bound->outputs; ++i) *made[i].receive() = tensors[i];
   for (int64_t i = 0; i < bound->outputs; ++i) {
     results[i] = slipstream_to_torch(*made[i]);

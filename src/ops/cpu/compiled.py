@@ -53,7 +53,7 @@ class Caller:
     Parameters
         path: The library that serves the ops. From here on its symbols are visible to code that is
             loaded later, which finds the ops' C functions among them.
-        num_threads: Of its kernels; of the code that it calls, one.
+        num_threads: Of its kernels, and of the loops of the code that it calls.
 
     Raises
         CompiledCodeError: This torch has not the C interface that is needed.

@@ -21,7 +21,7 @@ from torch import Tensor
 from src.ops.linear import INT4_RUN, STRIP, fits_strips, num_outputs
 from src.ops.linear import reference as reference_linear
 
-ABI = 13
+ABI = 14
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
@@ -45,7 +45,7 @@ _ERRORS = {
     4: "expected head_dim a multiple of 8 up to 256, num_heads a multiple of num_kv_heads, "
     "block_size of at least 1, groups of int4 a multiple of 32, inputs of int8 in strips a "
     "multiple of 64 and of bfloat16 of 2, outputs of int4 and bfloat16 in strips a multiple of 64",
-    7: "a step begins with a token that nobody has produced",
+    7: "a step has a token that nobody has produced, or that is not in the vocabulary",
     8: "a step names a row, or a position of it, that is not there",
     9: "the masks are not of the rows that sample, or shorter than their logits",
 }

@@ -70,7 +70,8 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
     const int32_t* tokens = c.tokens + step.row * c.token_stride;
     const int32_t* table = c.block_tables + step.row * c.block_table_stride;
     for (int64_t position = step.start; position < end; ++position) {
-      if (tokens[position] < 0) return kNoToken;
+      // Compiled code checks it too, but where threads share its loop that ends the process.
+      if (tokens[position] < 0 || tokens[position] >= c.vocab_size) return kNoToken;
       in->ids.push_back(tokens[position]);
       in->positions.push_back(position);
       const int64_t block = table[position / c.block_size];
@@ -112,7 +113,7 @@ int forward(const StepContext& c, Inputs& in, bool for_torch, Tensor** hidden) {
   *given[0].receive() = view(c.calls[0]->token_input(0), in.ids.data(), tokens);
   *given[1].receive() = view(positions, in.positions.data(), tokens);
   if (!given[0] || !given[1]) return kOutOfMemory;
-  if (int status = c.calls[0]->call(given, results)) return status;
+  if (int status = c.calls[0]->call(tokens, given, results)) return status;
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     slipstream_rouse(c.threads);
     Owned query(results[0]), key(results[1]), value(results[2]), residual(results[3]);
@@ -133,7 +134,7 @@ int forward(const StepContext& c, Inputs& in, bool for_torch, Tensor** hidden) {
     if (!is_last) *given[2].receive() = view(positions, in.positions.data(), tokens);
     if (!given[0] || (!is_last && !given[2])) return kOutOfMemory;
     ByTorch result_is(is_last && for_torch);
-    if (int status = next.call(given, is_last ? hidden : results)) return status;
+    if (int status = next.call(tokens, given, is_last ? hidden : results)) return status;
   }
   return kOk;
 }
@@ -155,7 +156,7 @@ int logits_of(const StepContext& c, Inputs& in, const Tensor& hidden, Tensor** l
   Owned given[1];
   *given[0].receive() = view(c.head->token_input(0), from, samples);
   if (!given[0]) return kOutOfMemory;
-  return c.head->call(given, logits);
+  return c.head->call(samples, given, logits);
 }
 
 int draw(const StepContext& c, const Inputs& in, const float* logits, int64_t vocab_size,

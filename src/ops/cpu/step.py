@@ -19,7 +19,7 @@ from torch import Tensor
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 from src.ops.cpu.kernel_library import DTYPES, raise_status
 
-_CONTEXT: Final = struct.Struct("@9P14qd").pack  # StepContext
+_CONTEXT: Final = struct.Struct("@9P15qd").pack  # StepContext
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class StepRows:
         block_tables: int32 [R, max_blocks]; positions whose block is negative are not written.
         temperatures: float64 [R], of any stride; see `gumbel_argmax`.
         seeds: int64 [R], of any stride.
+        vocab_size: Tokens are below it.
     """
 
     tokens: Tensor
     block_tables: Tensor
     temperatures: Tensor
     seeds: Tensor
+    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ class CompiledStep:
             rows.block_tables.stride(0),
             rows.temperatures.stride(0),
             rows.seeds.stride(0),
+            rows.vocab_size,
             attention.num_heads,
             num_kv_heads,
             head_dim,
