@@ -48,39 +48,38 @@ class Attention {
     }
   }
 
-  void run(const Item& item, Scratch& s) const {
+  // `next`, if any, is what this thread runs then.
+  void run(const Item& item, const Item* next, Scratch& s) const {
     const Path path = choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
 #if defined(SLIPSTREAM_PAIRS)
     if constexpr (std::is_same_v<T, bf16>) {
       if (path.strips) return run_strips(item, path, s);
-      if (path.pairs) return run_pairs(item, path, s);
+      if (path.pairs) return run_pairs(item, next, path, s);
     }
 #endif
     start(item, s);
     bool folded = false;
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
       if (tile > item.begin && tile % path.fold == 0) fold(item.count, item.count, s, folded);
-      const int first = int(std::max<int64_t>(0, item.begin - tile));
-      const int last = int(std::min<int64_t>(kKeys, item.end - tile));
-      locate_keys(item, tile, first, last, s.offsets);
+      turn_to(item, tile, next, s);
+      const int64_t* offsets = s.now->offsets;
+      const int first = s.now->first, last = s.now->last;
       if (path.few) {
-        point_to_rows(a.value_cache, s.offsets, s.values, s.value_rows, first, last);
+        point_to_rows(a.value_cache, offsets, s.values, s.value_rows, first, last);
       } else {
         copy_values(s, first, last);
       }
       if (path.dot) {
-        point_to_rows(a.key_cache, s.offsets, s.keys, s.key_rows, first, last);
+        point_to_rows(a.key_cache, offsets, s.keys, s.key_rows, first, last);
         dot_scores(s, item.count, width, first, last, path.few ? s.value_rows : nullptr);
-        prefetch_keys(item, tile + kKeys);
       } else {
-        pack_keys(s.keys, static_cast<const T*>(a.key_cache), s.offsets, head_dim, first, last);
+        pack_keys(s.keys, static_cast<const T*>(a.key_cache), offsets, head_dim, first, last);
         multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
                         s.rescale);
       }
       softmax(item, tile, first, last, s);
       if (path.few) {
-        const auto value = [&](int key) { return s.value_rows[key]; };
-        weigh_values(s, value, item.count, width, first, last);
+        weigh_and_fetch(s, [&](int key) { return s.value_rows[key]; }, item.count);
       } else {
         multiply<true>(s.scores, kKeys, s.values, width, s.out, width, item.count, width, kKeys,
                        s.rescale);
@@ -117,7 +116,7 @@ class Attention {
     finish(item, s, folded);
   }
 
-  void run_pairs(const Item& item, const Path& path, Scratch& s) const {
+  void run_pairs(const Item& item, const Item* next, const Path& path, Scratch& s) const {
     const auto* keys = static_cast<const bf16*>(a.key_cache);
     const auto* values = static_cast<const bf16*>(a.value_cache);
     alignas(64) bf16 queries[kGemmRows * kMaxHeadDim];
@@ -131,14 +130,11 @@ class Attention {
     bool folded = false;
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
       if (tile > item.begin && tile % path.fold == 0) fold(item.count, item.count, s, folded);
-      const int first = int(std::max<int64_t>(0, item.begin - tile));
-      const int last = int(std::min<int64_t>(kKeys, item.end - tile));
-      locate_keys(item, tile, first, last, s.offsets);
+      turn_to(item, tile, next, s);
+      const int first = s.now->first, last = s.now->last;
       dot_pairs(s, queries, keys, values, item.count, head_dim, float(a.scale), first, last);
-      prefetch_keys(item, tile + kKeys);
       softmax(item, tile, first, last, s);
-      const auto value = [&](int key) { return values + s.offsets[key]; };
-      weigh_values(s, value, item.count, width, first, last);
+      weigh_and_fetch(s, [&](int key) { return values + s.now->offsets[key]; }, item.count);
     }
     finish(item, s, folded);
   }
@@ -175,14 +171,52 @@ class Attention {
     *head = item.kv_head * heads + (item.first + row) % heads;
   }
 
-  // Offsets into the caches of keys [first, last) of a tile; one division for all of them.
+  // Offsets into the caches of keys [first, last) of a tile.
   void locate_keys(const Item& item, int64_t tile, int first, int last, int64_t* offsets) const {
     int64_t block = (tile + first) / a.block_size, slot = (tile + first) % a.block_size;
     const int32_t* table = a.block_tables + item.row * a.block_table_stride;
-    for (int key = first; key < last; ++key) {
-      offsets[key] = (table[block] * a.block_size + slot) * token_stride + item.kv_head * head_dim;
-      if (++slot == a.block_size) slot = 0, ++block;
+    for (int key = first; key < last; ++block, slot = 0) {
+      const int end = int(std::min<int64_t>(last, key + a.block_size - slot));
+      int64_t offset = (table[block] * a.block_size + slot) * token_stride + item.kv_head * head_dim;
+      for (; key < end; ++key, offset += token_stride) offsets[key] = offset;
     }
+  }
+
+  void look_up(const Item& item, int64_t tile, KeyTile& to) const {
+    to.item = &item, to.begin = tile;
+    to.first = int(std::max<int64_t>(0, item.begin - tile));
+    to.last = int(std::min<int64_t>(kKeys, item.end - tile));
+    locate_keys(item, tile, to.first, to.last, to.offsets);
+    std::fill(to.offsets, to.offsets + to.first, to.offsets[to.first]);
+    std::fill(to.offsets + to.last, to.offsets + kKeys, to.offsets[to.last - 1]);
+  }
+
+  // Looks up a tile of an item, unless it was looked up when it was ahead, and what comes after it.
+  void turn_to(const Item& item, int64_t tile, const Item* next, Scratch& s) const {
+    std::swap(s.now, s.ahead);
+    if (s.now->item != &item || s.now->begin != tile) look_up(item, tile, *s.now);
+    if (tile + kKeys < item.end) {
+      look_up(item, tile + kKeys, *s.ahead);
+    } else if (next != nullptr) {
+      look_up(*next, next->begin / kKeys * kKeys, *s.ahead);
+    } else {
+      s.ahead->item = nullptr;
+    }
+  }
+
+  // Weighs the values of the tile, and meanwhile has the keys of what is ahead fetched: rows of a
+  // paged cache are too short and too far apart for the hardware to foresee, and all at once they
+  // would keep what is computed waiting.
+  template <class Row>
+  void weigh_and_fetch(Scratch& s, const Row& value_row, int rows) const {
+    const KeyTile &now = *s.now, &ahead = s.ahead->item == nullptr ? now : *s.ahead;
+    const auto fetch = [&](int key) {
+      const auto* row = static_cast<const T*>(a.key_cache) + ahead.offsets[key];
+      for (int d = 0; d < head_dim; d += int(64 / sizeof(T))) __builtin_prefetch(row + d);
+    };
+    weigh_values(s, value_row, fetch, rows, width, now.first, now.last);
+    for (int key = ahead.first; key < now.first; ++key) fetch(key);
+    for (int key = now.last; key < ahead.last; ++key) fetch(key);
   }
 
   void start(const Item& item, Scratch& s) const {
@@ -217,22 +251,11 @@ class Attention {
     }
   }
 
-  // Rows of a paged cache are too short and too far apart for the hardware to foresee.
-  void prefetch_keys(const Item& item, int64_t tile) const {
-    int64_t offsets[kKeys];
-    const int last = int(std::clamp<int64_t>(item.end - tile, 0, kKeys));
-    locate_keys(item, tile, 0, last, offsets);
-    for (int key = 0; key < last; ++key) {
-      const auto* row = reinterpret_cast<const char*>(static_cast<const T*>(a.key_cache) + offsets[key]);
-      for (size_t i = 0; i < size_t(head_dim) * sizeof(T); i += 64) __builtin_prefetch(row + i);
-    }
-  }
-
   void copy_values(Scratch& s, int first, int last) const {
     for (int key = 0; key < kKeys; ++key) {
       float* row = s.values + key * width;
       if (key >= first && key < last) {
-        convert_row(static_cast<const T*>(a.value_cache) + s.offsets[key], row, head_dim);
+        convert_row(static_cast<const T*>(a.value_cache) + s.now->offsets[key], row, head_dim);
       } else {
         std::fill(row, row + width, 0.0f);
       }
@@ -353,8 +376,10 @@ void execute(const AttentionArgs& a, Plan& plan) {
     const TileRegisters registers(uses_pairs(a) && tiles_permitted());
 #endif
     thread_local std::unique_ptr<Scratch> scratch(new Scratch);
+    scratch->ahead->item = nullptr;  // it was another call's
     for (size_t i = bounds[size_t(index)]; i < bounds[size_t(index) + 1]; ++i) {
-      attention.run(plan.items[i], *scratch);
+      const bool is_last = i + 1 == bounds[size_t(index) + 1];
+      attention.run(plan.items[i], is_last ? nullptr : &plan.items[i + 1], *scratch);
     }
   });
 }

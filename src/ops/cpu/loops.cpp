@@ -46,9 +46,9 @@ double run(Loop* loop, void* data, int64_t parts) {
 
 // GOMP_parallel: a loop that waits for nobody, once by as many as want to. The number of threads is ours.
 SLIPSTREAM_EXPORT void slipstream_do(Loop* loop, void* data, unsigned, unsigned) {
-  thread_local std::unordered_map<Loop*, double> costs;  // microseconds of a token
   const int64_t tokens = slipstream_tokens;
   if (slipstream_threads <= 1 || tokens <= 1) return loop(data);
+  thread_local std::unordered_map<Loop*, double> costs;  // microseconds of a token
   const auto [known, is_new] = costs.try_emplace(loop, 0.0);
   double& cost = known->second;
   const int64_t parts = worthwhile_parts(slipstream_threads, cost * double(tokens), tokens);

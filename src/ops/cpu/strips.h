@@ -147,7 +147,7 @@ inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, const 
   for (int j = first / W * W; j < last; j += W) {
     const bf16* keys[W];
     for (int i = 0; i < W; ++i) {
-      const int64_t offset = s.offsets[std::clamp(j + i, first, last - 1)];
+      const int64_t offset = s.now->offsets[j + i];
       keys[i] = cache + offset;
       prefetch_row(values + offset, head_dim);
     }

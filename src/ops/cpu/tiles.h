@@ -22,11 +22,23 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 #if defined(__AVX512F__)
 constexpr int kMR = 6, kNR = 4;
+constexpr int kSums = 16;           // registers that hold sums of weighted values
 #else
 constexpr int kMR = 6, kNR = 2;
+constexpr int kSums = 8;
 #endif
 
 inline int padded(int n) { return (n + W - 1) / W * W; }
+
+struct Item;
+
+// Where the keys of one tile of an item are.
+struct KeyTile {
+  const Item* item = nullptr;
+  int64_t begin = 0;         // the tile's first key
+  int first = 0, last = 0;   // keys of the tile that the item has
+  int64_t offsets[kKeys];    // in the caches, in elements; of the nearest key where there is none
+};
 
 // Per-thread working memory of one work item.
 struct alignas(64) Scratch {
@@ -38,9 +50,11 @@ struct alignas(64) Scratch {
   float folded[kTileRows * kMaxHeadDim];    // [rows, padded head_dim]: of the splits before
   alignas(64) float maximum[kTileRows], sum[kTileRows], rescale[kTileRows];
   float folded_maximum[kTileRows], folded_sum[kTileRows];
-  int64_t offsets[kKeys];                   // of each key of the tile in the caches, in elements
   const float* key_rows[kKeys];             // decode: where each key's floats are
   const float* value_rows[kKeys];
+  KeyTile tiles[2];
+  KeyTile* now = tiles;                     // the tile that is computed
+  KeyTile* ahead = tiles + 1;               // the one that is computed then, if its item is set
 };
 
 // c[MR, NR * W] = (Accumulate ? c * scale[row] : 0) + a[MR, depth] * b[depth, NR * W]
@@ -183,33 +197,72 @@ inline void dot_scores(Scratch& s, int rows, int width, int first, int last,
   }
 }
 
-template <int N, class Row>
-inline void weigh_columns(Scratch& s, const Row& value_row, int row, int width, int d, int first,
-                          int last) {
+// N vectors of R rows, which share what is read of a value. Calls each(key) on the way.
+template <int R, int N, class Row, class Each>
+inline void weigh_columns(Scratch& s, const Row& value_row, const Each& each, int row, int width,
+                          int d, int first, int last) {
   float* out = s.out + row * width + d;
-  vf acc[N];
+  const float* weights = s.scores + row * kKeys;
+  vf acc[R][N];
 #pragma GCC unroll 8
-  for (int i = 0; i < N; ++i) acc[i] = load(out + i * W) * s.rescale[row];
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) acc[r][i] = load(out + r * width + i * W) * s.rescale[row + r];
+  }
   for (int key = first; key < last; ++key) {
-    const vf weight = splat(s.scores[row * kKeys + key]);
-    const auto* value = value_row(key) + d;
+    each(key);
+    const auto* at = value_row(key) + d;
+    vf value[N];
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) acc[i] += weight * load(value + i * W);
+    for (int i = 0; i < N; ++i) value[i] = load(at + i * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const vf weight = splat(weights[r * kKeys + key]);
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) acc[r][i] += weight * value[i];
+    }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < N; ++i) store(out + i * W, acc[i]);
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) store(out + r * width + i * W, acc[r][i]);
+  }
+}
+
+template <int R, class Row, class Each>
+inline void weigh_rows(Scratch& s, const Row& value_row, const Each& each, int row, int width,
+                       int first, int last) {
+  // As many sums as hide the latency of one addition, and as there are registers for.
+  constexpr int kMost = std::min(8, kSums / R), kSome = std::min(4, kMost);
+  const auto nothing = [](int) {};
+  int d = 0;
+  if (row == 0 && d + kSome * W <= width) {
+    weigh_columns<R, kSome>(s, value_row, each, row, width, d, first, last);
+    d += kSome * W;
+  } else if (row == 0) {
+    for (int key = first; key < last; ++key) each(key);
+  }
+  for (; d + kMost * W <= width; d += kMost * W) {
+    weigh_columns<R, kMost>(s, value_row, nothing, row, width, d, first, last);
+  }
+  for (; d + kSome * W <= width; d += kSome * W) {
+    weigh_columns<R, kSome>(s, value_row, nothing, row, width, d, first, last);
+  }
+  for (; d < width; d += W) {
+    weigh_columns<R, 1>(s, value_row, nothing, row, width, d, first, last);
+  }
 }
 
 // out[row] = out[row] * rescale[row] + weights[row] . values, over keys [first, last) of the tile;
-// value_row(key) is where a key's value is.
-template <class Row>
-inline void weigh_values(Scratch& s, const Row& value_row, int rows, int width, int first, int last) {
-  for (int row = 0; row < rows; ++row) {
-    int d = 0;
-    for (; d + 8 * W <= width; d += 8 * W) weigh_columns<8>(s, value_row, row, width, d, first, last);
-    for (; d + 4 * W <= width; d += 4 * W) weigh_columns<4>(s, value_row, row, width, d, first, last);
-    for (; d < width; d += W) weigh_columns<1>(s, value_row, row, width, d, first, last);
-  }
+// value_row(key) is where a key's value is. Each row is summed key by key, whatever its company.
+// each(key) is called once for each key on the way.
+template <class Row, class Each>
+inline void weigh_values(Scratch& s, const Row& value_row, const Each& each, int rows, int width,
+                         int first, int last) {
+  int row = 0;
+  for (; row + 4 <= rows; row += 4) weigh_rows<4>(s, value_row, each, row, width, first, last);
+  for (; row + 2 <= rows; row += 2) weigh_rows<2>(s, value_row, each, row, width, first, last);
+  for (; row < rows; ++row) weigh_rows<1>(s, value_row, each, row, width, first, last);
 }
 
 // packed[d * kKeys + key] = cache[offsets[key] + d]; keys outside of [first, last) become 0.

@@ -29,7 +29,8 @@ typedef uint16_t vh __attribute__((vector_size(W * 2)));
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
 
-inline vf splat(float x) { return vf{} + x; }
+// Not added to zeros: that would turn -0 to 0, which takes an instruction.
+inline vf splat(float x) { return x - vf{}; }
 
 inline vf load(const float* p) {
   vf v;
