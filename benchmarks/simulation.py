@@ -184,6 +184,7 @@ async def run(options: argparse.Namespace) -> None:
         pool = await engine.inspector.pool()
         limits = SchedulerLimits.of(
             config,
+            device_type=engine.model_info.device_type,
             block_size=pool.block_size,
             num_blocks=pool.num_blocks,
             max_model_len=engine.model_info.max_model_len,

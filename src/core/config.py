@@ -104,6 +104,8 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
     pipeline_depth: Annotated[int, Meta(ge=1, le=2)] = 2
     max_num_seqs: Positive = 64
     max_num_batched_tokens: Positive = 2048
+    # Of prompts, in a step in which rows decode. None: 256 on the CPU, any number on CUDA.
+    max_mixed_prefill_tokens: Positive | None = None
     max_waiting_requests: Positive = 2048
     max_waiting_tokens: Positive = 8_388_608
     # How often smaller requests may overtake a head-of-line request that does not fit.

@@ -19,6 +19,7 @@ from src.engine.lifecycle import Phase, Rank, RequestState
 # somebody is computing their prefix: the cost of a step must not grow with the queue.
 MAX_MISFITS_PER_STEP: Final = 8
 MAX_LED_PER_STEP: Final = 32
+_DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
 # Dead heap entries are tolerated up to this number or half of the heap, whichever is more.
 _MIN_DEAD: Final = 64
 _FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_LED_PER_STEP)
@@ -33,6 +34,11 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Rows: requests that run at the same time.
     max_num_batched_tokens
         Tokens of one step at most, decode and prefill together.
+    max_mixed_prefill_tokens
+        Prefill tokens at most of a step in which rows decode. ``None``: what these leave of the
+        budget.
+    prefill_tokens_per_decode
+        So many for each of these rows, if that is more.
     block_size, num_blocks
         Tokens of a block, and blocks of the pool.
     max_model_len
@@ -52,6 +58,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_mixed_prefill_tokens: int | None = None
+    prefill_tokens_per_decode: int = 8
     block_size: int
     num_blocks: int
     max_model_len: int
@@ -67,19 +75,31 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
                      "max_model_len", "max_waiting_requests", "max_waiting_tokens"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_bypasses", "lookahead_tokens"):
+        if self.max_mixed_prefill_tokens is not None and self.max_mixed_prefill_tokens < 1:
+            raise ConfigError(
+                f"max_mixed_prefill_tokens must be at least 1, got {self.max_mixed_prefill_tokens}"
+            )
+        for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     @classmethod
     def of(
-        cls, config: Config, *, block_size: int, num_blocks: int, max_model_len: int
+        cls,
+        config: Config,
+        *,
+        device_type: str,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
     ) -> SchedulerLimits:
         """Those of an engine with these settings, once its memory and its model are known."""
         section = config.scheduler
+        mixed = section.max_mixed_prefill_tokens or _DEFAULT_MIXED_PREFILL.get(device_type)
         return cls(
             max_num_seqs=section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
+            max_mixed_prefill_tokens=mixed,
             block_size=block_size,
             num_blocks=num_blocks,
             max_model_len=max_model_len,

@@ -48,17 +48,29 @@ class PlanDraft:
     ----------
     budget
         Tokens that may still be planned.
+    num_tokens
+        Those that are.
     states
         The requests of ``rows``, in their order.
     short
         Whether a running row had to wait for memory, or took it from another.
     """
 
-    __slots__ = ("appends", "budget", "installs", "rows", "short", "states", "step_id")
+    __slots__ = (
+        "appends",
+        "budget",
+        "installs",
+        "num_tokens",
+        "rows",
+        "short",
+        "states",
+        "step_id",
+    )
 
     def __init__(self, step_id: int, budget: int) -> None:
         self.step_id = step_id
         self.budget = budget
+        self.num_tokens = 0
         self.installs: list[RowInstall] = []
         self.appends: list[BlockAppend] = []
         self.rows: list[RowStep] = []
@@ -70,6 +82,11 @@ class PlanDraft:
         self.rows.append(state.launch(self.step_id, num_tokens))
         self.states.append(state)
         self.budget -= num_tokens
+        self.num_tokens += num_tokens
+
+    def leave(self, budget: int) -> None:
+        """Plan no more than so many tokens from here on."""
+        self.budget = min(self.budget, budget)
 
     def plan(self) -> StepPlan:
         """The plan as it is to be launched."""

@@ -9,6 +9,8 @@ One step is planned in this order, under one token budget:
 2. running rows with more than one (prefill chunks), by rank;
 3. admissions, by rank, unless a running row is short of memory.
 
+What follows decoding rows gets less than the budget leaves: they would wait for it.
+
 A row is admitted only when every running one got a token and budget is left, so there are never
 more running rows than budget, and no row waits for its turn in 1.
 """
@@ -240,6 +242,10 @@ class Scheduler:
                 prefills.append(state)
             elif state.launched < state.capacity or self._grow(state, draft):
                 draft.add(state, 1)
+        if draft.rows and self.limits.max_mixed_prefill_tokens is not None:
+            # With many rows prompts would be a small part of a step, and wait for their turn.
+            per_row = self.limits.prefill_tokens_per_decode * len(draft.rows)
+            draft.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
         for state in prefills:
             if draft.budget == 0:
                 break
@@ -253,7 +259,7 @@ class Scheduler:
         self._in_flight.append((plan, draft.states))
         self._last_launched = draft.step_id
         self.stats.steps += 1
-        self.stats.scheduled_tokens += self.limits.max_num_batched_tokens - draft.budget
+        self.stats.scheduled_tokens += draft.num_tokens
         return plan
 
     def _grow(self, state: RequestState, draft: PlanDraft) -> bool:

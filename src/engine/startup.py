@@ -272,7 +272,7 @@ def _build_parts(
     if device.type != "cpu":
         runner.warm_up()
     _settle_code(config, report, runner, decoder, compilation, graph_plan)
-    info = _model_info(config, decoder, max_model_len)
+    info = _model_info(config, decoder, device, max_model_len)
     logger.info(
         "%s ready in %.1f s: %s, %s, attention %s, context %d tokens",
         info.name,
@@ -284,6 +284,7 @@ def _build_parts(
     )
     limits = SchedulerLimits.of(
         config,
+        device_type=device.type,
         block_size=kv_plan.block_size,
         num_blocks=kv_plan.num_blocks,
         max_model_len=max_model_len,
@@ -361,7 +362,9 @@ def _weights_progress(report: Report) -> Callable[[int, int], None]:
     return progress
 
 
-def _model_info(config: Config, decoder: Decoder, max_model_len: int) -> ModelInfo:
+def _model_info(
+    config: Config, decoder: Decoder, device: torch.device, max_model_len: int
+) -> ModelInfo:
     names = served_names(config.model)
     return ModelInfo(
         name=names[0],
@@ -369,6 +372,7 @@ def _model_info(config: Config, decoder: Decoder, max_model_len: int) -> ModelIn
         max_model_len=max_model_len,
         vocab_size=decoder.spec.vocab_size,
         dtype=str(decoder.spec.dtype).removeprefix("torch."),
+        device_type=device.type,
         created=int(time.time()),
         default_sampling=_default_sampling(decoder),
         default_max_tokens=decoder.config.generation.max_new_tokens,

@@ -70,6 +70,7 @@ FROZEN = [
     "observability.trace_steps",
     "observability.trace_token_events",
     "scheduler.max_bypasses",
+    "scheduler.max_mixed_prefill_tokens",
     "scheduler.max_num_batched_tokens",
     "scheduler.max_num_seqs",
     "scheduler.max_waiting_requests",

@@ -47,7 +47,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 def calibration_of(
     view: TimelineView, pool: PoolView, config: Config, *, model: str, max_model_len: int,
-    source: str,
+    device_type: str, source: str,
 ) -> Calibration:  # fmt: skip
     """Prices and limits by what an engine has recorded.
 
@@ -63,6 +63,7 @@ def calibration_of(
         source=source,
         limits=SchedulerLimits.of(
             config,
+            device_type=device_type,
             block_size=pool.block_size,
             num_blocks=pool.num_blocks,
             max_model_len=max_model_len,
@@ -88,6 +89,7 @@ async def calibrate_engine(engine: AsyncEngine, seconds: float, seed: int = 0) -
         engine.config,
         model=info.name,
         max_model_len=info.max_model_len,
+        device_type=info.device_type,
         source=f"{len(view.steps)} steps of {seconds:g} s in this process",
     )
 

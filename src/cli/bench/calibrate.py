@@ -116,6 +116,12 @@ def _of_server(url: str, key: str | None, config: Config) -> Calibration:
         view = client.decode("/debug/timeline?format=records", TimelineView)
         pool = client.decode("/debug/pool?cells=1", PoolView)
         model = client.decode("/v1/models", _Models).data[0]
+    # What the server chose by itself is not told.
+    device_type = "cuda" if config.device.type == "cuda" else "cpu"
     return calibration_of(
-        view, pool, config, model=model.id, max_model_len=model.max_model_len, source=url
+        *(view, pool, config),
+        model=model.id,
+        max_model_len=model.max_model_len,
+        device_type=device_type,
+        source=url,
     )

@@ -111,6 +111,12 @@ class Simulation:
             assert decodes <= planned, "a decode row was left out"
         else:
             assert not plan.installs, "somebody was admitted while a running row is short"
+        decoding = sum(step.row in decodes for step in plan.rows)
+        if decoding and self.limits.max_mixed_prefill_tokens is not None:
+            prefill = sum(step.num_tokens for step in plan.rows if step.row not in decodes)
+            per_row = self.limits.prefill_tokens_per_decode * decoding
+            most = max(self.limits.max_mixed_prefill_tokens, per_row)
+            assert prefill <= most, "decoding rows wait for more of prompts than they should"
         self.runner.launch(plan)
         self.plans.append(plan)
         return plan

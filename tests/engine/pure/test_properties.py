@@ -37,6 +37,8 @@ def limits_of(draw: st.DrawFn, /, **changes: object) -> SchedulerLimits:
     values: dict[str, object] = {
         "max_num_seqs": draw(st.sampled_from([1, 2, 3, 3, 4, 4])),
         "max_num_batched_tokens": draw(st.integers(1, 8)),
+        "max_mixed_prefill_tokens": draw(st.sampled_from([None, None, 1, 2, 4])),
+        "prefill_tokens_per_decode": draw(st.integers(0, 2)),
         "block_size": draw(st.integers(1, 4)),
         "num_blocks": draw(st.one_of(st.integers(2, 6), st.integers(2, 12))),
         "max_model_len": draw(st.integers(12, 48)),
