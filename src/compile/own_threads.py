@@ -34,26 +34,32 @@ OPTIONS: Final = {
 """Inductor's, for code that can be rewritten."""
 
 
-def are_possible() -> bool:
-    """Whether this platform's compiler may make code that can be rewritten."""
+def prepare() -> bool:
+    """Have this process's Inductor end a parallel region where the next loop begins.
+
+    Returns whether this platform's compiler may make code that can be rewritten.
+    """
     from torch._inductor import cpp_builder
-
-    # Others have functions of their own beneath OpenMP.
-    return bool(cpp_builder.is_gcc())
-
-
-def give_each_loop_a_region() -> None:
-    """Have this process's Inductor end a parallel region where the next loop begins."""
     from torch._inductor.codegen import cpp
 
-    shared: Any = cpp.WorkSharing
+    shared: Any = getattr(cpp, "WorkSharing", None)
+    # Other compilers have functions of their own beneath OpenMP.
+    if shared is None or not cpp_builder.is_gcc():
+        return False
+    if not getattr(shared, "is_alone", False):
+        cpp.WorkSharing = _alone(shared)  # type: ignore[misc]
+    return True
 
+
+def _alone(shared: Any) -> Any:
     class Alone(shared):
+        is_alone = True
+
         def parallel(self, threads: int) -> None:
             self.close()
             super().parallel(threads)
 
-    cpp.WorkSharing = Alone  # type: ignore[misc]
+    return Alone
 
 
 def with_own_threads(library: bytes, source: str) -> bytes | None:
@@ -68,9 +74,9 @@ def with_own_threads(library: bytes, source: str) -> bytes | None:
     source
         The code that the library was made of.
     """
-    if not library.startswith(_ELF) or not set(_NAME.findall(library)) <= _OURS.keys():
+    names, pragmas = set(_NAME.findall(library)), _PRAGMA.findall(source)
+    if not library.startswith(_ELF) or not names <= _OURS.keys():
         return None
-    pragmas = _PRAGMA.findall(source)
-    if pragmas != ["parallel", "for"] * (len(pragmas) // 2):
+    if pragmas != ["parallel", "for"] * (len(pragmas) // 2) or bool(pragmas) != bool(names):
         return None
     return _NAME.sub(lambda name: _OURS[name[0]], library)

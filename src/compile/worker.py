@@ -76,8 +76,7 @@ def _compile_into(job: Job, directory: Path) -> None:
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         library, source = Path(scratch) / "library.so", Path(scratch) / "wrapper.cpp"
         code, result = None, None
-        if own_threads.are_possible():
-            own_threads.give_each_loop_a_region()
+        if own_threads.prepare():
             result = _compile(job, library, source, own_threads.OPTIONS)
             code = own_threads.with_own_threads(library.read_bytes(), source.read_text())
         if code is None:

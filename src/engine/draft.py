@@ -50,6 +50,8 @@ class PlanDraft:
         Tokens that may still be planned.
     num_tokens
         Those that are.
+    prefill_limit
+        Tokens of prompts that a step like this takes at most.
     states
         The requests of ``rows``, in their order.
     short
@@ -61,6 +63,7 @@ class PlanDraft:
         "budget",
         "installs",
         "num_tokens",
+        "prefill_limit",
         "rows",
         "short",
         "states",
@@ -71,6 +74,7 @@ class PlanDraft:
         self.step_id = step_id
         self.budget = budget
         self.num_tokens = 0
+        self.prefill_limit = budget
         self.installs: list[RowInstall] = []
         self.appends: list[BlockAppend] = []
         self.rows: list[RowStep] = []
@@ -87,6 +91,7 @@ class PlanDraft:
     def leave(self, budget: int) -> None:
         """Plan no more than so many tokens from here on."""
         self.budget = min(self.budget, budget)
+        self.prefill_limit = min(self.prefill_limit, budget)
 
     def plan(self) -> StepPlan:
         """The plan as it is to be launched."""

@@ -54,17 +54,17 @@ class Residents:
         self.cache.follow(state.match, state.chain, state.token_ids)
         return state.match
 
-    def is_led(self, state: RequestState, match: Match) -> bool:
+    def is_led(self, state: RequestState, match: Match, prefill_limit: int) -> bool:
         """Whether a running request is about to compute most of what this one would have to.
 
         Then waiting for it costs a step or two, and saves time and blocks. What is waited for is on
         its way to the device: while there is budget to admit anybody, every running row has got all
-        that it wants of it.
+        that it wants of it. ``prefill_limit`` is what the step takes of prompts at most.
         """
         start = len(match.blocks) * self.limits.block_size
         missing = len(state.token_ids) - start
         # What is little of a step is computed again sooner than waited for.
-        enough = max(self.limits.block_size + 1, self.limits.max_num_batched_tokens // 16)
+        enough = max(self.limits.block_size + 1, prefill_limit // 16)
         if not self._frontiers or not state.may_read_cache or missing < enough:
             return False
         leader = self._frontiers.get(state.chain.digest(len(match.blocks), state.token_ids))

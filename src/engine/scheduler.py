@@ -234,6 +234,7 @@ class Scheduler:
         """
         draft = PlanDraft(self._last_launched + 1, self.limits.max_num_batched_tokens)
         prefills: list[RequestState] = []
+        decoding = 0
         # A copy: a victim leaves the list, always from behind the row that needs its memory.
         for state in self._residents.running[:]:
             if state.phase is not Phase.RUNNING or state.target >= state.limit:
@@ -241,10 +242,11 @@ class Scheduler:
             if state.target - state.launched > 1:
                 prefills.append(state)
             elif state.launched < state.capacity or self._grow(state, draft):
+                decoding += state.launched >= state.prompt_len
                 draft.add(state, 1)
-        if draft.rows and self.limits.max_mixed_prefill_tokens is not None:
+        if decoding and self.limits.max_mixed_prefill_tokens is not None:
             # With many rows prompts would be a small part of a step, and wait for their turn.
-            per_row = self.limits.prefill_tokens_per_decode * len(draft.rows)
+            per_row = self.limits.prefill_tokens_per_decode * decoding
             draft.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
         for state in prefills:
             if draft.budget == 0:
@@ -298,7 +300,9 @@ class Scheduler:
             if state is None:
                 return
             match = residents.cached_prefix(state)
-            if state.bypasses < self.limits.max_bypasses and residents.is_led(state, match):
+            if state.bypasses < self.limits.max_bypasses and residents.is_led(
+                state, match, draft.prefill_limit
+            ):
                 led += 1
             elif residents.fits(state, match, reserve):
                 self._waiting.pop(misfits + led)

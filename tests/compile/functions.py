@@ -85,9 +85,17 @@ def impossible(x: Tensor) -> Tensor:
     return x if x.sum().item() > 0 else x + 1
 
 
-def gate_twice(x: Tensor, residual: Tensor, gain: Tensor) -> Tensor:
-    """x [T, 144], residual [T, 72], gain [72]: loops over tokens, with sums along a token's row."""
+class Gated(NamedTuple):
+    """A stream of activations, and its rows by their size."""
+
+    total: Tensor
+    scaled: Tensor
+
+
+def gate_twice(x: Tensor, residual: Tensor, gain: Tensor) -> Gated:
+    """x [T, 144], residual [T, 72], gain [72]: loops over numbers, and over tokens with sums."""
     gate, up = x.chunk(2, dim=-1)
-    total = torch.nn.functional.silu(gate) * up + residual
+    total = (torch.nn.functional.silu(gate) * up).flatten() + residual.flatten()
+    total = total.view(residual.shape)
     spread = total.pow(2).mean(-1, keepdim=True)
-    return total * torch.rsqrt(spread + 1e-5) * gain + total.sum(-1, keepdim=True)
+    return Gated(total, total * torch.rsqrt(spread + 1e-5) * gain)

@@ -34,7 +34,7 @@ mixes = st.fixed_dictionaries(
         "rows": st.lists(rows, max_size=5).map(tuple),
         "num_heads": st.sampled_from([2, 6]),
         "num_kv_heads": st.sampled_from([1, 2]),
-        "head_dim": st.sampled_from([8, 24, 64]),
+        "head_dim": st.sampled_from([8, 24, 64, 128]),
         "block_size": st.sampled_from([1, 3, 16]),
         "sliding_window": st.sampled_from([0, 1, 5, 70]),
         "padding": st.integers(0, 2),

@@ -83,6 +83,7 @@ class Attention {
       } else {
         multiply<true>(s.scores, kKeys, s.values, width, s.out, width, item.count, width, kKeys,
                        s.rescale);
+        if (path.dot) fetch_keys(*s.ahead, s.ahead->first, s.ahead->last);
       }
     }
     finish(item, s, folded);
@@ -200,7 +201,7 @@ class Attention {
     } else if (next != nullptr) {
       look_up(*next, next->begin / kKeys * kKeys, *s.ahead);
     } else {
-      s.ahead->item = nullptr;
+      s.ahead->item = nullptr, s.ahead->first = s.ahead->last = 0;
     }
   }
 
@@ -210,13 +211,17 @@ class Attention {
   template <class Row>
   void weigh_and_fetch(Scratch& s, const Row& value_row, int rows) const {
     const KeyTile &now = *s.now, &ahead = s.ahead->item == nullptr ? now : *s.ahead;
-    const auto fetch = [&](int key) {
-      const auto* row = static_cast<const T*>(a.key_cache) + ahead.offsets[key];
-      for (int d = 0; d < head_dim; d += int(64 / sizeof(T))) __builtin_prefetch(row + d);
-    };
+    const auto fetch = [&](int key) { fetch_keys(ahead, key, key + 1); };
     weigh_values(s, value_row, fetch, rows, width, now.first, now.last);
-    for (int key = ahead.first; key < now.first; ++key) fetch(key);
-    for (int key = now.last; key < ahead.last; ++key) fetch(key);
+    fetch_keys(ahead, ahead.first, now.first);
+    fetch_keys(ahead, now.last, ahead.last);
+  }
+
+  void fetch_keys(const KeyTile& tile, int first, int last) const {
+    for (int key = first; key < last; ++key) {
+      const auto* row = static_cast<const T*>(a.key_cache) + tile.offsets[key];
+      for (int d = 0; d < head_dim; d += int(64 / sizeof(T))) __builtin_prefetch(row + d);
+    }
   }
 
   void start(const Item& item, Scratch& s) const {

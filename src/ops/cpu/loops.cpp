@@ -42,15 +42,29 @@ double run(Loop* loop, void* data, int64_t parts) {
   return double(spent.load(std::memory_order_relaxed)) / 1e3;
 }
 
+// What a token takes, in microseconds; null if there is no memory to know it.
+double* cost_of(Loop* loop, bool& is_new) {
+  thread_local std::unordered_map<Loop*, double> costs;
+  try {
+    const auto [found, is_first] = costs.try_emplace(loop, 0.0);
+    is_new = is_first;
+    return &found->second;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 }  // namespace
 
-// GOMP_parallel: a loop that waits for nobody, once by as many as want to. The number of threads is ours.
+// GOMP_parallel: a loop's parts, in any order. GCC takes it, and the loop, never to throw: the process
+// would end.
 SLIPSTREAM_EXPORT void slipstream_do(Loop* loop, void* data, unsigned, unsigned) {
   const int64_t tokens = slipstream_tokens;
   if (slipstream_threads <= 1 || tokens <= 1) return loop(data);
-  thread_local std::unordered_map<Loop*, double> costs;  // microseconds of a token
-  const auto [known, is_new] = costs.try_emplace(loop, 0.0);
-  double& cost = known->second;
+  bool is_new = false;
+  double* known = cost_of(loop, is_new);
+  if (known == nullptr) return loop(data);
+  double& cost = *known;
   const int64_t parts = worthwhile_parts(slipstream_threads, cost * double(tokens), tokens);
   // Too short to look at the clock for, unless it was never looked at.
   if (parts <= 1 && !is_new) return loop(data);

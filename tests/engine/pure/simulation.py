@@ -89,6 +89,8 @@ class Simulation:
             and state.target - state.launched == 1
             and state.target < state.limit
         }
+        # One token of a prompt may be left too; who waits for that has waited anyway.
+        prompts = {state.row for state in states if state.launched < state.prompt_len}
         shortages, preemptions = scheduler.stats.shortages, scheduler.stats.preemptions
         running = [state for state in states if state.phase is Phase.RUNNING]
         plan = scheduler.schedule()
@@ -111,7 +113,7 @@ class Simulation:
             assert decodes <= planned, "a decode row was left out"
         else:
             assert not plan.installs, "somebody was admitted while a running row is short"
-        decoding = sum(step.row in decodes for step in plan.rows)
+        decoding = sum(step.row in decodes - prompts for step in plan.rows)
         if decoding and self.limits.max_mixed_prefill_tokens is not None:
             prefill = sum(step.num_tokens for step in plan.rows if step.row not in decodes)
             per_row = self.limits.prefill_tokens_per_decode * decoding
@@ -129,7 +131,9 @@ class Simulation:
             for state in self.scheduler._requests.values()
             if state.phase is Phase.WAITING
             and state.bypasses < self.limits.max_bypasses
-            and residents.is_led(state, residents.cached_prefix(state))
+            and residents.is_led(
+                state, residents.cached_prefix(state), self.limits.max_num_batched_tokens
+            )
         }
 
     def commit(self) -> list[RequestEvent]:

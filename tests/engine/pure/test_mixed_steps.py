@@ -28,7 +28,8 @@ def with_rows_that_decode(count: int, **changes: int) -> Simulation:
     simulation = Simulation(make_limits(**(settings | changes)))
     for key in range(count):
         simulation.add(make_request(key, 2, 30, ends=False))
-    turn(simulation)
+    if count:
+        turn(simulation)
     return simulation
 
 
@@ -57,6 +58,19 @@ def test_many_decoding_rows_leave_a_prompt_more() -> None:
     simulation.drain()
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_is_much_of_such_a_step_is_waited_for(others: int) -> None:
+    # Of 512 tokens 20 are little, of 64 they are not.
+    simulation = with_rows_that_decode(
+        others, max_num_batched_tokens=512, max_mixed_prefill_tokens=64
+    )
+    for key in (5, 6):
+        simulation.add(make_request(key, [1, 2, 3, 4] * 5, 2))
+    shared = tokens(turn(simulation))
+    assert list(shared.values()) == ([1, 20] if others else [20, 20])
+    simulation.drain()
+
+
 def test_alone_prompts_get_the_whole_budget() -> None:
     simulation = Simulation(
         make_limits(max_num_batched_tokens=16, num_blocks=100, max_mixed_prefill_tokens=2)
@@ -64,6 +78,17 @@ def test_alone_prompts_get_the_whole_budget() -> None:
     for key in range(2):
         simulation.add(make_request(key, 20, 2))
     assert tokens(turn(simulation)) == {0: 16}
+    simulation.drain()
+
+
+def test_the_last_token_of_a_prompt_is_no_decoding_row() -> None:
+    simulation = Simulation(
+        make_limits(max_num_batched_tokens=16, num_blocks=100, max_mixed_prefill_tokens=2)
+    )
+    simulation.add(make_request(0, 17, 2))
+    turn(simulation)
+    simulation.add(make_request(1, 15, 2))
+    assert tokens(turn(simulation)) == {0: 1, 1: 15}
     simulation.drain()
 
 
