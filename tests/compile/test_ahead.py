@@ -33,8 +33,8 @@ from src.compile import (
 from src.compile.artifacts import ArtifactCache
 from src.models import regions
 from src.ops.cpu import step
-from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.compiled import Caller
+from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR
 from tests.compile.functions import Mixed, Weights, impossible, mix, project
 
@@ -54,10 +54,7 @@ def mix_job() -> Job:
 
 
 @pytest.fixture(scope="module")
-def caller() -> Caller:
-    ensure_built(wait=True)
-    library = kernel_library()
-    assert library is not None, "these tests need a C++ compiler"
+def caller(library: KernelLibrary) -> Caller:
     return Caller(library.path, 2)
 
 

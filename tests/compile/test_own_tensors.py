@@ -14,8 +14,8 @@ import torch
 from src.compile import Compilation, Job, LoadedFunction
 from src.compile.artifacts import ArtifactCache
 from src.compile.own_tensors import with_own_tensors
-from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.compiled import Caller, CompiledCodeError
+from src.ops.cpu.kernel_library import KernelLibrary
 from tests.compile.functions import Passed, pass_constant, pass_on, pass_on_with_torch
 
 pytestmark = pytest.mark.timeout(900)
@@ -24,22 +24,14 @@ WEIGHT = torch.randn(128, 64)
 NAMES = b"\0aoti_torch_empty_strided\0aoti_torch_dtype_int8\0aoti_torch_get_sizes\0"
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    ensure_built(wait=True)
-    found = kernel_library()
-    assert found is not None, "these tests need a C++ compiler"
-    return found.path
-
-
 @pytest.fixture(scope="module", params=[pass_on, pass_on_with_torch])
 def passing(
-    request: pytest.FixtureRequest, library: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, library: KernelLibrary, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[LoadedFunction, Callable[..., Passed]]:
     """A function, compiled and as it is."""
     root = tmp_path_factory.mktemp("compiled")
     job = Job.of(request.param, (torch.randn(4, 64), WEIGHT, torch.arange(4)), (0, 2))
-    (function,) = Compilation([job], root).load(Caller(library, 2))
+    (function,) = Compilation([job], root).load(Caller(library.path, 2))
     artifact = ArtifactCache(root).find(job)
     assert artifact is not None
     assert artifact.has_own_tensors == (request.param is pass_on)
@@ -64,10 +56,10 @@ def test_results_are_arguments_and_parts_and_products(
 
 @torch.inference_mode()
 def test_nothing_is_lost(
-    passing: tuple[LoadedFunction, Callable[..., Passed]], library: Path
+    passing: tuple[LoadedFunction, Callable[..., Passed]], library: KernelLibrary
 ) -> None:
     compiled, _ = passing
-    call = TensorFunctions(library)
+    call = TensorFunctions(library.path)
     for count in (1, 300, 0):
         x, positions = torch.randn(count, 64), torch.arange(count)
         compiled(x, WEIGHT, positions)
@@ -78,10 +70,10 @@ def test_nothing_is_lost(
 
 
 @torch.inference_mode()
-def test_constants_are_torch_s(library: Path, tmp_path: Path) -> None:
+def test_constants_are_torch_s(library: KernelLibrary, tmp_path: Path) -> None:
     arguments = (torch.randn(4, 64), WEIGHT, torch.arange(4))
     job = Job.of(pass_constant, arguments, (0, 2))
-    (function,) = Compilation([job], tmp_path).load(Caller(library, 2))
+    (function,) = Compilation([job], tmp_path).load(Caller(library.path, 2))
     artifact = ArtifactCache(tmp_path).find(job)
     assert artifact is not None
     assert not artifact.has_own_tensors
@@ -91,12 +83,12 @@ def test_constants_are_torch_s(library: Path, tmp_path: Path) -> None:
 
 
 def test_only_torch_takes_a_weight_of_so_many_dimensions(
-    passing: tuple[LoadedFunction, Callable[..., Passed]], library: Path
+    passing: tuple[LoadedFunction, Callable[..., Passed]], library: KernelLibrary
 ) -> None:
     code = passing[0]._code
     refused = pytest.raises(CompiledCodeError, match="dimensions")
     with refused if code.has_own_tensors else contextlib.nullcontext():
-        assert Caller(library, 2).bind(code, [None, torch.zeros([1] * 9), None]).address
+        assert Caller(library.path, 2).bind(code, [None, torch.zeros([1] * 9), None]).address
 
 
 def test_names_of_tensor_functions_are_changed_in_place() -> None:
@@ -152,8 +144,8 @@ def longs(*numbers: int) -> Any:
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def test_views_keep_memory_and_copies_have_their_own(library: Path) -> None:
-    call = TensorFunctions(library)
+def test_views_keep_memory_and_copies_have_their_own(library: KernelLibrary) -> None:
+    call = TensorFunctions(library.path)
     source = torch.arange(24.0).view(4, 6)
     blob = call.make(
         "create_tensor_from_blob", ctypes.c_void_p(source.data_ptr()), ctypes.c_int64(2),
@@ -180,8 +172,8 @@ def test_views_keep_memory_and_copies_have_their_own(library: Path) -> None:
     assert call.status("delete_tensor_object", part) == 0
 
 
-def test_memory_is_aligned_and_large_enough(library: Path) -> None:
-    call = TensorFunctions(library)
+def test_memory_is_aligned_and_large_enough(library: KernelLibrary) -> None:
+    call = TensorFunctions(library.path)
     held: list[tuple[ctypes.c_void_p, int, int]] = []
     for count in (0, 1, 63, 64, 65, 127, 128, 129, 640, 641, 1000, 4096, 4097, 100_000):
         made = call.make(
@@ -198,22 +190,22 @@ def test_memory_is_aligned_and_large_enough(library: Path) -> None:
 
 
 @pytest.mark.parametrize("dims", [9, 40])
-def test_more_dimensions_than_there_is_room_for_fail(library: Path, dims: int) -> None:
-    call, made = TensorFunctions(library), ctypes.c_void_p()
+def test_more_dimensions_than_there_is_room_for_fail(library: KernelLibrary, dims: int) -> None:
+    call, made = TensorFunctions(library.path), ctypes.c_void_p()
     ones = longs(*[1] * dims)
     arguments = (ctypes.c_int64(dims), ones, ones, FLOAT, CPU, CPU)
     assert call.status("empty_strided", *arguments, ctypes.byref(made)) == 1
 
 
 @pytest.mark.parametrize("size", [-4, 1 << 46, 1 << 62])
-def test_a_size_that_went_wrong_fails(library: Path, size: int) -> None:
-    call, made = TensorFunctions(library), ctypes.c_void_p()
+def test_a_size_that_went_wrong_fails(library: KernelLibrary, size: int) -> None:
+    call, made = TensorFunctions(library.path), ctypes.c_void_p()
     arguments = (ctypes.c_int64(1), longs(size), longs(1), FLOAT, CPU, CPU)
     assert call.status("empty_strided", *arguments, ctypes.byref(made)) == 1
 
 
-def test_sizes_that_do_not_come_back_keep_nobody_out(library: Path) -> None:
-    call = TensorFunctions(library)
+def test_sizes_that_do_not_come_back_keep_nobody_out(library: KernelLibrary) -> None:
+    call = TensorFunctions(library.path)
 
     def make(count: int) -> ctypes.c_void_p:
         return call.make(

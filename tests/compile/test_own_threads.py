@@ -17,7 +17,6 @@ from torch import Tensor
 from src.compile import Compilation, Job, LoadedFunction
 from src.compile.artifacts import Artifact, ArtifactCache
 from src.compile.own_threads import with_own_threads
-from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
 from tests.compile.functions import gate_twice
@@ -35,14 +34,6 @@ own_threads.with_own_threads = lambda *_: None
 worker._compile_into(*pickle.load(sys.stdin.buffer))
 """
 NAMES = b"\0GOMP_parallel\0omp_get_thread_num\0omp_get_num_threads\0GOMP_4.0\0GOMP_barrier\0"
-
-
-@pytest.fixture(scope="module")
-def library() -> KernelLibrary:
-    ensure_built(wait=True)
-    found = kernel_library()
-    assert found is not None, "these tests need a C++ compiler"
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,13 @@
+import pytest
+
+from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.cpu.kernel_library import KernelLibrary
+
+
+@pytest.fixture(scope="session")
+def library() -> KernelLibrary:
+    """What calls compiled code, and is called by it."""
+    ensure_built(wait=True)
+    found = kernel_library()
+    assert found is not None, "these tests need a C++ compiler"
+    return found
