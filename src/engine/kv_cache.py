@@ -13,6 +13,7 @@ from torch import Tensor
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.models.decoder import LayerKVSpec
+from src.ops.host_memory import lazy_zeros
 
 logger = logging.getLogger(__name__)
 
@@ -143,14 +144,17 @@ def allocate_kv_cache(
 ) -> KVCache:
     """Allocate the pool; with ``poison`` as NaN, so that reading what was never written shows.
 
-    Host memory is zeroed lazily by the system, so a large pool costs nothing until it is used.
+    Host memory is given by the system as it is touched, so a large pool costs nothing until then.
     """
     keys: list[Tensor] = []
     values: list[Tensor] = []
     for layer in layers:
         shape = (plan.num_blocks, plan.block_size, layer.num_kv_heads, layer.head_dim)
         for tensors in (keys, values):
-            tensor = torch.zeros(shape, dtype=layer.dtype, device=device)
+            if device.type == "cpu":
+                tensor = lazy_zeros(shape, layer.dtype)
+            else:
+                tensor = torch.zeros(shape, dtype=layer.dtype, device=device)
             tensors.append(tensor.fill_(float("nan")) if poison else tensor)
     return KVCache(plan, keys, values)
 

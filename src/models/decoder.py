@@ -20,6 +20,7 @@ from src.models.regions import (
     RegionSpec,
 )
 from src.models.rope import rope_table
+from src.ops.host_memory import lazy_zeros
 from src.ops.linear import fits_strips, to_strips
 
 # (layer index, query [T, Q, D], key [T, K, D], value [T, K, D]) -> attention output [T, Q D]; with
@@ -374,4 +375,6 @@ class Decoder:
         )
 
     def _empty(self, *shape: int) -> torch.Tensor:
+        if self.spec.device.type == "cpu":
+            return lazy_zeros(shape, self.spec.dtype)
         return torch.empty(shape, dtype=self.spec.dtype, device=self.spec.device)

@@ -106,6 +106,40 @@ int main() {
 }
 """
 
+# While a step is under way a helper keeps watch for longer than a moment; afterwards it does not.
+STEP = """
+#include <time.h>
+#include <unistd.h>
+#include <cstdio>
+#include "parallel.h"
+int main() {
+  const double asleep = slipstream_begin_cost();
+  int longer = 0;
+  for (int round = 0; round < 100; ++round) {
+    slipstream_begin_step(2);
+    // Nobody need have come where all CPUs are busy, nor need this come back at once.
+    for (int i = 0; i < 1000 && slipstream_begin_cost() == asleep; ++i) usleep(20);
+    parallel(2, 2, [](int) {});
+    usleep(1500);
+    longer += slipstream_begin_cost() < asleep;
+    slipstream_end_step();
+    usleep(1500);
+    for (int i = 0; i < 1000 && slipstream_begin_cost() < asleep; ++i) usleep(2000);
+    if (slipstream_begin_cost() < asleep) return 1;
+  }
+  // Forgotten, a step does not keep anybody awake for good.
+  slipstream_begin_step(2);
+  usleep(500000);
+  timespec before, after;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  usleep(300000);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  if (after.tv_sec - before.tv_sec + (after.tv_nsec - before.tv_nsec) * 1e-9 > 0.1) return 2;
+  std::printf("%d\\n", longer > 0);
+  return 0;
+}
+"""
+
 # Where a helper may run: asleep, not where its caller was last; at work, wherever it could before.
 # With an argument, somebody tells a sleeping helper another CPU, and that holds.
 PLACES = """
@@ -229,6 +263,11 @@ def test_a_part_without_memory_fails_the_call_once_all_others_are_done(tmp_path:
 def test_who_is_roused_keeps_watch_for_a_moment(tmp_path: Path) -> None:
     """Small pieces of work are then worth being cut; without work the threads go back to sleep."""
     assert answer_of(WATCH, tmp_path) == (0, "1 800\n")
+
+
+@linux_only
+def test_who_is_roused_by_a_step_keeps_watch_until_its_end(tmp_path: Path) -> None:
+    assert answer_of(STEP, tmp_path) == (0, "1\n")
 
 
 @linux_only

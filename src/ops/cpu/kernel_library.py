@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.host_memory import lazy_zeros
 from src.ops.linear import INT4_RUN, STRIP, fits_strips, num_outputs
 from src.ops.linear import reference as reference_linear
 
@@ -137,7 +138,7 @@ class KernelLibrary:
             raise ValueError("expected contiguous weights in host memory")
         columns, strips = inputs // 2 if is_int4 else inputs, -(-rows // STRIP)
         # Strips are as large as rows, but for what fills up a last one.
-        values = torch.empty(strips * STRIP, columns, dtype=kind)
+        values = lazy_zeros((strips * STRIP, columns), kind)
         scales = torch.empty((rows, groups) if is_int4 else (rows,))
         in_strips = in_strips and fits_strips(values[:rows])
         values = values.view(strips, columns // 4, -1) if in_strips else values[:rows]

@@ -16,6 +16,10 @@ double slipstream_begin_cost();
 // There will soon be small pieces of work: up to threads - 1 of the pool wait for them awake.
 void slipstream_rouse(int64_t threads);
 
+// The same for as long as a step takes: who waits, waits longer.
+void slipstream_begin_step(int64_t threads);
+void slipstream_end_step();
+
 namespace {
 
 // Into how many parts work is worth being cut that takes one thread so long, at most `most`.

@@ -10,6 +10,10 @@
 // from the beginning of a layer, and from any piece of work, all threads keep watch for a moment
 // before they sleep, and let whoever wants their CPU have it. They wake where their caller is not, and
 // it wakes where it was (`place.h`).
+//
+// While a step is under way the moment is longer. Its pieces of work follow one another at once, and
+// where one is late, somebody else has its caller's CPU: in a virtual machine the host, which will
+// also want to be asked for the CPU of whoever sleeps.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -30,9 +34,10 @@ namespace {
 typedef void Function(void*);
 typedef std::chrono::steady_clock Clock;
 
-constexpr int kPatience = 2000;  // looks at who still works, before the caller sleeps too
+constexpr auto kPatience = std::chrono::microseconds(200);  // of a caller, before it sleeps too
 constexpr auto kWatch = std::chrono::microseconds(200);
-constexpr int kLooks = 16;            // of who keeps watch, before it offers its CPU
+constexpr auto kWatchInStep = std::chrono::milliseconds(5);
+constexpr int kLooks = 16;            // of who waits awake, before it offers its CPU
 constexpr double kWatcherCost = 4;    // microseconds, about, until one who keeps watch has begun
 constexpr int kMeetings = 3;          // in a row, after which a thread leaves the event loop's CPU
 constexpr auto kStay = std::chrono::milliseconds(2);  // before it does so again
@@ -82,6 +87,14 @@ class Pool {
     wake(missing);
   }
 
+  // Between the two, whoever keeps watch does so for longer.
+  void begin_step() { steps_.fetch_add(1, std::memory_order_relaxed); }
+
+  void end_step() {
+    watch_on();
+    steps_.fetch_sub(1, std::memory_order_relaxed);
+  }
+
   bool is_watched() const { return watching_.load(std::memory_order_relaxed) > 0; }
 
  private:
@@ -94,7 +107,7 @@ class Pool {
   }
 
   void watch_on() {
-    watch_until_.store(Clock::now().time_since_epoch() + kWatch, std::memory_order_relaxed);
+    seen_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   }
 
   // Two at most: who is awake wakes the next ones, so that nobody spends long on it.
@@ -104,9 +117,9 @@ class Pool {
 
   void await_end() {
     const auto is_over = [this] { return working_.load(std::memory_order_acquire) == 0; };
-    for (int i = 0; i < kPatience && !is_over(); ++i) relax();
+    if (look_for(is_over, [end = Clock::now() + kPatience] { return Clock::now() < end; })) return;
     Place place;
-    if (!is_over()) place.stay();
+    place.stay();
     {
       std::unique_lock<std::mutex> lock(mutex_);
       end_.wait(lock, is_over);
@@ -185,20 +198,29 @@ class Pool {
     lock.lock();
   }
 
-  // Until there is work, or none for long.
+  // Whether there is work, before there has been none for long.
   bool watch() const {
+    return look_for([this] { return wanted_.load(std::memory_order_acquire) > 0; },
+                    [this] { return may_watch(); });
+  }
+
+  // Whether it is there, before one may not wait any longer.
+  template <class IsThere, class MayWait>
+  static bool look_for(const IsThere& is_there, const MayWait& may_wait) {
     do {
       for (int i = 0; i < kLooks; ++i) {
-        if (wanted_.load(std::memory_order_acquire) > 0) return true;
+        if (is_there()) return true;
         relax();
       }
       sched_yield();
-    } while (may_watch());
+    } while (may_wait());
     return false;
   }
 
   bool may_watch() const {
-    return Clock::now().time_since_epoch() < watch_until_.load(std::memory_order_relaxed);
+    const Clock::duration moment =
+        steps_.load(std::memory_order_relaxed) > 0 ? Clock::duration(kWatchInStep) : kWatch;
+    return Clock::now().time_since_epoch() < seen_.load(std::memory_order_relaxed) + moment;
   }
 
   std::mutex mutex_;
@@ -207,7 +229,9 @@ class Pool {
   std::atomic<int64_t> working_{0};   // helpers that have joined and are not through
   std::atomic<int64_t> watching_{0};  // that have no work, and look for some
   std::atomic<int64_t> wanted_{0};    // that may still join
-  std::atomic<Clock::duration> watch_until_{Clock::duration::zero()};  // since the clock's beginning
+  std::atomic<int64_t> steps_{0};     // under way
+  // When there was work last, since the clock's beginning.
+  std::atomic<Clock::duration> seen_{Clock::duration::zero()};
   int64_t size_ = 0, asleep_ = 0, roused_ = 0;  // there are; that sleep; that shall keep watch
   std::atomic<int> callers_cpu_{-1};  // where the caller ran when it wanted somebody last
   Helper* helpers_ = nullptr;
@@ -267,6 +291,13 @@ double slipstream_begin_cost() {
 void slipstream_rouse(int64_t threads) {
   if (threads > 1) the_pool().rouse(threads);
 }
+
+void slipstream_begin_step(int64_t threads) {
+  the_pool().begin_step();
+  slipstream_rouse(threads);
+}
+
+void slipstream_end_step() { the_pool().end_step(); }
 
 void slipstream_run_together(int64_t threads, Function* function, void* data) {
   the_pool().run(threads, function, data);

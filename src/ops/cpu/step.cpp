@@ -189,10 +189,18 @@ int hand_over(const Owned& hidden, Handle* hidden_result, const Owned& logits,
   return kOk;
 }
 
+// A step, as long as this is there.
+class UnderWay {
+ public:
+  explicit UnderWay(int64_t threads) { slipstream_begin_step(threads); }
+  ~UnderWay() { slipstream_end_step(); }
+  UnderWay(const UnderWay&) = delete;
+};
+
 int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding, MaskGate* gate,
         int64_t* token_ids, Handle* hidden_result, Handle* logits_result) {
   thread_local Inputs in;
-  slipstream_rouse(c.threads);
+  const UnderWay step(c.threads);
   if (Status status = gather(c, steps, count, padding, &in)) return status;
   Owned hidden, logits;
   if (int status = forward(c, in, hidden_result != nullptr, hidden.receive())) return status;

@@ -1,0 +1,39 @@
+"""Host memory for what steps read again and again: weights, keys and values."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+_LARGE_PAGE = 2**21
+"""Bytes of what x86-64, and arm64 with small pages of 4 KiB, call a huge page."""
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of host memory which the system gives as they are touched, in large pages if it may.
+
+    `torch.zeros` touches them all at once: a second for a few GB, which may never be used. And a
+    token reads every weight once, which is a walk through the page tables for each 4 KiB: costly in
+    a virtual machine, where the host's tables are walked as well, and most of all where neighbours
+    keep both out of the caches. Whether there are large pages is the administrator's decision
+    (`/sys/kernel/mm/transparent_hugepage/enabled`: `madvise` or `always`).
+
+    Args:
+        shape: of the tensor, contiguous.
+        dtype: any.
+    """
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if size < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(*shape, dtype=dtype)
+    memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _LARGE_PAGE
+    # A kernel may be built without them.
+    with contextlib.suppress(OSError):
+        # Whole ones: what is left over would otherwise take a large page too.
+        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(*shape)
