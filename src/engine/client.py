@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from src.core.collector import paused_collector
 from src.core.config import Config
 from src.core.errors import (
     EngineDeadError,
@@ -252,9 +253,10 @@ class AsyncEngine:
 
         def load() -> tuple[EngineParts, type[EngineLoop]]:
             # Here and not at the top: these bring torch in, which takes seconds.
-            from src.engine.loop import EngineLoop
-            from src.engine.readings import model_facts, read_engine
-            from src.engine.startup import build_engine
+            with paused_collector():
+                from src.engine.loop import EngineLoop
+                from src.engine.readings import model_facts, read_engine
+                from src.engine.startup import build_engine
 
             parts = build_engine(self.config, report)
             progress = self._observer.progress

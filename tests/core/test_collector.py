@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
-from src.core.collector import freeze_collector, frozen_collector, thaw_collector
+from src.core.collector import (
+    freeze_collector,
+    frozen_collector,
+    paused_collector,
+    thaw_collector,
+)
+
+Away = Callable[[], AbstractContextManager[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +45,24 @@ def test_what_exists_stays_frozen_and_the_rest_is_collected_again() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_a_collector_that_was_off_stays_off() -> None:
+def test_a_pause_freezes_nothing() -> None:
+    with paused_collector():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("away", [frozen_collector, paused_collector])
+def test_a_collector_that_was_off_stays_off(away: Away) -> None:
     gc.disable()
-    with frozen_collector(collect=False):
+    with away():
         pass
     assert not gc.isenabled()
 
 
-def test_a_capture_that_fails_brings_it_back() -> None:
-    with pytest.raises(ValueError, match="capture"), frozen_collector():
+@pytest.mark.parametrize("away", [frozen_collector, paused_collector])
+def test_a_failure_brings_it_back(away: Away) -> None:
+    with pytest.raises(ValueError, match="capture"), away():
         raise ValueError("capture")
     assert gc.isenabled()
 

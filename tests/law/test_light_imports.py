@@ -24,6 +24,25 @@ print(json.dumps([seconds, sorted(set(sys.modules) & set({heavy!r}))]))
 """
 
 
+# Whether the garbage collector is there at the beginning and the end of an import of torch.
+COLLECTOR = """
+import asyncio, gc, json, sys
+seen = {}
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "torch._meta_registrations"):
+            seen.setdefault(name, gc.isenabled())
+sys.meta_path.insert(0, Watch())
+from src import AsyncEngine
+from src.core.settings import load_config
+config = load_config("configs/demo.toml", overrides=[("compile.startup", "off")])
+async def main():
+    async with AsyncEngine.open(config):
+        print(json.dumps({**seen, "afterwards": gc.isenabled()}))
+asyncio.run(main())
+"""
+
+
 def imported(module: str) -> tuple[float, list[str]]:
     """CPU seconds of an import in a fresh process, and which heavy modules it brought in."""
     done = subprocess.run(
@@ -44,6 +63,22 @@ def test_import_is_light(module: str) -> None:
     assert "torch" not in heavy
     assert "transformers" not in heavy
     assert seconds < MOST_SECONDS
+
+
+def test_nobody_looks_for_garbage_while_an_engine_imports_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTOR],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert json.loads(done.stdout) == {
+        "torch": False,
+        "torch._meta_registrations": False,
+        "afterwards": True,
+    }
 
 
 def test_the_probe_sees_a_heavy_import() -> None:
