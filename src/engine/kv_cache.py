@@ -98,9 +98,8 @@ def plan_kv_cache(
     bytes_per_block = block_size * sum(
         2 * layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize for layer in layers
     )
-    budget = section.memory_bytes or _budget(
-        section, device.type, max(0, free_memory(device) - reserved_bytes)
-    )
+    free = max(0, free_memory(device) - reserved_bytes)
+    budget = section.memory_bytes or _budget(section, device.type, free)
     blocks_per_seq = -(-max_model_len // block_size)
     num_blocks = section.num_blocks or min(budget // bytes_per_block, max_num_seqs * blocks_per_seq)
     plan = KVCachePlan(block_size, num_blocks, bytes_per_block)
@@ -122,6 +121,14 @@ def plan_kv_cache(
             plan.capacity_tokens,
         )
         max_model_len = plan.capacity_tokens
+    if device.type == "cpu" and plan.total_bytes > free:
+        # Given as it is touched: nothing else tells before it is too late.
+        logger.warning(
+            "KV memory of %.2f GiB is more than the %.2f GiB that are free: when it is used, the "
+            "system may end this process",
+            plan.total_bytes / GIB,
+            free / GIB,
+        )
     logger.info(
         "KV memory: %d blocks of %d tokens, %.2f GiB, %d tokens: %.1f requests of %d at once",
         num_blocks,

@@ -62,7 +62,7 @@ class DecoderSpec:
 
 
 class Decoder:
-    """A dense decoder-only transformer with preallocated, fused, uninitialized parameters.
+    """A dense decoder-only transformer with preallocated, fused parameters, of no value yet.
 
     A family is a subclass that names its architectures, its defaults for `config.json` and its
     `variant`. A family whose layers compute something else overrides `regions`.
@@ -376,5 +376,5 @@ class Decoder:
 
     def _empty(self, *shape: int) -> torch.Tensor:
         if self.spec.device.type == "cpu":
-            return lazy_zeros(shape, self.spec.dtype)
+            return lazy_zeros(shape, self.spec.dtype, large_pages=True)
         return torch.empty(shape, dtype=self.spec.dtype, device=self.spec.device)

@@ -13,27 +13,41 @@ _LARGE_PAGE = 2**21
 """Bytes of what x86-64, and arm64 with small pages of 4 KiB, call a huge page."""
 
 
-def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros of host memory which the system gives as they are touched, in large pages if it may.
+def lazy_zeros(
+    shape: Sequence[int], dtype: torch.dtype, *, large_pages: bool = False
+) -> torch.Tensor:
+    """Zeros of host memory which the system gives as they are touched.
 
-    `torch.zeros` touches them all at once: a second for a few GB, which may never be used. And a
-    token reads every weight once, which is a walk through the page tables for each 4 KiB: costly in
-    a virtual machine, where the host's tables are walked as well, and most of all where neighbours
-    keep both out of the caches. Whether there are large pages is the administrator's decision
-    (`/sys/kernel/mm/transparent_hugepage/enabled`: `madvise` or `always`).
+    `torch.zeros` touches them all at once: a second for a few GB, which may never be used.
+
+    A token reads every weight once, which is a walk through the page tables for each 4 KiB: costly
+    in a virtual machine, where the host's tables are walked as well, and most of all where
+    neighbours keep both out of the caches. So weights ask for large pages; whether there are some
+    is the administrator's decision (`/sys/kernel/mm/transparent_hugepage/enabled`: `madvise` or
+    `always`). Keys and values do not: all layers would come to new pages in the same step, and wait
+    for 2 MiB each.
 
     Args:
         shape: of the tensor, contiguous.
         dtype: any.
+        large_pages: Of 2 MiB, as many as are whole.
+
+    Raises:
+        MemoryError: the system does not give as many addresses.
     """
     count = math.prod(shape)
     size = count * dtype.itemsize
     if size < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(*shape, dtype=dtype)
-    memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.zeros(tuple(shape), dtype=dtype)
+    try:
+        memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes for a tensor {list(shape)}: {error.strerror}") from error
     start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _LARGE_PAGE
     # A kernel may be built without them.
     with contextlib.suppress(OSError):
-        # Whole ones: what is left over would otherwise take a large page too.
-        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(*shape)
+        # What is left over would otherwise take one too, where all memory is given so.
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        if large_pages:
+            memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(tuple(shape))

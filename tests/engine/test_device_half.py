@@ -139,6 +139,15 @@ class TestKVCache:
         with pytest.raises(ConfigError, match="do not hold one block"):
             self.plan(memory_bytes=10)
 
+    @pytest.mark.parametrize(("num_blocks", "warns"), [(1 << 30, True), (25, False)])
+    def test_more_than_there_is_is_warned_of(
+        self, caplog: pytest.LogCaptureFixture, num_blocks: int, warns: bool
+    ) -> None:
+        """It is taken as it is written to, so nothing else would tell in time."""
+        with caplog.at_level("WARNING", logger="src.engine.kv_cache"):
+            self.plan(num_blocks=num_blocks)
+        assert ("more than" in caplog.text) == warns
+
     def test_poison_shows_what_was_never_written(self) -> None:
         plan, _ = plan_kv_cache(
             LAYERS,

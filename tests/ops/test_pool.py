@@ -114,18 +114,24 @@ STEP = """
 #include "parallel.h"
 int main() {
   const double asleep = slipstream_begin_cost();
-  int longer = 0;
-  for (int round = 0; round < 100; ++round) {
-    slipstream_begin_step(2);
-    // Nobody need have come where all CPUs are busy, nor need this come back at once.
-    for (int i = 0; i < 1000 && slipstream_begin_cost() == asleep; ++i) usleep(20);
-    parallel(2, 2, [](int) {});
-    usleep(1500);
-    longer += slipstream_begin_cost() < asleep;
-    slipstream_end_step();
-    usleep(1500);
-    for (int i = 0; i < 1000 && slipstream_begin_cost() < asleep; ++i) usleep(2000);
-    if (slipstream_begin_cost() < asleep) return 1;
+  // Rounds in which somebody keeps watch 1.5 ms after the last work, in a step and after it: a few
+  // in either case, where the system had taken the CPU away.
+  bool longer = false;
+  for (int attempt = 0; attempt < 5 && !longer; ++attempt) {
+    int during = 0, afterwards = 0;
+    for (int round = 0; round < 100; ++round) {
+      slipstream_begin_step(2);
+      for (int i = 0; i < 1000 && slipstream_begin_cost() == asleep; ++i) usleep(20);
+      parallel(2, 2, [](int) {});
+      usleep(1500);
+      during += slipstream_begin_cost() < asleep;
+      slipstream_end_step();
+      usleep(1500);
+      afterwards += slipstream_begin_cost() < asleep;
+      for (int i = 0; i < 1000 && slipstream_begin_cost() < asleep; ++i) usleep(2000);
+      if (slipstream_begin_cost() < asleep) return 1;
+    }
+    longer = during > afterwards + 15;
   }
   // Forgotten, a step does not keep anybody awake for good.
   slipstream_begin_step(2);
@@ -135,7 +141,7 @@ int main() {
   usleep(300000);
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
   if (after.tv_sec - before.tv_sec + (after.tv_nsec - before.tv_nsec) * 1e-9 > 0.1) return 2;
-  std::printf("%d\\n", longer > 0);
+  std::printf("%d\\n", longer);
   return 0;
 }
 """

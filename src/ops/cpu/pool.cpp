@@ -34,7 +34,8 @@ namespace {
 typedef void Function(void*);
 typedef std::chrono::steady_clock Clock;
 
-constexpr auto kPatience = std::chrono::microseconds(200);  // of a caller, before it sleeps too
+constexpr int kFirstLooks = 2000;  // of a caller at who still works, before it offers its CPU
+constexpr auto kPatience = std::chrono::microseconds(200);  // and then, before it sleeps too
 constexpr auto kWatch = std::chrono::microseconds(200);
 constexpr auto kWatchInStep = std::chrono::milliseconds(5);
 constexpr int kLooks = 16;            // of who waits awake, before it offers its CPU
@@ -117,6 +118,7 @@ class Pool {
 
   void await_end() {
     const auto is_over = [this] { return working_.load(std::memory_order_acquire) == 0; };
+    for (int i = 0; i < kFirstLooks && !is_over(); ++i) relax();
     if (look_for(is_over, [end = Clock::now() + kPatience] { return Clock::now() < end; })) return;
     Place place;
     place.stay();

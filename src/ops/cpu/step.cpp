@@ -195,6 +195,7 @@ class UnderWay {
   explicit UnderWay(int64_t threads) { slipstream_begin_step(threads); }
   ~UnderWay() { slipstream_end_step(); }
   UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
 };
 
 int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding, MaskGate* gate,
