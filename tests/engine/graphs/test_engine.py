@@ -203,15 +203,21 @@ async def test_what_cannot_be_compiled_is_captured_as_it_is(
 async def test_a_step_is_not_kept_waiting_by_captures(checkpoint: Path, install: Install) -> None:
     install(FakeCapture())
     config = small_config(checkpoint, **CAPTURED | {"compile__cuda_graphs": "background"})
-    async with AsyncEngine.open(config) as engine:
-        running = asyncio.ensure_future(
-            engine.generate([5, 6], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
-        )
-        await asyncio.sleep(0)
-        before = stats_of(engine).captured.total()
-        await running
-        # One may have begun before the first step came.
-        assert stats_of(engine).captured.total() <= before + 1
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    total = PaddingLadder(16, 40).shapes
+    tries = []
+    # A busy machine may have captured everything before the first token, or be so late with a step
+    # that the device is idle in between.
+    for _ in range(6):
+        async with AsyncEngine.open(config) as engine:
+            counts = [
+                stats_of(engine).captured.total() async for _ in engine.stream([5, 6], params)
+            ]
+        tries.append((counts[0], counts[-1]))
+        # One may have begun before the second step came.
+        if counts[0] + 1 < len(total) and counts[-1] <= counts[0] + 1:
+            return
+    pytest.fail(f"captured with the first token and with the last one: {tries}")
 
 
 async def test_what_cannot_be_captured_runs_without(
