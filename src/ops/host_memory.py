@@ -24,8 +24,8 @@ def lazy_zeros(
     in a virtual machine, where the host's tables are walked as well, and most of all where
     neighbours keep both out of the caches. So weights ask for large pages; whether there are some
     is the administrator's decision (`/sys/kernel/mm/transparent_hugepage/enabled`: `madvise` or
-    `always`). Keys and values do not: all layers would come to new pages in the same step, and wait
-    for 2 MiB each.
+    `always`). Keys and values do too, for what touching them first takes: less in all, if all at
+    once for the step in which every layer comes to a new page.
 
     Args:
         shape: of the tensor, contiguous.
