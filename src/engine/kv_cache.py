@@ -159,7 +159,7 @@ def allocate_kv_cache(
         shape = (plan.num_blocks, plan.block_size, layer.num_kv_heads, layer.head_dim)
         for tensors in (keys, values):
             if device.type == "cpu":
-                tensor = lazy_zeros(shape, layer.dtype, large_pages=True)
+                tensor = lazy_zeros(shape, layer.dtype)
             else:
                 tensor = torch.zeros(shape, dtype=layer.dtype, device=device)
             tensors.append(tensor.fill_(float("nan")) if poison else tensor)

@@ -376,5 +376,5 @@ class Decoder:
 
     def _empty(self, *shape: int) -> torch.Tensor:
         if self.spec.device.type == "cpu":
-            return lazy_zeros(shape, self.spec.dtype, large_pages=True)
+            return lazy_zeros(shape, self.spec.dtype)
         return torch.empty(shape, dtype=self.spec.dtype, device=self.spec.device)

@@ -13,10 +13,8 @@ _LARGE_PAGE = 2**21
 """Bytes of what x86-64, and arm64 with small pages of 4 KiB, call a huge page."""
 
 
-def lazy_zeros(
-    shape: Sequence[int], dtype: torch.dtype, *, large_pages: bool = False
-) -> torch.Tensor:
-    """Zeros of host memory which the system gives as they are touched.
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of host memory which the system gives as they are touched, in large pages if it may.
 
     `torch.zeros` touches them all at once: a second for a few GB, which may never be used.
 
@@ -30,7 +28,6 @@ def lazy_zeros(
     Args:
         shape: of the tensor, contiguous.
         dtype: any.
-        large_pages: Of 2 MiB, as many as are whole.
 
     Raises:
         MemoryError: the system does not give as many addresses.
@@ -48,6 +45,5 @@ def lazy_zeros(
     with contextlib.suppress(OSError):
         # What is left over would otherwise take one too, where all memory is given so.
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-        if large_pages:
-            memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(tuple(shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -45,16 +46,21 @@ asyncio.run(main())
 
 def imported(module: str) -> tuple[float, list[str]]:
     """CPU seconds of an import in a fresh process, and which heavy modules it brought in."""
+    seconds, heavy = answer_of(PROGRAM.format(module=module, heavy=HEAVY))
+    return seconds, heavy
+
+
+def answer_of(program: str) -> Any:
+    """What a fresh process prints."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(module=module, heavy=HEAVY)],
+        [sys.executable, "-c", program],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
-    seconds, heavy = json.loads(done.stdout)
-    return seconds, heavy
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("module", ["src", "src.core.settings", "src.engine.client", "src.http"])
@@ -66,15 +72,7 @@ def test_import_is_light(module: str) -> None:
 
 
 def test_nobody_looks_for_garbage_while_an_engine_imports_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COLLECTOR],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert json.loads(done.stdout) == {
+    assert answer_of(COLLECTOR) == {
         "torch": False,
         "torch._meta_registrations": False,
         "afterwards": True,

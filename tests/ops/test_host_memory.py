@@ -55,7 +55,7 @@ def test_what_is_left_over_takes_no_large_page() -> None:
     """A matrix takes its own bytes, however they fall into pages of 2 MiB."""
     before = resident()
     shape = (2 * MIB + 4096,)
-    matrices = [lazy_zeros(shape, torch.uint8, large_pages=True).fill_(1) for _ in range(64)]
+    matrices = [lazy_zeros(shape, torch.uint8).fill_(1) for _ in range(64)]
     assert resident() - before < len(matrices) * (2 * MIB + 64 * 1024) + 16 * MIB
 
 
@@ -73,10 +73,9 @@ def test_its_last_view_frees_it() -> None:
 
 @linux_only
 def test_large_pages_are_asked_for() -> None:
-    tensor = lazy_zeros((16, MIB), torch.uint8, large_pages=True)
+    tensor = lazy_zeros((16, MIB), torch.uint8)
     assert tensor.data_ptr() % (2 * MIB) == 0
     assert is_in_large_pages(tensor)
-    assert not is_in_large_pages(lazy_zeros((16, MIB), torch.uint8)) or not HAS_LARGE_PAGES
 
 
 def test_what_nobody_can_have_is_said_in_bytes() -> None:

@@ -138,7 +138,7 @@ class KernelLibrary:
             raise ValueError("expected contiguous weights in host memory")
         columns, strips = inputs // 2 if is_int4 else inputs, -(-rows // STRIP)
         # Strips are as large as rows, but for what fills up a last one.
-        values = lazy_zeros((strips * STRIP, columns), kind, large_pages=True)
+        values = lazy_zeros((strips * STRIP, columns), kind)
         scales = torch.empty((rows, groups) if is_int4 else (rows,))
         in_strips = in_strips and fits_strips(values[:rows])
         values = values.view(strips, columns // 4, -1) if in_strips else values[:rows]
@@ -155,7 +155,7 @@ class KernelLibrary:
             raise_status(status)
         if in_strips and is_int4:
             by_row = scales.view(strips, STRIP, groups).transpose(1, 2)
-            scales = lazy_zeros(by_row.shape, scales.dtype, large_pages=True).copy_(by_row)
+            scales = lazy_zeros(by_row.shape, scales.dtype).copy_(by_row)
         return values, scales
 
     def bind_masks(
