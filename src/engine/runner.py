@@ -100,7 +100,8 @@ class Runner:
         # Seconds that the compilation took, once it has ended.
         self.compile_seconds = 0.0
         self._closing = False
-        # Steps that were launched and have not arrived, counted by the event loop.
+        # Steps, counted by the event loop: all, and those that have not arrived.
+        self._num_launched = 0
         self._num_outstanding = 0
         self._arrivals = Arrivals(self._arrive)
         # Where the host computes, once there are kernels.
@@ -144,6 +145,7 @@ class Runner:
             self._grammars.abandon(key)
         in_flight = InFlight(plan, StepTimes(launched=time.monotonic()), then)
         self._device_thread.post(partial(self._run, in_flight, admitted, ended))
+        self._num_launched += 1
         self._num_outstanding += 1
         return in_flight
 
@@ -238,8 +240,15 @@ class Runner:
         in_flight, outcome = arrival
         self._num_outstanding -= 1
         if self._may_capture:
-            asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._capture_soon)
+            loop = asyncio.get_running_loop()
+            loop.call_later(_IDLE_SECONDS, self._capture_after_pause, self._num_launched)
         in_flight.arrive(outcome)
+
+    def _capture_after_pause(self, num_launched: int) -> None:
+        """Capture, unless a step was launched after the first ``num_launched`` of them."""
+        # That nothing is outstanding at this moment says little: so it is between any two steps.
+        if self._num_launched == num_launched:
+            self._capture_soon()
 
     @property
     def _may_capture(self) -> bool:
