@@ -1,8 +1,9 @@
 """Where compiled code is kept between starts.
 
-Layout: ``<root>/regions/<key of the job>/{manifest.json,<digest>.so,<digest>.cpp}``. The manifest
-is written last and names the rest by content, so that a reader sees a whole artifact or none, and
-a library that a process has loaded is never written over.
+Layout: ``<root>/regions/<key of the job>/<compiler>/{manifest.json,<digest>.so,<digest>.cpp}``. The
+manifest is written last and names the rest by content, so that a reader sees a whole artifact or
+none, and a library that a process has loaded is never written over. Where there is no C++ compiler,
+any compiler's artifact will do.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
+
+from src.ops.cpu.cpp_compiler import cpp_compiler
 
 if TYPE_CHECKING:
     from src.compile.job import Job
@@ -64,14 +67,25 @@ class Artifact:
 
 
 class ArtifactCache:
-    """Artifacts by job, shared by processes."""
+    """Artifacts by job and C++ compiler, shared by processes."""
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "regions"
+        compiler = cpp_compiler()
+        self._has_compiler = compiler is not None
+        self._compiler = hashlib.sha256(repr(compiler).encode()).hexdigest()[:16]
 
     def find(self, job: Job) -> Artifact | None:
         """A whole and unchanged artifact of ``job``, None if there is none."""
+        found = (self._read(directory) for directory in self._readable(job))
+        return next((artifact for artifact in found if artifact is not None), None)
+
+    def _readable(self, job: Job) -> list[Path]:
         directory = self._directory / job.key
+        return [directory / self._compiler] if self._has_compiler else sorted(directory.glob("*/"))
+
+    @staticmethod
+    def _read(directory: Path) -> Artifact | None:
         try:
             manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
             library = directory / manifest["library"]
@@ -91,12 +105,13 @@ class ArtifactCache:
 
     def discard(self, job: Job) -> None:
         """Forget the artifact of ``job``, so that it is built again."""
-        with contextlib.suppress(OSError):
-            (self._directory / job.key / "manifest.json").unlink()
+        for directory in self._readable(job):
+            with contextlib.suppress(OSError):
+                (directory / "manifest.json").unlink()
 
     @contextlib.contextmanager
     def locked(self, job: Job) -> Iterator[Path]:
-        """The directory of ``job``, this process's alone to write to.
+        """The directory of ``job`` and this compiler, this process's alone to write to.
 
         The system drops a lock with its holder, so none goes stale.
 
@@ -105,7 +120,7 @@ class ArtifactCache:
         TimeoutError
             Its holder lives, and has kept it for ten minutes.
         """
-        directory = self._directory / job.key
+        directory = self._directory / job.key / self._compiler
         directory.mkdir(parents=True, exist_ok=True)
         with open(directory / "lock", "w") as lock:
             deadline = time.monotonic() + _LOCK_TIMEOUT

@@ -79,7 +79,7 @@ class Job:
     ) -> Job:
         """The job of ``function`` with arguments like these, which may be meta tensors."""
         name = f"{function.__module__}:{function.__qualname__}"
-        return cls(name, _without_data(arguments), token_arguments)
+        return cls(name, without_data(arguments), token_arguments)
 
     def resolve(self) -> Callable[..., Any]:
         """The function."""
@@ -135,7 +135,8 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _without_data(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def without_data(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with a `TensorMeta` for each tensor."""
     metas = (TensorMeta.of(tensor) for tensor in flatten(arguments, is_tensor))
     bare: tuple[Any, ...] = substitute(arguments, is_tensor, metas)
     return bare

@@ -1,9 +1,14 @@
 """Compiles pure functions on tensors at their first call, with one symbolic token dimension.
 
-A dense decoder is three distinct functions around its attention calls. Weights are their arguments,
-so each is captured once however many layers there are, and the attention op is the split point
+A dense decoder is cut at its attention calls into functions that have their weights as arguments,
+so each is compiled once however many layers there are, and the attention op is the split point
 without any graph surgery. The token dimension is *unbacked*: torch may assume nothing about it, so
-sizes 0, 1 and 2 get no graphs of their own and no later size recompiles.
+sizes 0, 1 and 2 get no graphs of their own.
+
+What is compiled is then taken away from the compiler. Dynamo would look at every argument's guards
+in every call and compile again where one fails: in the middle of a request's step, since
+`torch.compiler.set_stance("fail_on_recompile")` is for the whole process, whose other users compile
+what they like. Here a call goes to the code that the first call left, past dynamo.
 """
 
 from __future__ import annotations
@@ -17,44 +22,104 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.decorators import mark_unbacked
 
+from src.compile.ahead import CompilationError
+from src.compile.job import flatten, is_tensor, without_data
+
 
 class CompiledFunction:
     """``function`` compiled by Inductor, with dimension 0 of ``token_arguments`` symbolic.
 
     Compilation happens in the first call, which must therefore be a warm-up call. The code serves
-    any number of tokens from then on.
+    any number of tokens from then on, and no call compiles anything. It keeps the weights of its
+    calls alive. One thread at a time may call it.
+
+    Raises
+    ------
+    ValueError
+        By a call whose arguments differ from the first one's in more than the number of tokens and
+        the values of tensors; by the first one if a tensor comes twice.
+    CompilationError
+        By the first call, if ``torch.compile`` was told not to compile.
     """
 
     def __init__(self, function: Callable[..., Any], token_arguments: Sequence[int]) -> None:
-        own = _own_copy(function)
-        self._code = own.__code__
-        self._compiled = torch.compile(own, fullgraph=True, dynamic=False)
+        self._function = function
         self._token_arguments = tuple(token_arguments)
-        self._captured = False
+        self._code: types.FunctionType | None = None
+        self._token_kinds: list[tuple[Any, ...]] = []
+        # Of the arguments that do not count tokens, once they are known.
+        self._positions: list[int] = []
+        self._fixed: Any = None
+        # By the identity of the other arguments, which are kept so that it stays theirs.
+        self._known: dict[tuple[int, ...], list[Any]] = {}
 
     @property
-    def num_graphs(self) -> int:
-        """Graphs that the compiler made of it; over 1, it was compiled again."""
-        return len(_debug_get_cache_entry_list(self._code))
+    def artifact(self) -> types.CodeType | None:
+        """What the compiler made of it, None before the first call."""
+        return None if self._code is None else self._code.__code__
 
     def __call__(self, *arguments: Any) -> Any:
-        if not self._captured:
-            for index in self._token_arguments:
-                tensor: Tensor = arguments[index]
-                mark_unbacked(tensor, 0)
-            result = self._compiled(*arguments)
-            self._captured = True
-            return result
-        return self._compiled(*arguments)
+        """Call it, compiled."""
+        given = list(arguments)
+        for index in self._token_arguments:
+            if not given[index].is_contiguous():
+                given[index] = given[index].contiguous()
+        if self._code is None:
+            return self._compile(given)
+        self._check(given)
+        return self._code(*given)
+
+    def _compile(self, arguments: list[Any]) -> Any:
+        tensors = list(flatten(tuple(arguments), is_tensor))
+        if len(set(map(id, tensors))) < len(tensors):
+            # The code would take them for one in every call.
+            raise ValueError("two arguments are the same tensor")
+        own = _own_copy(self._function)
+        for index in self._token_arguments:
+            mark_unbacked(arguments[index], 0)
+        result = torch.compile(own, fullgraph=True, dynamic=False)(*arguments)
+        graphs = _debug_get_cache_entry_list(own.__code__)
+        if len(graphs) != 1:
+            # Run as it is, in a process that disables its compiler.
+            raise CompilationError(f"torch.compile made no graph of {own.__name__}")
+        self._token_kinds = [_kind(arguments[index]) for index in self._token_arguments]
+        self._positions = [i for i in range(len(arguments)) if i not in self._token_arguments]
+        self._fixed = _description([arguments[position] for position in self._positions])
+        self._code = _own_copy(own, graphs[0].code)
+        return result
+
+    def _check(self, arguments: list[Any]) -> None:
+        for index, kind in zip(self._token_arguments, self._token_kinds, strict=True):
+            if _kind(arguments[index]) != kind:
+                raise ValueError(f"compiled for tokens of {kind}, got {_kind(arguments[index])}")
+        others = [arguments[position] for position in self._positions]
+        key = tuple(map(id, others))
+        if key not in self._known:
+            if _description(others) != self._fixed:
+                raise ValueError(f"compiled for {self._fixed}, got {_description(others)}")
+            self._known[key] = others
 
 
-def _own_copy(function: Callable[..., Any]) -> types.FunctionType:
-    """The same function with a code object of its own.
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    """Whatever code depends on of a contiguous tensor whose dimension 0 is free."""
+    return tensor.dtype, tensor.device, *tensor.shape[1:]
+
+
+def _description(arguments: list[Any]) -> tuple[Any, ...]:
+    """Whatever code depends on of the arguments that are the same whatever the tokens."""
+    devices = [tensor.device for tensor in flatten(tuple(arguments), is_tensor)]
+    return without_data(tuple(arguments)), devices
+
+
+def _own_copy(
+    function: Callable[..., Any], code: types.CodeType | None = None
+) -> types.FunctionType:
+    """The same function with ``code``, or with a copy of its own code.
 
     Dynamo keeps what it compiled, and counts it, by code object: models that come and go in one
     process must not use up each other's limit.
     """
-    code = function.__code__.replace()
+    code = code or function.__code__.replace()
     copied = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )

@@ -16,6 +16,11 @@ class LoadedFunction:
 
     It keeps the weights of its calls alive. One thread at a time may call it.
 
+    Attributes
+    ----------
+    artifact
+        What the compiler made of it.
+
     Raises
     ------
     CompiledCodeError
@@ -23,6 +28,7 @@ class LoadedFunction:
     """
 
     def __init__(self, job: Job, artifact: Artifact, caller: Caller) -> None:
+        self.artifact = artifact
         metas = []
         for position, argument in enumerate(job.arguments):
             for meta in flatten(argument, is_meta):
@@ -35,11 +41,6 @@ class LoadedFunction:
         self._fixed = [i for i in range(len(job.arguments)) if i not in job.token_arguments]
         # By the identity of the other arguments, which are kept so that it stays theirs.
         self._bound: dict[tuple[int, ...], tuple[Bound, list[Any]]] = {}
-
-    @property
-    def num_graphs(self) -> int:
-        """Graphs that the compiler made of it."""
-        return 1
 
     def bind(self, *arguments: Any) -> Bound:
         """The function with its weights, of arguments as in a call (those of tokens are unread)."""

@@ -117,8 +117,9 @@ class Runner:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that the compiler made of the regions in use; more than those, it recompiled."""
-        return sum(getattr(region, "num_graphs", 0) for region in self._computer.code.regions)
+        """Compiled graphs that are in use: each counts once, however many layers call it."""
+        made = (getattr(region, "artifact", None) for region in self._computer.code.regions)
+        return len({artifact for artifact in made if artifact is not None})
 
     @property
     def graph_stats(self) -> GraphStats:
@@ -165,7 +166,7 @@ class Runner:
         seconds
             That its compilation took before.
         """
-        # Compiled code is guarded by the number of threads, which belongs to the calling thread.
+        # What is compiled here is for the number of threads that the calling thread computes with.
         self._use_threads()
         started = time.monotonic()
         with torch.inference_mode():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -32,11 +34,18 @@ from src.compile import (
 )
 from src.compile.artifacts import ArtifactCache
 from src.models import regions
-from src.ops.cpu import step
+from src.ops.cpu import cpp_compiler, step
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR
-from tests.compile.functions import Mixed, Weights, impossible, mix, project
+from tests.compile.functions import (
+    Mixed,
+    Weights,
+    impossible,
+    mix,
+    pass_on,
+    project,
+)
 
 # On a machine that does other things too, a compiler takes its time.
 pytestmark = pytest.mark.timeout(900)
@@ -236,13 +245,64 @@ def test_everything_that_code_depends_on_is_in_the_key(monkeypatch: pytest.Monke
     biased = Weights(MIX[1].gate, torch.randn(96))
     keys.add(Job.of(mix, (0.5, biased, MIX[2], x, positions), (3, 4)).key)
     keys.add(Job.of(mix, (0.5, MIX[1], torch.randn(51, 48), x, positions), (3, 4)).key)
-    monkeypatch.setattr(torch, "__version__", "0.0")
-    keys.add(mix_job().key)
-    assert len(keys) == 6
-    monkeypatch.undo()
+    keys.add(Job.of(mix, (*MIX, x.t().contiguous().t(), positions), (3, 4)).key)
+    keys.add(Job.of(mix, (*MIX, x, positions), (3,)).key)
+    keys.add(Job.of(pass_on, (*MIX, x, positions), (3, 4)).key)
+    for owner, name, other in (
+        (torch, "__version__", "0.0"),
+        (torch.version, "git_version", "0"),
+        (job, "cpu_flags", lambda: frozenset({"sse2"})),
+        (job, "OPTIONS", {**job.OPTIONS, "aot_inductor.compile_wrapper_opt_level": "O3"}),
+        (job, "_FORMAT", job._FORMAT + 1),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, other)
+            keys.add(mix_job().key)
+    assert len(keys) == 13
     meta = tuple(t.to("meta") for t in (MIX[2], x, positions))
     on_meta = (0.5, Weights(MIX[1].gate.to("meta"), None), *meta)
     assert Job.of(mix, on_meta, (3, 4)).key == mix_job().key
+
+
+def test_every_source_that_makes_the_code_is_in_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "sources_of_a_function"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text("def double(x):\n    return x + x\n")
+    (package / "outer.py").write_text(
+        "from sources_of_a_function.inner import double\n\ndef f(x):\n    return double(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    function = importlib.import_module("sources_of_a_function.outer").f
+    driver = tmp_path / "driver"
+    shutil.copytree(job._PACKAGE, driver)
+    monkeypatch.setattr(job, "_PACKAGE", driver)
+    keys = {Job.of(function, (torch.randn(4),), (0,)).key}
+    changed = [package / "outer.py", package / "inner.py"]
+    changed += [driver / name for name in ("job.py", "own_tensors.py", "own_threads.py")]
+    changed += [driver / "worker.py"]
+    for count, file in enumerate(changed, 2):
+        with file.open("a") as text:
+            text.write("# changed\n")
+        keys.add(Job.of(function, (torch.randn(4),), (0,)).key)
+        assert len(keys) == count, file
+
+
+@pytest.mark.usefixtures("mixed", "no_processes")
+def test_another_compiler_has_artifacts_of_its_own_and_none_takes_any(
+    root: Path, caller: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(cpp_compiler, "_version", lambda *_: "another version")
+        assert ArtifactCache(root).find(mix_job()) is None
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    assert cpp_compiler.cpp_compiler() is None
+    assert ArtifactCache(tmp_path).find(mix_job()) is None
+    without = Compilation([mix_job()], root)
+    assert len(without.load(caller)) == 1
+    assert without.num_compiled == 0
 
 
 def test_what_else_has_been_imported_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +437,7 @@ def test_artifacts_go_where_they_are_told_unless_the_user_chose(
 def test_others_may_have_a_head_start(tmp_path: Path, caller: Caller) -> None:
     compilation = Compilation([mix_job()], tmp_path, head_start=0.5)
     assert compilation._workers == []
-    (function,) = compilation.load(caller)
+    assert len(compilation.load(caller)) == 1
     assert compilation.num_compiled == 1
     # Nothing is left to be compiled, so nobody waits.
     again = Compilation([mix_job()], tmp_path, head_start=600)
@@ -389,7 +449,6 @@ def test_others_may_have_a_head_start(tmp_path: Path, caller: Caller) -> None:
     with pytest.raises(CompilationClosedError):
         never.load(caller)
     assert time.monotonic() - began < 60
-    assert function.num_graphs == 1
     assert never._workers == []
 
 

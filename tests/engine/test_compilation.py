@@ -21,10 +21,11 @@ from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
 from src.core.settings import CHECKOUT
 from src.engine import compilation, startup
-from src.models import outline_model
+from src.models import Decoder, load_model, outline_model
 from src.models.regions import TOKEN_ARGUMENTS
-from src.ops.cpu.build import cache_root
+from src.ops.cpu.build import cache_root, ensure_built
 from tests.compile.test_ahead import assert_allocates_tokens_only
+from tests.engine.test_strips import SIZES
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import greedy, random_prompts, small_config
 
@@ -36,10 +37,10 @@ COMPILED = {"compile__enforce_eager": False, "compile__startup": "wait"}
 BACKGROUND = {"compile__enforce_eager": False, "compile__startup": "background"}
 
 WARM_START = """
-import asyncio, json, subprocess, sys
+import asyncio, json, random, subprocess, sys
 from pathlib import Path
 from src import AsyncEngine, SamplingParams
-from tests.support.engines import small_config
+from tests.support.engines import random_prompts, small_config
 
 started = []
 popen = subprocess.Popen
@@ -50,22 +51,41 @@ class Counting(popen):
 subprocess.Popen = Counting
 
 async def main():
-    config = small_config(Path(sys.argv[1]), compile__enforce_eager=False, compile__startup="wait")
-    one = SamplingParams(temperature=0, max_tokens=1)
+    config = small_config(
+        Path(sys.argv[1]),
+        compile__enforce_eager=False,
+        compile__startup="wait",
+        scheduler__max_num_batched_tokens=96,
+    )
+    source = random.Random(5)
     async with AsyncEngine.open(config) as engine:
         assert engine.stats.compiled
         for length in range(1, 201):
-            await engine.generate([7 + length % 50] * length, one)
+            await engine.generate([7 + length % 50] * length, SamplingParams(max_tokens=1))
+        for _ in range(60):
+            prompts = random_prompts(source.randint(2, 12), longest=180, seed=source.random())
+            await asyncio.gather(*(
+                engine.generate(prompt, SamplingParams(max_tokens=source.randint(1, 12)))
+                for prompt in prompts
+            ))
         graphs = engine._parts.runner.num_graphs
+        steps = [
+            (step.num_rows, step.num_tokens, step.decode_rows, step.sampled_rows)
+            for step in engine.timeline
+        ]
     compilers = [n for n in ("torch._dynamo", "torch._inductor", "sympy") if n in sys.modules]
-    print(json.dumps({"started": started, "graphs": graphs, "compilers": compilers}))
+    print(json.dumps(
+        {"started": started, "graphs": graphs, "compilers": compilers, "steps": steps}
+    ))
 
 asyncio.run(main())
 """
 
 
-def jobs_of(directory: Path) -> list[Job]:
-    outline = outline_model(directory)
+def jobs_of(directory: Path, *, in_strips: bool = False, **options: Any) -> list[Job]:
+    outline = outline_model(directory, **options)
+    if in_strips:
+        assert list(outline.lay_out())
     return [
         Job.of(function, arguments, token_arguments)
         for function, arguments, token_arguments in zip(
@@ -107,8 +127,16 @@ async def test_a_warm_start_imports_no_compiler_and_no_shape_brings_one(
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["graphs"] == 4
     assert seen["compilers"] == []
-    # The kernels' cache asks the C++ compiler for its name, and nobody asks it for more.
-    assert [command for command in seen["started"] if command[-1] != "--version"] == []
+    # The caches ask the C++ compiler for its name, once, and nobody asks it for more.
+    assert [command[1:] for command in seen["started"]] == [["--version"]]
+    shapes = {tuple(step) for step in seen["steps"]}
+    assert len(shapes) >= 400
+    assert len({num_tokens for _, num_tokens, _, _ in shapes}) >= 96
+    # Decode steps of all numbers of rows, prompts that several steps compute, and both together.
+    assert {rows for rows, _, decoding, _ in shapes if rows == decoding} == set(range(1, 9))
+    chunked = [shape for shape in shapes if shape[3] < shape[0]]
+    assert len(chunked) >= 20
+    assert len([shape for shape in shapes if 0 < shape[2] < shape[0]]) >= 100
 
 
 def test_depth_needs_no_code_of_its_own(tmp_path: Path) -> None:
@@ -122,10 +150,37 @@ def test_depth_needs_no_code_of_its_own(tmp_path: Path) -> None:
     assert one == [two[0], *two[2:]]
 
 
-async def test_generated_code_copies_no_weight(checkpoint: Path) -> None:
-    async with AsyncEngine.open(small_config(checkpoint, **COMPILED)):
-        pass
-    for job in jobs_of(checkpoint):
+@pytest.mark.parametrize(("depth", "graphs"), [(1, 3), (48, 4)])
+async def test_graphs_that_serve_are_counted_whatever_the_depth(
+    depth: int, graphs: int, tmp_path: Path
+) -> None:
+    directory = make_checkpoint(tmp_path, tokenizer=True, num_hidden_layers=depth)
+    for changes, expected in (({}, 0), (COMPILED, graphs)):
+        async with AsyncEngine.open(small_config(directory, **changes)) as engine:
+            await engine.generate([5, 17, 3], GREEDY)
+            assert engine._parts is not None
+            assert engine._parts.runner.num_graphs == expected
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16 in strips", "int8"])
+async def test_generated_code_copies_no_weight(
+    kind: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, changes, outline = checkpoint, {}, {}
+    if kind != "float32":
+        # Whatever this machine's kernels gain by.
+        ensure_built(wait=True)
+        monkeypatch.setattr(startup, "takes_strips", lambda: True)
+        monkeypatch.setattr(compilation, "takes_strips", lambda: True)
+        directory = make_checkpoint(tmp_path, tokenizer=True, dtype=torch.bfloat16, **SIZES)
+    if kind == "int8":
+        changes = {"model__quantization": "int8", "model__quantize_activations": True}
+        outline = {"quantization": "int8", "rounds_inputs": True}
+    async with AsyncEngine.open(small_config(directory, **COMPILED, **changes)) as engine:
+        assert engine.stats.compiled
+    jobs = jobs_of(directory, in_strips=kind == "bfloat16 in strips", **outline)
+    assert len(jobs) == 4
+    for job in jobs:
         artifact = ArtifactCache(cache_root()).find(job)
         assert artifact is not None
         assert_allocates_tokens_only(artifact.source.read_text())
@@ -181,6 +236,28 @@ async def test_requests_are_served_and_the_engine_closes_while_a_compiler_runs(
         began = time.monotonic()
     assert time.monotonic() - began < 30
     assert result.token_ids == greedy(reference, prompt, 12)
+
+
+@pytest.mark.parametrize("mode", [COMPILED, BACKGROUND])
+async def test_compilers_run_before_there_are_weights(
+    checkpoint: Path, tmp_path: Path, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = tmp_path / "began"
+    monkeypatch.setattr(startup, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(ahead, "_COMMAND", ("sh", "-c", f"touch {began}; exit 3"))
+    monkeypatch.setattr(compilation, "HEAD_START", 0.1)
+    seen = []
+
+    def load_slowly(*arguments: Any, **options: Any) -> Decoder:
+        deadline = time.monotonic() + 60
+        while not began.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(began.exists())
+        return load_model(*arguments, **options)
+
+    monkeypatch.setattr(startup, "load_model", load_slowly)
+    async with AsyncEngine.open(small_config(checkpoint, **mode)):
+        assert seen == [True]
 
 
 async def test_closing_does_not_wait_for_the_kernels(

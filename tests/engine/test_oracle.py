@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,10 @@ import pytest
 import torch
 
 from src import AsyncEngine, FinishReason, SamplingParams
+from src.compile import Compilation
+from src.core.plan import StepPlan
+from src.engine.compilation import RegionCompilation
+from src.engine.step_computer import StepComputer
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
@@ -147,15 +153,48 @@ async def test_compiled_regions_give_the_same_tokens(checkpoint: Path, reference
 
 @pytest.mark.timeout(900)
 async def test_the_compiler_swaps_its_code_in_while_requests_run(
-    checkpoint: Path, reference: Any
+    checkpoint: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From wherever the code comes: it is let in once all requests run, which wait for it a bit."""
+    may_load, is_settled = threading.Event(), threading.Event()
+    load, finish, compute = Compilation.load, RegionCompilation.finish, StepComputer.compute
+    # Per step: whether it ran compiled, and what it computed of which rows.
+    steps: list[tuple[bool, dict[int, int]]] = []
+
+    def load_late(self: Compilation, caller: Any) -> Any:
+        assert may_load.wait(120)
+        return load(self, caller)
+
+    def settle(self: RegionCompilation, *parts: Any) -> None:
+        finish(self, *parts)
+        is_settled.set()
+
+    def compute_slowly(self: StepComputer, plan: StepPlan) -> Any:
+        steps.append((self.code.step is not None, {row.row: row.start for row in plan.rows}))
+        if len(steps) == 20:
+            may_load.set()
+        if len(steps) > 20 and not is_settled.is_set():
+            time.sleep(0.02)
+        if len(steps) == 120:
+            is_settled.wait(600)
+        return compute(self, plan)
+
+    monkeypatch.setattr(Compilation, "load", load_late)
+    monkeypatch.setattr(RegionCompilation, "finish", settle)
+    monkeypatch.setattr(StepComputer, "compute", compute_slowly)
     prompts = random_prompts(4, longest=40)
+    params = SamplingParams(temperature=0, max_tokens=160, ignore_eos=True)
     config = small_config(checkpoint, compile__enforce_eager=False, compile__startup="background")
     async with AsyncEngine.open(config) as engine:
-        while not engine.stats.compiled:
-            results = await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
-            for prompt, result in zip(prompts, results, strict=True):
-                assert result.token_ids == greedy(reference, prompt, 24)
-        results = await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
+        assert not engine.stats.compiled
+        results = await asyncio.gather(*(engine.generate(p, params) for p in prompts))
+        assert engine.stats.compiled
+    before = [rows for is_compiled, rows in steps if not is_compiled]
+    after = [rows for is_compiled, rows in steps if is_compiled]
+    # One swap, in the middle of all four.
+    assert [is_compiled for is_compiled, _ in steps] == [False] * len(before) + [True] * len(after)
+    assert len(before) >= 20
+    assert len(before[-1]) == len(after[0]) == 4
+    assert {row: start + 1 for row, start in before[-1].items()} == after[0]
     for prompt, result in zip(prompts, results, strict=True):
-        assert result.token_ids == greedy(reference, prompt, 24)
+        assert result.token_ids == greedy(reference, prompt, 160, end=None)

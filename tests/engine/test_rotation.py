@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from src import AsyncEngine, SamplingParams
 from src.compile.just_in_time import compile_functions
@@ -95,6 +96,7 @@ def test_compiled_regions_leave_slices_of_one_projection(tmp_path: Path) -> None
     decoder = load_model(make_checkpoint(tmp_path, "qwen3"))
     spec = replace(decoder.region_spec, rotates_in_op=True)
     torch._dynamo.reset()
+    counters.clear()
     first, middle, *_ = compile_functions(decoder.regions, TOKEN_ARGUMENTS)
     for tokens in (7, 1, 2, 33):
         ids, positions = torch.arange(3, 3 + tokens), torch.arange(tokens)
@@ -114,4 +116,4 @@ def test_compiled_regions_leave_slices_of_one_projection(tmp_path: Path) -> None
             for one, other in zip(got[:3], expected[:3], strict=True):
                 assert one.stride()[1:] == other.stride()[1:]
                 assert one.untyped_storage().data_ptr() == base
-    assert first.num_graphs == middle.num_graphs == 1
+    assert counters["stats"]["unique_graphs"] == 2

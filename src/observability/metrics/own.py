@@ -151,7 +151,7 @@ class OwnMetrics:
     def _compilation(self) -> None:
         gauge, counter = self.families.gauge, self.families.counter
         self.compiled_graphs = gauge(
-            "compiled_graphs", "Graphs that the compiler made of the engine's functions."
+            "compiled_graphs", "Distinct compiled graphs that serve, whatever the number of layers."
         ).child()
         self.compile_seconds = gauge(
             "compile_seconds", "How long the compilation at the start took."

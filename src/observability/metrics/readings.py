@@ -36,8 +36,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
         Admissions that overtook a request that did not fit, and row-steps put off for want of a
         block.
     compiled_graphs, compile_seconds
-        Graphs that the compiler made of the engine's functions, and how long their compilation
-        took; 0 while it has not ended.
+        Distinct compiled graphs that serve, and how long their compilation took; 0 while it has
+        not ended.
     graph_steps
         Steps by what they ran as: ``decode`` and ``mixed`` captured steps, and ``none``. Empty
         where nothing is captured.

@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import platform
-import shlex
 import shutil
 import signal
 import subprocess
@@ -29,6 +28,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.levels import LEVELS, TAKES_STRIPS, Level, cpu_flags, fastest_level
 from src.ops.declaration import Kernel
@@ -139,18 +139,6 @@ def _digest(*parts: bytes) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compiler() -> tuple[list[str], str] | None:
-    """Command of the C++ compiler (`CXX`, else g++, else c++) and its version; None without one."""
-    command = shlex.split(os.environ.get("CXX", ""))
-    if not command:
-        found = shutil.which("g++") or shutil.which("c++")
-        command = [found] if found else []
-    if not command or shutil.which(command[0]) is None:
-        return None
-    answer = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    return command, answer.stdout.partition("\n")[0]
-
-
 class KernelCache:
     """The directory of one combination of sources, flags, CPU and compiler.
 
@@ -171,7 +159,7 @@ class KernelCache:
                 " ".join((platform.system(), platform.machine(), *sorted(flags))).encode(),
             )
         )
-        self.compiler = _compiler()
+        self.compiler = cpp_compiler()
 
     def load(self) -> tuple[str, KernelLibrary] | None:
         """The fastest level that passed, from the cache alone; None if there is nothing usable."""

@@ -1,0 +1,67 @@
+"""Code that is compiled in the serving process, as on CUDA: forced here, where the CPU runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch._dynamo.utils import counters
+
+from src import AsyncEngine, SamplingParams
+from src.core.errors import EngineDeadError
+from src.engine import startup
+from src.engine.compilation import RegionCompilation
+from src.ops.cpu.build import cache_root
+from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+
+# Compilers take their time on a machine that does other things too.
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.mark.parametrize("mode", ["wait", "background"])
+async def test_tokens_are_those_of_transformers_and_no_step_compiles(
+    mode: str, checkpoint: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        startup,
+        "_begin_compilation",
+        lambda *_, **__: RegionCompilation(None, 1, cache_root(), awaited=True),
+    )
+    config = small_config(
+        checkpoint,
+        compile__enforce_eager=False,
+        compile__startup=mode,
+        scheduler__max_num_batched_tokens=24,
+    )
+    prompts = random_prompts(12, longest=40)
+    counters.clear()
+    async with AsyncEngine.open(config) as engine:
+        parts = engine._parts
+        assert parts is not None
+        assert parts.compilation is not None
+        await asyncio.to_thread(parts.compilation.join)
+        assert engine.stats.compiled
+        assert parts.runner.num_graphs == 4
+        attempts = counters["stats"]["unique_graphs"]
+        assert attempts == 4
+        for count in (1, 2, 12):
+            results = await asyncio.gather(
+                *(engine.generate(prompt, GREEDY) for prompt in prompts[:count])
+            )
+            for prompt, result in zip(prompts, results, strict=False):
+                assert result.token_ids == greedy(reference, prompt, 24)
+        # What the code was not compiled for fails the step, says why, and nobody compiles.
+        decoder = parts.runner._forward_pass.decoder
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder, "rope_table", decoder.rope_table.double())
+            with pytest.raises(EngineDeadError, match="a step of this request failed") as failed:
+                await engine.generate(prompts[0], GREEDY)
+        assert "float64" in str(failed.value.__cause__)
+        result = await engine.generate(prompts[0], GREEDY)
+        assert result.token_ids == greedy(reference, prompts[0], 24)
+        assert counters["stats"]["unique_graphs"] == attempts
+        assert_idle(engine)
