@@ -93,8 +93,8 @@ async def measure(config: Config, rows: int, options: argparse.Namespace) -> lis
     repeats = []
     async with AsyncEngine.open(config) as engine:
         _, tpot = await while_decoding(engine, rows, 16, seed=0)
-        longest = config.model.max_model_len or 0
-        output_len = min(longest - _PROMPT_LEN, max(16, round(options.seconds / tpot)))
+        longest = engine.model_info.max_model_len - _PROMPT_LEN
+        output_len = min(longest, max(16, round(options.seconds / tpot)))
         for repeat in range(options.repeats):
             idle = await while_idle(options.seconds / 4)
             busy, tpot = await while_decoding(engine, rows, output_len, seed=1 + repeat)
