@@ -168,7 +168,7 @@ class RegionCompilation:
                 )
             caller = Caller(library.path, self._num_threads)
         except (CompilationError, CompiledCodeError):
-            ahead.abandon()
+            ahead.close()
             raise
         functions: list[Any] = list(decoder.regions)
         for i, function in zip(self._called, ahead.load(caller), strict=True):

@@ -21,6 +21,7 @@ from src.bench.startup import Startup, timeline_lines
 from src.cli.main import main
 from src.http import create_app
 from tests.support.checkpoints import make_checkpoint
+from tests.support.compiling import compile_options
 from tests.support.engines import small_config
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,7 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(checkpoint: Path) -> list[str]:
     return [
         *("--model", str(checkpoint)),
-        *("--set", "compile.enforce_eager=true"),
+        *compile_options(),
         *("--set", "cache.num_blocks=512"),
         *("--set", "cache.block_size=4"),
         *("--set", "device.num_threads=1"),

@@ -32,6 +32,7 @@ from tests.support.engines import greedy, random_prompts, small_config
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
+UNCOMPILED = {"compile__enforce_eager": True}
 COMPILED = {"compile__enforce_eager": False, "compile__startup": "wait"}
 BACKGROUND = {"compile__enforce_eager": False, "compile__startup": "background"}
 
@@ -80,10 +81,10 @@ async def test_compiled_bfloat16_stays_close_to_uncompiled(tmp_path: Path) -> No
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     prompts = random_prompts(6, longest=30, seed=4)
     scored = []
-    for changes in ({}, COMPILED):
+    for changes in (UNCOMPILED, COMPILED):
         async with AsyncEngine.open(small_config(directory, **changes)) as engine:
             results = await asyncio.gather(*(engine.generate(p, params) for p in prompts))
-            assert engine.stats.compiled == bool(changes)
+            assert engine.stats.compiled == (changes is COMPILED)
         entries = [entry for result in results for entry in result.prompt_logprobs or [] if entry]
         scored.append([entry.logprob for entry in entries])
     # Compiled code rounds to bfloat16 where uncompiled code does, or less often.
@@ -135,10 +136,10 @@ async def test_one_layer_needs_no_middle(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, tokenizer=True, num_hidden_layers=1)
     prompts = random_prompts(4, longest=30, seed=6)
     results = []
-    for changes in ({}, COMPILED):
+    for changes in (UNCOMPILED, COMPILED):
         async with AsyncEngine.open(small_config(directory, **changes)) as engine:
             results.append(await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts)))
-            assert engine.stats.compiled == bool(changes)
+            assert engine.stats.compiled == (changes is COMPILED)
     assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
 
 

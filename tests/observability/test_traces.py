@@ -37,6 +37,7 @@ from src.observability.tracing.gen_ai_metrics import (
 from src.observability.tracing.sampling import FastSampling
 from src.observability.tracing.settings import SamplerSettings, TelemetrySettings, read_settings
 from tests.observability.conftest import traced_config
+from tests.support.compiling import compile_settings
 
 SECTION = ObservabilitySection()
 # What an ordinary client sends, and a caller's decision not to trace.
@@ -267,7 +268,8 @@ async def test_the_start_is_a_trace_of_its_phases(
         pass
     spans = {span.name: span for span in memory.get_finished_spans()}
     root = spans["startup"]
-    phases = ["importing", "weights", "kv_cache"]
+    compiled = [] if compile_settings()["enforce_eager"] else ["compile"]
+    phases = ["importing", "weights", "kv_cache", *compiled]
     assert set(spans) >= {"startup", *phases}
     edges = [root.start_time, *(spans[name].end_time for name in phases)]
     assert edges == [*(spans[name].start_time for name in phases), root.end_time]
