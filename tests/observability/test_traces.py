@@ -267,7 +267,7 @@ async def test_the_start_is_a_trace_of_its_phases(
         pass
     spans = {span.name: span for span in memory.get_finished_spans()}
     root = spans["startup"]
-    phases = ["importing", "weights", "kv_cache"]
+    phases = ["importing", "configuration", "weights", "kv_cache"]
     assert set(spans) >= {"startup", *phases}
     edges = [root.start_time, *(spans[name].end_time for name in phases)]
     assert edges == [*(spans[name].start_time for name in phases), root.end_time]
