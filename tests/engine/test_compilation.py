@@ -20,6 +20,7 @@ from src.compile import ahead
 from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
 from src.core.settings import CHECKOUT
+from src.core.start_timeline import StartTimeline
 from src.engine import compilation, startup
 from src.models import outline_model
 from src.models.regions import TOKEN_ARGUMENTS
@@ -200,7 +201,9 @@ async def test_closing_does_not_wait_for_the_kernels(
 
     monkeypatch.setattr(compilation, "ensure_built", never_built)
     monkeypatch.setattr(compilation, "is_building", lambda: True)
-    running = compilation.RegionCompilation(outline_model(checkpoint), 1, tmp_path, awaited=False)
+    running = compilation.RegionCompilation(
+        outline_model(checkpoint), 1, tmp_path, StartTimeline(), awaited=False
+    )
     nobody: Any = None
     running.finish_in_background(nobody, nobody)
     assert building.wait(20)
