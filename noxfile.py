@@ -22,6 +22,11 @@ WHOLE_ENGINES = (
     *("-m", "not gpu", "--ignore=tests/engine/pure", "--ignore=tests/engine/sampling"),
     *(f"tests/{name}" for name in ("engine", "http", "observability", "cli", "bench", "demo")),
 )
+# Of these, what meets most of an engine in a minute: `tests` runs them both ways.
+COMPILED_TOO = (
+    *("tests/engine/test_requests.py", "tests/engine/test_pipeline.py"),
+    *("tests/http/test_completions.py", "tests/http/test_chat.py"),
+)
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -49,6 +54,8 @@ def tests(session: nox.Session) -> None:
     install(session, "test")
     build_kernels(session)
     session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu"]))
+    if not session.posargs:
+        session.run("python", "-m", "pytest", "--compiled", *COMPILED_TOO)
 
 
 @nox.session
