@@ -11,8 +11,7 @@ words have no one right choice.
 The model's rows of 192 weights cannot be cut into 128. For larger groups it is widened by zeros to
 256 channels, which computes the same. So a row of 192 becomes a group of 128 weights and one of 64
 with "groups of 128", and one of 192 with "groups of 256"; those of 256 and 512 (of what attention
-and the gated layer put out) are cut as the names say. A model whose rows are all cut into 128 should
-lie between the two.
+and the gated layer put out) are cut as the names say.
 """
 
 from __future__ import annotations
