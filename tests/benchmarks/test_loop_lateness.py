@@ -48,9 +48,8 @@ async def test_a_loop_that_is_held_up_is_late() -> None:
 async def test_helpers_that_keep_watch_starve_no_loop_and_sleep_afterwards() -> None:
     """With as many threads as CPUs, a hundredth of the sleeps of a millisecond is 1 ms late.
 
-    Of two CPUs, helpers that never offer theirs make that 4 ms and more; such as watch without end
-    take 0.3 s of every 0.3. Others on the machine make the loop late as well, but hardly at every
-    attempt.
+    Helpers that watch without end take 0.3 s of every 0.3, whether they offer their CPU or not.
+    Others on the machine make the loop late as well, but hardly at every attempt.
     """
     ensure_built(wait=True)
     late, used = [], []
