@@ -11,12 +11,22 @@ import nox
 from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.2.9"
-nox.options.sessions = ["lint", "types", "tests"]
+nox.options.sessions = ["lint", "types", "tests", "compiled"]
 # pip and not uv: it also finds local builds of torch.
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
+# What a test runs there is uncompiled, unless it says more, or `--compiled` does.
+WHOLE_ENGINES = (
+    *("-m", "not gpu", "--ignore=tests/engine/pure", "--ignore=tests/engine/sampling"),
+    *(f"tests/{name}" for name in ("engine", "http", "observability", "cli", "bench", "demo")),
+)
+# Of these, what meets most of an engine in a minute: `tests` runs them both ways.
+COMPILED_TOO = (
+    *("tests/engine/test_requests.py", "tests/engine/test_pipeline.py"),
+    *("tests/http/test_completions.py", "tests/http/test_chat.py"),
+)
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -44,6 +54,16 @@ def tests(session: nox.Session) -> None:
     install(session, "test")
     build_kernels(session)
     session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu"]))
+    if not session.posargs:
+        session.run("python", "-m", "pytest", "--compiled", *COMPILED_TOO)
+
+
+@nox.session
+def compiled(session: nox.Session) -> None:
+    """The tests in which whole engines run, on compiled code; arguments go to pytest."""
+    install(session, "test")
+    build_kernels(session)
+    session.run("python", "-m", "pytest", "--compiled", *(session.posargs or WHOLE_ENGINES))
 
 
 @nox.session

@@ -1,43 +1,44 @@
 """What `model.deterministic` costs: two engines side by side in one process, in turns.
 
-    python -m benchmarks.determinism --shape 0.35b --layers 4 --dtype float32
+    python -m benchmarks.determinism                # 7 M and 0.35 B, bfloat16 and int8, compiled
+    python -m benchmarks.determinism --shape 0.35b --layers 4 --weights float32 --eager
 
 Both hold dummy weights of one seed and get the same prompts one after the other, so that whatever
-else the machine does meets both. The cost is one less the ratio of the throughputs of a turn, or of
-what a second of processor time gave, which other work on the machine changes less; medians and
-spans are over the turns.
+else the machine does meets both; which of them is first is drawn for every load of every turn. The
+loads are those that other engines are compared by. A cost is what is lost of a turn's throughput,
+or of the work that a second of processor time did, which other work on the machine changes less;
+medians and spans are over the turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import random
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from benchmarks.load import engine_client, random_prompts, side_by_side, throughput
+from benchmarks.load import engine_client, side_by_side
+from benchmarks.peers.workloads import WORKLOADS, Measured, Workload
 from benchmarks.record import Figure, Recorder, add_common
 from benchmarks.shapes import SHAPES, write_checkpoint
 from src import AsyncEngine, Config
 from src.core.settings import load_config
+from src.ops.cpu.build import ensure_built
 
-
-class Load(NamedTuple):
-    """Requests that are sent at once."""
-
-    name: str
-    requests: int
-    input_len: int
-    output_len: int
-
-
-LOADS = (
-    Load("decode", 8, 16, 32),
-    Load("mixed", 8, 64, 16),
-    Load("prompts", 1, 512, 1),
-)
+WEIGHTS: Final[dict[str, dict[str, str]]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+}
+# Workload -> the figure that is compared.
+_LOADS: Final = {"many": "output", "one": "tpot", "prefill": "prefill"}
+# Of keys and values, so that nobody is preempted.
+_CACHE_BYTES: Final = 512 * 2**20
 
 
 def parse() -> argparse.Namespace:
@@ -46,74 +47,114 @@ def parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=("7m", "0.35b"))
     parser.add_argument("--layers", type=int, metavar="N", help="instead of the shape's own")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--quantization", choices=("int8", "int4"))
+    parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=("bfloat16", "int8"))
     parser.add_argument("--threads", type=int, default=0, metavar="N")
-    parser.add_argument("--compiled", action="store_true", help="wait for compiled code")
+    parser.add_argument("--eager", action="store_true", help="without compiled code")
     add_common(parser, repeats=5)
     return parser.parse_args()
 
 
-def configuration(directory: Path, options: argparse.Namespace, deterministic: bool) -> Config:
+def configuration(
+    directory: Path, weights: str, options: argparse.Namespace, *, deterministic: bool
+) -> Config:
     overrides = [
         ("model.path", str(directory)),
         ("model.load_format", "dummy"),
-        ("model.max_model_len", "2048"),
-        ("model.dtype", options.dtype),
+        ("model.max_model_len", "4096"),
         ("model.deterministic", str(deterministic).lower()),
         ("device.type", "cpu"),
         ("device.num_threads", str(options.threads)),
-        ("cache.num_blocks", "1024"),
-        ("compile.startup", "wait" if options.compiled else "off"),
+        ("cache.memory_bytes", str(_CACHE_BYTES)),
+        ("compile.startup", "off" if options.eager else "wait"),
     ]
-    if options.quantization is not None:
-        overrides.append(("model.quantization", options.quantization))
+    overrides += [(f"model.{name}", value) for name, value in WEIGHTS[weights].items()]
     return load_config(None, overrides=overrides)
 
 
-async def measure(engines: list[AsyncEngine], load: Load, repeats: int) -> dict[str, Figure]:
-    """Throughputs of the first engine, which may be anything, and of the deterministic second."""
-    clients = [engine_client(engine) for engine in engines]
-    rates: list[list[float]] = [[], []]
-    cpu_seconds: list[list[float]] = [[], []]
-    for turn in range(repeats + 1):
-        prompts = random_prompts(
-            load.requests, load.input_len, engines[0].model_info.vocab_size, seed=turn
-        )
-        # The first of a turn is the second of the next.
-        for index in (turn % 2, 1 - turn % 2):
-            began = time.process_time()
-            answers = await side_by_side(clients[index], prompts, load.output_len, load.requests)
-            if turn:  # the first one warms up
-                cpu_seconds[index].append(time.process_time() - began)
-                rates[index].append(throughput(answers, load.input_len)["total_throughput"])
-    costs = [100 * (1 - slow / fast) for fast, slow in zip(*rates, strict=True)]
-    cpu_costs = [100 * (1 - less / more) for less, more in zip(*cpu_seconds, strict=True)]
+class Turn(NamedTuple):
+    """What one engine did with a load."""
+
+    value: float
+    cpu_seconds: float
+
+
+async def answered(engine: AsyncEngine, load: Workload, figure: Measured, turn: int) -> Turn:
+    prompts = load.prompts(turn, engine.model_info.vocab_size)
+    began = time.process_time()
+    answers = await side_by_side(engine_client(engine), prompts, load.output_len, len(prompts))
+    seconds = time.process_time() - began
+    return Turn(figure.measure(answers, load.input_len), seconds)
+
+
+def figures_of(figure: Measured, turns: list[dict[bool, Turn]]) -> dict[str, Figure]:
+    """Of turns, each of which has the deterministic engine's under ``True``."""
+
+    def lost(turn: dict[bool, Turn]) -> float:
+        return 100 * (1 - figure.ratio(turn[True].value, turn[False].value))
+
+    def lost_cpu(turn: dict[bool, Turn]) -> float:
+        return 100 * (1 - turn[False].cpu_seconds / turn[True].cpu_seconds)
+
     return {
-        "default": Figure.of("tok/s", rates[0]),
-        "deterministic": Figure.of("tok/s", rates[1]),
-        "cost": Figure.of("%", costs),
-        "cost_cpu": Figure.of("%", cpu_costs),
+        "default": Figure.of(figure.unit, [turn[False].value for turn in turns]),
+        "deterministic": Figure.of(figure.unit, [turn[True].value for turn in turns]),
+        "cost": Figure.of("%", [lost(turn) for turn in turns]),
+        "cost_cpu": Figure.of("%", [lost_cpu(turn) for turn in turns]),
     }
 
 
-async def run(options: argparse.Namespace) -> None:
-    from src.ops.cpu.build import ensure_built
-
+async def compare(
+    directory: Path, shape: str, weights: str, recorder: Recorder, options: argparse.Namespace
+) -> None:
+    """Both engines on one checkpoint, under every load in every turn; the first turn warms up."""
     kernels = ensure_built(wait=True)
+    chance = random.Random(f"{shape} {weights}")
+    configs = {
+        value: configuration(directory, weights, options, deterministic=value)
+        for value in (False, True)
+    }
+    turns: dict[str, list[dict[bool, Turn]]] = {name: [] for name in _LOADS}
+    async with contextlib.AsyncExitStack() as stack:
+        engines = {
+            value: await stack.enter_async_context(AsyncEngine.open(config))
+            for value, config in configs.items()
+        }
+        assert all(engine.stats.compiled != options.eager for engine in engines.values())
+        for turn in range(options.repeats + 1):
+            for name, figure in _LOADS.items():
+                load = WORKLOADS[name]
+                order = chance.sample((False, True), 2)
+                found = {
+                    value: await answered(engines[value], load, load.figures[figure], turn)
+                    for value in order
+                }
+                if turn:
+                    turns[name].append(found)
+    for name, figure in _LOADS.items():
+        load = WORKLOADS[name]
+        recorder.add(
+            f"{shape}, {weights}: {load.about}",
+            figures_of(load.figures[figure], turns[name]),
+            config=configs[True],
+            kernels=kernels,
+            shape=shape,
+            weights=weights,
+            layers=options.layers or SHAPES[shape]["num_hidden_layers"],
+            compiled=not options.eager,
+            workload=name,
+            figure=figure,
+        )
+
+
+async def run(options: argparse.Namespace) -> None:
     recorder = Recorder("determinism", save=not options.no_save)
     with tempfile.TemporaryDirectory() as scratch:
-        directory = write_checkpoint(
-            Path(scratch) / options.shape, options.shape, layers=options.layers
-        )
-        configs = [configuration(directory, options, value) for value in (False, True)]
-        async with AsyncEngine.open(configs[0]) as one, AsyncEngine.open(configs[1]) as two:
-            for load in LOADS:
-                figures = await measure([one, two], load, options.repeats)
-                about = {"kernels": kernels, "shape": options.shape, **load._asdict()}
-                recorder.add(load.name, figures, config=configs[1], **about)
+        for shape in options.shape:
+            directory = write_checkpoint(Path(scratch) / shape, shape, layers=options.layers)
+            for weights in options.weights:
+                await compare(directory, shape, weights, recorder, options)
 
 
 def main() -> None:

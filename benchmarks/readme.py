@@ -217,8 +217,9 @@ def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
     )
     about = (
         f"Other engines on a Llama of {SHAPE_NAMES.get(shape, shape)}, random weights, the same "
-        "token ids, in turns. With int8 and Q8_0 all round what they multiply the weights by to 8 "
-        "bits as well (Slipstream: docs/quantization.md). " + _where(latest) + shared
+        "token ids, in turns. With weights of 8 and 4 bits all round what they multiply them by to "
+        "8 bits as well (Slipstream: docs/quantization.md); groups of 4 bits are of 32. Starts "
+        "are medians too. " + _where(latest) + shared
     )
     missing = [f"{name}: {found[name, None]['failure']}" for name in names if (name, None) in found]
     heads = ["", *(head for _, _, head in PEER_COLUMNS)]

@@ -8,6 +8,8 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.compiling import compile_engines
+
 # Machines that run tests are shared and slow at times: no example has a deadline of its own, the
 # test as a whole has one.
 # Examples are derived from the test itself, so that a run repeats the last one;
@@ -22,6 +24,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "slipstream"))
 # A shell's background jobs ignore Ctrl-C, and would pass that on to what a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "compile the engines of tests that do not say themselves whether theirs are compiled"
+    parser.addoption("--compiled", action="store_true", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    compile_engines(config.getoption("--compiled"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--compiled"):
+        for item in items:
+            # Of which compilers take most, where nothing is in the cache.
+            item.add_marker(pytest.mark.timeout(900), append=False)
 
 
 @pytest.fixture

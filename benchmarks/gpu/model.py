@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu.limits import ModelCost, cost_of
-from benchmarks.gpu.profile import Kernels, profiled
+from benchmarks.gpu.profile import Kernels, idle_share, profiled
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.table import Row
 from benchmarks.load import MS, engine_client, random_prompts, side_by_side
@@ -31,7 +31,10 @@ from src.core.steps import StepRecord
 from src.ops.cpu.build import ensure_built
 
 # Seconds that profiling takes; an offline batch that would not leave so many is not begun.
-_PROFILE_SECONDS = 20.0
+_PROFILE_SECONDS = 30.0
+# Of each row before the steps of which it is profiled how long the device has no kernel: where
+# contexts are short a step is, and the host has the least time for the next one.
+_SHORT_PROMPT = 16
 # How much longer than its steps an offline batch is expected to take.
 _SLACK = 1.3
 
@@ -54,6 +57,8 @@ class Sizes:
         Tokens in and out.
     profiled
         Decode steps that are profiled.
+    idle
+        Rows of those in which the time without a kernel is looked for.
     """
 
     rows: tuple[int, ...] = (1, 8, 64, 256)
@@ -65,11 +70,12 @@ class Sizes:
     prefill: int = 2048
     offline: tuple[int, int] = (1000, 1000)
     profiled: int = 16
+    idle: tuple[int, ...] = (1, 64, 256)
 
 
 QUICK = Sizes(
     rows=(1, 2, 4), context=96, window=8, prompt=80, output=32, prefill=128, offline=(32, 16),
-    profiled=4,
+    profiled=4, idle=(1, 4),
 )  # fmt: skip
 
 
@@ -84,6 +90,7 @@ def figures(options: argparse.Namespace) -> list[str]:
         prefill(size),
         offline(size),
         *(bubble(rows) for rows in size.rows),
+        *map(without_kernel, size.idle),
         *_kernel_figures(),
     ]
 
@@ -94,6 +101,10 @@ def inter_token(rows: int, size: Sizes) -> str:
 
 def bubble(rows: int) -> str:
     return f"bubble, {_rows(rows)}"
+
+
+def without_kernel(rows: int) -> str:
+    return f"profiled: no kernel runs, {_rows(rows)}"
 
 
 def _rows(count: int) -> str:
@@ -152,8 +163,15 @@ async def _measure(session: Session, config: Config, roof: Roofline) -> None:
                 await runs.decode(rows)
         with session.attempt(offline(size)):
             await runs.offline()
-        with session.attempt(*_kernel_figures()):
+        profiles = [*map(without_kernel, size.idle), *_kernel_figures()]
+        with session.attempt(*profiles):
+            if not session.on_cuda and engine.stats.compiled:
+                text = "compiled, a step is one call on the CPU"
+                session.without(profiles, "impossible", text)
+                return
             await runs.kernels()
+            for rows in size.idle:
+                await runs.idle(rows)
 
 
 class Runs:
@@ -280,10 +298,6 @@ class Runs:
         """Of a decode step, and of a prompt's step, by torch's profiler."""
         size, session = self._size, self._session
         layers = SHAPES[session.options.shape]["num_hidden_layers"]
-        if not session.on_cuda and self._engine.stats.compiled:
-            text = "compiled, a step is one call on the CPU"
-            session.without(_kernel_figures(), "impossible", text)
-            return
         # The first profile of a process sets the profiler up, too.
         await profiled(self._engine, lambda: self._steps(1, size.prefill, 2))
         one = await profiled(self._engine, lambda: self._steps(1, size.prefill, 1))
@@ -293,6 +307,18 @@ class Runs:
         for figure, (name, kernels) in zip(_kernel_figures(), found.items(), strict=True):
             self._record(figure, kernels.figures(layers), phase=name)
             session.row(Row(figure, "", kernels.count / layers, note=_busy(kernels)))
+
+    async def idle(self, rows: int) -> None:
+        """How long no kernel runs while rows decode, between steps and inside of them.
+
+        Events see no more than what is between two steps. The profiler makes launches slower, and a
+        device is without a kernel for a moment between any two, so this is the most that it can be.
+        """
+        steps = self._size.profiled
+        share = await idle_share(self._engine, lambda: self._steps(rows, _SHORT_PROMPT, 1 + steps))
+        name = without_kernel(rows)
+        self._record(name, {"idle": Figure.of("%", [100 * share])}, rows=rows, steps=steps)
+        self._session.row(Row(name, "%", 100 * share))
 
     async def _steps(self, rows: int, prompt: int, output: int) -> list[StepRecord]:
         """The steps of ``rows`` requests that come together."""

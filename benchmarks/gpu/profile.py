@@ -1,16 +1,20 @@
-"""How many kernels torch's profiler sees, and how long they run."""
+"""How many kernels torch's profiler sees, how long they run, and how long none does."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from benchmarks.load import MS
 from benchmarks.record import Figure
 from src import AsyncEngine
+
+# What a device does: kernels first, which are those that are counted.
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_ON_HOST = ("cpu_op",)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,29 @@ async def profiled(engine: AsyncEngine, work: Callable[[], Awaitable[object]]) -
     RuntimeError
         The profiler saw nothing.
     """
+    trace, (category, *_) = await _traced(engine, work)
+    found = await asyncio.to_thread(kernels_in, trace, category)
+    if not found.count:
+        raise RuntimeError(f"the profiler saw no {category} in {len(trace)} bytes of trace")
+    return found
+
+
+async def idle_share(engine: AsyncEngine, work: Callable[[], Awaitable[object]]) -> float:
+    """The share of time in which nothing ran on the device, in the later half of ``work``.
+
+    Raises
+    ------
+    RuntimeError
+        The profiler saw too little.
+    """
+    trace, categories = await _traced(engine, work)
+    return await asyncio.to_thread(idle_share_in, trace, categories)
+
+
+async def _traced(
+    engine: AsyncEngine, work: Callable[[], Awaitable[object]]
+) -> tuple[bytes, tuple[str, ...]]:
+    """A gzipped Chrome trace of ``work``, and the categories of what computes there."""
     parts = engine._parts
     assert parts is not None
     await asyncio.wrap_future(parts.profiler.start())
@@ -50,11 +77,7 @@ async def profiled(engine: AsyncEngine, work: Callable[[], Awaitable[object]]) -
     finally:
         await asyncio.wrap_future(parts.profiler.stop())
     trace = await asyncio.to_thread(parts.profiler.export)
-    category = "cpu_op" if parts.runner.is_on_cpu else "kernel"
-    found = await asyncio.to_thread(kernels_in, trace, category)
-    if not found.count:
-        raise RuntimeError(f"the profiler saw no {category} in {len(trace)} bytes of trace")
-    return found
+    return trace, _ON_HOST if parts.runner.is_on_cpu else _ON_DEVICE
 
 
 def kernels_in(trace: bytes, category: str) -> Kernels:
@@ -62,3 +85,30 @@ def kernels_in(trace: bytes, category: str) -> Kernels:
     events = json.loads(gzip.decompress(trace))["traceEvents"]
     times = [event["dur"] for event in events if event.get("cat") == category]
     return Kernels(len(times), sum(times) / 1e6)
+
+
+def idle_share_in(trace: bytes, categories: Iterable[str]) -> float:
+    """Of a gzipped Chrome trace the share of time in which nothing of these categories runs.
+
+    The first half of what ran is left out, with whatever led to the steps that are looked at; what
+    overlaps counts once.
+
+    Raises
+    ------
+    RuntimeError
+        There are fewer than two of them.
+    """
+    wanted = frozenset(categories)
+    events = json.loads(gzip.decompress(trace))["traceEvents"]
+    spans = sorted(
+        (event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") in wanted
+    )
+    later = spans[len(spans) // 2 :]
+    if len(later) < 2:
+        raise RuntimeError(f"the profiler saw {len(spans)} of {', '.join(sorted(wanted))}")
+    begin = reached = later[0][0]
+    busy = 0.0
+    for start, end in later:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return 1 - busy / (reached - begin)

@@ -40,6 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--timeout", type=float, default=900, metavar="S", help="of a start, and of a turn"
     )
+    parser.add_argument("--starts", type=int, default=3, metavar="N", help="cold, and warm")
     add_common(parser, repeats=5)
     return parser.parse_args(arguments)
 
@@ -60,7 +61,7 @@ def chosen(found: Sequence[Peer], names: Sequence[str]) -> list[Peer]:
 def command_of(options: argparse.Namespace) -> str:
     """What repeats this, wherever the environments lie."""
     arguments = [*options.names, "--shape", options.shape, "--threads", str(options.threads)]
-    arguments += ["--repeats", str(options.repeats)]
+    arguments += ["--repeats", str(options.repeats), "--starts", str(options.starts)]
     if options.workloads != list(WORKLOADS):
         arguments += ["--workloads", *options.workloads]
     return f"nox -s bench-peers -- {shlex.join(arguments)}"
@@ -153,7 +154,7 @@ def main() -> None:
     try:
         contest.install()
         contest.convert()
-        contest.start()
+        contest.start(options.starts)
         contest.take_turns(options.workloads, options.repeats)
     finally:
         contest.close()

@@ -167,19 +167,20 @@ class Contest:
         )
         unfinished.rename(converted)
 
-    def start(self) -> None:
-        """Each twice: with nothing cached, and again; the second stays."""
-        for entrant in self.in_play:
-            shutil.rmtree(self._cache(entrant), ignore_errors=True)
-            for start in START:
-                entrant.close()
-                self._rest()
-                print(f"{start}: {entrant.peer.name}", flush=True)
+    def start(self, repeats: int) -> None:
+        """Each twice, with nothing cached and again, so many times in turns; the last stays."""
+        for repeat in range(repeats):
+            for entrant in self.in_play[:: -1 if repeat % 2 else 1]:
+                shutil.rmtree(self._cache(entrant), ignore_errors=True)
                 try:
-                    self._start(entrant, start)
+                    for start in START:
+                        self._rest()
+                        print(f"{start}: {entrant.peer.name}", flush=True)
+                        self._start(entrant, start)
+                        if start == "start-cold" or repeat + 1 < repeats:
+                            entrant.close()
                 except PeerFailed as error:
                     entrant.fail(str(error))
-                    break
 
     def _start(self, entrant: Entrant, start: str) -> None:
         cache = self._cache(entrant)

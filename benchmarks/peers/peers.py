@@ -115,7 +115,9 @@ def torch_of_this_environment() -> str:
 def peers(device: str) -> list[Peer]:
     """Those of a device type; this engine is the first."""
     own = Peer(REFERENCE, "slipstream-engine", "drive_slipstream", device)
-    return [own, *(_on_cuda() if device == "cuda" else [_rounded(own, "int8"), *_on_cpu()])]
+    if device == "cuda":
+        return [own, *_on_cuda()]
+    return [own, *(_rounded(own, to) for to in ("int8", "int4")), *_on_cpu()]
 
 
 def _rounded(own: Peer, quantization: str) -> Peer:
@@ -154,17 +156,23 @@ def _on_cpu() -> list[Peer]:
                 "VLLM_NO_USAGE_STATS": "1",
             },
         ),
-        *(_openvino(openvino, weights) for weights in ("fp16", "int8")),
-        *(_llama(llama, weights) for weights in ("BF16", "Q8_0")),
+        *(_openvino(openvino, weights) for weights in ("fp16", "int8", "int4")),
+        *(_llama(llama, weights) for weights in ("BF16", "Q8_0", "Q4_0")),
         *_transformers(torch, "cpu"),
     ]
+
+
+# As int4 has them here and Q4_0 in llama.cpp, and all of the weights, the head too.
+_GROUPS_OF_32: Final = ("--group-size", "32", "--ratio", "1.0", "--sym", "--all-layers")
 
 
 def _openvino(environment: PeerEnvironment, weights: str) -> Peer:
     export = (
         "{programs}/optimum-cli",
         *("export", "openvino", "--model", "{checkpoint}", "--weight-format", weights),
-        *("--task", "text-generation-with-past", "{converted}"),
+        *("--task", "text-generation-with-past"),
+        *(_GROUPS_OF_32 if weights == "int4" else ()),
+        "{converted}",
     )
     return Peer(
         f"openvino-genai, {weights}",

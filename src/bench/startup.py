@@ -15,18 +15,20 @@ import msgspec
 from src.bench.errors import BenchError
 from src.bench.server_process import ServerProcess, environment_of
 from src.core.config import Config
+from src.core.start_timeline import StartSpan
 from src.engine.status import STARTUP_PHASES
 
 CACHE_VARIABLE: Final = "SLIPSTREAM_CACHE_DIR"
 _POLL: Final = 0.02  # seconds
 _GIVE_UP: Final = 1200.0
 _TOKEN: Final = b'{"prompt":"Once upon a time","max_tokens":1,"temperature":0}'
-_PHASE: Final = re.compile(rb'(?m)^slipstream_startup_phase_seconds\{[^}]*phase="(\w+)"\} (\S+)$')
+_PHASE: Final = re.compile(
+    rb'(?m)^slipstream_startup_phase(_began)?_seconds\{[^}]*phase="(\w+)"\} (\S+)$'
+)
 _COMPILE: Final = re.compile(rb"(?m)^slipstream_compile_seconds(?:\{[^}]*\})? (\S+)$")
 _KERNELS: Final = re.compile(rb'(?m)^slipstream_cpu_kernels_info\{[^}]*kernels="([\w-]+)"')
 # What the server logs when a compiler fails.
 _NO_KERNELS: Final = "no compiled CPU kernels"
-_UNCOMPILED: Final = "goes on uncompiled"
 
 
 class Startup(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +48,11 @@ class Startup(msgspec.Struct, frozen=True, kw_only=True):
         Until compiled code served; ``None`` where nothing is, or where compilation failed.
     compilation
         How long the compiler took, or what took its place; 0 where nothing is compiled.
+    began
+        When each phase of the engine's start began, by its name, counted from the first; ``ready``
+        among them.
     phases
-        How long each phase of the engine's start took, by its name.
+        How long each of the others took.
     """
 
     answers: float
@@ -56,6 +61,7 @@ class Startup(msgspec.Struct, frozen=True, kw_only=True):
     kernels: float
     compiled: float | None
     compilation: float
+    began: dict[str, float]
     phases: dict[str, float]
 
 
@@ -104,16 +110,13 @@ def start_once(config: Config, cache: str) -> Startup:
         first_token = time.monotonic() - server.begun
         if status != 200:
             raise BenchError(f"the first request was answered with {status}: {body[:200]!r}")
-        phases = {
-            phase.decode(): float(seconds)
-            for phase, seconds in _PHASE.findall(_metrics(server))
-            if phase.decode() in STARTUP_PHASES
-        }
         kernels = _until(server, lambda: _has_kernels(server))
         compiled = None
         if config.compile.is_on:
-            end = _until(server, lambda: _is_compiled(server) or _failed_to_compile(server))
-            compiled = end if _is_compiled(server) else None
+            # Or until it has failed.
+            end = _until(server, lambda: "compile" in _phases(server)[1])
+            compiled = end if _compile_seconds(server) > 0 else None
+        began, phases = _phases(server)
         return Startup(
             answers=answers,
             ready=ready,
@@ -121,32 +124,23 @@ def start_once(config: Config, cache: str) -> Startup:
             kernels=kernels,
             compiled=compiled,
             compilation=_compile_seconds(server),
+            began=began,
             phases=phases,
         )
 
 
-def timeline_lines(startup: Startup, width: int = 30) -> list[str]:
-    """A start as bars on one scale: phases one after the other, then what was waited for."""
-    total = max(startup.first_token, startup.kernels, startup.compiled or 0.0)
-    lines = []
+def spans_of(startup: Startup) -> list[StartSpan]:
+    """The parts of a start in the order in which they began, since its process did."""
     # What comes before the first phase is Python and our own modules.
-    moment = max(0.0, startup.ready - sum(startup.phases.values()))
-    spans = [("process", 0.0, moment)]
+    offset = max(0.0, startup.ready - startup.began.get("ready", startup.ready))
+    spans = [StartSpan("process", 0.0, offset)]
     for phase, seconds in startup.phases.items():
-        spans.append((phase, moment, moment + seconds))
-        moment += seconds
-    spans.append(("first token", startup.ready, startup.first_token))
-    spans.append(("kernels", startup.kernels, startup.kernels))
-    if startup.compiled is not None:
-        spans.append(
-            ("compiling", max(0.0, startup.compiled - startup.compilation), startup.compiled)
-        )
-    for name, begin, end in spans:
-        # Whatever happened is seen, however short.
-        first = min(width - 1, round(width * begin / total))
-        bar = " " * first + "#" * max(1, round(width * end / total) - first)
-        lines.append(f"  {name:<12} {bar:<{width}} {begin:7.2f} to {end:7.2f} s")
-    return lines
+        began = offset + startup.began[phase]
+        spans.append(StartSpan(phase, began, began + seconds))
+    spans.append(StartSpan("first token", startup.ready, startup.first_token))
+    if "kernels" not in startup.phases:
+        spans.append(StartSpan("kernels", startup.kernels, startup.kernels))
+    return sorted(spans, key=lambda span: span.began)
 
 
 def _until(server: ServerProcess, reached: Callable[[], bool]) -> float:
@@ -176,12 +170,13 @@ def _has_kernels(server: ServerProcess) -> bool:
     return found is None or found[1] != b"reference" or _NO_KERNELS in server.log_tail()
 
 
-def _is_compiled(server: ServerProcess) -> bool:
-    return _compile_seconds(server) > 0
-
-
-def _failed_to_compile(server: ServerProcess) -> bool:
-    return _UNCOMPILED in server.log_tail()
+def _phases(server: ServerProcess) -> tuple[dict[str, float], dict[str, float]]:
+    """When each phase began, and how long each that has ended took, in the order of a start."""
+    found: tuple[dict[str, float], dict[str, float]] = {}, {}
+    for is_began, phase, seconds in _PHASE.findall(_metrics(server)):
+        if phase.decode() in STARTUP_PHASES:
+            found[0 if is_began else 1][phase.decode()] = float(seconds)
+    return found
 
 
 def _compile_seconds(server: ServerProcess) -> float:

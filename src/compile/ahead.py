@@ -70,6 +70,7 @@ class Compilation:
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         self._closed = False
+        self._is_awaited = False
         self.num_compiled = 0
         self._begun = threading.Event()
         self._not_begun: OSError | None = None
@@ -105,18 +106,17 @@ class Compilation:
             raise CompilationError(str(error)) from error
 
     def close(self) -> None:
-        """Kill what still compiles."""
+        """Kill what still compiles; where no `load` waits for its end, that is waited for here."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
                 worker.kill()
+            left: list[_Worker] = []
+            if not self._is_awaited:
+                left, self._workers = self._workers, left
         self._timer.cancel()
         self._begun.set()
-
-    def abandon(self) -> None:
-        """Kill what still compiles and wait for its end, instead of `load`. Blocks for a moment."""
-        self.close()
-        for worker in self._workers:
+        for worker in left:
             worker.wait()
 
     def _missing(self) -> list[Job]:
@@ -145,7 +145,10 @@ class Compilation:
         self._begun.wait()
         if self._not_begun is not None:
             raise CompilationError(f"no compiler could be started: {self._not_begun}")
-        for worker in self._workers:
+        with self._lock:
+            self._is_awaited = True
+            workers = self._workers
+        for worker in workers:
             compiled, fault = worker.wait()
             self.num_compiled += compiled
             if fault is not None:

@@ -119,8 +119,8 @@ class CompileSection(Section, frozen=True, kw_only=True):
     # Whether the first requests wait for the compiler, are served eagerly until it is done, or all
     # are served eagerly.
     startup: Literal["background", "wait", "off"] = "background"
-    # Of a GPU's steps: those of few users before the first request and the rest while nobody asks
-    # for anything, or all before the first request, or none.
+    # Of a GPU's steps: those of few users once it is known which code serves and the rest while
+    # nobody asks for anything, or all at once then, or none.
     cuda_graphs: Literal["background", "wait", "off"] = "background"
     # Of a step with prompts in it, that is captured between its attention calls; 0: none are.
     cuda_graph_max_tokens: Annotated[int, Meta(ge=0, le=65_536)] = 512

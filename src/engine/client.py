@@ -35,6 +35,7 @@ from src.engine.inspector import Inspector
 from src.engine.observed import Observed
 from src.engine.observer import EngineObserver
 from src.engine.prompts import ChatOptions, Prompt, RequestOptions, with_defaults
+from src.engine.start_observer import StartObserver
 from src.engine.status import (
     STARTUP_PHASES,
     EngineStats,
@@ -95,7 +96,7 @@ class AsyncEngine:
         self._observer = EngineObserver(self.metrics, section, self.telemetry)
         self.inspector = Inspector(self._observer, lambda: self._loaded)
         self._companions = Companions(self, self._observer.progress)
-        self._phase_began = time.monotonic()
+        self._start = StartObserver(self.metrics, self.telemetry)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -132,6 +133,7 @@ class AsyncEngine:
             raise RuntimeError("this engine was closed; open a new one")
         if self._main_task is None:
             self._dead = asyncio.get_running_loop().create_future()
+            self._start.begin()
             self._set_status("importing", STARTUP_PHASES["importing"], "importing torch")
             self._companions.start()
             self._main_task = asyncio.create_task(self._main(), name="slipstream-engine")
@@ -241,14 +243,17 @@ class AsyncEngine:
             if not self._dead.done():
                 self._dead.set_result(error)
             self._startup_done.set()
-            self.telemetry.not_started(error)
+            self._start.failed(error)
             if not isinstance(error, SlipstreamError):
                 logger.exception("the engine failed")
 
     async def _load(self) -> None:
         event_loop = asyncio.get_running_loop()
 
+        timeline = self._start.timeline
+
         def report(phase: str, progress: float, detail: str) -> None:
+            timeline.phase(phase)
             event_loop.call_soon_threadsafe(self._set_status, phase, progress, detail)
 
         def load() -> tuple[EngineParts, type[EngineLoop]]:
@@ -258,7 +263,7 @@ class AsyncEngine:
                 from src.engine.readings import model_facts, read_engine
                 from src.engine.startup import build_engine
 
-            parts = build_engine(self.config, report)
+            parts = build_engine(self.config, report, timeline)
             progress = self._observer.progress
             self.metrics.on_loaded(
                 model_facts(self.config, parts),
@@ -281,6 +286,7 @@ class AsyncEngine:
             pipeline_depth=self.config.scheduler.pipeline_depth,
         )
         self._set_status("ready", 1.0, "ready")
+        self._start.ready(parts)
 
     def _set_status(self, phase: str, progress: float, detail: str) -> None:
         # A report of the loading thread may arrive after the failure or the close that it preceded.
@@ -288,12 +294,6 @@ class AsyncEngine:
             return
         if phase == "ready" and self._draining:
             phase, detail = "draining", "asked to end while loading"
-        if phase != self._status.phase:
-            now = time.monotonic()
-            if self._status.phase in STARTUP_PHASES:
-                self.metrics.on_startup_phase(self._status.phase, now - self._phase_began)
-            self._phase_began = now
-            self.telemetry.phase(phase, now)
         self._status = EngineStatus(phase, progress, detail)
 
     def _not_ready(self) -> NotReadyError:

@@ -22,6 +22,7 @@ from src.compile import (
     CompilationError,
     Job,
 )
+from src.core.start_timeline import StartTimeline
 from src.engine.forward_pass import Code
 from src.engine.runner import Runner
 from src.models import Decoder, Regions
@@ -61,6 +62,8 @@ class RegionCompilation:
         That kernels compute with.
     root
         Of the caches.
+    timeline
+        Is told when compilation begins, and when its code serves or it has failed.
     awaited
         Whether nobody is served meanwhile, to whom compilers would have to yield. Otherwise they
         begin a little later, see ``HEAD_START``.
@@ -74,11 +77,13 @@ class RegionCompilation:
         outline: Decoder | None,
         num_threads: int,
         root: Path,
+        timeline: StartTimeline,
         *,
         awaited: bool,
         in_strips: bool = False,
     ) -> None:
-        self._started = time.monotonic()
+        self._timeline = timeline
+        self._started = 0.0
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._ahead: Compilation | None = None
@@ -89,6 +94,7 @@ class RegionCompilation:
         self._in_strips = in_strips and outline is not None and outline.spec.dtype == torch.bfloat16
         self._lays_out_head = outline is not None and outline.head is not outline.embedding
         if outline is not None:
+            self._begin()
             jobs = []
             if self._in_strips:
                 deque(outline.lay_out(), maxlen=0)
@@ -111,6 +117,7 @@ class RegionCompilation:
         """
         try:
             if self._ahead is None:
+                self._begin()
                 self._compile_just_in_time(runner, decoder)
             else:
                 self._load(self._ahead, runner, decoder)
@@ -118,12 +125,19 @@ class RegionCompilation:
             logger.debug("closed while compiling")
         except (CompilationError, CompiledCodeError) as error:
             logger.error("the model goes on uncompiled: %s", error)
-        except Exception:
+            self._timeline.end("compile", error)
+        except Exception as error:
             # Whatever a compiler says that the end of the process has overtaken is of no interest.
             if not self._closed.is_set() and threading.main_thread().is_alive():
                 logger.exception("compilation failed: the model goes on uncompiled")
+                self._timeline.end("compile", error)
         else:
+            self._timeline.end("compile")
             logger.info("compiled in %.1f s", time.monotonic() - self._started)
+
+    def _begin(self) -> None:
+        self._started = time.monotonic()
+        self._timeline.begin("compile")
 
     def finish_in_background(
         self, runner: Runner, decoder: Decoder, then: Callable[[], None] = lambda: None
@@ -168,7 +182,7 @@ class RegionCompilation:
                 )
             caller = Caller(library.path, self._num_threads)
         except (CompilationError, CompiledCodeError):
-            ahead.abandon()
+            ahead.close()
             raise
         functions: list[Any] = list(decoder.regions)
         for i, function in zip(self._called, ahead.load(caller), strict=True):

@@ -344,7 +344,7 @@ class Runner:
             self._known.pop(key, None)
             self._grammars.forget(key)
         self._apply(plan)
-        output = span.copy_out(self._computer.compute(plan))
+        output = span.copy_out(self._computer.compute(plan, span.computes))
         in_flight.holds.append(span)
         self._follow(plan, output, span)
         span.deliver(

@@ -18,6 +18,7 @@ from src.compile.graphs.cuda import CudaCapture
 from src.core.config import Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
+from src.core.start_timeline import StartTimeline
 from src.engine.attention import choose_attention, require_attention
 from src.engine.compilation import HEAD_START, RegionCompilation
 from src.engine.devices import open_device
@@ -68,6 +69,8 @@ class EngineParts:
     scheduler: Scheduler
     runner: Runner
     kv_plan: KVCachePlan
+    # What serves it, by name.
+    attention: str
     plan_log: PlanLog | None
     profiler: StepProfiler
     compilation: RegionCompilation | None
@@ -82,14 +85,20 @@ class EngineParts:
             self.plan_log.close()
 
 
-def build_engine(config: Config, report: Report) -> EngineParts:
+def build_engine(config: Config, report: Report, timeline: StartTimeline) -> EngineParts:
     """Load the checkpoint, size KV memory, compile.
+
+    Parameters
+    ----------
+    timeline
+        Is told of what goes on beside the phases that ``report`` is told of, and behind the end.
 
     Raises
     ------
     ModelLoadError, ConfigError
         With one readable reason.
     """
+    report("configuration", STARTUP_PHASES["configuration"], f"reading {config.model.path}")
     device = resolve_device(config.device.type)
     if config.model.quantization is not None and device.type != "cpu":
         raise ConfigError(
@@ -101,7 +110,9 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     require_attention(config.device, device)
     use_artifact_cache(cache_root())
     if config.model.deterministic:
+        timeline.begin("kernels")
         _require_deterministic(device)
+        timeline.end("kernels")
     else:
         # The references serve until what is compiled is there. A GPU's server sends with it, too.
         ensure_built(wait=False, head_start=0.0 if _awaits_code(config) else HEAD_START)
@@ -115,12 +126,12 @@ def build_engine(config: Config, report: Report) -> EngineParts:
     if rounds_inputs is None and not in_strips:
         rounds_inputs = False
     compilation = (
-        _begin_compilation(config, path, device, rounds_inputs, in_strips=in_strips)
+        _begin_compilation(config, path, device, timeline, rounds_inputs, in_strips=in_strips)
         if config.compile.is_on
         else None
     )
     try:
-        return _build_parts(config, report, path, device, compilation, rounds_inputs)
+        return _build_parts(config, report, timeline, path, device, compilation, rounds_inputs)
     except BaseException:
         if compilation is not None:
             compilation.close()
@@ -131,13 +142,14 @@ def _begin_compilation(
     config: Config,
     path: Path,
     device: torch.device,
+    timeline: StartTimeline,
     rounds_inputs: bool | None,
     *,
     in_strips: bool,
 ) -> RegionCompilation:
     """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
     if device.type != "cpu":
-        return RegionCompilation(None, 1, cache_root(), awaited=True, in_strips=False)
+        return RegionCompilation(None, 1, cache_root(), timeline, awaited=True)
     outline = outline_model(
         path,
         dtype=config.model.dtype,
@@ -152,6 +164,7 @@ def _begin_compilation(
         outline,
         num_threads,
         cache_root(),
+        timeline,
         awaited=_awaits_code(config),
         in_strips=in_strips and config.model.quantization is None,
     )
@@ -199,14 +212,14 @@ def _room_for_compilers() -> Iterator[Callable[[], None]]:
 def _build_parts(
     config: Config,
     report: Report,
+    timeline: StartTimeline,
     path: Path,
     device: torch.device,
     compilation: RegionCompilation | None,
     rounds_inputs: bool | None,
 ) -> EngineParts:
-    started = time.perf_counter()
-    report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     tokenizer = Tokenizer.from_directory(path)
+    report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     with _room_for_compilers() as make_room:
         decoder = load_model(
             path,
@@ -267,21 +280,11 @@ def _build_parts(
         Sampler(SamplingState(config.scheduler.max_num_seqs, decoder.spec.vocab_size, device)),
         num_threads=config.device.num_threads or usable_cpus(),
     )
-    if compilation is not None:
-        report("compile", STARTUP_PHASES["compile"], "compiling")
     if device.type != "cpu":
+        report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
         runner.warm_up()
-    _settle_code(config, report, runner, decoder, compilation, graph_plan)
+    _settle_code(config, report, timeline, runner, decoder, compilation, graph_plan)
     info = _model_info(config, decoder, device, max_model_len)
-    logger.info(
-        "%s ready in %.1f s: %s, %s, attention %s, context %d tokens",
-        info.name,
-        time.perf_counter() - started,
-        device,
-        info.dtype,
-        attention or kernel_status(),
-        max_model_len,
-    )
     limits = SchedulerLimits.of(
         config,
         device_type=device.type,
@@ -299,6 +302,7 @@ def _build_parts(
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         runner=runner,
         kv_plan=kv_plan,
+        attention=attention or kernel_status(),
         plan_log=plan_log,
         profiler=StepProfiler(runner.call),
         compilation=compilation,
@@ -308,6 +312,7 @@ def _build_parts(
 def _settle_code(
     config: Config,
     report: Report,
+    timeline: StartTimeline,
     runner: Runner,
     decoder: Decoder,
     compilation: RegionCompilation | None,
@@ -318,14 +323,17 @@ def _settle_code(
     def capture() -> None:
         if graph_plan is not None:
             everything = config.compile.cuda_graphs == "wait"
+            timeline.begin("capture")
             with contextlib.suppress(RunnerClosedError):
                 runner.capture_graphs(graph_plan.backend, graph_plan.ladder, everything=everything)
+                timeline.end("capture")
 
     if compilation is not None and not _awaits_code(config):
         # Graphs of code that is about to be replaced would be captured for nothing.
         compilation.finish_in_background(runner, decoder, capture)
         return
     if compilation is not None:
+        report("compile", STARTUP_PHASES["compile"], "compiling")
         compilation.finish(runner, decoder)
     if graph_plan is not None:
         report("capture", STARTUP_PHASES["capture"], "capturing steps")

@@ -12,9 +12,11 @@ from src.core.config import ModelSection
 STARTUP_PHASES: Final = {
     "created": 0.0,
     "importing": 0.0,
-    "weights": 0.1,
+    "configuration": 0.1,
+    "weights": 0.12,
     "kv_cache": 0.45,
-    "compile": 0.5,
+    "kernels": 0.5,
+    "compile": 0.55,
     "capture": 0.9,
     "ready": 1.0,
 }

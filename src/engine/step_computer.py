@@ -6,7 +6,7 @@ with compiled code; and one after the other, gather, forward pass, head and samp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,11 +83,15 @@ class StepComputer:
         self._grammars = grammars
         self._requests = requests
 
-    def compute(self, plan: StepPlan) -> StepOutput:
-        """Compute the step; its rows have been written."""
+    def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
+        """Compute the step; its rows have been written.
+
+        ``computes`` is called, unless the step is one call on the host, when its inputs have been
+        enqueued and nothing else.
+        """
         graph = None if self.graphs is None else self.graphs.find(plan)
         if isinstance(graph, DecodeGraph):
-            return self._replay(plan, graph)
+            return self._replay(plan, graph, computes)
         # One look: the compiler may swap it between two steps.
         code = self.code
         if graph is None and code.step is not None:
@@ -95,6 +99,7 @@ class StepComputer:
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
         # They are computed while the forward runs; without a constrained row there are none.
         awaited = self._grammars.masks(inputs.samplers.rows)
+        computes()
         hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
         masks = None if awaited is None else awaited.result()
         samples = (
@@ -179,11 +184,13 @@ class StepComputer:
             self._rows.scatter_tokens(rows_s, positions_s, samples.token_ids)
         return self._output(plan, samples, hidden, regions, masks)
 
-    def _replay(self, plan: StepPlan, graph: DecodeGraph) -> StepOutput:
+    def _replay(
+        self, plan: StepPlan, graph: DecodeGraph, computes: Callable[[], object]
+    ) -> StepOutput:
         """A step that is one captured graph, and what its rows ask for beyond a draw."""
         num_rows = len(plan.rows)
         awaited = self._grammars.masks([step.row for step in plan.rows])
-        out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row))
+        out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row), computes)
         positions_s = out.positions[:num_rows]
         batch = decode_samplers(plan, positions_s)
         masks = None if awaited is None else awaited.result()

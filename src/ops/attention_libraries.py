@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -152,6 +153,7 @@ def flash_attention_3(capability: int) -> Library:
         attend, ("cache_seqlens", "page_table", "cu_seqlens_q", "max_seqlen_q", "num_splits")
     )
     assert attend is not None
+    lengths = _LengthsOfLongerRows()
 
     def prefill(
         query: Tensor,
@@ -170,7 +172,7 @@ def flash_attention_3(capability: int) -> Library:
             query,
             key_cache,
             value_cache,
-            cache_seqlens=_lengths_of_longer_rows(query_start_loc, seq_lens),
+            cache_seqlens=lengths(query_start_loc, seq_lens),
             page_table=block_tables,
             cu_seqlens_q=query_start_loc,
             max_seqlen_q=max_query_len,
@@ -207,6 +209,7 @@ def torch_varlen(capability: int) -> Library:
     _require_parameters(attend, ("seqused_k", "block_table", "num_splits", "enable_gqa"))
     assert attend is not None
     close = _activate(wanted)
+    lengths = _LengthsOfLongerRows()
 
     def prefill(
         query: Tensor,
@@ -233,7 +236,7 @@ def torch_varlen(capability: int) -> Library:
             scale=scale,
             window_size=_window(sliding_window),
             enable_gqa=True,
-            seqused_k=_lengths_of_longer_rows(query_start_loc, seq_lens),
+            seqused_k=lengths(query_start_loc, seq_lens),
             block_table=block_tables,
             num_splits=1,
         )
@@ -313,9 +316,28 @@ def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) 
         )
 
 
-def _lengths_of_longer_rows(query_start_loc: Tensor, seq_lens: Tensor) -> Tensor:
-    """[B] int32: `seq_lens`, but 0 of rows with one query token: their keys are read elsewhere."""
-    return seq_lens * (query_start_loc.diff() > 1)
+class _LengthsOfLongerRows:
+    """[B] int32: `seq_lens`, but 0 of rows with one query token: their keys are read elsewhere.
+
+    All layers of a step are called with the same two tensors, and those of another step are others:
+    what the first layer computes is kept for as long as its tensors are.
+    """
+
+    def __init__(self) -> None:
+        self._made_of: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
+        self._lengths: Tensor | None = None
+
+    def __call__(self, query_start_loc: Tensor, seq_lens: Tensor) -> Tensor:
+        made_of = self._made_of
+        if (
+            self._lengths is None
+            or made_of is None
+            or made_of[0]() is not query_start_loc
+            or made_of[1]() is not seq_lens
+        ):
+            self._lengths = seq_lens * (query_start_loc.diff() > 1)
+            self._made_of = weakref.ref(query_start_loc), weakref.ref(seq_lens)
+        return self._lengths
 
 
 def _window(sliding_window: int) -> tuple[int, int]:

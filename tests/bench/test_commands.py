@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from hypercorn.utils import wrap_app
 
 from src.bench import errors
 from src.bench import startup as starts
-from src.bench.startup import Startup, timeline_lines
+from src.bench.startup import Startup, spans_of
 from src.cli.main import main
+from src.core.start_timeline import StartSpan
 from src.http import create_app
 from tests.support.checkpoints import make_checkpoint
+from tests.support.compiling import compile_options
 from tests.support.engines import small_config
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(checkpoint: Path) -> list[str]:
     return [
         *("--model", str(checkpoint)),
-        *("--set", "compile.enforce_eager=true"),
+        *compile_options(),
         *("--set", "cache.num_blocks=512"),
         *("--set", "cache.block_size=4"),
         *("--set", "device.num_threads=1"),
@@ -323,8 +326,17 @@ def test_startup_starts_a_server(
     assert 0 < ready < token
     assert result["avg_cold_startup_time"] == ready
     (phases,) = result["cold_phases"]
-    assert {"importing", "weights", "kv_cache"} <= set(phases)
-    assert sum(phases.values()) < ready
+    (began,) = result["cold_phases_began"]
+    # Each is told once it has ended, and ready does not end.
+    assert [*phases, "ready"] == ["importing", "configuration", "weights", "kv_cache", "ready"]
+    assert list(began) == [*phases, "ready"]
+    # They follow each other.
+    for phase, following in pairwise(began):
+        assert began[phase] + phases[phase] == pytest.approx(began[following], abs=0.01)
+    assert began["ready"] < ready
+    table = out.split("Timeline of the last one:\n")[1].splitlines()
+    names = [line[2:16].strip() for line in table[1:]]
+    assert sorted(names) == sorted(["process", *phases, "first token", "kernels"])
 
 
 def test_startup_counts_no_start_that_fills_the_cache(
@@ -337,7 +349,8 @@ def test_startup_counts_no_start_that_fills_the_cache(
         number = float(len(caches))
         return Startup(
             answers=1, ready=number, first_token=number + 1, kernels=number + 2,
-            compiled=number + 3, compilation=3, phases={"importing": 0.5, "weights": 0.25},
+            compiled=number + 3, compilation=3, began={"importing": 0.0, "ready": 0.5},
+            phases={"importing": 0.5},
         )  # fmt: skip
 
     monkeypatch.setattr(starts, "start_once", start_once)
@@ -353,16 +366,27 @@ def test_startup_counts_no_start_that_fills_the_cache(
     assert main(["bench", "startup", "--num-iters-warmup", "0", QUIET]) == 2
 
 
-def test_a_timeline_shows_every_part_within_its_width() -> None:
+def test_parts_of_a_start_are_counted_from_that_of_the_process() -> None:
     startup = Startup(
-        answers=1, ready=4, first_token=4.5, kernels=5, compiled=10, compilation=6,
-        phases={"importing": 2, "weights": 1},
+        answers=1, ready=4, first_token=4.5, kernels=5, compiled=10.5, compilation=8,
+        began={"weights": 2, "importing": 0, "compile": 1.5, "ready": 3},
+        phases={"weights": 1, "importing": 2, "compile": 8},
     )  # fmt: skip
-    lines = timeline_lines(startup, width=20)
-    bars = {line[2:14].strip(): line[15:35] for line in lines}
-    assert bars["process"] == "##" + " " * 18
-    assert bars["importing"] == "  ####" + " " * 14
-    assert bars["weights"] == " " * 6 + "##" + " " * 12
-    assert bars["first token"] == " " * 8 + "#" + " " * 11
-    assert bars["compiling"] == " " * 8 + "#" * 12
-    assert all(set(bar) <= {" ", "#"} and "#" in bar for bar in bars.values())
+    assert spans_of(startup) == [
+        StartSpan("process", 0, 1),
+        StartSpan("importing", 1, 3),
+        StartSpan("compile", 2.5, 10.5),
+        StartSpan("weights", 3, 4),
+        StartSpan("first token", 4, 4.5),
+        StartSpan("kernels", 5, 5),
+    ]
+
+
+def test_kernels_that_were_waited_for_are_one_part() -> None:
+    startup = Startup(
+        answers=1, ready=4, first_token=4.5, kernels=4.5, compiled=None, compilation=0,
+        began={"importing": 0, "kernels": 2, "ready": 3}, phases={"importing": 2, "kernels": 1},
+    )  # fmt: skip
+    assert [span for span in spans_of(startup) if span.name == "kernels"] == [
+        StartSpan("kernels", 3, 4)
+    ]

@@ -19,7 +19,7 @@ import torch
 from benchmarks.gpu import graphs, kernels, model, sections
 from benchmarks.gpu.__main__ import command_of, parse
 from benchmarks.gpu.limits import GOALS, cost_of
-from benchmarks.gpu.profile import kernels_in
+from benchmarks.gpu.profile import idle_share_in, kernels_in
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.table import Row, exit_code, lines_of
 from benchmarks.record import Recorder
@@ -147,6 +147,29 @@ def test_kernels_are_counted_by_their_category() -> None:
     assert (found - found.per(2)).count == 1
 
 
+def test_the_device_is_idle_where_nothing_runs_in_the_later_half() -> None:
+    def trace(*events: tuple[str, float, float]) -> bytes:
+        named = [{"cat": cat, "ts": ts, "dur": dur} for cat, ts, dur in events]
+        return gzip.compress(json.dumps({"traceEvents": [{"ph": "M"}, *named]}).encode())
+
+    led_there = [("kernel", 10.0 * i, 1.0) for i in range(4)]
+    # From 100 to 200: 20 and 10 without anything, a copy beside a kernel, a kernel within another.
+    later = [
+        ("kernel", 100, 30),
+        ("gpu_memcpy", 120, 20),
+        ("kernel", 160, 30),
+        ("kernel", 165, 10),
+        ("kernel", 200, 0),
+    ]
+    unordered = [*reversed(later), ("cpu_op", 0, 1000), *led_there]
+    found = idle_share_in(trace(*unordered), ("kernel", "gpu_memcpy"))
+    assert found == pytest.approx(0.30)
+    # Without copies the device seems idle for 10 more.
+    assert idle_share_in(trace(*unordered), ["kernel"]) == pytest.approx(0.40)
+    with pytest.raises(RuntimeError, match="the profiler saw 1 of kernel"):
+        idle_share_in(trace(("kernel", 0, 1)), ["kernel"])
+
+
 # Mistakes are found
 
 
@@ -198,10 +221,10 @@ def test_a_graph_that_computes_something_else_is_seen(
 ) -> None:
     run = DecodeGraph.run
 
-    def stale(self: DecodeGraph, rows_and_positions: Any) -> Any:
+    def stale(self: DecodeGraph, rows_and_positions: Any, *more: Any) -> Any:
         # As if the graph still had the positions of an earlier step.
         rows_and_positions[1, 0] -= 1
-        return run(self, rows_and_positions)
+        return run(self, rows_and_positions, *more)
 
     monkeypatch.setattr(startup, "capture_backend", lambda device: FakeCapture())
     monkeypatch.setattr(DecodeGraph, "run", stale)

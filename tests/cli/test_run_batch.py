@@ -20,6 +20,7 @@ from src.core.settings import CHECKOUT
 from src.engine.row_state import RowState
 from src.engine.step_computer import StepComputer
 from tests.support.checkpoints import make_checkpoint
+from tests.support.compiling import compile_options
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -48,7 +49,7 @@ def command(checkpoint: Path, source: Path, target: Path, *more: str) -> list[st
     return [
         sys.executable, "-m", "src", "run-batch", "-i", str(source), "-o", str(target),
         "--model", str(checkpoint), "--set", "cache.num_blocks=512",
-        "--set", "compile.enforce_eager=true", "--set", "device.num_threads=1", *more,
+        *compile_options(), "--set", "device.num_threads=1", *more,
     ]  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def test_what_failed_is_not_done(
     target = tmp_path / "out.jsonl"
     arguments = ["run-batch", "-i", str(source), "-o", str(target), "--concurrency", "2"]
     arguments += settings(checkpoint)
-    forward, neutralize = StepComputer._forward, RowState.neutralize
+    compute, neutralize = StepComputer.compute, RowState.neutralize
     calls = 0
 
     def failing(*given: Any) -> Any:
@@ -158,7 +159,7 @@ def test_what_failed_is_not_done(
         calls += 1
         if calls == 20:
             raise RuntimeError("injected")
-        return forward(*given)
+        return compute(*given)
 
     def lost(*given: Any) -> None:
         if fatal:
@@ -166,7 +167,7 @@ def test_what_failed_is_not_done(
         neutralize(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StepComputer, "_forward", failing)
+        patch.setattr(StepComputer, "compute", failing)
         patch.setattr(RowState, "neutralize", lost)
         code = main(arguments)
     told = capsys.readouterr().err

@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -384,6 +385,20 @@ def test_closing_kills_the_compiler_and_all_that_it_runs(
         compilation.load(caller)
     assert time.monotonic() - began < 60
     assert is_gone(int(pid_file.read_text()))
+
+
+def test_closing_before_anybody_waits_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the weights that it goes with cannot be loaded."""
+    monkeypatch.setattr(ahead, "_COMMAND", ("sleep", "600"))
+    compilation = Compilation([mix_job()], tmp_path)
+    process = compilation._workers[0]._process
+    compilation.close()
+    assert process.returncode == -signal.SIGKILL
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        assert pipe.closed
 
 
 def test_a_compiler_ends_with_the_process_that_wanted_it(tmp_path: Path) -> None:

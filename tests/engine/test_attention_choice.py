@@ -13,6 +13,7 @@ import torch
 
 from src.core.config import DeviceSection
 from src.core.errors import ConfigError
+from src.core.start_timeline import StartTimeline
 from src.engine import attention, startup
 from src.engine.attention import choose_attention
 from src.models import Decoder, load_model
@@ -123,4 +124,6 @@ def test_triton_by_name_has_to_be_installed(
 @pytest.mark.parametrize("name", ["triton", *LIBRARIES])
 def test_on_a_cpu_there_is_nothing_to_choose(name: str, checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match=rf"device\.attention = '{name}' is for a GPU.* cpu"):
-        startup.build_engine(small_config(checkpoint, device__attention=name), lambda *_: None)
+        startup.build_engine(
+            small_config(checkpoint, device__attention=name), lambda *_: None, StartTimeline()
+        )

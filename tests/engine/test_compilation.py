@@ -20,6 +20,7 @@ from src.compile import ahead
 from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
 from src.core.settings import CHECKOUT
+from src.core.start_timeline import StartTimeline
 from src.engine import compilation, startup
 from src.models import Decoder, load_model, outline_model
 from src.models.regions import TOKEN_ARGUMENTS
@@ -33,6 +34,7 @@ from tests.support.engines import greedy, random_prompts, small_config
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
+UNCOMPILED = {"compile__enforce_eager": True}
 COMPILED = {"compile__enforce_eager": False, "compile__startup": "wait"}
 BACKGROUND = {"compile__enforce_eager": False, "compile__startup": "background"}
 
@@ -100,10 +102,10 @@ async def test_compiled_bfloat16_stays_close_to_uncompiled(tmp_path: Path) -> No
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     prompts = random_prompts(6, longest=30, seed=4)
     scored = []
-    for changes in ({}, COMPILED):
+    for changes in (UNCOMPILED, COMPILED):
         async with AsyncEngine.open(small_config(directory, **changes)) as engine:
             results = await asyncio.gather(*(engine.generate(p, params) for p in prompts))
-            assert engine.stats.compiled == bool(changes)
+            assert engine.stats.compiled == (changes is COMPILED)
         entries = [entry for result in results for entry in result.prompt_logprobs or [] if entry]
         scored.append([entry.logprob for entry in entries])
     # Compiled code rounds to bfloat16 where uncompiled code does, or less often.
@@ -190,10 +192,10 @@ async def test_one_layer_needs_no_middle(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, tokenizer=True, num_hidden_layers=1)
     prompts = random_prompts(4, longest=30, seed=6)
     results = []
-    for changes in ({}, COMPILED):
+    for changes in (UNCOMPILED, COMPILED):
         async with AsyncEngine.open(small_config(directory, **changes)) as engine:
             results.append(await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts)))
-            assert engine.stats.compiled == bool(changes)
+            assert engine.stats.compiled == (changes is COMPILED)
     assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
 
 
@@ -276,7 +278,9 @@ async def test_closing_does_not_wait_for_the_kernels(
 
     monkeypatch.setattr(compilation, "ensure_built", never_built)
     monkeypatch.setattr(compilation, "is_building", lambda: True)
-    running = compilation.RegionCompilation(outline_model(checkpoint), 1, tmp_path, awaited=False)
+    running = compilation.RegionCompilation(
+        outline_model(checkpoint), 1, tmp_path, StartTimeline(), awaited=False
+    )
     nobody: Any = None
     running.finish_in_background(nobody, nobody)
     assert building.wait(20)

@@ -12,6 +12,7 @@ import torch
 
 from src import AsyncEngine, SamplingParams
 from src.core.errors import ConfigError
+from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.models.layers import silu_and_mul
 from src.ops.cpu.build import ensure_built, kernel_library
@@ -162,8 +163,8 @@ async def test_it_is_refused_where_it_would_not_hold(
     config = small_config(directory, model__deterministic=True)
     monkeypatch.setattr(startup, "resolve_device", lambda _: torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"model\.deterministic.*cuda"):
-        startup.build_engine(config, lambda *_: None)
+        startup.build_engine(config, lambda *_: None, StartTimeline())
     monkeypatch.undo()
     monkeypatch.setattr(startup, "ensure_built", lambda wait, head_start=0.0: "reference")
     with pytest.raises(ConfigError, match=r"model\.deterministic.*kernels"):
-        startup.build_engine(config, lambda *_: None)
+        startup.build_engine(config, lambda *_: None, StartTimeline())

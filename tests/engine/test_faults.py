@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from src import AsyncEngine, GenerationResult, SamplingParams
-from src.core.config import Config
+from src.core.config import CompileSection, Config
 from src.core.errors import EngineDeadError
 from src.engine.loop import EngineLoop
 from src.engine.observer import EngineObserver
@@ -23,12 +24,18 @@ from src.engine.step_computer import StepComputer
 from src.engine.step_recorder import StepRecorder
 from src.engine.streams import Choice, RequestStream
 from src.observability.metrics import EngineMetrics
+from src.ops.cpu.step import CompiledStep
 from tests.support.engines import assert_idle, greedy, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = [[5 + index, 6, 7] for index in range(6)]
+# Their steps have parts of their own, which can fail.
+CODES = {
+    "uncompiled": CompileSection(enforce_eager=True),
+    "compiled": CompileSection(startup="wait"),
+}
 
 
 class Fault:
@@ -92,14 +99,16 @@ def expected(reference: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"),
+    ("code", "owner", "name"),
     [
-        (Runner, "launch"),
-        (Runner, "_apply"),
-        (RowState, "install"),
-        (StepComputer, "_forward"),
-        (StepComputer, "_sample"),
-        (Runner, "_read"),
+        ("any", Runner, "launch"),
+        ("any", Runner, "_apply"),
+        ("any", RowState, "install"),
+        ("any", StepComputer, "compute"),
+        ("uncompiled", StepComputer, "_forward"),
+        ("uncompiled", StepComputer, "_sample"),
+        ("compiled", CompiledStep, "draw"),
+        ("any", Runner, "_read"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -107,9 +116,11 @@ async def test_a_fault_on_the_way_through_the_device_is_its_requests(
     config: Config,
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
+    code: str,
     owner: type,
     name: str,
 ) -> None:
+    config = msgspec.structs.replace(config, compile=CODES.get(code, config.compile))
     async with AsyncEngine.open(config) as engine:
         tasks = asyncio.all_tasks()
         fault = Fault(monkeypatch, owner, name)
@@ -142,7 +153,7 @@ async def test_a_panic_on_the_device_thread_is_its_requests_too(
 ) -> None:
     async with AsyncEngine.open(config) as engine:
         tasks = asyncio.all_tasks()
-        fault = Fault(monkeypatch, StepComputer, "_forward", error=PanicError)
+        fault = Fault(monkeypatch, StepComputer, "compute", error=PanicError)
         failed = [each for each in await all_of(engine) if isinstance(each, BaseException)]
         assert fault.raised == 1
         assert 1 <= len(failed) <= 2
@@ -256,7 +267,7 @@ def expiry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    Fault(monkeypatch, StepComputer, "_forward", again=True)
+    Fault(monkeypatch, StepComputer, "compute", again=True)
 
 
 def every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +276,7 @@ def every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unwritable_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CUDA device after a fault in a kernel: every later call fails too."""
-    Fault(monkeypatch, StepComputer, "_forward", again=True)
+    Fault(monkeypatch, StepComputer, "compute", again=True)
     Fault(monkeypatch, RowState, "neutralize", at=1, again=True)
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from src import AsyncEngine, SamplingParams
-from src.engine.step_computer import StepComputer
 from src.ops import ROTATE_AND_CACHE
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+from tests.support.no_waiting import watch_on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 
@@ -99,16 +98,7 @@ async def test_seeded_requests_get_the_tokens_that_a_cpu_gives(checkpoint: Path)
 async def test_no_step_waits_for_the_device(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything between a plan and its copy-out is enqueued: a synchronization is an error."""
-    compute = StepComputer.compute
-
-    def watched(self: StepComputer, *arguments: Any) -> Any:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return compute(self, *arguments)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
+    """From the writing of rows to the launch of its copy-out, a synchronization is an error."""
     async with AsyncEngine.open(small_config(checkpoint, **CUDA)) as engine:
         # The first requests compile Triton's kernels, which waits.
         prompts = random_prompts(12, longest=40)
@@ -126,9 +116,10 @@ async def test_no_step_waits_for_the_device(
             logprobs=3,
         )
         await asyncio.gather(*(engine.generate(prompt, every) for prompt in prompts))
-        monkeypatch.setattr(StepComputer, "compute", watched)
+        seen = watch_on_cuda(monkeypatch)
         results = await asyncio.gather(*(engine.generate(prompt, every) for prompt in prompts))
         assert all(1 <= len(result.token_ids) <= 8 for result in results)
+        assert seen
         assert_idle(engine)
 
 

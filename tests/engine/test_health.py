@@ -151,17 +151,17 @@ async def test_an_engine_whose_device_hangs_says_so_and_recovers(
 ) -> None:
     monkeypatch.setattr(health, "FIRST_PATIENCE", 1.0)
     let_go = threading.Event()
-    forward = StepComputer._forward
+    compute = StepComputer.compute
     steps = 0
 
-    def hanging_forward(self: StepComputer, *arguments: Any) -> Any:
+    def hanging_compute(self: StepComputer, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 3:
             assert let_go.wait(30)
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
-    monkeypatch.setattr(StepComputer, "_forward", hanging_forward)
+    monkeypatch.setattr(StepComputer, "compute", hanging_compute)
     config = small_config(checkpoint, observability__stall_seconds=0.3)
     async with AsyncEngine.open(config) as engine:
         task = asyncio.create_task(

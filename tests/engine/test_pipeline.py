@@ -46,7 +46,7 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
     """
     launched = threading.Semaphore(0)
     waited_in_vain: list[int] = []
-    launch, forward = Runner.launch, StepComputer._forward
+    launch, compute = Runner.launch, StepComputer.compute
     step = 0
 
     def counting_launch(self: Runner, *arguments: Any) -> Any:
@@ -54,17 +54,17 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
         launched.release()
         return in_flight
 
-    def patient_forward(self: StepComputer, *arguments: Any) -> Any:
+    def patient_compute(self: StepComputer, *arguments: Any) -> Any:
         nonlocal step
         step += 1
         if step == 1:
             launched.acquire()
         if not launched.acquire(timeout=20 if depth == 2 and step < 6 else 0.2):
             waited_in_vain.append(step)
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
     monkeypatch.setattr(Runner, "launch", counting_launch)
-    monkeypatch.setattr(StepComputer, "_forward", patient_forward)
+    monkeypatch.setattr(StepComputer, "compute", patient_compute)
     config = small_config(checkpoint, scheduler__pipeline_depth=depth)
     async with AsyncEngine.open(config) as engine:
         records = await run_and_record(engine, max_tokens=6)
@@ -81,18 +81,18 @@ async def test_the_records_say_how_much_the_device_idled(
 ) -> None:
     """With a slow host and a slower device, depth 1 idles for the host's time; depth 2 hides it."""
     host, device, tokens = 0.03, 0.06, 12
-    forward, schedule = StepComputer._forward, Scheduler.schedule
+    compute, schedule = StepComputer.compute, Scheduler.schedule
 
-    def slow_forward(self: StepComputer, *arguments: Any) -> Any:
+    def slow_compute(self: StepComputer, *arguments: Any) -> Any:
         time.sleep(device)
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
     def slow_schedule(self: Scheduler) -> StepPlan | None:
         if self.has_work:
             time.sleep(host)
         return schedule(self)
 
-    monkeypatch.setattr(StepComputer, "_forward", slow_forward)
+    monkeypatch.setattr(StepComputer, "compute", slow_compute)
     monkeypatch.setattr(Scheduler, "schedule", slow_schedule)
     idle = {}
     for depth in (1, 2):
@@ -117,17 +117,17 @@ async def test_steps_run_on_the_device_one_after_the_other(checkpoint: Path) -> 
 
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool]) -> None:
     """Make the device fail in the steps whose count, from 1, ``fails`` says so of."""
-    forward = StepComputer._forward
+    compute = StepComputer.compute
     steps = 0
 
-    def failing_forward(self: StepComputer, *arguments: Any) -> Any:
+    def failing_compute(self: StepComputer, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if fails(steps):
             raise RuntimeError(f"injected into step {steps}")
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
-    monkeypatch.setattr(StepComputer, "_forward", failing_forward)
+    monkeypatch.setattr(StepComputer, "compute", failing_compute)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -158,18 +158,18 @@ async def test_a_failed_step_does_not_take_those_down_who_join_its_row_mates(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests arrive in every step: the failed one's rows are in the next, with others."""
-    forward = StepComputer._forward
+    compute = StepComputer.compute
     steps = 0
 
-    def failing_forward(self: StepComputer, *arguments: Any) -> Any:
+    def failing_compute(self: StepComputer, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         time.sleep(0.02)
         if steps == 6:
             raise RuntimeError("injected")
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
-    monkeypatch.setattr(StepComputer, "_forward", failing_forward)
+    monkeypatch.setattr(StepComputer, "compute", failing_compute)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     async with AsyncEngine.open(small_config(checkpoint, scheduler__max_num_seqs=16)) as engine:
         tasks = []
@@ -227,7 +227,7 @@ async def test_a_device_that_keeps_failing_ends_the_engine(
 async def test_a_checkpoint_that_cannot_be_loaded_is_one_readable_reason(tmp_path: Path) -> None:
     engine = AsyncEngine(small_config(tmp_path))
     engine.start()
-    with pytest.raises(ModelLoadError, match=r"expected tokenizer\.json"):
+    with pytest.raises(ModelLoadError, match=r"expected tokenizer\.json|has no config\.json"):
         await engine.wait_ready()
     assert engine.status.phase == "failed"
     assert isinstance(await engine.wait_dead(), ModelLoadError)

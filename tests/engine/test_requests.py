@@ -335,16 +335,16 @@ async def test_a_deadline_ends_a_request_with_what_it_has(checkpoint: Path) -> N
 async def test_a_deadline_cuts_a_running_request_short_and_keeps_its_tokens(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = StepComputer._forward
+    compute = StepComputer.compute
 
     def slow(self: StepComputer, *arguments: Any) -> Any:
         time.sleep(0.05)
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
     async with AsyncEngine.open(small_config(checkpoint)) as engine:
         whole = await engine.generate([5, 6], LONG)
         # 200 steps of 50 ms take ten seconds: it cannot end by its length.
-        monkeypatch.setattr(StepComputer, "_forward", slow)
+        monkeypatch.setattr(StepComputer, "compute", slow)
         cut = await engine.generate([5, 6], LONG, timeout=1.0)
         assert cut.finish_reason is FinishReason.DEADLINE
         assert 0 < len(cut.token_ids) < 30
@@ -478,13 +478,13 @@ async def test_draining_does_not_wait_for_a_device_that_hangs(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
-    forward = StepComputer._forward
+    compute = StepComputer.compute
 
     def hanging(self: StepComputer, *arguments: Any) -> Any:
         released.wait(30)
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
-    monkeypatch.setattr(StepComputer, "_forward", hanging)
+    monkeypatch.setattr(StepComputer, "compute", hanging)
     monkeypatch.setattr("src.engine.client._ABORT_GRACE", 0.2)
     async with AsyncEngine.open(small_config(checkpoint)) as engine:
         task = asyncio.create_task(engine.generate([5, 6, 7], LONG))

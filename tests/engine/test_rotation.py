@@ -45,7 +45,11 @@ async def test_an_eager_engine_has_the_same_bits(
     model: str, dtype: str, tmp_path: Path, reference_attention: None, rotate_in_op: Rotate
 ) -> None:
     directory = make_checkpoint(tmp_path, tokenizer=True, **MODELS[model])
-    changes = {"model__dtype": dtype, "scheduler__max_num_batched_tokens": 24}
+    changes = {
+        "compile__enforce_eager": True,
+        "model__dtype": dtype,
+        "scheduler__max_num_batched_tokens": 24,
+    }
 
     async def run() -> list[Any]:
         async with AsyncEngine.open(small_config(directory, **changes)) as engine:

@@ -10,6 +10,7 @@ import pytest
 
 from src import AsyncEngine, SamplingParams
 from src.core.errors import ConfigError
+from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
@@ -31,7 +32,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rounded_inputs_need_quantized_weights(directory: Path) -> None:
     config = small_config(directory, model__quantize_activations=True)
     with pytest.raises(ConfigError, match=r"quantize_activations = true goes with"):
-        startup.build_engine(config, lambda *_: None)
+        startup.build_engine(config, lambda *_: None, StartTimeline())
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_the_kernels_that_serve_decide_unless_somebody_has(
     monkeypatch.setattr(startup, "load_model", load)
     config = small_config(directory, model__quantization="int8", model__quantize_activations=wish)
     with pytest.raises(LookupError):
-        startup.build_engine(config, lambda *_: None)
+        startup.build_engine(config, lambda *_: None, StartTimeline())
     assert asked == [expected]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -21,9 +23,11 @@ from src.core.config import (
     SchedulerSection,
 )
 from src.engine.client import AsyncEngine
+from src.engine.step_computer import StepComputer
 from src.http import create_app
 from tests.http.processes import ServerProcess
 from tests.support.checkpoints import make_checkpoint
+from tests.support.compiling import compile_settings, compile_variables
 
 CONTEXT = 1024
 
@@ -50,7 +54,7 @@ def config(checkpoint: Path) -> Config:
         device=DeviceSection(type="cpu", num_threads=1),
         cache=CacheSection(block_size=16, num_blocks=1024),
         scheduler=SchedulerSection(max_num_seqs=32, max_waiting_requests=64),
-        compile=CompileSection(enforce_eager=True),
+        compile=CompileSection(**compile_settings()),
         http=HttpSection(max_body_bytes=100_000, max_prompts_per_request=8, shutdown_timeout=5.0),
         observability=ObservabilitySection(stats_interval=0),
     )
@@ -89,6 +93,18 @@ async def demo_app(config: Config, anyio_backend: str) -> AsyncIterator[Starlett
         yield app
 
 
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand tokens take a second, however fast the machine and its code are."""
+    compute = StepComputer.compute
+
+    def slow(self: StepComputer, *arguments: Any) -> Any:
+        time.sleep(0.001)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(StepComputer, "compute", slow)
+
+
 @pytest.fixture(scope="session")
 def environment(checkpoint: Path) -> dict[str, str]:
     """What makes a server process serve the small checkpoint."""
@@ -97,7 +113,7 @@ def environment(checkpoint: Path) -> dict[str, str]:
         "SLIPSTREAM_MODEL__SERVED_MODEL_NAME": "tiny",
         "SLIPSTREAM_DEVICE__NUM_THREADS": "1",
         "SLIPSTREAM_CACHE__NUM_BLOCKS": "1024",
-        "SLIPSTREAM_COMPILE__ENFORCE_EAGER": "true",
+        **compile_variables(),
         "SLIPSTREAM_HTTP__MAX_BODY_BYTES": "100000",
         "SLIPSTREAM_HTTP__SHUTDOWN_TIMEOUT": "20",
         "OMP_NUM_THREADS": "1",

@@ -16,6 +16,7 @@ from typing import Self
 
 import httpx
 
+from src.bench.startup import CACHE_VARIABLE
 from src.core.settings import CHECKOUT, PREFIX
 
 START_SECONDS = 90.0
@@ -37,7 +38,12 @@ class ServerProcess:
         self.early: dict[str, httpx.Response] = {}
         self.verify: ssl.SSLContext | bool = True
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+        # What has been compiled for one test is there for the others.
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name == CACHE_VARIABLE or not name.startswith(PREFIX)
+        }
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             command,

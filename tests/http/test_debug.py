@@ -24,6 +24,7 @@ from src.http import create_app
 from src.http.application import ENDPOINTS
 from src.http.keys import admin_key, load_keys
 from tests.http.waiting import until
+from tests.support.compiling import compile_settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -322,7 +323,12 @@ async def test_some_steps_can_be_profiled(admin: httpx.AsyncClient) -> None:
     names = [event.get("name", "") for event in trace["traceEvents"]]
     layers, most = 2, 4 + 2
     calls = sum("paged_attention" in name for name in names)
-    assert 4 * layers <= calls <= 2 * most * layers
+    if compile_settings()["enforce_eager"]:
+        assert 4 * layers <= calls <= 2 * most * layers
+    else:
+        # A step of compiled code is one call, and in it no op of torch's.
+        assert names
+        assert calls == 0
     # The next one replaces it.
     assert (await admin.post("/debug/profile?steps=1")).status_code == 202
     await complete(admin)

@@ -143,13 +143,13 @@ async def test_a_hanging_device_is_503_with_what_hangs_and_everything_answers(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "FIRST_PATIENCE", 1.0)
-    let_go, forward = threading.Event(), StepComputer._forward
+    let_go, compute = threading.Event(), StepComputer.compute
 
-    def hanging_forward(self: StepComputer, *arguments: Any) -> Any:
+    def hanging_compute(self: StepComputer, *arguments: Any) -> Any:
         assert let_go.wait(30)
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
-    monkeypatch.setattr(StepComputer, "_forward", hanging_forward)
+    monkeypatch.setattr(StepComputer, "compute", hanging_compute)
     observability = msgspec.structs.replace(config.observability, stall_seconds=0.2)
     app = create_app(msgspec.structs.replace(config, observability=observability))
     app.state.server.owns_process = False
@@ -177,13 +177,13 @@ async def test_a_hanging_device_is_503_with_what_hangs_and_everything_answers(
 async def test_who_would_be_refused_is_not_sent_here(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_go, forward = threading.Event(), StepComputer._forward
+    let_go, compute = threading.Event(), StepComputer.compute
 
-    def waiting_forward(self: StepComputer, *arguments: Any) -> Any:
+    def waiting_compute(self: StepComputer, *arguments: Any) -> Any:
         assert let_go.wait(30)
-        return forward(self, *arguments)
+        return compute(self, *arguments)
 
-    monkeypatch.setattr(StepComputer, "_forward", waiting_forward)
+    monkeypatch.setattr(StepComputer, "compute", waiting_compute)
     scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=1, max_waiting_requests=2)
     app = create_app(msgspec.structs.replace(config, scheduler=scheduler), owns_process=False)
     async with app.router.lifespan_context(app), client_of(app) as client:

@@ -133,8 +133,8 @@ def test_every_server_serves_and_streams(servers: dict[str, ServerProcess], name
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
             f"{server.url}/v1/completions",
-            json={"prompt": "x", "max_tokens": 1000, "ignore_eos": True},
-            timeout=0.3,
+            json={"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "n": 8},
+            timeout=httpx.Timeout(60, read=0.1),
         )
     deadline = time.monotonic() + 10
     idle = 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0'
@@ -241,6 +241,7 @@ def test_sigterm_during_background_compilation_is_an_orderly_end(
     compiling = {
         **environment,
         "SLIPSTREAM_COMPILE__ENFORCE_EAGER": "false",
+        "SLIPSTREAM_COMPILE__STARTUP": "background",
         # Nothing compiled before may be found.
         "SLIPSTREAM_CACHE_DIR": str(tmp_path),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),

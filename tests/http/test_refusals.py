@@ -164,7 +164,9 @@ async def test_408_when_there_is_no_token_in_time(client: httpx.AsyncClient) -> 
             assert error_of(answer, 408)["code"] == "deadline_exceeded"
 
 
-async def test_a_deadline_ends_a_request_with_what_it_has(client: httpx.AsyncClient) -> None:
+async def test_a_deadline_ends_a_request_with_what_it_has(
+    client: httpx.AsyncClient, slow_steps: None
+) -> None:
     body = {**STORY, "max_tokens": 1000}
     for headers, fields in (
         ({"x-request-timeout": "0.3"}, {"timeout": 60}),
@@ -217,7 +219,10 @@ async def test_429_says_when_to_come_back(small: Starlette, asker: httpx.AsyncCl
 
 
 async def test_503_when_an_answer_does_not_begin(
-    small: Starlette, asker: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    small: Starlette,
+    asker: httpx.AsyncClient,
+    slow_steps: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = small.state.server
     stories = [

@@ -144,10 +144,11 @@ async def test_64_streams_with_random_disconnects_leave_nothing(
 
 
 async def test_a_client_that_leaves_a_whole_answer_frees_it(hypercorn: ServerProcess) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 1000, **GO_ON}
+    body = {"prompt": PROMPT, "max_tokens": 1000, "n": 8, **GO_ON}
+    timeout = httpx.Timeout(60, read=0.1)
     async with httpx.AsyncClient(base_url=hypercorn.url) as client:
         with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/completions", json=body, timeout=0.3)
+            await client.post("/v1/completions", json=body, timeout=timeout)
     await asyncio.to_thread(wait_idle, hypercorn)
 
 

@@ -87,6 +87,7 @@ SHELL = {
     "companions",
     "health",
     "readings",
+    "start_observer",
     "stats_line",
     "plan_log",
     "inspector",

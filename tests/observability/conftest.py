@@ -24,6 +24,7 @@ from src.core.config import (
 from src.http import create_app
 from src.observability.tracing import providers
 from tests.support.checkpoints import make_checkpoint
+from tests.support.compiling import compile_settings
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +101,7 @@ def traced_config(checkpoint: Path, **observability: object) -> Config:
         device=DeviceSection(type="cpu", num_threads=1),
         cache=CacheSection(block_size=16, num_blocks=24),
         scheduler=SchedulerSection(max_num_seqs=8, max_num_batched_tokens=32),
-        compile=CompileSection(enforce_eager=True),
+        compile=CompileSection(**compile_settings()),
         observability=ObservabilitySection(
             stats_interval=0,
             trace_steps=1.0,

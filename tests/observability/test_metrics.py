@@ -327,13 +327,19 @@ def test_the_servers_own_counters() -> None:
     metrics.on_rejection("queue_full")
     metrics.on_disconnect()
     metrics.on_loop_lag(0.003)
-    metrics.on_startup_phase("weights", 2.5)
+    metrics.on_startup_phase("weights", 1.5, 2.5)
+    metrics.on_startup_phase("compile", 1.0, None)
     metrics.on_step_failed()
     metrics.on_observer_error()
     assert metrics.value("slipstream_http_rejections_total", reason="queue_full") == 1
     assert metrics.value("slipstream_client_disconnects_total") == 1
     assert metrics.value("slipstream_event_loop_lag_seconds_sum") == 0.003
-    assert metrics.value("slipstream_startup_phase_seconds", phase="weights") == 2.5
+    took, began = "slipstream_startup_phase_seconds", "slipstream_startup_phase_began_seconds"
+    assert metrics.value(took, phase="weights") == 2.5
+    assert metrics.value(began, phase="weights") == 1.5
+    assert metrics.value(began, phase="compile") == 1.0
+    # It goes on.
+    assert metrics.registry.get_sample_value(took, {"phase": "compile"}) is None
     assert metrics.value("slipstream_step_failures_total") == 1
     assert metrics.value("slipstream_observer_errors_total") == 1
 
@@ -412,7 +418,7 @@ def test_observations_of_traces_are_exemplars_in_openmetrics_only() -> None:
 
 def test_both_formats_are_what_prometheus_clients_parsers_read() -> None:
     metrics = loaded(legacy_names=True)
-    metrics.on_startup_phase('quote " backslash \\ newline \n', 1.0)
+    metrics.on_startup_phase('quote " backslash \\ newline \n', 0.0, 1.0)
     plain = {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in parse_text(metrics.render()[0].decode())

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -22,7 +23,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from src.core.config import ObservabilitySection
+from src.core.config import CompileSection, ObservabilitySection
 from src.core.outputs import FinishReason
 from src.core.records import RequestRecord
 from src.core.settings import CHECKOUT
@@ -263,11 +264,14 @@ async def test_the_start_is_a_trace_of_its_phases(
     memory = InMemorySpanExporter()
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setattr(providers, "span_exporters", lambda settings: [memory])
-    async with AsyncEngine.open(traced_config(checkpoint)):
+    config = traced_config(checkpoint)
+    # Compilers go on beside phases: test_start.py.
+    uncompiled = msgspec.structs.replace(config, compile=CompileSection(enforce_eager=True))
+    async with AsyncEngine.open(uncompiled):
         pass
     spans = {span.name: span for span in memory.get_finished_spans()}
     root = spans["startup"]
-    phases = ["importing", "weights", "kv_cache"]
+    phases = ["importing", "configuration", "weights", "kv_cache"]
     assert set(spans) >= {"startup", *phases}
     edges = [root.start_time, *(spans[name].end_time for name in phases)]
     assert edges == [*(spans[name].start_time for name in phases), root.end_time]

@@ -142,6 +142,36 @@ def test_torch_varlen_is_called_as_the_op(
     called_as_the_op("torch_varlen", base, case)
 
 
+@pytest.mark.parametrize("name", PAGED_LIBRARIES)
+def test_lengths_are_computed_once_for_all_layers_of_a_step(
+    name: str,
+    base: stand_in.TritonInTorch,
+    torch_on_cpu: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = LibraryAttention(LIBRARIES[name](9).prefill, [SHAPE], base)
+    given: list[int] = []
+    attend = stand_in.paged_varlen
+
+    def noted(*args: Any, **more: Any) -> None:
+        given.append(id(args[5]))
+        attend(*args, **more)
+
+    monkeypatch.setattr(stand_in, "paged_varlen", noted)
+    for rows in (((1, 40), (5, 20)), ((7, 9), (1, 3)), ((1, 2), (2, 2))):
+        args = PAGED_ATTENTION.build("cpu", dtype=torch.bfloat16, rows=rows)
+        given.clear()
+        for _ in range(3):  # layers: another cache, the step's own lengths
+            layer = list(copied(args))
+            layer[6:8] = args[6:8]
+            expected = copied(tuple(layer))
+            PAGED_ATTENTION.reference(*expected)
+            attention.run(*layer)
+            torch.testing.assert_close(layer[9], expected[9], rtol=2e-2, atol=2e-2)
+        assert len(given) == 3
+        assert len(set(given)) == 1
+
+
 def test_what_was_not_tried_is_left_to_triton(
     base: stand_in.TritonInTorch, flash_module: None
 ) -> None:

@@ -1,6 +1,7 @@
 """Properties of paged attention, for the reference and for the compiled kernel."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_cases import CACHED_CASES
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.cpu.kernel_library import KernelLibrary, use_threads
 from tests.ops.comparison import copied, in_chunks
 
 Attention = Callable[..., Any]
@@ -249,6 +250,16 @@ def alone(args: tuple[Any, ...], row: int) -> tuple[Any, ...]:
     return tuple(changed)
 
 
+@contextlib.contextmanager
+def sharing_off(library: KernelLibrary) -> Iterator[None]:
+    """Each row reads for itself."""
+    library.share_prefixes(False)
+    try:
+        yield
+    finally:
+        library.share_prefixes(True)
+
+
 @quick
 @given(family=families())
 def test_rows_that_share_a_prefix_have_the_bits_that_each_has_alone(
@@ -257,6 +268,9 @@ def test_rows_that_share_a_prefix_have_the_bits_that_each_has_alone(
     args = PAGED_ATTENTION.build("cpu", **family)
     library.paged_attention(*args)
     starts, out = args[6].tolist(), args[9].clone()
+    with sharing_off(library):
+        library.paged_attention(*args)
+    assert out.equal(args[9])
     for row in range(len(family["rows"])):
         single = alone(args, row)
         library.paged_attention(*single)
@@ -298,3 +312,43 @@ def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibr
     assert library.attention_items(*together) == 2 * (12 + 4)
     windowed = (*together[:11], 600, *together[12:])
     assert library.attention_items(*windowed) == 12 * 2 * 4
+
+
+@quick
+@given(
+    num_rows=st.integers(1, 40),
+    splits=st.integers(1, 4),
+    heads=st.sampled_from([1, 2, 5, 16]),
+    num_kv_heads=st.sampled_from([1, 2, 8]),
+    threads=st.integers(1, 64),
+)
+def test_counts_alone_decide_what_is_read_in_company(
+    library: KernelLibrary,
+    num_rows: int,
+    splits: int,
+    heads: int,
+    num_kv_heads: int,
+    threads: int,
+) -> None:
+    """As few items as have room for 64 query rows each, and as give every thread two."""
+    args = PAGED_ATTENTION.build(
+        "cpu",
+        rows=((1, 256 * splits + 1),) * num_rows,
+        prefixes=dict.fromkeys(range(1, num_rows), (0, 16 * splits)),
+        num_heads=heads * num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=8,
+        block_size=16,
+    )
+    use_threads(threads)
+    try:
+        found = library.attention_items(*args)
+        with sharing_off(library):
+            apart = library.attention_items(*args)
+    finally:
+        use_threads(0)
+    shared = splits * num_kv_heads
+    room, work_for_all = -(-num_rows // (64 // heads)), -(-2 * threads // shared)
+    own = num_rows * num_kv_heads
+    assert apart == own + num_rows * shared
+    assert found == own + min(num_rows, max(room, work_for_all)) * shared

@@ -12,14 +12,15 @@ import torch
 
 from src.core.config import Config
 from src.engine.client import AsyncEngine
+from tests.support.compiling import compile_settings
 
 
 def small_config(checkpoint: Path, **changes: Any) -> Config:
-    """An uncompiled engine on one thread; ``changes`` are ``section__key`` values."""
+    """An engine on one thread; ``changes`` are ``section__key`` values."""
     values: dict[str, dict[str, Any]] = {
         "model": {"path": str(checkpoint)},
         "device": {"num_threads": 1, "type": "cpu"},
-        "compile": {"enforce_eager": True},
+        "compile": compile_settings(),
         "cache": {"block_size": 4},
         "scheduler": {"max_num_seqs": 8},
     }

@@ -17,14 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operations whose result depends on values that only the device knows: they wait for it.
-_WAITING = {
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.item.default,
-    torch.ops.aten.nonzero.default,
-    torch.ops.aten.equal.default,
-    torch.ops.aten.masked_select.default,
-}
+from tests.support.no_waiting import WAITING
 
 
 class CaptureError(AssertionError):
@@ -61,7 +54,7 @@ class FakeCaptured:
         self.num_replays = 0
 
     def record(self, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if operation in _WAITING:
+        if operation in WAITING:
             raise CaptureError(f"{operation} waits for the device")
         made = {id(tensor) for tensor in self._series.made}
         known = {address(tensor) for tensor in tensors_in((args, kwargs))}

@@ -1,4 +1,4 @@
-"""A Llama checkpoint in safetensors to GGUF: `convert_gguf.py CHECKPOINT FILE BF16|Q8_0`.
+"""A Llama checkpoint in safetensors to GGUF: `convert_gguf.py CHECKPOINT FILE BF16|Q8_0|Q4_0`.
 
 What the benchmark's own checkpoints have: no tokenizer (prompts are token ids), no scaled RoPE.
 """

@@ -12,6 +12,7 @@ from src.cli.bench.result_options import percentile_map, write_json
 from src.cli.options import Commands, config_of
 from src.cli.options import add_command as add
 from src.core.errors import ConfigError
+from src.core.start_timeline import timeline_lines
 
 if TYPE_CHECKING:
     from src.bench.startup import Startup
@@ -80,7 +81,7 @@ def _starts(
 def _report(name: str, startups: Sequence[Startup]) -> dict[str, Any]:
     """Print what starts of one kind came to; returns it under vLLM's names."""
     from src.bench.figures import summarize
-    from src.bench.startup import timeline_lines
+    from src.bench.startup import spans_of
 
     result: dict[str, Any] = {}
     print(f"\n{name.upper()} STARTUP ({len(startups)}):")
@@ -100,6 +101,7 @@ def _report(name: str, startups: Sequence[Startup]) -> dict[str, Any]:
         result[f"{name}_{metric}_times"] = seconds
         result[f"{name}_{metric}_percentiles"] = percentile_map(found)
     result[f"{name}_phases"] = [startup.phases for startup in startups]
+    result[f"{name}_phases_began"] = [startup.began for startup in startups]
     print("Timeline of the last one:")
-    print("\n".join(timeline_lines(startups[-1])))
+    print("\n".join(timeline_lines(spans_of(startups[-1]))))
     return result

@@ -18,7 +18,11 @@ from src.engine.devices.device import Output
 
 
 class CudaSpan:
-    """Between two events on the steps' stream."""
+    """Between two events on the steps' stream.
+
+    The first is the last moment before the step's arithmetic is launched, so that a device that
+    waits for a slow host to write rows and inputs is not busy meanwhile.
+    """
 
     def __init__(self, times: StepTimes, waiter: ThreadPoolExecutor) -> None:
         self._times = times
@@ -27,6 +31,10 @@ class CudaSpan:
         self._finished: torch.cuda.Event | None = None
         # Device memory stays, with the span, until the copy out of it has run.
         self._source: object = None
+
+    def computes(self) -> None:
+        """See `StepSpan`."""
+        self._started.record()
 
     def copy_out(self, output: Output) -> Output:
         """See `StepSpan`."""

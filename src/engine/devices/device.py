@@ -22,6 +22,9 @@ Output = TypeVar("Output", bound=HostCopyable)
 class StepSpan(Protocol):
     """One step between its begin and its delivery; made by `Device.begin`."""
 
+    def computes(self) -> None:
+        """What is launched from now on is the step's arithmetic: its inputs have been enqueued."""
+
     def copy_out(self, output: Output) -> Output:
         """End the step with the copy of its results to the host; returns where they will be.
 

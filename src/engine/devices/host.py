@@ -17,6 +17,9 @@ class HostSpan:
         self._times = times
         times.device_start = time.monotonic()
 
+    def computes(self) -> None:
+        """See `StepSpan`: the host computes from the beginning."""
+
     def copy_out(self, output: Output) -> Output:
         """See `StepSpan`."""
         return output

@@ -60,10 +60,16 @@ class DecodeGraph:
         self._output = output
         self._flush = flush
 
-    def run(self, rows_and_positions: np.ndarray) -> DecodeOutput:
-        """Launch the step of these [2, num_rows] int64; see `inputs.decode_rows`."""
+    def run(
+        self, rows_and_positions: np.ndarray, computes: Callable[[], object] = lambda: None
+    ) -> DecodeOutput:
+        """Launch the step of these [2, num_rows] int64; see `inputs.decode_rows`.
+
+        ``computes`` is called when nothing is left to launch but the graph.
+        """
         self._flush()
         upload_into(self._buffer, rows_and_positions)
+        computes()
         self._captured.replay()
         return self._output
 

@@ -92,9 +92,11 @@ class EngineMetrics(Collector):
             last, self._source = self._source(), None
             self._take(Readings(**{name: getattr(last, name) for name in _COUNTED}))
 
-    def on_startup_phase(self, phase: str, seconds: float) -> None:
-        """A phase of the start ended."""
-        self._own.startup_seconds.child(phase).set(seconds)
+    def on_startup_phase(self, phase: str, began: float, seconds: float | None) -> None:
+        """A phase began so many seconds into the start, and took ``seconds`` if it has ended."""
+        self._own.startup_began.child(phase).set(began)
+        if seconds is not None:
+            self._own.startup_seconds.child(phase).set(seconds)
 
     def on_submitted(self, n: int) -> None:
         """A request for ``n`` completions was queued."""

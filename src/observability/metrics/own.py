@@ -144,6 +144,9 @@ class OwnMetrics:
         self.stalled_seconds = gauge(
             "stalled_seconds", "How long work has waited without a step that completed."
         ).child()
+        self.startup_began = gauge(
+            "startup_phase_began_seconds", "How far into the start each phase began.", "phase"
+        )
         self.startup_seconds = gauge(
             "startup_phase_seconds", "How long each phase of the start took.", "phase"
         )

@@ -16,6 +16,7 @@ from opentelemetry.trace import (
 )
 
 from src.core.records import RequestRecord
+from src.core.start_timeline import StartSpan
 from src.core.steps import StepRecord
 from src.observability.tracing.attributes import completion_attributes, request_attributes
 from src.observability.tracing.finished_spans import FinishedSpans, Happened
@@ -44,6 +45,9 @@ class SpanWriter:
     def __init__(self, spans: FinishedSpans, token_every: int = 0) -> None:
         self._spans = spans
         self._token_every = token_every
+        # Around the parts of the start; and what makes their moments times of day.
+        self._startup = Context()
+        self._startup_offset = 0
 
     def request(self, trace: RequestTrace) -> None:
         """All spans of a request; its own, which is already started, ends last."""
@@ -206,22 +210,39 @@ class SpanWriter:
         )
 
     def startup(
-        self, phases: Sequence[tuple[str, float]], ended: float, error: BaseException | None
+        self, spans: Sequence[StartSpan], ended: float, error: BaseException | None
     ) -> None:
-        """A start: phases in order, each with the moment it began."""
-        offset = _epoch_offset()
+        """A start, from its first part on; what has not ended is written when it has.
+
+        Of one that failed with ``error`` nothing goes on.
+        """
+        self._startup_offset = offset = _epoch_offset()
         whole = self._spans.write(
             "startup",
             None,
-            _at(phases[0][1], offset),
+            _at(spans[0].began, offset),
             _at(ended, offset),
             {} if error is None else {"error.type": type(error).__qualname__},
             error=error,
         )
-        context = _below(whole, Context())
-        ends = [begin for _, begin in phases[1:]] + [ended]
-        for (name, begin), end in zip(phases, ends, strict=True):
-            self._spans.write(name, context, _at(begin, offset), _at(end, offset))
+        self._startup = _below(whole, Context())
+        for span in spans:
+            if span.ended is not None:
+                self.startup_went_on(span)
+            elif error is not None:
+                self.startup_went_on(span._replace(ended=ended))
+
+    def startup_went_on(self, span: StartSpan) -> None:
+        """A part of a start that is written already; it may have ended later than that."""
+        assert span.ended is not None
+        self._spans.write(
+            span.name,
+            self._startup,
+            _at(span.began, self._startup_offset),
+            _at(span.ended, self._startup_offset),
+            {} if span.error is None else {"error.type": type(span.error).__qualname__},
+            error=span.error,
+        )
 
 
 def _below(span: SpanContext, around: Context) -> Context:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from src.core.config import ObservabilitySection
 from src.core.records import RequestRecord
+from src.core.start_timeline import StartSpan
 from src.core.steps import StepRecord
 from src.observability.tracing.background import Background
 from src.observability.tracing.request import RequestTrace
@@ -50,8 +51,6 @@ class Telemetry:
         self._providers: Providers | None = None
         self._background: Background | None = None
         self._metrics: GenAIMetrics | None = None
-        self._phases: list[tuple[str, float]] = []
-        self._has_started = False
 
     @property
     def wanted(self) -> bool:
@@ -189,25 +188,20 @@ class Telemetry:
         writer = providers.writer
         background.put(lambda: writer.step(record, [trace.link for trace in served]))
 
-    def phase(self, name: str, began: float) -> None:
-        """A phase of the start began; ``ready`` and ``draining`` are its end."""
-        if self._has_started:
-            return
-        if name in ("ready", "draining"):
-            self._started(None)
-        else:
-            self._phases.append((name, began))
-
-    def not_started(self, error: BaseException) -> None:
-        """The start failed; does nothing when it had succeeded."""
-        if not self._has_started:
-            self._started(error)
-
-    def _started(self, error: BaseException | None) -> None:
-        self._has_started = True
-        phases, self._phases = self._phases, []
+    def startup(
+        self, spans: Sequence[StartSpan], ended: float, error: BaseException | None
+    ) -> None:
+        """The start is over, or has failed with ``error``; called once."""
         background, providers = self._background, self._providers
-        if background is None or providers is None or providers.writer is None or not phases:
+        if background is None or providers is None or providers.writer is None:
             return
-        writer, ended = providers.writer, time.monotonic()
-        background.put(lambda: writer.startup(phases, ended, error))
+        writer = providers.writer
+        background.put(lambda: writer.startup(spans, ended, error))
+
+    def startup_went_on(self, span: StartSpan) -> None:
+        """A part of the start has ended after it."""
+        background, providers = self._background, self._providers
+        if background is None or providers is None or providers.writer is None:
+            return
+        writer = providers.writer
+        background.put(lambda: writer.startup_went_on(span))

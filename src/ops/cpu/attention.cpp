@@ -439,4 +439,9 @@ SLIPSTREAM_EXPORT int64_t slipstream_attention_items(const AttentionArgs* args) 
   return status == kOk ? int64_t(plan.items.size()) : -int64_t(status);
 }
 
+// Whether rows that share a prefix read it together, from now on.
+SLIPSTREAM_EXPORT void slipstream_share_prefixes(int share) {
+  shares_prefixes.store(share != 0, std::memory_order_relaxed);
+}
+
 SLIPSTREAM_EXPORT int slipstream_abi() { return SLIPSTREAM_ABI; }

@@ -96,6 +96,12 @@ class KernelLibrary:
         _bind_attention(count)(*arguments)
         return found[0]
 
+    def share_prefixes(self, share: bool) -> None:
+        """Whether decoding rows read together what they share; off to measure what that brings."""
+        function: Any = self._library.slipstream_share_prefixes
+        function.argtypes, function.restype = (ctypes.c_int,), None
+        function(share)
+
     def lay_out(self, weight: Tensor) -> Tensor:
         """`ops.linear.to_strips` in place: the result has the memory of ``weight``, now in strips.
 

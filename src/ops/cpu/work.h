@@ -147,6 +147,23 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
   return kOk;
 }
 
+// Of `members` rows that share the keys of a split, with so many packed query rows each, and of so
+// many splits of all kv heads that are shared: into how many items they are cut for each of these.
+//
+// This is what decides about sharing, by counts alone. What each row adds up, and leaves to be joined
+// with its other splits, is the same in company; keys and values are read, and widened or packed, once
+// for all. So the fewer items the better, but for two things: an item has room for so many query rows,
+// and every thread shall have two items, lest it wait for others. Where that makes one row an item,
+// each reads for itself.
+inline int64_t shared_items(int64_t members, int64_t heads, int64_t splits, int64_t threads) {
+  const int64_t most = kGemmRows / heads;
+  return std::min(members,
+                  std::max((members + most - 1) / most, (2 * threads + splits - 1) / splits));
+}
+
+// Not `true` only where somebody measures what sharing brings.
+std::atomic<bool> shares_prefixes{true};
+
 // Finds decoding rows whose block tables begin with the same blocks, and gives their keys to items
 // that serve all of them (cascade attention): keys and values are read, and widened, once for all.
 // An item is one split of keys and each row's sums are formed as ever, so no bit depends on it.
@@ -159,7 +176,7 @@ class Sharing {
   void find() {
     if (!(path.few || path.strips) || a.sliding_window > 0 || path.split % a.block_size) return;
     // A row whose query rows are several items has a merge group for each, and here only one is known.
-    if (heads > room || a.rows < 2) return;
+    if (heads > kGemmRows || a.rows < 2 || !shares_prefixes.load(std::memory_order_relaxed)) return;
     for (int64_t row = 0; row < a.rows; ++row) {
       if (splits_of(row) > 0) rows.push_back(int32_t(row));
     }
@@ -218,12 +235,10 @@ class Sharing {
     }
   }
 
-  // As few items as every thread can have two of, of as many rows as there is room for.
   void add(const Company& company) {
-    const int64_t members = int64_t(company.end - company.begin), most = room / heads;
-    const int64_t alone = int64_t(companies.size()) * a.num_kv_heads;
-    const int64_t wanted = std::max((members + most - 1) / most, (2 * a.threads + alone - 1) / alone);
-    const int64_t parts = std::min(members, wanted);
+    const int64_t members = int64_t(company.end - company.begin);
+    const int64_t splits = int64_t(companies.size()) * a.num_kv_heads;
+    const int64_t parts = shared_items(members, heads, splits, a.threads);
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t from = members * part / parts, count = members * (part + 1) / parts - from;
       const size_t member = company.begin + size_t(from);
@@ -240,7 +255,6 @@ class Sharing {
   Plan& plan;
   const int64_t heads;
   const Path path;
-  const int64_t room = kGemmRows;  // for packed query rows of an item
   std::vector<int32_t> rows;
   std::vector<Company> companies;
 };

@@ -4,9 +4,10 @@
 
 The list is the schedule's (see `src.ops.decode_schedule`), once for every kv head: each of P
 programs takes the same number of tiles, whatever rows they are of. A piece of a segment that one
-program reads leaves its unfinished result in a place of its own: along the list the program's
-number p and the segment's number s only grow, and with every new piece one of them does, so p + s
-numbers the pieces, and no two have the same.
+program reads leaves its unfinished result in a place of its own. A segment begins in one piece, so
+that one has places of the rows and heads that it is of, one place for what a pack shares and one
+for a row's own. Only the first piece of a program goes on with a segment that began before it, so
+those pieces have the places of their programs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ from src.ops.triton.tuning import DecodeShape, multiprocessors, packed_rows
 
 _MERGED = 16
 """Pieces that are merged at once."""
+
+
+@triton.jit
+def _place(before, heads, row, head):
+    """Where a query head's result of a piece is that begins a segment, behind those of others."""
+    return (before + row).to(tl.int64) * heads + head
+
+
+@triton.jit
+def _place_behind(rows, heads, program, packed, M: tl.constexpr):
+    """Where a packed row's result is of the piece with which a program goes on."""
+    return (2 * rows).to(tl.int64) * heads + program * M + packed
 
 
 @triton.jit
@@ -47,8 +60,8 @@ def _decode_kernel(
     query_start_loc,  # [rows + 1] int32
     seq_lens,  # [rows] int32
     schedule,  # see decode_schedule
-    partial_out,  # [pieces, M, D] float32, normalised
-    partial_lse,  # [pieces, M] float32, log2 of the piece's sum
+    partial_out,  # [places, D] float32, normalised
+    partial_lse,  # [places] float32, log2 of the piece's sum
     out,  # [tokens, heads, head_dim]
     query_stride,
     table_stride,
@@ -135,7 +148,10 @@ def _decode_kernel(
             result = acc.to(out.dtype.element_ty)
             tl.store(out + where_out[:, None] + d[None, :], result, mask=stored)
         else:
-            piece = (program + kv_head * segments + segment).to(tl.int64) * M + packed
+            heads = kv_heads * GROUP
+            begun = _place(tl.where(of_pack, 0, rows), heads, member, head)
+            behind = _place_behind(rows, heads, program, packed, M)
+            piece = tl.where(at == first, begun, behind)
             tl.store(partial_lse + piece, highest + tl.log2(total), mask=exists)
             tl.store(partial_out + piece[:, None] * D + d[None, :], acc, mask=exists[:, None])
         unit += count
@@ -156,8 +172,8 @@ def _take_pieces(
     first,  # tiles of the flat list, [first, last)
     last,
     share,
-    segment,  # its number in the flat list
-    packed,
+    begun,  # places: of the first of them, and of what program 0 would go on with
+    behind,
     M: tl.constexpr,
     D: tl.constexpr,
     PIECES: tl.constexpr,
@@ -165,10 +181,11 @@ def _take_pieces(
     """Take one segment's pieces into a row's state, in their order."""
     d = tl.arange(0, D)
     end = tl.where(last > first, (last - 1) // share + 1, 0)
-    for start in range(first // share, end, PIECES):
+    begin = first // share
+    for start in range(begin, end, PIECES):
         program = start + tl.arange(0, PIECES)
         exists = program < end
-        piece = (program + segment).to(tl.int64) * M + packed
+        piece = tl.where(program == begin, begun, behind + program * M)
         lse = tl.load(partial_lse + piece, mask=exists, other=float("-inf"))
         now = tl.maximum(highest, tl.max(lse, 0))
         weights = tl.exp2(lse - now)
@@ -222,14 +239,16 @@ def _merge_kernel(
     total = 0.0
     if with_pack > 0:
         pack_first = base + tl.load(schedule + 2 * leader)
+        packed = where % MEMBERS * GROUP + head % GROUP
         acc, highest, total = _take_pieces(
             acc, highest, total, partial_out, partial_lse, pack_first, pack_first + with_pack,
-            share, kv_head * segments + 2 * leader, where % MEMBERS * GROUP + head % GROUP,
-            M, D, PIECES,
+            share, _place(0, heads, row, head),
+            _place_behind(rows, heads, 0, packed, M), M, D, PIECES,
         )  # fmt: skip
     acc, highest, total = _take_pieces(
         acc, highest, total, partial_out, partial_lse, first, last, share,
-        kv_head * segments + 2 * row + 1, head % GROUP, M, D, PIECES,
+        _place(rows, heads, row, head),
+        _place_behind(rows, heads, 0, head % GROUP, M), M, D, PIECES,
     )  # fmt: skip
     d = tl.arange(0, D)
     result = (acc / total).to(out.dtype.element_ty)
@@ -263,9 +282,9 @@ def run(
     group = heads // kv_heads
     packed = packed_rows(group)
     programs = multiprocessors(query.device) * shape.programs
-    pieces = programs + 2 * rows * kv_heads
-    partial_out = query.new_empty((pieces, packed, padded), dtype=torch.float32)
-    partial_lse = query.new_empty((pieces, packed), dtype=torch.float32)
+    places = 2 * rows * heads + programs * packed
+    partial_out = query.new_empty((places, padded), dtype=torch.float32)
+    partial_lse = query.new_empty((places,), dtype=torch.float32)
     shared = {
         "GROUP": group,
         "MEMBERS": packed // group,

@@ -192,12 +192,15 @@ async def test_what_cannot_be_compiled_is_captured_as_it_is(
         async with AsyncEngine.open(small_config(checkpoint, **changes)) as engine:
             # The trial's; the others wait for the compiler, and requests do not.
             assert len(backend.captures) == 10
+            took = "slipstream_startup_phase_seconds"
+            assert engine.metrics.value(took, phase="capture") == 0
             result = await engine.generate(prompt, GREEDY)
             async with asyncio.timeout(60):
                 while stats_of(engine).captured.total() < 8:
                     await asyncio.sleep(0.05)
             again = await engine.generate(prompt, GREEDY)
             assert stats_of(engine).steps["decode"] > 0
+            assert engine.metrics.value(took, phase="capture") > 0
     assert result.token_ids == again.token_ids == greedy(reference, prompt, 24)
 
 
@@ -306,3 +309,7 @@ async def test_the_start_says_that_it_captures(checkpoint: Path, install: Instal
         name = "slipstream_startup_phase_seconds"
         assert engine.metrics.value(name, phase="capture") > 0
         assert engine.metrics.value(name, phase="compile") == 0
+        began = "slipstream_startup_phase_began_seconds"
+        phases = ["importing", "configuration", "weights", "kv_cache", "capture", "ready"]
+        moments = [engine.metrics.value(began, phase=phase) for phase in phases]
+        assert moments == sorted(set(moments))

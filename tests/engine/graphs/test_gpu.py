@@ -14,8 +14,8 @@ from src import AsyncEngine, SamplingParams
 from src.compile.graphs.cuda import CudaCapture
 from src.engine import startup
 from src.engine.graphs import DecodeGraph, GraphStats, MixedGraph
-from src.engine.step_computer import StepComputer
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+from tests.support.no_waiting import watch_on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 
@@ -100,20 +100,12 @@ async def test_idle_time_captures_the_rest(checkpoint: Path) -> None:
 async def test_no_captured_step_waits_for_the_device(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute = StepComputer.compute
-
-    def watched(self: StepComputer, *arguments: Any) -> Any:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return compute(self, *arguments)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
     prompts = random_prompts(8, longest=40)
     async with AsyncEngine.open(small_config(checkpoint, **CUDA)) as engine:
         await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
-        monkeypatch.setattr(StepComputer, "compute", watched)
+        seen = watch_on_cuda(monkeypatch)
         results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+        assert seen
         assert stats_of(engine).steps["decode"] > 0
         assert all(1 <= len(result.token_ids) <= 24 for result in results)
 

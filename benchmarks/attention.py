@@ -1,0 +1,260 @@
+"""Attention of bfloat16 on the CPU against what the machine does, and what sharing prefixes brings.
+
+    python -m benchmarks.attention
+    python -m benchmarks.attention --parts shared
+
+`prefill` is one prompt of 2,048 tokens, as a fraction of the rate of `F.linear` in bfloat16, the
+best of some sizes. Only what a query sees is counted, two products with each key at or before it:
+2.1 million pairs of a head, not the 4.2 million of the square. `decode` is rows of one token, as
+bytes of keys and values over time, of what as many threads read of memory that no cache holds. As
+many layers take turns as leave nothing in the caches, and their blocks lie in a random order. The
+machine is measured before and after every turn, for a shared one changes by the minute: a turn's
+figure is over the mean of the two.
+
+`shared` are decoding rows whose block tables begin alike, computed together and each for itself:
+the same call on the same memory, with the library told not to look for what rows share
+(`KernelLibrary.share_prefixes`). A pass of each follow one another in random order, and the ratio
+is of these two. Of rows with no keys shared it is what the look itself costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from benchmarks.decode_bandwidth import bandwidth
+from benchmarks.record import Figure, Recorder, add_common, figures_of
+from benchmarks.roofline import best_seconds
+from src.ops import PAGED_ATTENTION
+from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.cpu.kernel_library import KernelLibrary
+
+US = 1e6
+PARTS = ("prefill", "decode", "shared")
+Calls = Sequence[Callable[[], None]]
+
+
+class Heads(NamedTuple):
+    """Of queries, of keys and values, elements of each; and the type of all of them."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}, {kind}"
+
+    def key_bytes(self) -> int:
+        """Of one token's keys and values in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class Family(NamedTuple):
+    """Decoding rows: keys that all of them share, and keys of each one's own."""
+
+    rows: int
+    shared: int
+    own: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows, {self.shared or 'no'} keys shared, {self.own} own"
+
+
+# The shapes of 0.35 B and of 8 B parameters.
+HEADS = (Heads(16, 8, 64), Heads(32, 8, 128))
+PROMPT = 2048
+DECODES = ((32, 160), (8, 1000), (1, 2048), (32, 1000))
+# By pairs, in strips, in strips of many heads, of a model that is all overhead, and of floats.
+SHARED_HEADS = (*HEADS, Heads(8, 1, 64), Heads(4, 2, 64), Heads(16, 8, 64, torch.float32))
+FAMILIES = (
+    Family(2, 256, 64),
+    Family(2, 1024, 64),
+    Family(4, 256, 300),
+    Family(16, 1024, 64),
+    Family(8, 1024, 600),
+    Family(32, 512, 64),
+    Family(32, 2048, 64),
+    Family(32, 0, 600),
+)
+_BLOCK = 16
+_BEYOND_CACHES = 2**28  # bytes of all layers' keys and values
+_MOST_LAYERS = 96
+_READ_FLOATS = 2**27
+_SIDES = (768, 1024, 2048)  # of matrices
+_PASS_SECONDS = 0.003  # of a pass at least
+_FEWEST_PASSES = 21
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.attention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, metavar="S", help="of passes of each shared prefix"
+    )
+    add_common(parser, repeats=9)
+    return parser.parse_args(arguments)
+
+
+def layers_of(library: KernelLibrary, arguments: tuple[Any, ...], count: int) -> Calls:
+    """Calls of as many layers: the rows are the same, each has caches of its own."""
+
+    def of(caches: tuple[Tensor, Tensor]) -> Callable[[], None]:
+        changed = (*arguments[:3], *caches, *arguments[5:])
+        return lambda: library.paged_attention(*changed)
+
+    first = (arguments[3], arguments[4])
+    return [of(first), *(of((first[0].clone(), first[1].clone())) for _ in range(count - 1))]
+
+
+def layers_beyond_caches(num_bytes: int) -> int:
+    """How many layers of so many bytes are more than any cache holds."""
+    return min(_MOST_LAYERS, -(-_BEYOND_CACHES // num_bytes))
+
+
+def seconds_of(calls: Calls) -> float:
+    """One after the other."""
+    begun = time.perf_counter()
+    for call in calls:
+        call()
+    return time.perf_counter() - begun
+
+
+def best_rate() -> float:
+    """Floating point operations per second of torch's best product of bfloat16."""
+
+    def rate(side: int) -> float:
+        left, right = (torch.randn(side, side).to(torch.bfloat16) for _ in range(2))
+        return 2 * side**3 / best_seconds(lambda: linear(left, right), left.device)
+
+    return max(map(rate, _SIDES))
+
+
+def turns(
+    repeats: int, machine: Callable[[], float], calls: Calls, work: float
+) -> Iterator[dict[str, float]]:
+    """What is done of ``work`` in a second, what the machine does, and what is one of the other."""
+    seconds_of(calls)
+    before = machine()
+    for _ in range(repeats):
+        done = work / statistics.median(seconds_of(calls) for _ in range(5))
+        after = machine()
+        at_most = (before + after) / 2
+        yield {"attention": done / 1e9, "machine": at_most / 1e9, "fraction": done / at_most}
+        before = after
+
+
+def prefill(library: KernelLibrary, recorder: Recorder, repeats: int) -> None:
+    for heads in HEADS:
+        arguments = PAGED_ATTENTION.build("cpu", rows=[(PROMPT, PROMPT)], **heads._asdict())
+        flops = PAGED_ATTENTION.cost(*arguments).flops
+        calls = layers_of(library, arguments, 1)
+        units = {"attention": "GFLOP/s", "machine": "GFLOP/s", "fraction": "of matmul rate"}
+        found = list(turns(repeats, best_rate, calls, flops))
+        recorder.add(
+            f"a prompt of {PROMPT}, {heads}",
+            figures_of(units, found),
+            kernels=library.path.stem,
+            threads=torch.get_num_threads(),
+            flops=flops,
+        )
+
+
+def decode(library: KernelLibrary, recorder: Recorder, repeats: int) -> None:
+    data, threads = torch.ones(_READ_FLOATS), torch.get_num_threads()
+    for heads, (rows, length) in itertools.product(HEADS, DECODES):
+        arguments = PAGED_ATTENTION.build("cpu", rows=[(1, length)] * rows, **heads._asdict())
+        size = rows * length * heads.key_bytes()
+        count = layers_beyond_caches(size)
+        calls = layers_of(library, arguments, count)
+        units = {"attention": "GB/s", "machine": "GB/s", "fraction": "of bandwidth"}
+        found = list(turns(repeats, lambda: bandwidth(data, threads), calls, count * size))
+        recorder.add(
+            f"decode, {rows} rows of {length}, {heads}",
+            figures_of(units, found),
+            kernels=library.path.stem,
+            threads=threads,
+            layers=count,
+        )
+
+
+def ratios(
+    library: KernelLibrary, calls: Calls, seconds: float, order: random.Random
+) -> tuple[list[float], float]:
+    """Time together by time apart of many passes, and the median seconds of a call apart."""
+    found: dict[bool, list[float]] = {True: [], False: []}
+    seconds_of(calls)
+    # A pass of few short calls is many of them.
+    calls = [*calls] * max(1, round(_PASS_SECONDS / seconds_of(calls)))
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(found[True]) < _FEWEST_PASSES:
+        for share in order.sample((True, False), 2):
+            library.share_prefixes(share)
+            found[share].append(seconds_of(calls) / len(calls))
+    pairs = zip(found[True], found[False], strict=True)
+    return [together / apart for together, apart in pairs], statistics.median(found[False])
+
+
+def shared(library: KernelLibrary, recorder: Recorder, seconds: float) -> None:
+    order = random.Random(1)
+    for heads in SHARED_HEADS:
+        for from_memory in (True, False):
+            figures, apart = {}, {}
+            for family in FAMILIES:
+                whole, blocks = family.shared + family.own, family.shared // _BLOCK
+                arguments = PAGED_ATTENTION.build(
+                    "cpu",
+                    rows=[(1, whole)] * family.rows,
+                    prefixes=dict.fromkeys(range(1, family.rows), (0, blocks)),
+                    block_size=_BLOCK,
+                    **heads._asdict(),
+                )
+                size = (family.shared + family.rows * family.own) * heads.key_bytes()
+                count = layers_beyond_caches(size) if from_memory else 1
+                calls = layers_of(library, arguments, count)
+                try:
+                    values, alone = ratios(library, calls, seconds, order)
+                finally:
+                    library.share_prefixes(True)
+                figures[str(family)] = Figure.of("of apart", values)
+                apart[str(family)] = US * alone
+            recorder.add(
+                f"shared prefixes, {heads}, {'many layers' if from_memory else 'one layer'}",
+                figures,
+                kernels=library.path.stem,
+                threads=torch.get_num_threads(),
+                apart_us=apart,
+            )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    recorder = Recorder("attention", save=not options.no_save)
+    ensure_built(wait=True)
+    library = kernel_library()
+    if library is None:
+        raise SystemExit("no compiled kernels: nothing to measure")
+    if "prefill" in options.parts:
+        prefill(library, recorder, options.repeats)
+    if "decode" in options.parts:
+        decode(library, recorder, options.repeats)
+    if "shared" in options.parts:
+        shared(library, recorder, options.seconds)
+
+
+if __name__ == "__main__":
+    main()

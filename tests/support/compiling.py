@@ -1,0 +1,38 @@
+"""Whether engines are compiled that tests do not say more about: pytest's ``--compiled``.
+
+Without it they are not, since the tests of a change should not wait for compilers.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+# Not one of the server's own names, and the processes that tests start inherit it.
+_VARIABLE = "TESTS_COMPILED"
+
+
+def compile_engines(wanted: bool) -> None:
+    """Decide for this process and those that it starts."""
+    os.environ[_VARIABLE] = "1" if wanted else ""
+
+
+def compile_settings() -> dict[str, Any]:
+    """The section ``compile`` of a test's configuration."""
+    if os.environ.get(_VARIABLE):
+        return {"enforce_eager": False, "startup": "wait"}
+    return {"enforce_eager": True}
+
+
+def compile_variables() -> dict[str, str]:
+    """The same for the environment of a server."""
+    return {f"SLIPSTREAM_COMPILE__{key.upper()}": value for key, value in _texts()}
+
+
+def compile_options() -> list[str]:
+    """The same for a command line."""
+    return [word for key, value in _texts() for word in ("--set", f"compile.{key}={value}")]
+
+
+def _texts() -> list[tuple[str, str]]:
+    return [(key, str(value).lower()) for key, value in compile_settings().items()]

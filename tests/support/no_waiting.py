@@ -1,0 +1,139 @@
+"""Steps that may not wait for the device: watched on a GPU by CUDA, without one as far as it goes.
+
+Both watch what the device thread does for a step up to the launch of its copy-out: rows and block
+tables are written, inputs are uploaded, the step is computed. The host is a device here that can be
+asked anything, so a CPU sees what a program asks: values, and shapes that depend on values. It does
+not see whether memory that is copied from is pinned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from src.engine.runner import Runner
+from src.engine.sampling import truncation
+from src.engine.step_computer import StepComputer, StepOutput
+
+aten = torch.ops.aten
+
+# Operations whose result depends on values that only the device knows: they wait for it.
+WAITING = {
+    aten._local_scalar_dense.default,
+    aten.item.default,
+    aten.nonzero.default,
+    aten.equal.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.repeat_interleave.Tensor,
+}
+_INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+# What reads a tensor's memory without an operation, and what makes one of the host's numbers where
+# `transfer.upload` does not see it.
+_ASIDE = ((Tensor, "tolist"), (Tensor, "numpy"), (Tensor, "__array__"), (torch, "tensor"))
+
+
+class WaitsError(AssertionError):
+    """A step would have waited for a GPU."""
+
+
+class _NoWaiting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        # What a kernel does inside is another matter on every device.
+        self.in_operation = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        by_mask = func in _INDEXING and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if func in WAITING or by_mask:
+            raise WaitsError(f"{func}{' by a mask' if by_mask else ''} waits for the device")
+        self.in_operation = True
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.in_operation = False
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """On the calling thread: whatever would wait for a GPU raises :class:`WaitsError`."""
+    thread, mode = threading.get_ident(), _NoWaiting()
+
+    def refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread and not mode.in_operation:
+                raise WaitsError(f"{name} waits for the device")
+            return function(*args, **kwargs)
+
+        return refuse
+
+    with pytest.MonkeyPatch.context() as patch, mode:
+        for owner, name in _ASIDE:
+            patch.setattr(owner, name, refusing(name, getattr(owner, name)))
+        yield
+
+
+def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have all steps watched; returns what was, once it had ended, or what it waited for.
+
+    Sampling takes the ways that it takes on a GPU, where it has others on a CPU.
+    """
+    seen: list[str] = []
+    apply, compute = Runner._apply, StepComputer.compute
+
+    @contextmanager
+    def watched(name: str) -> Iterator[None]:
+        try:
+            with no_waiting():
+                yield
+        except WaitsError as error:
+            seen.append(str(error))
+            raise
+        seen.append(name)
+
+    def watched_apply(self: Runner, *args: Any) -> None:
+        with watched("apply"):
+            apply(self, *args)
+
+    def watched_compute(self: StepComputer, *args: Any) -> StepOutput:
+        with watched("compute"):
+            output = compute(self, *args)
+        with watched("copy_out"):
+            return output.to_host()
+
+    monkeypatch.setattr(Runner, "_apply", watched_apply)
+    monkeypatch.setattr(StepComputer, "compute", watched_compute)
+    monkeypatch.setattr(truncation, "kth_by_selection", truncation.kth_by_radix)
+    monkeypatch.setattr(truncation, "lowest_by_pruning", truncation.lowest_by_radix)
+    return seen
+
+
+def watch_on_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The same by CUDA itself: whatever torch knows to synchronize is an error."""
+    seen: list[str] = []
+    execute = Runner._execute
+
+    def watched(self: Runner, *args: Any) -> None:
+        seen.append("execute")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            execute(self, *args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Runner, "_execute", watched)
+    return seen
