@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,13 +54,13 @@ class Jobs:
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     compiler = Compiler()
     monkeypatch.setattr(compilation, "Compilation", Jobs)
     monkeypatch.setattr(compilation.RegionCompilation, "_load", compiler.load)
-    yield compiler
-    # Nothing waits for it that the test has left.
-    compiler.done.set()
+    # Closing does not wait for what a test has left.
+    monkeypatch.setattr(Jobs, "close", lambda self: compiler.done.set())
+    return compiler
 
 
 @pytest.fixture
@@ -232,13 +231,9 @@ async def test_a_compiler_that_fails_while_it_is_waited_for(
 
 
 async def test_closing_tells_of_no_compiler_that_had_not_ended(
-    checkpoint: Path,
-    compiler: Compiler,
-    memory: InMemorySpanExporter,
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Path, compiler: Compiler, memory: InMemorySpanExporter
 ) -> None:
     compiler.error = compilation.CompilationClosedError("closed")
-    monkeypatch.setattr(Jobs, "close", lambda self: compiler.done.set())
     async with AsyncEngine.open(compiling(checkpoint, "background")):
         pass
     _, parts = trace_of(memory)
