@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from src.compile import CompilationError
+from src.compile import CompilationClosedError, CompilationError
 from src.core.config import CompileSection, Config
 from src.core.errors import ModelLoadError
 from src.engine import compilation, startup
@@ -94,7 +94,8 @@ def said(caplog: pytest.LogCaptureFixture, what: str) -> int:
 
 
 def value(engine: AsyncEngine, name: str, phase: str) -> float | None:
-    return engine.metrics.registry.get_sample_value(name, {"phase": phase})
+    seconds: float | None = engine.metrics.registry.get_sample_value(name, {"phase": phase})
+    return seconds
 
 
 async def took(engine: AsyncEngine, phase: str) -> float:
@@ -233,7 +234,7 @@ async def test_a_compiler_that_fails_while_it_is_waited_for(
 async def test_closing_tells_of_no_compiler_that_had_not_ended(
     checkpoint: Path, compiler: Compiler, memory: InMemorySpanExporter
 ) -> None:
-    compiler.error = compilation.CompilationClosedError("closed")
+    compiler.error = CompilationClosedError("closed")
     async with AsyncEngine.open(compiling(checkpoint, "background")):
         pass
     _, parts = trace_of(memory)
