@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from src.compile import CompilationError
+from src.compile import CompilationClosedError, CompilationError
 from src.core.config import CompileSection, Config
 from src.core.errors import ModelLoadError
 from src.engine import compilation, startup
@@ -55,13 +54,13 @@ class Jobs:
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     compiler = Compiler()
     monkeypatch.setattr(compilation, "Compilation", Jobs)
     monkeypatch.setattr(compilation.RegionCompilation, "_load", compiler.load)
-    yield compiler
-    # Nothing waits for it that the test has left.
-    compiler.done.set()
+    # Closing does not wait for what a test has left.
+    monkeypatch.setattr(Jobs, "close", lambda self: compiler.done.set())
+    return compiler
 
 
 @pytest.fixture
@@ -95,7 +94,8 @@ def said(caplog: pytest.LogCaptureFixture, what: str) -> int:
 
 
 def value(engine: AsyncEngine, name: str, phase: str) -> float | None:
-    return engine.metrics.registry.get_sample_value(name, {"phase": phase})
+    seconds: float | None = engine.metrics.registry.get_sample_value(name, {"phase": phase})
+    return seconds
 
 
 async def took(engine: AsyncEngine, phase: str) -> float:
@@ -232,13 +232,9 @@ async def test_a_compiler_that_fails_while_it_is_waited_for(
 
 
 async def test_closing_tells_of_no_compiler_that_had_not_ended(
-    checkpoint: Path,
-    compiler: Compiler,
-    memory: InMemorySpanExporter,
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Path, compiler: Compiler, memory: InMemorySpanExporter
 ) -> None:
-    compiler.error = compilation.CompilationClosedError("closed")
-    monkeypatch.setattr(Jobs, "close", lambda self: compiler.done.set())
+    compiler.error = CompilationClosedError("closed")
     async with AsyncEngine.open(compiling(checkpoint, "background")):
         pass
     _, parts = trace_of(memory)
