@@ -110,10 +110,24 @@ async def test_cached_prefixes_change_no_bit(kind: str, directory: Path) -> None
         assert again[-1].usage.cached_tokens > 256
 
 
-@pytest.mark.parametrize(("kind", "threads"), [("float32", 3), ("bfloat16", 2)])
+@pytest.fixture(scope="module")
+def wide_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of its projections can be laid out for products of bytes."""
+    path = tmp_path_factory.mktemp("wide")
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    return make_checkpoint(
+        path, tokenizer=True, num_hidden_layers=2, max_position_embeddings=512, **sizes
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "threads"),
+    [("float32", 3), ("bfloat16", 2), ("int8", 2), ("int4", 2), ("int4, inputs too", 3)],
+)
 async def test_compiled_code_keeps_it(
-    kind: str, threads: int, directory: Path, request: pytest.FixtureRequest
+    kind: str, threads: int, wide_directory: Path, request: pytest.FixtureRequest
 ) -> None:
+    directory = wide_directory
     changes = COMPILED | KINDS[kind] | {"device__num_threads": threads}
     ensure_built(wait=True)
     library = kernel_library()
@@ -127,7 +141,14 @@ async def test_compiled_code_keeps_it(
         expected = await one_by_one(engine, [SCORED, SAMPLED])
     for path in ("batched", "chunks of 33", "preempted"):
         async with AsyncEngine.open(small_config(directory, **PATHS[path], **changes)) as engine:
+            assert engine.stats.compiled
             assert await together(engine, [SCORED, SAMPLED]) == expected, path
+            if path == "preempted":
+                assert engine.stats.preemptions > 0
+            if path == "batched":
+                again = await asyncio.gather(*(engine.generate(p, SCORED) for p in PROMPTS))
+                assert [answer(result) for result in again] == expected[: len(PROMPTS)]
+                assert again[-1].usage.cached_tokens > 256
 
 
 async def test_rows_of_any_length_are_summed_in_one_order(tmp_path: Path) -> None:
