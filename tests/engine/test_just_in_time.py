@@ -29,7 +29,9 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
     monkeypatch.setattr(
         startup,
         "_begin_compilation",
-        lambda *_, **__: RegionCompilation(None, 1, cache_root(), awaited=True),
+        lambda _config, _path, _device, timeline, *_, **__: RegionCompilation(
+            None, 1, cache_root(), timeline, awaited=True
+        ),
     )
     config = small_config(
         checkpoint,
