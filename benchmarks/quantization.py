@@ -1,24 +1,35 @@
 """What rounded weights cost in quality: the bundled model on its held-out cases, kind by kind.
 
-    python -m benchmarks.quantization              # float32, bfloat16, int8, int4 of 32 and 64
+    python -m benchmarks.quantization              # float32, bfloat16, int8, int4 of 32 to 256
                                                    # weights, the latter with rounded inputs too
     python -m benchmarks.quantization --cases 96   # of each kind, instead of all
 
 Exact match is of greedy answers. Perplexity is of the right answers' tokens, their end included,
 each given the prompt and the right tokens before it; that of stories is of held-out stories, whose
 words have no one right choice.
+
+The model's rows of 192 weights cannot be cut into 128. For larger groups it is widened by zeros to
+256 channels, which computes the same. So a row of 192 becomes a group of 128 weights and one of 64
+with "groups of 128", and one of 192 with "groups of 256"; those of 256 and 512 (of what attention
+and the gated layer put out) are cut as the names say.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
 import random
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from benchmarks.record import Figure, Recorder, add_common
@@ -37,7 +48,20 @@ KINDS = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4, groups of 32": {"dtype": "bfloat16", "quantization": "int4"},
     "int4, groups of 64": {"dtype": "bfloat16", "quantization": "int4", "group": "64"},
+    "bfloat16, widened": {"dtype": "bfloat16"},
+    "int4, groups of 128, widened": {
+        "dtype": "bfloat16",
+        "quantization": "int4",
+        "group": "128",
+    },
+    "int4, groups of 256, widened": {
+        "dtype": "bfloat16",
+        "quantization": "int4",
+        "group": "256",
+    },
 }
+_WIDENED = ", widened"
+_WIDTH = 256
 _ROUNDED = ", inputs too"
 _MAX_TOKENS = 160
 
@@ -61,12 +85,35 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def configuration(kind: str) -> Config:
+def widened(directory: Path) -> Path:
+    """The bundled model with channels that are zero, which computes the same."""
+    config = json.loads((DEMO / "config.json").read_text())
+    share = config["hidden_size"] / _WIDTH
+    # A norm's mean is of more channels, so the channels that were there come out larger.
+    changes = {"hidden_size": _WIDTH, "rms_norm_eps": config["rms_norm_eps"] * share}
+    weights = {}
+    for name, weight in load_file(DEMO / "model.safetensors").items():
+        if weight.dim() == 1:
+            weight = weight * share**0.5
+        # What puts out hidden channels has them as its rows, all else as its columns.
+        axis = 0 if weight.dim() == 1 or name.endswith(("o_proj.weight", "down_proj.weight")) else 1
+        shape = list(weight.shape)
+        shape[axis] = _WIDTH - shape[axis]
+        weights[name] = torch.cat([weight, weight.new_zeros(shape)], axis)
+    shutil.copytree(DEMO, directory, ignore=shutil.ignore_patterns("*.py", "model.safetensors"))
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def configuration(kind: str, wide: Path) -> Config:
     wanted = dict(KINDS[kind.removesuffix(_ROUNDED)])
     group = wanted.pop("group", "32")
     overrides = [(f"model.{name}", value) for name, value in wanted.items()]
     overrides += [("model.quantization_group_size", group), ("compile.startup", "wait")]
     overrides.append(("model.quantize_activations", str(kind.endswith(_ROUNDED)).lower()))
+    if _WIDENED in kind:
+        overrides.append(("model.path", str(wide)))
     return load_config(CHECKOUT / "configs" / "demo.toml", overrides=overrides)
 
 
@@ -96,9 +143,13 @@ async def perplexity(engine: AsyncEngine, cases: Sequence[Asked]) -> float:
 
 
 async def measure(
-    kind: str, cases: Sequence[Case], stories: Sequence[Asked], tokenizer: Any, recorder: Recorder
+    kind: str,
+    config: Config,
+    cases: Sequence[Case],
+    stories: Sequence[Asked],
+    tokenizer: Any,
+    recorder: Recorder,
 ) -> None:
-    config = configuration(kind)
     ids = [asked(tokenizer, case) for case in cases]
     params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
     async with AsyncEngine.open(config) as engine:
@@ -120,10 +171,12 @@ async def run(options: argparse.Namespace) -> None:
     chance = random.Random(2)
     stories = [asked(tokenizer, draw(chance, "story", judged=True)) for _ in range(options.stories)]
     recorder = Recorder("quantization", save=not options.no_save)
-    for kind, settings in KINDS.items():
-        await measure(kind, cases, stories, tokenizer, recorder)
-        if "quantization" in settings:
-            await measure(kind + _ROUNDED, cases, stories, tokenizer, recorder)
+    with tempfile.TemporaryDirectory() as scratch:
+        wide = widened(Path(scratch) / "widened")
+        for kind, settings in KINDS.items():
+            for name in (kind, kind + _ROUNDED)[: 1 + ("quantization" in settings)]:
+                config = configuration(name, wide)
+                await measure(name, config, cases, stories, tokenizer, recorder)
 
 
 if __name__ == "__main__":
