@@ -50,10 +50,11 @@ def serve(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests that a CPU can run; arguments go to pytest."""
+    """Tests that a CPU can run, all but a few for `compiled`; arguments go to pytest."""
     install(session, "test")
     build_kernels(session)
-    session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu"]))
+    chosen = ["-m", "not gpu and not compilers"]
+    session.run("python", "-m", "pytest", *(session.posargs or chosen))
     if not session.posargs:
         session.run("python", "-m", "pytest", "--compiled", *COMPILED_TOO)
 

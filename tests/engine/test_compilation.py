@@ -164,7 +164,10 @@ async def test_graphs_that_serve_are_counted_whatever_the_depth(
             assert engine._parts.runner.num_graphs == expected
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16 in strips", "int8"])
+@pytest.mark.parametrize(
+    "kind",
+    ["float32", "bfloat16 in strips", pytest.param("int8", marks=pytest.mark.compilers)],
+)
 async def test_generated_code_copies_no_weight(
     kind: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,13 @@ def wide_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "threads"),
-    [("float32", 3), ("bfloat16", 2), ("int8", 2), ("int4", 2), ("int4, inputs too", 3)],
+    [
+        ("float32", 3),
+        ("bfloat16", 2),
+        ("int8", 2),
+        pytest.param("int4", 2, marks=pytest.mark.compilers),
+        pytest.param("int4, inputs too", 3, marks=pytest.mark.compilers),
+    ],
 )
 async def test_compiled_code_keeps_it(
     kind: str, threads: int, wide_directory: Path, request: pytest.FixtureRequest
