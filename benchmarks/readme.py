@@ -215,11 +215,18 @@ def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
         if busy > _BUSY_CORES
         else ""
     )
+    # One that failed halfway has fewer.
+    starts = max(
+        (line["figures"]["start"]["repeats"] for line in lines if "start" in line["figures"]),
+        default=1,
+    )
     about = (
         f"Other engines on a Llama of {SHAPE_NAMES.get(shape, shape)}, random weights, the same "
         "token ids, in turns. With weights of 8 and 4 bits all round what they multiply them by to "
-        "8 bits as well (Slipstream: docs/quantization.md); groups of 4 bits are of 32. Starts "
-        "are medians too. " + _where(latest) + shared
+        "8 bits as well (Slipstream: docs/quantization.md); groups of 4 bits are of 32. "
+        + (f"Starts are medians of {starts}. " if starts > 1 else "Each start was timed once. ")
+        + _where(latest)
+        + shared
     )
     missing = [f"{name}: {found[name, None]['failure']}" for name in names if (name, None) in found]
     heads = ["", *(head for _, _, head in PEER_COLUMNS)]
