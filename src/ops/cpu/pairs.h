@@ -48,14 +48,18 @@ inline vf add_pairs(vf sums, vb a, vb b) {
   return (vf)_mm512_dpbf16_ps((__m512)sums, a, b);
 }
 
-// sums[R][16] += rows of `left` x `right`, a tile each.
-template <int R>
-inline void add_product(vf (&sums)[R], const bf16* left, const bf16* right) {
+// sums[N][R][16] += R rows of `left` x N tiles of `right`, which lie so far apart.
+template <int N, int R>
+inline void add_products(vf (&sums)[N][R], const bf16* left, const bf16* right, int64_t apart) {
   for (int p = 0; p < kTile; ++p) {
-    const vb columns = load_run(right + p * kDepth);
+    vb columns[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) columns[n] = load_run(right + n * apart + p * kDepth);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      sums[r] = add_pairs(sums[r], splat_pair(left + r * kDepth + 2 * p), columns);
+      const vb row = splat_pair(left + r * kDepth + 2 * p);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) sums[n][r] = add_pairs(sums[n][r], row, columns[n]);
     }
   }
 }

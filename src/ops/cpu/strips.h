@@ -33,7 +33,6 @@
 
 namespace {
 
-constexpr int kStep = 128;                  // keys of a step
 constexpr int kStrip = 32;                  // query rows of a strip: two tiles
 constexpr int kChunks = kMaxHeadDim / kDepth;
 constexpr int kScoreTiles = kStep / kTile, kWeightTiles = kStep / kDepth;
@@ -56,9 +55,12 @@ struct alignas(64) TileScratch {
   float scores[2][kStrip * kStep];              // tiles [2][16 keys], of a strip and of the next
   bf16 weights[2][kStrip * kStep];              // tiles [2][32 keys], of a strip and of the last
   int64_t positions[kTileRows];                 // of each query row in its sequence
-  int64_t offsets[kStep];                       // of each key of the step in the caches, in elements
+  const int64_t* offsets;                       // of each key of the step in the caches, in elements
   alignas(64) bf16 ends[kTile][kMaxHeadDim];    // rows padded with zeros to whole chunks
 };
+
+// Rows of whole tiles that so many query rows of a kv head take.
+inline int64_t strip_rows(int64_t count) { return (count + kTile - 1) / kTile * kTile; }
 
 inline int chunks_of(int head_dim) { return (head_dim + kDepth - 1) / kDepth; }
 
@@ -94,11 +96,15 @@ inline const bf16* cached_row(TileScratch& t, const bf16* cache, int key, int fi
 inline int first_packed(int first) { return first / kDepth * kDepth; }
 inline int last_packed(int last) { return (last + kDepth - 1) / kDepth * kDepth; }
 
-inline void pack_keys(TileScratch& t, const bf16* cache, int head_dim, int first, int last) {
+// Calls each(kTile) for every kTile keys.
+template <class Each>
+inline void pack_keys(TileScratch& t, const bf16* cache, int head_dim, int first, int last,
+                      const Each& each) {
   const int chunks = chunks_of(head_dim);
   bf16* to = t.keys + first_packed(first) / kTile * chunks * kTileSize;
   for (int group = first_packed(first); group < last_packed(last); group += kTile) {
     const bf16* rows[kTile];
+    each(kTile);
     for (int i = 0; i < kTile; ++i) {
       rows[i] = cached_row(t, cache, group + i, first, last, head_dim);
       const int ahead = group + kTile + i;
@@ -113,9 +119,13 @@ inline void pack_keys(TileScratch& t, const bf16* cache, int head_dim, int first
   }
 }
 
-inline void pack_values(TileScratch& t, const bf16* cache, int head_dim, int first, int last) {
+// Calls each(2) for every two keys.
+template <class Each>
+inline void pack_values(TileScratch& t, const bf16* cache, int head_dim, int first, int last,
+                        const Each& each) {
   const int columns = padded(head_dim) / kTile;
   for (int key = first_packed(first); key < last_packed(last); key += 2) {
+    each(2);
     const bf16* even = cached_row(t, cache, key, first, last, head_dim);
     const bf16* odd = cached_row(t, cache, key + 1, first, last, head_dim);
     const int ahead = key + kTile;
@@ -140,18 +150,17 @@ inline vf power_of_two(vf x) {
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-// scores[row, key] = scale * query[row] . key for keys [first, last) of a tile of kKeys, where they lie.
-// Queries are [rows, head_dim], whole vectors each; `values` is what is read next.
-inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, const bf16* values, int rows,
-                      int head_dim, float scale, int first, int last) {
+// scores[row, key] = scale * query[row] . key for keys [first, last) of a tile of kKeys, where they lie,
+// and for `rows` rows from `begin` on. Queries are [rows, head_dim], whole vectors each. Calls each(W)
+// for every W keys.
+template <class Each>
+inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int begin, int rows,
+                      int head_dim, float scale, int first, int last, const Each& each) {
   for (int j = first / W * W; j < last; j += W) {
     const bf16* keys[W];
-    for (int i = 0; i < W; ++i) {
-      const int64_t offset = s.now->offsets[j + i];
-      keys[i] = cache + offset;
-      prefetch_row(values + offset, head_dim);
-    }
-    for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < W; ++i) keys[i] = cache + s.now->offsets[j + i];
+    each(W);
+    for (int row = begin; row < begin + rows; ++row) {
       vf acc[W] = {};
       for (int d = 0; d < head_dim; d += kDepth) {
         const vb query = load_run(queries + row * head_dim + d);
@@ -176,38 +185,37 @@ struct Strip {
   bf16* weights;
 };
 
-// One step of 128 keys for all query rows of an item.
+// One step of 128 keys for query rows of an item.
 class TileStep {
  public:
-  TileStep(Scratch& s, TileScratch& t, int rows, int head_dim, float scale, int64_t window)
+  TileStep(Scratch& s, TileScratch& t, int head_dim, float scale, int64_t window)
       : s(s),
         t(t),
-        rows(rows),
         chunks(chunks_of(head_dim)),
         width(padded(head_dim)),
         scale(scale),
         window(window) {}
 
-  // Keys [step + first, step + last) are packed.
-  void run(int64_t step, int first, int last) {
+  // Keys [step + first, step + last) are packed; for query rows [begin, end).
+  void run(int64_t step, int first, int last, int begin, int end) {
     Strip strips[kTileRows / kStrip];
     int count = 0;
-    for (int row = 0; row < rows; row += kStrip) {
+    for (int row = begin; row < end; row += kStrip) {
       Strip& strip = strips[count];
-      if (place(strip, row, step, first, last)) {
+      if (place(strip, row, end, step, first, last)) {
         strip.scores = t.scores[count % 2];
         strip.weights = t.weights[count % 2];
         ++count;
       }
     }
     if (count == 0) return;
-    for (int tile = strips[0].begin * 2; tile < strips[0].end * 2; ++tile) score(strips[0], tile);
+    score(strips[0], strips[0].begin * 2, strips[0].end * 2);
     for (int i = 0; i < count; ++i) {
       const Strip* before = i > 0 ? &strips[i - 1] : nullptr;
       const Strip* after = i + 1 < count ? &strips[i + 1] : nullptr;
       softmax(strips[i], step, first, last, [&](int row) { products(before, after, row); });
     }
-    products(&strips[count - 1], nullptr);
+    weigh(strips[count - 1], 0, width / kTile);
   }
 
  private:
@@ -221,55 +229,85 @@ class TileStep {
   }
 
   // Whether any row of the strip that starts at `row` sees a key of this step.
-  bool place(Strip& strip, int row, int64_t step, int first, int last) const {
+  bool place(Strip& strip, int row, int end, int64_t step, int first, int last) const {
     strip.row = row;
-    strip.rows = std::min(kStrip, rows - row);
+    strip.rows = std::min(kStrip, end - row);
     strip.query = t.query + row / kTile * chunks * kTileSize;
-    const int end = row + strip.rows - 1;  // later rows see later keys
-    const int from = low(row, step, first), to = high(end, step, last);
+    const int latest = row + strip.rows - 1;  // later rows see later keys
+    const int from = low(row, step, first), to = high(latest, step, last);
     strip.begin = from / kDepth;
     strip.end = (to + kDepth - 1) / kDepth;
-    strip.masked = low(end, step, first) > strip.begin * kDepth ||
+    strip.masked = low(latest, step, first) > strip.begin * kDepth ||
                    high(row, step, last) < strip.end * kDepth;
     return from < to;
   }
 
-  // scores[32 rows, 16 keys] of one tile of keys.
-  void score(const Strip& strip, int tile) const {
-    const bf16* keys = t.keys + tile * chunks * kTileSize;
-    float* to = strip.scores + tile * kTile * kTile;
+  // scores[32 rows, keys] of tiles [tile, end) of 16 keys.
+  void score(const Strip& strip, int tile, int end) const {
+    const int64_t apart = chunks * kTileSize;
 #if defined(SLIPSTREAM_TILES)
-    if (with_registers) return score_with_registers(strip, keys, to);
+    if (with_registers) {
+      for (; tile < end; ++tile) {
+        score_with_registers(strip, t.keys + tile * apart, strip.scores + tile * kTile * kTile);
+      }
+      return;
+    }
 #endif
     by_rows(strip, [&](auto size, int row) {
-      vf sums[size()] = {};
       const bf16* query = strip.query + (row / kTile * chunks * kTile + row % kTile) * kDepth;
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        add_product(sums, query + chunk * kTileSize, keys + chunk * kTileSize);
-      }
-      float* place = to + row / kTile * kTile * kStep + row % kTile * kTile;
-      for (int i = 0; i < size(); ++i) store(place + i * kTile, sums[i]);
+      float* to = strip.scores + row / kTile * kTile * kStep + row % kTile * kTile;
+      by_tiles<size()>(tile, end, [&](auto count, int at) {
+        vf sums[count()][size()] = {};
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          add_products(sums, query + chunk * kTileSize, t.keys + at * apart + chunk * kTileSize, apart);
+        }
+        for (int n = 0; n < count(); ++n) {
+          for (int i = 0; i < size(); ++i) store(to + ((at + n) * kTile + i) * kTile, sums[n][i]);
+        }
+      });
     });
   }
 
-  // out[32 rows, 16 of head_dim] += weights x values; out is rescaled already.
-  void weigh(const Strip& strip, int column) const {
-    const bf16* values = t.values + column * kTileSize;
-    float* out = s.out + strip.row * width + column * kTile;
+  // out[32 rows, columns] += weights x values, of tiles [column, end) of 16 of head_dim; out is
+  // rescaled already.
+  void weigh(const Strip& strip, int column, int end) const {
+    float* out = s.out + strip.row * width;
 #if defined(SLIPSTREAM_TILES)
-    if (with_registers) return weigh_with_registers(strip, values, out);
+    if (with_registers) {
+      for (; column < end; ++column) {
+        weigh_with_registers(strip, t.values + column * kTileSize, out + column * kTile);
+      }
+      return;
+    }
 #endif
     const int columns = width / kTile;
     by_rows(strip, [&](auto size, int row) {
-      vf sums[size()];
-      for (int i = 0; i < size(); ++i) sums[i] = load(out + (row + i) * width);
       const bf16* weights =
           strip.weights + row / kTile * kWeightTiles * kTileSize + row % kTile * kDepth;
-      for (int tile = strip.begin; tile < strip.end; ++tile) {
-        add_product(sums, weights + tile * kTileSize, values + tile * columns * kTileSize);
-      }
-      for (int i = 0; i < size(); ++i) store(out + (row + i) * width, sums[i]);
+      by_tiles<size()>(column, end, [&](auto count, int at) {
+        vf sums[count()][size()];
+        float* to = out + row * width + at * kTile;
+        for (int n = 0; n < count(); ++n) {
+          for (int i = 0; i < size(); ++i) sums[n][i] = load(to + i * width + n * kTile);
+        }
+        for (int tile = strip.begin; tile < strip.end; ++tile) {
+          add_products(sums, weights + tile * kTileSize,
+                       t.values + (tile * columns + at) * kTileSize, kTileSize);
+        }
+        for (int n = 0; n < count(); ++n) {
+          for (int i = 0; i < size(); ++i) store(to + i * width + n * kTile, sums[n][i]);
+        }
+      });
     });
+  }
+
+  // Calls function(count, tile) for tiles [tile, end), as many at once, a constant, as give R rows
+  // 16 sums: fewer have each addition wait for the one before.
+  template <int R, class F>
+  static void by_tiles(int tile, int end, const F& function) {
+    constexpr int kMost = std::clamp(kTile / R, 1, 4);
+    for (; tile + kMost <= end; tile += kMost) function(std::integral_constant<int, kMost>{}, tile);
+    for (; tile < end; ++tile) function(std::integral_constant<int, 1>{}, tile);
   }
 
   // Calls function(size, row) for blocks of a strip's rows; `size` is a constant, and no block is of
@@ -332,15 +370,13 @@ class TileStep {
   void products(const Strip* before, const Strip* after, int row) const {
     const int slot = row / 4;
     if (after && row % 4 == 0 && slot >= after->begin * 2 && slot < after->end * 2) {
-      score(*after, slot);
+      score(*after, slot, slot + 1);
     }
     if (before && row % 4 == 2) {
-      for (int column = slot; column < width / kTile; column += kStrip / 4) weigh(*before, column);
+      for (int column = slot; column < width / kTile; column += kStrip / 4) {
+        weigh(*before, column, column + 1);
+      }
     }
-  }
-
-  void products(const Strip* before, const Strip* after) const {
-    for (int row = 0; row < kStrip; ++row) products(before, after, row);
   }
 
   // Scores to weights; updates maximum and sum, and rescales out. Calls between(row) for each of
@@ -424,7 +460,7 @@ class TileStep {
 #endif
   Scratch& s;
   TileScratch& t;
-  const int rows, chunks, width;
+  const int chunks, width;
   const float scale;
   const int64_t window;
 };

@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int kKeys = 64;           // keys of a tile; tiles start at multiples of it
+constexpr int kStep = 128;          // the same where products are of tiles (strips.h)
 constexpr int kMaxHeadDim = 256;
 constexpr int kGemmRows = 64;       // packed query rows of a prefill tile
 #if defined(__AVX512BF16__)
@@ -37,7 +38,8 @@ struct KeyTile {
   const Item* item = nullptr;
   int64_t begin = 0;         // the tile's first key
   int first = 0, last = 0;   // keys of the tile that the item has
-  int64_t offsets[kKeys];    // in the caches, in elements; of the nearest key where there is none
+  // Of its first kv head in the caches, in elements; of the nearest key where there is none.
+  int64_t offsets[kStep];
 };
 
 // Per-thread working memory of one work item.
@@ -172,19 +174,16 @@ __attribute__((noinline)) void join_splits(float* out, float& maximum, float& su
   maximum = now;
 }
 
-// scores[row, key] = query[row] . key, along the head dimension (keys are not packed). What is read
-// next, if anything, are `ahead`: rows of values.
-inline void dot_scores(Scratch& s, int rows, int width, int first, int last,
-                       const float* const* ahead) {
+// scores[row, key] = query[row] . key, along the head dimension (keys are not packed), for `rows` rows
+// from `begin` on. Calls each(W) for every W keys.
+template <class Each>
+inline void dot_scores(Scratch& s, int begin, int rows, int width, int first, int last,
+                       const Each& each) {
   for (int j = first / W * W; j < last; j += W) {
     const float* keys[W];
-    for (int i = 0; i < W; ++i) {
-      const int key = std::clamp(j + i, first, last - 1);
-      keys[i] = s.key_rows[key];
-      if (ahead == nullptr) continue;
-      for (int d = 0; d < width; d += 16) __builtin_prefetch(ahead[key] + d);
-    }
-    for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < W; ++i) keys[i] = s.key_rows[std::clamp(j + i, first, last - 1)];
+    each(W);
+    for (int row = begin; row < begin + rows; ++row) {
       const float* query = s.query + row * width;
       vf acc[W] = {};
       for (int d = 0; d < width; d += W) {
@@ -197,7 +196,7 @@ inline void dot_scores(Scratch& s, int rows, int width, int first, int last,
   }
 }
 
-// N vectors of R rows, which share what is read of a value. Calls each(key) on the way.
+// N vectors of R rows, which share what is read of a value. Calls each(1) for every key.
 template <int R, int N, class Row, class Each>
 inline void weigh_columns(Scratch& s, const Row& value_row, const Each& each, int row, int width,
                           int d, int first, int last) {
@@ -210,7 +209,7 @@ inline void weigh_columns(Scratch& s, const Row& value_row, const Each& each, in
     for (int i = 0; i < N; ++i) acc[r][i] = load(out + r * width + i * W) * s.rescale[row + r];
   }
   for (int key = first; key < last; ++key) {
-    each(key);
+    each(1);
     const auto* at = value_row(key) + d;
     vf value[N];
 #pragma GCC unroll 8
@@ -236,11 +235,11 @@ inline void weigh_rows(Scratch& s, const Row& value_row, const Each& each, int r
   constexpr int kMost = std::min(8, kSums / R), kSome = std::min(4, kMost);
   const auto nothing = [](int) {};
   int d = 0;
-  if (row == 0 && d + kSome * W <= width) {
+  if (d + kSome * W <= width) {
     weigh_columns<R, kSome>(s, value_row, each, row, width, d, first, last);
     d += kSome * W;
-  } else if (row == 0) {
-    for (int key = first; key < last; ++key) each(key);
+  } else {
+    each(last - first);
   }
   for (; d + kMost * W <= width; d += kMost * W) {
     weigh_columns<R, kMost>(s, value_row, nothing, row, width, d, first, last);
@@ -253,16 +252,19 @@ inline void weigh_rows(Scratch& s, const Row& value_row, const Each& each, int r
   }
 }
 
-// out[row] = out[row] * rescale[row] + weights[row] . values, over keys [first, last) of the tile;
-// value_row(key) is where a key's value is. Each row is summed key by key, whatever its company.
-// each(key) is called once for each key on the way.
+// In how many blocks so many rows are weighed.
+constexpr int blocks_of(int rows) { return rows / 4 + rows % 4 / 2 + rows % 2; }
+
+// out[row] = out[row] * rescale[row] + weights[row] . values, over keys [first, last) of the tile, for
+// `rows` rows from `row` on; value_row(key) is where a key's value is. Each row is summed key by key,
+// whatever its company. Calls each(count) on the way, for every key in each of the rows' blocks.
 template <class Row, class Each>
-inline void weigh_values(Scratch& s, const Row& value_row, const Each& each, int rows, int width,
-                         int first, int last) {
-  int row = 0;
-  for (; row + 4 <= rows; row += 4) weigh_rows<4>(s, value_row, each, row, width, first, last);
-  for (; row + 2 <= rows; row += 2) weigh_rows<2>(s, value_row, each, row, width, first, last);
-  for (; row < rows; ++row) weigh_rows<1>(s, value_row, each, row, width, first, last);
+inline void weigh_values(Scratch& s, const Row& value_row, const Each& each, int row, int rows,
+                         int width, int first, int last) {
+  const int end = row + rows;
+  for (; row + 4 <= end; row += 4) weigh_rows<4>(s, value_row, each, row, width, first, last);
+  for (; row + 2 <= end; row += 2) weigh_rows<2>(s, value_row, each, row, width, first, last);
+  for (; row < end; ++row) weigh_rows<1>(s, value_row, each, row, width, first, last);
 }
 
 // packed[d * kKeys + key] = cache[offsets[key] + d]; keys outside of [first, last) become 0.

@@ -15,14 +15,15 @@ constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chu
 constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
 constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
 
-// Packed query rows [first, first + count) of a batch row, against keys [begin, end).
+// Packed query rows [first, first + count) of a batch row, of each of so many kv heads from `kv_head`
+// on, against keys [begin, end).
 struct Item {
-  int32_t row, kv_head, first, count;
+  int32_t row, kv_head, kv_heads, first, count;
   int64_t begin, end;
-  int32_t group;             // index of the merge group, -1 when not split
+  int32_t group;             // index of the first kv head's merge group, -1 when not split
   int32_t split;             // index inside the group
-  // Where the keys are shared: decoding rows, all heads of each, `row` being the first of them. The
-  // merge group is each member's own.
+  // Where the keys are shared: decoding rows, all query heads of each, `row` being the first of them.
+  // The merge group is each member's own.
   int32_t member, members;   // range in Plan::members; none, nothing is shared
   double cost;
 };
@@ -45,12 +46,13 @@ struct Plan {
   std::vector<int32_t> members;
   std::vector<int32_t> shared;      // of a batch row: splits at its beginning that others share
   std::vector<int32_t> row_groups;  // of a batch row: its merge group for the first kv head
+  int64_t few_pieces = 0;           // splits of rows of few query rows that nobody shares
 
   void clear(int64_t rows) {
     items.clear();
     groups.clear();
     members.clear();
-    partial_floats = 0;
+    partial_floats = few_pieces = 0;
     shared.assign(size_t(rows), 0);
     row_groups.assign(size_t(rows), -1);
   }
@@ -58,10 +60,10 @@ struct Plan {
 
 // How a row of `packed` query rows is computed. It depends on the call's dtype and on the row alone.
 struct Path {
+  bool few;            // query rows: reading keys and values is most of it
   bool strips;         // of bfloat16
   bool pairs;          // without strips: keys and values of bfloat16 are read where they lie
   bool dot;            // without strips: scores by dot products, not of packed keys
-  bool few;            // without strips: weighs values row by row, not in register blocks
   int64_t rows;        // packed query rows of an item
   int64_t split;       // keys of an item
   int64_t fold;        // keys of an item after which what was summed is folded and begins anew
@@ -71,7 +73,8 @@ struct Path {
 
 Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
   Path path{};
-  path.split = packed <= kDotRows ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
+  path.few = packed <= kDotRows;
+  path.split = path.few ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
   path.fold = path.split;
   if (a.deterministic) {
     path.fold = kFixedSplit;
@@ -88,7 +91,6 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
     return path;
   }
 #endif
-  path.few = packed <= kDotRows;
   path.dot = path.few || a.deterministic;
   path.rows = path.few ? kDotRows : kGemmRows;
   path.row_cost = 1.0;
@@ -102,6 +104,48 @@ inline int64_t first_visible(int64_t position, int64_t window) {
 
 double cost_of(const AttentionArgs& a, const Path& path, int64_t rows, int64_t keys) {
   return (double(rows) + path.key_cost) * path.row_cost * double(keys) * double(a.head_dim) * 2;
+}
+
+// Of how many kv heads an item of few query rows is, `count` of each, where so many items would be of
+// all kv heads: of all, for then memory is read in its order, if there is room for their query rows
+// and every thread has two items. A head's bits depend on no other.
+inline int64_t kv_heads_together(const AttentionArgs& a, const Path& path, int64_t count,
+                                 int64_t items) {
+#if defined(SLIPSTREAM_PAIRS)
+  const int64_t room = path.strips ? kTileRows / strip_rows(count) : kGemmRows / count;
+#else
+  const int64_t room = kGemmRows / count;
+#endif
+  const int64_t cuts = (2 * a.threads + items - 1) / std::max<int64_t>(1, items);
+  const int64_t together = (a.num_kv_heads + cuts - 1) / std::max<int64_t>(1, cuts);
+  return std::clamp<int64_t>(together, 1, std::max<int64_t>(1, room));
+}
+
+// Adds items of so many kv heads like one of the first head, whose cost is that of one.
+inline void add_for_heads(const AttentionArgs& a, const Item& first, int64_t together, Plan& plan) {
+  for (int64_t head = 0; head < a.num_kv_heads; head += together) {
+    Item item = first;
+    item.kv_head = int32_t(head);
+    item.kv_heads = int32_t(std::min(together, a.num_kv_heads - head));
+    if (item.group >= 0) item.group += item.kv_head;
+    item.cost *= item.kv_heads;
+    plan.items.push_back(item);
+  }
+}
+
+// Splits of all rows of few query rows, but for those that are shared.
+inline int64_t count_few_pieces(const AttentionArgs& a, const Plan& plan) {
+  int64_t pieces = 0;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const int64_t packed =
+        int64_t(a.query_start_loc[row + 1] - a.query_start_loc[row]) * (a.num_heads / a.num_kv_heads);
+    const Path path = choose_path(a, packed, a.seq_lens[row]);
+    if (!path.few || packed < 1) continue;
+    const int64_t keys = a.sliding_window > 0 ? std::min<int64_t>(a.seq_lens[row], a.sliding_window)
+                                              : a.seq_lens[row];
+    pieces += (keys + path.split - 1) / path.split - plan.shared[size_t(row)];
+  }
+  return pieces;
 }
 
 Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
@@ -136,12 +180,10 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
     for (int64_t s = plan.shared[size_t(row)]; s < splits; ++s) {
       const int64_t from = std::max(low, (split_first + s) * split);
       const int64_t to = std::min(high, (split_first + s + 1) * split);
-      const double cost = cost_of(a, path, count, to - from);
-      // The heads of a token lie side by side in memory: visit them one after another.
-      for (int32_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
-        plan.items.push_back({int32_t(row), kv_head, int32_t(first), int32_t(count), from, to,
-                              group < 0 ? -1 : group + kv_head, int32_t(s), 0, 0, cost});
-      }
+      add_for_heads(a,
+                {int32_t(row), 0, 0, int32_t(first), int32_t(count), from, to, group, int32_t(s), 0, 0,
+                 cost_of(a, path, count, to - from)},
+                path.few ? kv_heads_together(a, path, count, plan.few_pieces) : 1, plan);
     }
   }
   return kOk;
@@ -242,12 +284,11 @@ class Sharing {
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t from = members * part / parts, count = members * (part + 1) / parts - from;
       const size_t member = company.begin + size_t(from);
-      for (int32_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
-        plan.items.push_back({plan.members[member], kv_head, 0, int32_t(count * heads),
-                              company.split * path.split, (company.split + 1) * path.split, -1,
-                              company.split, int32_t(member), int32_t(count),
-                              cost_of(a, path, count * heads, path.split)});
-      }
+      add_for_heads(a,
+                {plan.members[member], 0, 0, 0, int32_t(count * heads), company.split * path.split,
+                 (company.split + 1) * path.split, -1, company.split, int32_t(member), int32_t(count),
+                 cost_of(a, path, count * heads, path.split)},
+                kv_heads_together(a, path, count * heads, int64_t(companies.size()) * parts), plan);
     }
   }
 

@@ -1,0 +1,388 @@
+// Attention of one call's items: each path of it, and what becomes of their sums.
+#pragma once
+#include <memory>
+
+#include "read_ahead.h"
+#include "work.h"
+
+namespace {
+
+template <class T>
+class Attention {
+ public:
+  Attention(const AttentionArgs& args, Plan& plan)
+      : a(args),
+        plan(plan),
+        head_dim(int(args.head_dim)),
+        width(padded(head_dim)),
+        heads(args.num_heads / args.num_kv_heads),
+        token_stride(args.num_kv_heads * args.head_dim) {}
+
+  void write_cache(int64_t begin, int64_t end) const {
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t slot = a.slot_mapping[token];
+      if (slot < 0) continue;
+      const size_t bytes = size_t(token_stride) * sizeof(T);
+      std::memcpy(static_cast<T*>(a.key_cache) + slot * token_stride,
+                  static_cast<const T*>(a.key) + token * a.key_stride, bytes);
+      std::memcpy(static_cast<T*>(a.value_cache) + slot * token_stride,
+                  static_cast<const T*>(a.value) + token * a.value_stride, bytes);
+    }
+  }
+
+  // `next`, if any, is what this thread runs then.
+  void run(const Item& item, const Item* next, Scratch& s) const {
+    const Path path = path_of(item);
+#if defined(SLIPSTREAM_PAIRS)
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (path.strips) return run_strips(item, next, path, s);
+      if (path.pairs) return run_pairs(item, next, path, s);
+    }
+#endif
+    start(item, s);
+    if (path.few) return run_dots(item, next, path, s);
+    begin_sums(0, item.count, s);
+    bool folded = false;
+    for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
+      if (tile > item.begin && tile % path.fold == 0) fold(item, item.count, s, folded);
+      ReadAhead<T> ahead = turn_to(item, tile, next, path, s);
+      const int64_t* offsets = s.now->offsets;
+      const int first = s.now->first, last = s.now->last;
+      copy_values(s, first, last);
+      if (path.dot) {
+        point_to_rows(static_cast<const T*>(a.key_cache), offsets, s.keys, s.key_rows, first, last);
+        dot_scores(s, 0, item.count, width, first, last, [](int) {});
+      } else {
+        pack_keys(s.keys, static_cast<const T*>(a.key_cache), offsets, head_dim, first, last);
+        multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
+                        s.rescale);
+      }
+      softmax(item, tile, 0, s);
+      multiply<true>(s.scores, kKeys, s.values, width, s.out, width, item.count, width, kKeys,
+                     s.rescale);
+      ahead.rest();
+    }
+    finish(item, item.count, s, folded);
+  }
+
+ private:
+  // Few query rows, of all kv heads of an item: head after head, tile after tile. score(row, offset,
+  // ahead) leaves scores of a head's query rows from `row` on, whose keys and values lie so far behind
+  // the tile's offsets; value_row(key, offset) is where a value is.
+  template <class Score, class Row>
+  void run_few(const Item& item, const Item* next, const Path& path, Scratch& s, const Score& score,
+               const Row& value_row) const {
+    begin_sums(0, item.count * item.kv_heads, s);
+    bool folded = false;
+    for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
+      if (tile > item.begin && tile % path.fold == 0) fold(item, item.count, s, folded);
+      ReadAhead<T> ahead = turn_to(item, tile, next, path, s);
+      for (int head = 0; head < item.kv_heads; ++head) {
+        const int row = head * item.count, offset = head * head_dim;
+        score(row, offset, [&](int visits) { ahead.visit(visits); });
+        softmax(item, tile, row, s);
+        weigh_values(s, [&](int key) { return value_row(key, offset); },
+                     [&](int visits) { ahead.visit(visits); }, row, item.count, width, s.now->first,
+                     s.now->last);
+      }
+      ahead.rest();
+    }
+    finish(item, item.count, s, folded);
+  }
+
+  void run_dots(const Item& item, const Item* next, const Path& path, Scratch& s) const {
+    const auto score = [&](int row, int offset, const auto& each) {
+      const int first = s.now->first, last = s.now->last;
+      point_to_rows(static_cast<const T*>(a.key_cache) + offset, s.now->offsets, s.keys, s.key_rows,
+                    first, last);
+      point_to_rows(static_cast<const T*>(a.value_cache) + offset, s.now->offsets, s.values,
+                    s.value_rows, first, last);
+      dot_scores(s, row, item.count, width, first, last, each);
+    };
+    run_few(item, next, path, s, score, [&](int key, int) { return s.value_rows[key]; });
+  }
+
+#if defined(SLIPSTREAM_PAIRS)
+  void run_pairs(const Item& item, const Item* next, const Path& path, Scratch& s) const {
+    const auto* keys = static_cast<const bf16*>(a.key_cache);
+    const auto* values = static_cast<const bf16*>(a.value_cache);
+    alignas(64) bf16 queries[kGemmRows * kMaxHeadDim];
+    for (int row = 0; row < item.count * item.kv_heads; ++row) {
+      std::memcpy(queries + row * head_dim, query_row(item, row / item.count, row % item.count),
+                  size_t(head_dim) * sizeof(bf16));
+    }
+    const auto score = [&](int row, int offset, const auto& each) {
+      dot_pairs(s, queries, keys + offset, row, item.count, head_dim, float(a.scale), s.now->first,
+                s.now->last, each);
+    };
+    run_few(item, next, path, s, score,
+            [&](int key, int offset) { return values + offset + s.now->offsets[key]; });
+  }
+
+  void run_strips(const Item& item, const Item* next, const Path& path, Scratch& s) const {
+    thread_local std::unique_ptr<TileScratch> scratch(new TileScratch);
+    TileScratch& t = *scratch;
+    const int stride = int(strip_rows(item.count));
+    for (int head = 0; head < item.kv_heads; ++head) {
+      for (int row = 0; row < item.count; ++row) {
+        pack_query_row(t, query_row(item, head, row), head * stride + row, head_dim);
+        t.positions[head * stride + row] = query_position(item, row);
+      }
+    }
+    begin_sums(0, stride * item.kv_heads, s);
+    bool folded = false;
+    TileStep products(s, t, head_dim, float(a.scale), a.sliding_window);
+    for (int64_t step = item.begin / kStep * kStep; step < item.end; step += kStep) {
+      if (step > item.begin && step % path.fold == 0) fold(item, stride, s, folded);
+      ReadAhead<T> ahead = turn_to(item, step, next, path, s);
+      const auto each = [&](int visits) { ahead.visit(visits); };
+      const int first = s.now->first, last = s.now->last;
+      t.offsets = s.now->offsets;
+      for (int head = 0; head < item.kv_heads; ++head) {
+        const int offset = head * head_dim, row = head * stride;
+        pack_keys(t, static_cast<const bf16*>(a.key_cache) + offset, head_dim, first, last, each);
+        pack_values(t, static_cast<const bf16*>(a.value_cache) + offset, head_dim, first, last, each);
+        products.run(step, first, last, row, row + item.count);
+      }
+      ahead.rest();
+    }
+    finish(item, stride, s, folded);
+  }
+#endif
+
+  // Weights of the tile's keys from their scores, in rows from `begin` on.
+  void softmax(const Item& item, int64_t tile, int begin, Scratch& s) const {
+    const int first = s.now->first, last = s.now->last;
+    for (int row = 0; row < item.count; ++row) {
+      const int64_t position = query_position(item, row);
+      const int64_t low = first_visible(position, a.sliding_window) - tile;
+      softmax_row(s, begin + row, int(std::clamp<int64_t>(low, first, kKeys)),
+                  int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
+    }
+  }
+
+  Path path_of(const Item& item) const {
+    return choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
+  }
+
+  int64_t query_len(int64_t row) const {
+    return a.query_start_loc[row + 1] - a.query_start_loc[row];
+  }
+
+  int64_t query_position(const Item& item, int row) const {
+    if (item.members) return a.seq_lens[member(item, row)] - 1;
+    return a.seq_lens[item.row] - query_len(item.row) + (item.first + row) / heads;
+  }
+
+  // Batch row of a packed query row of an item that is shared.
+  int32_t member(const Item& item, int row) const {
+    return plan.members[size_t(item.member + row / heads)];
+  }
+
+  // Offset of a packed query row of an item's kv head in [tokens, num_heads]: its token and its head.
+  void locate(const Item& item, int head, int row, int64_t* token, int64_t* query_head) const {
+    *token = item.members ? a.query_start_loc[member(item, row)]
+                          : a.query_start_loc[item.row] + (item.first + row) / heads;
+    *query_head = (item.kv_head + head) * heads + (item.first + row) % heads;
+  }
+
+  const T* query_row(const Item& item, int head, int row) const {
+    int64_t token, query_head;
+    locate(item, head, row, &token, &query_head);
+    return static_cast<const T*>(a.query) + token * a.query_stride + query_head * head_dim;
+  }
+
+  // Offsets into the caches of keys [first, last) of a tile.
+  void locate_keys(const Item& item, int64_t tile, int first, int last, int64_t* offsets) const {
+    int64_t block = (tile + first) / a.block_size, slot = (tile + first) % a.block_size;
+    const int32_t* table = a.block_tables + item.row * a.block_table_stride;
+    for (int key = first; key < last; ++block, slot = 0) {
+      const int end = int(std::min<int64_t>(last, key + a.block_size - slot));
+      int64_t offset = (table[block] * a.block_size + slot) * token_stride + item.kv_head * head_dim;
+      for (; key < end; ++key, offset += token_stride) offsets[key] = offset;
+    }
+  }
+
+  void look_up(const Item& item, int64_t tile, int size, KeyTile& to) const {
+    to.item = &item, to.begin = tile;
+    to.first = int(std::max<int64_t>(0, item.begin - tile));
+    to.last = int(std::min<int64_t>(size, item.end - tile));
+    locate_keys(item, tile, to.first, to.last, to.offsets);
+    std::fill(to.offsets, to.offsets + to.first, to.offsets[to.first]);
+    std::fill(to.offsets + to.last, to.offsets + size, to.offsets[to.last - 1]);
+  }
+
+  static int tile_size(const Path& path) {
+#if defined(SLIPSTREAM_PAIRS)
+    if (path.strips) return kStep;
+#endif
+    return kKeys;
+  }
+
+  // Looks up a tile of an item, unless it was looked up when it was ahead, and what comes after it,
+  // which is returned to be read while the tile is computed.
+  ReadAhead<T> turn_to(const Item& item, int64_t tile, const Item* next, const Path& path,
+                       Scratch& s) const {
+    std::swap(s.now, s.ahead);
+    const int size = tile_size(path);
+    if (s.now->item != &item || s.now->begin != tile) look_up(item, tile, size, *s.now);
+    if (tile + size < item.end) {
+      look_up(item, tile + size, size, *s.ahead);
+    } else if (next != nullptr) {
+      const int next_size = tile_size(path_of(*next));
+      look_up(*next, next->begin / next_size * next_size, next_size, *s.ahead);
+    } else {
+      s.ahead->item = nullptr;
+      return {};
+    }
+    if (!path.few) return {};
+    const int64_t visits = int64_t(s.now->last - s.now->first) * item.kv_heads;
+    return {*s.ahead, a.key_cache, a.value_cache, head_dim, s.ahead->item->kv_heads,
+            visits * (1 + (path.strips ? 1 : blocks_of(item.count)))};
+  }
+
+  void start(const Item& item, Scratch& s) const {
+    for (int row = 0; row < item.count * item.kv_heads; ++row) {
+      convert_row(query_row(item, row / item.count, row % item.count), s.query + row * width, head_dim,
+                  float(a.scale));
+    }
+  }
+
+  void begin_sums(int begin, int end, Scratch& s) const {
+    std::fill(s.maximum + begin, s.maximum + end, -kInfinity);
+    std::fill(s.sum + begin, s.sum + end, 0.0f);
+    std::fill(s.out + begin * width, s.out + end * width, 0.0f);
+  }
+
+  // Floats of each key's row of a cache: where they lie if they are floats, else in `room`.
+  void point_to_rows(const T* cache, const int64_t* offsets, float* room, const float** rows, int first,
+                     int last) const {
+    for (int key = first; key < last; ++key) {
+      const T* row = cache + offsets[key];
+      if constexpr (std::is_same_v<T, float>) {
+        if (head_dim == width) {
+          rows[key] = row;
+          continue;
+        }
+      }
+      convert_row(row, room + key * width, head_dim);
+      rows[key] = room + key * width;
+    }
+  }
+
+  void copy_values(Scratch& s, int first, int last) const {
+    for (int key = 0; key < kKeys; ++key) {
+      float* row = s.values + key * width;
+      if (key >= first && key < last) {
+        convert_row(static_cast<const T*>(a.value_cache) + s.now->offsets[key], row, head_dim);
+      } else {
+        std::fill(row, row + width, 0.0f);
+      }
+    }
+  }
+
+  void write_out(const Item& item, int head, int row, const float* from, float sum) const {
+    int64_t token, query_head;
+    locate(item, head, row, &token, &query_head);
+    T* to = static_cast<T*>(a.out) + (token * a.num_heads + query_head) * head_dim;
+    const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
+    // A sum that is NaN must show, not turn into zeros.
+    const float safe = sum != sum ? sum : factor;
+    // Adding 0 turns -0, which products with weights of 0 may leave or take, into 0.
+    for (int d = 0; d < head_dim; ++d) from_float(from[d] * safe + 0.0f, to + d);
+  }
+
+  // Puts the sums of an item's rows, each kv head's `stride` behind the last one's, behind those of the
+  // splits before, and begins anew.
+  void fold(const Item& item, int stride, Scratch& s, bool& folded) const {
+    const int end = stride * item.kv_heads;
+    if (!folded) {
+      std::fill(s.folded_maximum, s.folded_maximum + end, -kInfinity);
+      std::fill(s.folded_sum, s.folded_sum + end, 0.0f);
+      std::fill(s.folded, s.folded + end * width, 0.0f);
+    }
+    for (int first = 0; first < end; first += stride) {
+      for (int row = first; row < first + item.count; ++row) {
+        join_splits(s.folded + row * width, s.folded_maximum[row], s.folded_sum[row],
+                    s.out + row * width, s.maximum[row], s.sum[row], width);
+      }
+    }
+    begin_sums(0, end, s);
+    folded = true;
+  }
+
+  void finish(const Item& item, int stride, Scratch& s, bool folded) const {
+    if (folded) fold(item, stride, s, folded);
+    if (item.members || item.group >= 0) {
+      const int parts = std::max(1, item.members), rows = item.count / parts;
+      // Joining needs the room of what has not been left with its row yet.
+      each_own(item, [&](const Item& own, int head, int i) { leave(own, head * stride + i * rows, s); });
+      each_own(item, [&](const Item& own, int, int) { settle(own, s); });
+      return;
+    }
+    const float* out = folded ? s.folded : s.out;
+    const float* sum = folded ? s.folded_sum : s.sum;
+    for (int head = 0; head < item.kv_heads; ++head) {
+      for (int row = 0; row < item.count; ++row) {
+        const int at = head * stride + row;
+        write_out(item, head, row, out + at * width, sum[at]);
+      }
+    }
+  }
+
+  // Calls function(item, head, member) with what each kv head of an item, of each of its members if it
+  // is shared, would have had for itself.
+  template <class F>
+  void each_own(const Item& item, const F& function) const {
+    for (int head = 0; head < item.kv_heads; ++head) {
+      Item own = item;
+      own.kv_head += head, own.kv_heads = 1;
+      if (!item.members) {
+        own.group += head;
+        function(own, head, 0);
+        continue;
+      }
+      own.count = int32_t(heads), own.members = 0;
+      for (int i = 0; i < item.members; ++i) {
+        own.row = plan.members[size_t(item.member + i)];
+        own.group = plan.row_groups[size_t(own.row)] + own.kv_head;
+        function(own, head, i);
+      }
+    }
+  }
+
+  // Puts the sums that begin at row `first` of the scratch among the partial results of the group.
+  void leave(const Item& item, int first, const Scratch& s) const {
+    float* mine = plan.partials.data() + plan.groups[size_t(item.group)].partial +
+                  int64_t(item.split) * item.count * (width + 2);
+    for (int row = first; row < first + item.count; ++row, mine += width + 2) {
+      std::memcpy(mine, s.out + row * width, size_t(width) * sizeof(float));
+      mine[width] = s.maximum[row];
+      mine[width + 1] = s.sum[row];
+    }
+  }
+
+  // Joins the splits of the group, in their order, once all of them are there.
+  void settle(const Item& item, Scratch& s) const {
+    Group& group = plan.groups[size_t(item.group)];
+    if (group.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    const float* base = plan.partials.data() + group.partial;
+    const int64_t stride = int64_t(item.count) * (width + 2);
+    for (int row = 0; row < item.count; ++row) {
+      const float* partial = base + row * (width + 2);
+      float maximum = -kInfinity, sum = 0.0f;
+      std::fill(s.out, s.out + width, 0.0f);
+      for (int i = 0; i < group.splits; ++i, partial += stride) {
+        join_splits(s.out, maximum, sum, partial, partial[width], partial[width + 1], width);
+      }
+      write_out(item, 0, row, s.out, sum);
+    }
+  }
+
+  const AttentionArgs& a;
+  Plan& plan;
+  const int head_dim, width;
+  const int64_t heads, token_stride;
+};
+
+}  // namespace
