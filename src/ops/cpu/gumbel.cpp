@@ -71,7 +71,7 @@ int64_t highest(const float* logits, int64_t n) {
   vf best = splat(-std::numeric_limits<float>::infinity());
   int64_t i = 0;
   for (; i + W <= n; i += W) best = maximum(load(logits + i), best);
-  float top = reduce_max(best);
+  float top = reduce(best, maximum);
   for (; i < n; ++i) top = logits[i] > top ? logits[i] : top;
   if (top == -std::numeric_limits<float>::infinity()) return -1;
   for (i = 0; i + W <= n; i += W) {

@@ -24,10 +24,9 @@ class ReadAhead {
             int64_t visits)
       : tile(&tile),
         caches{static_cast<const T*>(keys), static_cast<const T*>(values)},
-        head_bytes(int64_t(head_dim) * int64_t(sizeof(T))),
-        row_bytes(head_bytes * kv_heads),
-        left(2 * int64_t(tile.last - tile.first) * kv_heads),
-        pace((left + visits - 1) / visits),
+        row_bytes(int64_t(head_dim) * kv_heads * int64_t(sizeof(T))),
+        left(2 * (tile.last - tile.first) * row_bytes),
+        pace((left / 64 + visits - 1) / visits * 64),
         key(tile.first) {
     if (left > 0) begin_row();
   }
@@ -36,11 +35,12 @@ class ReadAhead {
   void rest() { fetch(left); }
 
  private:
-  void fetch(int64_t heads) {
-    left -= heads;
-    for (; heads > 0; --heads) {
-      for (int64_t byte = 0; byte < head_bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
-      at += head_bytes;
+  void fetch(int64_t bytes) {
+    left -= bytes;
+    while (bytes > 0) {
+      const int64_t run = std::min(bytes, int64_t(row_end - at));
+      for (int64_t byte = 0; byte < run; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+      at += run, bytes -= run;
       if (at == row_end) next_row();
     }
   }
@@ -57,7 +57,7 @@ class ReadAhead {
 
   const KeyTile* tile = nullptr;
   const T* caches[2] = {};
-  int64_t head_bytes = 0, row_bytes = 0, left = 0, pace = 0;
+  int64_t row_bytes = 0, left = 0, pace = 0;
   int key = 0, cache = 0;
   const char *at = nullptr, *row_end = nullptr;
 };

@@ -18,6 +18,7 @@ constexpr int kTileRows = 256;      // packed query rows of an item of tile prod
 #else
 constexpr int kTileRows = kGemmRows;
 #endif
+constexpr int kVisited = 4;         // keys between two looks at what to read ahead
 constexpr int kDotRows = 16;        // packed query rows of a decode tile
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -140,7 +141,7 @@ inline void softmax_row(Scratch& s, int row, int first, int last) {
     highest = maximum(x, highest);
   }
   const float before = s.maximum[row];
-  const float now = std::max(before, reduce_max(highest));
+  const float now = std::max(before, reduce(highest, maximum));
   if (now == -kInfinity) {  // every visible score is -inf
     std::fill(scores, scores + kKeys, 0.0f);
     s.rescale[row] = 1.0f;
@@ -152,9 +153,9 @@ inline void softmax_row(Scratch& s, int row, int first, int last) {
     store(scores + j, weight);
     total += weight;
   }
-  const float rescale = before == -kInfinity ? 0.0f : std::exp(before - now);
+  const float rescale = before == now ? 1.0f : before == -kInfinity ? 0.0f : std::exp(before - now);
   s.maximum[row] = now;
-  s.sum[row] = s.sum[row] * rescale + reduce_sum(total);
+  s.sum[row] = s.sum[row] * rescale + reduce(total, add);
   s.rescale[row] = rescale;
 }
 
@@ -209,7 +210,7 @@ inline void weigh_columns(Scratch& s, const Row& value_row, const Each& each, in
     for (int i = 0; i < N; ++i) acc[r][i] = load(out + r * width + i * W) * s.rescale[row + r];
   }
   for (int key = first; key < last; ++key) {
-    each(1);
+    if (key % kVisited == 0) each(kVisited);
     const auto* at = value_row(key) + d;
     vf value[N];
 #pragma GCC unroll 8

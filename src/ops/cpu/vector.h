@@ -208,19 +208,15 @@ inline void transpose(vf* v) {
 
 inline vf maximum(vf a, vf b) { return a > b ? a : b; }
 
-inline float reduce_max(vf v) {
-  float lanes[W], result;
-  store(lanes, v);
-  result = lanes[0];
-  for (int i = 1; i < W; ++i) result = lanes[i] > result ? lanes[i] : result;
-  return result;
-}
-
-inline float reduce_sum(vf v) {
-  float lanes[W], result = 0.0f;
-  store(lanes, v);
-  for (int i = 0; i < W; ++i) result += lanes[i];
-  return result;
+// A vector's lanes joined by an associative operation: halves, then their halves.
+template <int H = W / 2, class F>
+inline float reduce(vf v, const F& join) {
+  v = join(v, exchange<H, true>(v, v));
+  if constexpr (H > 1) {
+    return reduce<H / 2>(v, join);
+  } else {
+    return v[0];
+  }
 }
 
 inline vi iota() {
