@@ -1,6 +1,7 @@
 """Properties of paged attention, for the reference and for the compiled kernel."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -308,10 +309,14 @@ def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibr
     apart = PAGED_ATTENTION.build("cpu", rows=rows, **shape)
     together = PAGED_ATTENTION.build("cpu", rows=rows, prefixes=prefixes, **shape)
     # Five splits of 256 keys, of which the last is each row's own.
-    assert library.attention_items(*apart) == 12 * 2 * 5
-    assert library.attention_items(*together) == 2 * (12 + 4)
-    windowed = (*together[:11], 600, *together[12:])
-    assert library.attention_items(*windowed) == 12 * 2 * 4
+    use_threads(2)
+    try:
+        assert library.attention_items(*apart) == 12 * 5
+        assert library.attention_items(*together) == 12 + 4
+        windowed = (*together[:11], 600, *together[12:])
+        assert library.attention_items(*windowed) == 12 * 4
+    finally:
+        use_threads(0)
 
 
 @quick
@@ -347,8 +352,21 @@ def test_counts_alone_decide_what_is_read_in_company(
             apart = library.attention_items(*args)
     finally:
         use_threads(0)
-    shared = splits * num_kv_heads
-    room, work_for_all = -(-num_rows // (64 // heads)), -(-2 * threads // shared)
-    own = num_rows * num_kv_heads
-    assert apart == own + num_rows * shared
-    assert found == own + min(num_rows, max(room, work_for_all)) * shared
+
+    def for_heads(query_rows: int, pieces: int) -> int:
+        """Items of a piece, of which there are so many, with these query rows of each kv head."""
+        cuts = math.ceil(2 * threads / pieces)
+        together = min(math.ceil(num_kv_heads / cuts), 64 // query_rows)
+        return math.ceil(num_kv_heads / max(1, together))
+
+    own, whole = num_rows, num_rows * (splits + 1)
+    assert apart == whole * for_heads(heads, whole)
+    if num_rows == 1:
+        assert found == apart
+        return
+    room = math.ceil(num_rows / (64 // heads))
+    work_for_all = math.ceil(2 * threads / (splits * num_kv_heads))
+    parts = min(num_rows, max(room, work_for_all))
+    members = [num_rows * (part + 1) // parts - num_rows * part // parts for part in range(parts)]
+    company = sum(for_heads(count * heads, splits * parts) for count in members)
+    assert found == own * for_heads(heads, own) + splits * company

@@ -1,10 +1,11 @@
 // Paged attention for CPUs: varlen prefill and decode in one call.
 //
-// A call is an explicit list of work items (row x kv head x tile of packed query rows x split of
+// A call is an explicit list of work items (row x kv heads x tile of packed query rows x split of
 // the keys), cut into one contiguous part a thread by estimated cost. All query heads of a kv head
-// are packed into one tile, so a key is loaded once for them. Splits have a fixed size and start
-// at multiples of it, and which path serves a row depends on that row alone: results do not depend
-// on what else is in the batch, nor on the number of threads.
+// are packed into one tile, so a key is loaded once for them. An item of few query rows, where reading
+// is most of the work, is of as many kv heads as leave every thread work: they lie side by side in
+// memory. Splits have a fixed size and start at multiples of it, and which path serves a row depends
+// on that row alone: results do not depend on what else is in the batch, nor on the number of threads.
 //
 // Decoding rows that share a prefix share items for its keys (`Sharing`), at no change of any bit.
 //
