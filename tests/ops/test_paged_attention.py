@@ -315,6 +315,10 @@ def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibr
         assert library.attention_items(*together) == 12 + 4
         windowed = (*together[:11], 600, *together[12:])
         assert library.attention_items(*windowed) == 12 * 4
+        # Two tiles of all of these heads would be more than a second level cache holds.
+        shape |= {"num_heads": 16, "num_kv_heads": 16, "head_dim": 256}
+        large = PAGED_ATTENTION.build("cpu", rows=((1, 200),) * 4, **shape)
+        assert library.attention_items(*large) == 4 * 8
     finally:
         use_threads(0)
 

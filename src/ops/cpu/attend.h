@@ -212,24 +212,17 @@ class Attention {
     std::fill(to.offsets + to.last, to.offsets + size, to.offsets[to.last - 1]);
   }
 
-  static int tile_size(const Path& path) {
-#if defined(SLIPSTREAM_PAIRS)
-    if (path.strips) return kStep;
-#endif
-    return kKeys;
-  }
-
   // Looks up a tile of an item, unless it was looked up when it was ahead, and what comes after it,
   // which is returned to be read while the tile is computed.
   ReadAhead<T> turn_to(const Item& item, int64_t tile, const Item* next, const Path& path,
                        Scratch& s) const {
     std::swap(s.now, s.ahead);
-    const int size = tile_size(path);
+    const int size = tile_keys(path);
     if (s.now->item != &item || s.now->begin != tile) look_up(item, tile, size, *s.now);
     if (tile + size < item.end) {
       look_up(item, tile + size, size, *s.ahead);
     } else if (next != nullptr) {
-      const int next_size = tile_size(path_of(*next));
+      const int next_size = tile_keys(path_of(*next));
       look_up(*next, next->begin / next_size * next_size, next_size, *s.ahead);
     } else {
       s.ahead->item = nullptr;

@@ -14,6 +14,7 @@ constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows s
 constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
 constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
 constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
+constexpr int64_t kTileBytes = 256 << 10;  // of a tile's keys and values, of all heads of an item
 
 // Packed query rows [first, first + count) of a batch row, of each of so many kv heads from `kv_head`
 // on, against keys [begin, end).
@@ -106,16 +107,26 @@ double cost_of(const AttentionArgs& a, const Path& path, int64_t rows, int64_t k
   return (double(rows) + path.key_cost) * path.row_cost * double(keys) * double(a.head_dim) * 2;
 }
 
+// Keys of a tile.
+inline int tile_keys(const Path& path) {
+#if defined(SLIPSTREAM_PAIRS)
+  if (path.strips) return kStep;
+#endif
+  return kKeys;
+}
+
 // Of how many kv heads an item of few query rows is, `count` of each, where so many items would be of
-// all kv heads: of all, for then memory is read in its order, if there is room for their query rows
-// and every thread has two items. A head's bits depend on no other.
+// all kv heads: of all, for then memory is read in its order, if there is room for their query rows,
+// for a tile of them and the next one in the second level cache, and every thread has two items. A
+// head's bits depend on no other.
 inline int64_t kv_heads_together(const AttentionArgs& a, const Path& path, int64_t count,
                                  int64_t items) {
+  int64_t rows = kGemmRows / count;
 #if defined(SLIPSTREAM_PAIRS)
-  const int64_t room = path.strips ? kTileRows / strip_rows(count) : kGemmRows / count;
-#else
-  const int64_t room = kGemmRows / count;
+  if (path.strips) rows = kTileRows / strip_rows(count);
 #endif
+  const int64_t key_bytes = 2 * a.head_dim * (a.dtype == kFloat32 ? 4 : 2);
+  const int64_t room = std::min(rows, kTileBytes / (tile_keys(path) * key_bytes));
   const int64_t cuts = (2 * a.threads + items - 1) / std::max<int64_t>(1, items);
   const int64_t together = (a.num_kv_heads + cuts - 1) / std::max<int64_t>(1, cuts);
   return std::clamp<int64_t>(together, 1, std::max<int64_t>(1, room));
