@@ -365,12 +365,12 @@ def test_counts_alone_decide_what_is_read_in_company(
 
     own, whole = num_rows, num_rows * (splits + 1)
     assert apart == whole * for_heads(heads, whole)
-    if num_rows == 1:
-        assert found == apart
-        return
     room = math.ceil(num_rows / (64 // heads))
     work_for_all = math.ceil(2 * threads / (splits * num_kv_heads))
-    parts = min(num_rows, max(room, work_for_all))
+    parts = max(room, work_for_all)
+    if parts >= num_rows:
+        assert found == apart
+        return
     members = [num_rows * (part + 1) // parts - num_rows * part // parts for part in range(parts)]
     company = sum(for_heads(count * heads, splits * parts) for count in members)
     assert found == own * for_heads(heads, own) + splits * company

@@ -228,7 +228,7 @@ class Attention {
       s.ahead->item = nullptr;
       return {};
     }
-    if (!path.few) return {};
+    if (!path.few && !path.dot) return {};
     const int64_t visits = int64_t(s.now->last - s.now->first) * item.kv_heads;
     return {*s.ahead, a.key_cache, a.value_cache, head_dim, s.ahead->item->kv_heads,
             visits * (1 + (path.strips ? 1 : blocks_of(item.count)))};

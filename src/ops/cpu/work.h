@@ -191,10 +191,9 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
     for (int64_t s = plan.shared[size_t(row)]; s < splits; ++s) {
       const int64_t from = std::max(low, (split_first + s) * split);
       const int64_t to = std::min(high, (split_first + s + 1) * split);
-      add_for_heads(a,
-                {int32_t(row), 0, 0, int32_t(first), int32_t(count), from, to, group, int32_t(s), 0, 0,
-                 cost_of(a, path, count, to - from)},
-                path.few ? kv_heads_together(a, path, count, plan.few_pieces) : 1, plan);
+      const Item item{int32_t(row), 0, 0, int32_t(first), int32_t(count), from, to, group,
+                      int32_t(s), 0, 0, cost_of(a, path, count, to - from)};
+      add_for_heads(a, item, path.few ? kv_heads_together(a, path, count, plan.few_pieces) : 1, plan);
     }
   }
   return kOk;
@@ -234,6 +233,7 @@ class Sharing {
       if (splits_of(row) > 0) rows.push_back(int32_t(row));
     }
     spread(0, rows.size(), 0);
+    drop_lone();
   }
 
   // After the rows are planned.
@@ -288,18 +288,37 @@ class Sharing {
     }
   }
 
+  int64_t parts_of(const Company& company, size_t splits) const {
+    return shared_items(int64_t(company.end - company.begin), heads, int64_t(splits) * a.num_kv_heads,
+                        a.threads);
+  }
+
+  // Where each member would read for itself, its splits are as if nobody looked. Who shares a later
+  // split is fewer, and so dropped too.
+  void drop_lone() {
+    const size_t splits = companies.size();
+    const auto is_lone = [&](const Company& company) {
+      if (size_t(parts_of(company, splits)) < company.end - company.begin) return false;
+      for (size_t i = company.begin; i < company.end; ++i) {
+        int32_t& shared = plan.shared[size_t(plan.members[i])];
+        shared = std::min(shared, company.split);
+      }
+      return true;
+    };
+    companies.erase(std::remove_if(companies.begin(), companies.end(), is_lone), companies.end());
+  }
+
   void add(const Company& company) {
     const int64_t members = int64_t(company.end - company.begin);
-    const int64_t splits = int64_t(companies.size()) * a.num_kv_heads;
-    const int64_t parts = shared_items(members, heads, splits, a.threads);
+    const int64_t parts = parts_of(company, companies.size());
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t from = members * part / parts, count = members * (part + 1) / parts - from;
       const size_t member = company.begin + size_t(from);
-      add_for_heads(a,
-                {plan.members[member], 0, 0, 0, int32_t(count * heads), company.split * path.split,
-                 (company.split + 1) * path.split, -1, company.split, int32_t(member), int32_t(count),
-                 cost_of(a, path, count * heads, path.split)},
-                kv_heads_together(a, path, count * heads, int64_t(companies.size()) * parts), plan);
+      const int64_t packed = count * heads, items = int64_t(companies.size()) * parts;
+      const Item item{plan.members[member], 0, 0, 0, int32_t(packed), company.split * path.split,
+                      (company.split + 1) * path.split, -1, company.split, int32_t(member),
+                      int32_t(count), cost_of(a, path, packed, path.split)};
+      add_for_heads(a, item, kv_heads_together(a, path, packed, items), plan);
     }
   }
 
