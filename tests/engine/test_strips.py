@@ -55,7 +55,9 @@ def dims(decoder: Decoder) -> list[int]:
         ("cpp-avx512", False, "avx512_bf16", False),
         ("cpp-amx", False, "amx", False),
         ("reference", True, "avx512_bf16", True),
-        ("reference", True, "avx2", False),
+        ("cpp-avx2", False, "avx512", True),
+        ("reference", True, "avx512", False),
+        ("reference", True, "portable", False),
         ("reference", False, "avx512_bf16", False),
     ],
 )

@@ -402,7 +402,7 @@ def is_compiling() -> bool:
 def takes_strips() -> bool:
     """Whether the kernels that serve, or are being built, gain by weights in strips."""
     level = fastest_level(cpu_flags()) if is_building() else kernel_status().removeprefix("cpp-")
-    return level == TAKES_STRIPS
+    return level in TAKES_STRIPS
 
 
 def ensure_built(wait: bool, head_start: float | None = None) -> str:

@@ -9,27 +9,13 @@
 // A unit's products are summed as integers, exactly, in whatever order; units are added up one
 // after the other as floats. So a token's result does not depend on its company.
 #pragma once
-#include "rounded_inputs.h"
-#include "weight_strips.h"
+#include "integer_panels.h"
+#include "integer_slices.h"
 
 namespace {
 
 constexpr Speed kIntegerSpeed = {30e3, 300e3};
-
-// Of weights: what they are larger by than their values, and how many inputs' are in a slice.
-struct Int8Slices {
-  static constexpr int kOffset = 128, kInputs = 4;
-};
-
-struct Int4Slices {
-  static constexpr int kOffset = 8, kInputs = 8;
-};
-
-// Scales of int4, of a unit of a strip: [kStripOutputs].
-inline const float* scales_of(const LinearArgs& a, int64_t strip, int64_t unit, int64_t unit_size) {
-  const int64_t group = unit * unit_size / a.group;
-  return a.scales + (strip * (a.inputs / a.group) + group) * kStripOutputs;
-}
+constexpr Speed kIntegerPanelSpeed = {15e3, 45e3};
 
 #if defined(__AVX512VNNI__)
 
@@ -52,7 +38,7 @@ typedef void FinishFunction(const LinearArgs&, int64_t strip, int64_t token, con
 template <class Slices>
 class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
  public:
-  IntegerStrips(const Projection& args, const RoundedTokens& tokens, FinishFunction* finish)
+  IntegerStrips(const Projection& args, const RoundedTokens<int8_t>& tokens, FinishFunction* finish)
       : projection(args),
         x(tokens),
         finish(finish),
@@ -127,16 +113,17 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     }
   }
 
-  const RoundedTokens& x;
+  const RoundedTokens<int8_t>& x;
   FinishFunction* const finish;  // by address, for what is above is the same for every dtype
   const int64_t strip_bytes;
 };
 
-#else
+#elif !defined(SLIPSTREAM_PANELS)
 
 // A strip of a token in plain loops.
 template <class Slices, class T>
-void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int64_t token) {
+void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t strip,
+                 int64_t token) {
   const int64_t slices = a.inputs / Slices::kInputs;
   const auto* slice = static_cast<const uint8_t*>(a.weight) + strip * slices * kSlice;
   const int8_t* values = x.values + token * a.inputs;
@@ -169,26 +156,32 @@ void run_plainly(const LinearArgs& a, const RoundedTokens& x, int64_t strip, int
 
 #endif
 
-template <class Slices, class T>
-void run_strip(const Projection& a, const RoundedTokens& tokens, int64_t strip, int64_t begin,
-               int64_t end) {
-#if defined(__AVX512VNNI__)
-  IntegerStrips<Slices>(a, tokens, finish_strip<T>).run(strip, begin, end);
-#else
-  for (int64_t t = begin; t < end; ++t) run_plainly<Slices, T>(a, tokens, strip, t);
-#endif
-}
-
 // Needs a whole number of units.
 template <class Slices, class T>
 void run_strips(const Projection& a) {
   const bool divides = a.kind == kInt8Strips || a.group % kLargestUnit == 0;
   const int64_t unit = divides ? kLargestUnit : kPackedGroup;
-  const RoundedTokens tokens = round_inputs<T>(a, unit, Slices::kOffset);
   const double bytes = double(a.outputs * a.inputs) * 4.0 / Slices::kInputs;
+#if defined(__AVX512VNNI__)
+  const auto tokens = round_inputs<int8_t, T>(a, unit, Slices::kOffset);
   over_strips(a, bytes, a.inputs, kIntegerSpeed, [&](int64_t strip, int64_t begin, int64_t end) {
-    run_strip<Slices, T>(a, tokens, strip, begin, end);
+    IntegerStrips<Slices>(a, tokens, finish_strip<T>).run(strip, begin, end);
   });
+#elif defined(SLIPSTREAM_PANELS)
+  typedef IntegerPanels<Slices> Panels;
+  const auto tokens = round_inputs<typename Panels::Value, T>(a, unit, Slices::kOffset);
+  const Panels kernel(a, tokens);
+  over_strips(a, bytes, kPanelTokenBytes, kIntegerPanelSpeed,
+              [&](int64_t strip, int64_t begin, int64_t end) {
+                StripPanels<Panels, T>(kernel).run(strip, begin, end);
+              });
+#else
+  const auto tokens = round_inputs<int8_t, T>(a, unit, Slices::kOffset);
+  over_strips(a, bytes, a.inputs, kIntegerPanelSpeed,
+              [&](int64_t strip, int64_t begin, int64_t end) {
+                for (int64_t t = begin; t < end; ++t) run_plainly<Slices, T>(a, tokens, strip, t);
+              });
+#endif
 }
 
 }  // namespace

@@ -55,5 +55,5 @@ def fastest_level(flags: frozenset[str]) -> str:
     return [level.name for level in LEVELS if level.needs <= flags][-1]
 
 
-TAKES_STRIPS = "avx512_bf16"
-"""The level that multiplies fastest where weights lie in strips: tiles of the next hold more."""
+TAKES_STRIPS = frozenset({"avx2", "avx512_bf16"})
+"""Levels that multiply fastest where weights lie in strips: tiles of AMX hold more, loops less."""

@@ -23,6 +23,7 @@
 #include "pair_strips.h"
 #include "parallel.h"
 #include "weights.h"
+#include "widened_inputs.h"
 
 namespace {
 
@@ -35,7 +36,6 @@ constexpr int kTokens = 3;
 #endif
 constexpr int64_t kActivationBytes = 384 * 1024;  // of tokens that are kept close to a core
 constexpr double kBytesPerMicrosecond = 15e3;    // of weights, by one thread
-constexpr double kWidenedPerMicrosecond = 2e3;    // inputs
 constexpr double kProductsPerMicrosecond = 20e3;  // of a weight and an input
 constexpr double kLaidOutPerMicrosecond = 5e3;    // bytes
 
@@ -199,28 +199,6 @@ class Panel {
   const float* x;
 };
 
-template <class T>
-const float* activations(const LinearArgs& a) {
-  const T* x = static_cast<const T*>(a.x);
-  if constexpr (std::is_same_v<T, float>) {
-    if (a.x_stride == a.inputs) return x;
-  }
-  thread_local std::vector<float> wide;
-  // What a row's last vector has too much, the next row overwrites.
-  const int64_t floats = a.tokens * a.inputs + W;
-  if (int64_t(wide.size()) < floats) wide.resize(size_t(floats));
-  // Not by its name below: in another thread that is another vector.
-  float* const to = wide.data();
-  const double work = double(a.tokens * a.inputs) / kWidenedPerMicrosecond;
-  const int64_t parts = a.inputs % W ? 1 : worthwhile_parts(a.threads, work, a.tokens);
-  parallel(a.threads, parts, [&](int64_t part) {
-    for (int64_t t = a.tokens * part / parts; t < a.tokens * (part + 1) / parts; ++t) {
-      convert_row(x + t * a.x_stride, to + t * a.inputs, int(a.inputs));
-    }
-  });
-  return to;
-}
-
 template <class Weights, class T>
 Status run(const Projection& a) {
 #if defined(SLIPSTREAM_TILES)
@@ -237,7 +215,7 @@ Status run(const Projection& a) {
     return kOk;
   }
 #endif
-  const float* x = activations<T>(a);
+  const float* x = widened_inputs<T>(a);
   const int64_t groups = (a.outputs + kRows - 1) / kRows;
   const double outputs = double(a.outputs), products = outputs * double(a.inputs * a.tokens);
   const double work = std::max(double(Weights(a).row_bytes()) * outputs / kBytesPerMicrosecond,

@@ -8,11 +8,13 @@
 // at the end of each row, and the packing of tokens.
 #pragma once
 #include "pairs.h"
-#include "weight_strips.h"
+#include "strip_panels.h"
+#include "widened_inputs.h"
 
 namespace {
 
 constexpr Speed kPairStripSpeed = {30e3, 200e3};
+constexpr Speed kWidenedStripSpeed = {15e3, 30e3};
 
 #if defined(SLIPSTREAM_PAIRS)
 
@@ -78,9 +80,58 @@ class PairStrips : public StripTiles<PairStrips> {
 
 // The float that the first (Second = false) or the second bfloat16 of each pair is.
 template <bool Second>
-inline vf one_of_pairs(vu pairs) {
-  return (vf)(Second ? pairs & 0xffff0000u : pairs << 16);
+inline vf one_of_pairs(const char* pairs) {
+  vu words;
+  std::memcpy(&words, pairs, sizeof words);
+  return (vf)(Second ? words & 0xffff0000u : words << 16);
 }
+
+#if defined(SLIPSTREAM_PANELS)
+
+// Tokens are floats, [tokens, inputs]: weights are widened in registers.
+class WidenedPairs {
+ public:
+  WidenedPairs(const Projection& args, const float* x)
+      : projection(args), slices(args.inputs / 2), x(x) {}
+
+  template <int C, int V, class F>
+  void add(const Chunk& chunk, int64_t, int64_t token, int vector, F fetcher, float* to) const {
+    vf sums[C][V];
+    load_sums(sums, to);
+    const float* pair = x + token * projection.inputs + 2 * chunk.first;
+    const char* slice = chunk.at + vector * int64_t(sizeof(vf));
+    for (int64_t i = 0; i < chunk.count; ++i, slice += kSlice, pair += 2) {
+      fetcher.next();
+      add_one<false>(sums, slice, pair);
+      add_one<true>(sums, slice, pair + 1);
+    }
+    store_sums(sums, to);
+  }
+
+  const Projection& projection;
+  const int64_t slices;
+
+ private:
+  template <bool Second, int C, int V>
+  void add_one(vf (&sums)[C][V], const char* slice, const float* inputs) const {
+    vf weights[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) weights[v] = one_of_pairs<Second>(slice + v * int(sizeof(vf)));
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      const vf one = splat(inputs[c * projection.inputs]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        sums[c][v] += weights[v] * one;
+        finish_first(sums[c][v]);
+      }
+    }
+  }
+
+  const float* const x;
+};
+
+#else
 
 // A strip of a token, by widening pairs.
 inline void run_widened(const LinearArgs& a, int64_t strip, int64_t token) {
@@ -90,8 +141,7 @@ inline void run_widened(const LinearArgs& a, int64_t strip, int64_t token) {
   for (int64_t k = 0; k < a.inputs; k += 2, slice += kSlice) {
     const vf first = splat(as_float(x + k)), second = splat(as_float(x + k + 1));
     for (int v = 0; v < kStripVectors; ++v) {
-      vu pairs;
-      std::memcpy(&pairs, slice + v * sizeof pairs, sizeof pairs);
+      const char* pairs = slice + v * int(sizeof(vf));
       sums[v] += one_of_pairs<false>(pairs) * first;
       sums[v] += one_of_pairs<true>(pairs) * second;
     }
@@ -102,18 +152,28 @@ inline void run_widened(const LinearArgs& a, int64_t strip, int64_t token) {
 }
 
 #endif
+#endif
 
 // Needs an even number of inputs, and outputs for whole strips.
 inline void run_pair_strips(const Projection& a) {
-  const int64_t row_bytes = a.inputs * int64_t(sizeof(bf16));
-  over_strips(a, double(a.outputs * row_bytes), row_bytes, kPairStripSpeed,
-              [&](int64_t strip, int64_t begin, int64_t end) {
+  const double bytes = double(a.outputs * a.inputs) * sizeof(bf16);
 #if defined(SLIPSTREAM_PAIRS)
+  over_strips(a, bytes, a.inputs * int64_t(sizeof(bf16)), kPairStripSpeed,
+              [&](int64_t strip, int64_t begin, int64_t end) {
                 PairStrips(a).run(strip, begin, end);
-#else
-                for (int64_t t = begin; t < end; ++t) run_widened(a, strip, t);
-#endif
               });
+#elif defined(SLIPSTREAM_PANELS)
+  const WidenedPairs kernel(a, widened_inputs<bf16>(a));
+  over_strips(a, bytes, kPanelTokenBytes, kWidenedStripSpeed,
+              [&](int64_t strip, int64_t begin, int64_t end) {
+                StripPanels<WidenedPairs, bf16>(kernel).run(strip, begin, end);
+              });
+#else
+  over_strips(a, bytes, a.inputs * int64_t(sizeof(bf16)), kWidenedStripSpeed,
+              [&](int64_t strip, int64_t begin, int64_t end) {
+                for (int64_t t = begin; t < end; ++t) run_widened(a, strip, t);
+              });
+#endif
 }
 
 }  // namespace

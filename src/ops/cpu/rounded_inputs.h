@@ -38,9 +38,24 @@ inline vi nearest(vf x) {
 inline void store_bytes(int8_t* to, vi values) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
+#elif defined(__AVX2__)
+  const __m256i words = _mm256_packs_epi32((__m256i)values, (__m256i)values);
+  const __m256i bytes = _mm256_packs_epi16(words, words);
+  const int32_t halves[2] = {_mm256_extract_epi32(bytes, 0), _mm256_extract_epi32(bytes, 4)};
+  std::memcpy(to, halves, sizeof halves);
 #else
   for (int i = 0; i < W; ++i) to[i] = int8_t(values[i]);
 #endif
+}
+
+inline void store_rounded(int8_t* to, vi values) { store_bytes(to, values); }
+
+// Of four inputs those with even numbers, then the odd ones, as weights are widened (integer_panels.h).
+inline void store_rounded(int16_t* to, vi values) {
+  for (int i = 0; i < W; i += 4) {
+    to[i] = int16_t(values[i]), to[i + 1] = int16_t(values[i + 2]);
+    to[i + 2] = int16_t(values[i + 1]), to[i + 3] = int16_t(values[i + 3]);
+  }
 }
 
 inline int32_t largest_lane(vi v) {
@@ -78,11 +93,12 @@ inline float largest_magnitude(const T* x, int64_t count) {
   return magnitude;
 }
 
-// A call's tokens. What weights are larger by than their values adds the same to all of a unit's
-// sums: `offsets` takes it off again.
+// A call's tokens, a Value (see store_rounded) of each input. What weights are larger by than their
+// values adds the same to all of a unit's sums: `offsets` takes it off again.
+template <class Value>
 struct RoundedTokens {
   int64_t inputs, unit, units;
-  int8_t* values;    // [tokens, inputs]
+  Value* values;     // [tokens, inputs]
   float* steps;      // [tokens, units]
   int32_t* offsets;  // [tokens, units]
 
@@ -90,14 +106,14 @@ struct RoundedTokens {
   void round(const T* x, int64_t token, int weight_offset) const {
     for (int64_t index = 0; index < units; ++index) {
       const T* from = x + index * unit;
-      int8_t* to = values + token * inputs + index * unit;
+      Value* to = values + token * inputs + index * unit;
       const float largest = largest_magnitude(from, unit);
       const bool is_finite = largest < std::numeric_limits<float>::infinity();
       const float inverse = largest < kNothing ? 0.0f : 127.0f / largest;
       vi sums = {};
       for (int64_t k = 0; k < unit; k += W) {
         const vi rounded = is_finite ? nearest(load(from + k) * inverse) : vi{};
-        store_bytes(to + k, rounded);
+        store_rounded(to + k, rounded);
         sums += rounded;
       }
       steps[token * units + index] =
@@ -108,16 +124,17 @@ struct RoundedTokens {
 };
 
 // In this thread's memory, until its next call.
-template <class T>
-RoundedTokens round_inputs(const LinearArgs& a, int64_t unit, int weight_offset) {
-  thread_local std::vector<int8_t> values;
+template <class Value, class T>
+RoundedTokens<Value> round_inputs(const LinearArgs& a, int64_t unit, int weight_offset) {
+  thread_local std::vector<Value> values;
   thread_local std::vector<float> steps;
   thread_local std::vector<int32_t> offsets;
   const int64_t units = a.inputs / unit;
   if (int64_t(values.size()) < a.tokens * a.inputs) values.resize(size_t(a.tokens * a.inputs));
   if (int64_t(steps.size()) < a.tokens * units) steps.resize(size_t(a.tokens * units));
   if (offsets.size() < steps.size()) offsets.resize(steps.size());
-  const RoundedTokens rounded{a.inputs, unit, units, values.data(), steps.data(), offsets.data()};
+  const RoundedTokens<Value> rounded{a.inputs,      unit,         units,
+                                     values.data(), steps.data(), offsets.data()};
   const double work = double(a.tokens * a.inputs) / kRoundedPerMicrosecond;
   const int64_t parts = worthwhile_parts(a.threads, work, a.tokens);
   parallel(a.threads, parts, [&](int64_t part) {

@@ -95,6 +95,11 @@ inline void lay_out_strip(uint32_t* rows, int64_t words, uint32_t* scratch) {
   std::memcpy(rows, scratch, size_t(words) * kSlice);
 }
 
+inline void fetch_slice(const char* slice, bool reads_once) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kSlice; i += 64) fetch(slice + i, reads_once);
+}
+
 #if defined(__AVX512F__)
 
 constexpr int kStripTokens = 6;  // of a tile
@@ -119,11 +124,7 @@ constexpr int64_t kFetchedAhead = 4096;  // bytes
 
 template <Fetches How>
 inline void fetch_slice(const void* slice) {
-  if (How == kByShares) return;
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < kSlice; i += 64) {
-    fetch(static_cast<const char*>(slice) + i, How == kPastCaches);
-  }
+  if (How != kByShares) fetch_slice(static_cast<const char*>(slice), How == kPastCaches);
 }
 
 // Tokens of a strip in tiles of up to kStripTokens. Tiles has `projection`, `strip_at(strip)` and

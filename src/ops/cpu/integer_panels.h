@@ -1,0 +1,174 @@
+// Linear layers of quantized weights and rounded inputs where a CPU multiplies bytes, but does not sum
+// fours of them (AVX2).
+//
+// A byte of int8 times one of an input fills 16 bits, and the instruction for pairs of bytes cuts the
+// sums of two of them off. So weights are widened to 16 bits, which takes an instruction for 16 of
+// them whatever the number of tokens, and meet inputs that were stored so: those with even numbers
+// the even ones. Weights of int4 are small enough to be multiplied as bytes: sums of eight pairs fit
+// 16 bits.
+#pragma once
+#include "integer_slices.h"
+#include "strip_panels.h"
+
+#if defined(SLIPSTREAM_PANELS) && !defined(__AVX512VNNI__)
+
+namespace {
+
+typedef int16_t vs __attribute__((vector_size(W * 4)));
+typedef uint16_t vus __attribute__((vector_size(W * 4)));
+
+// Sums of two neighbouring products.
+inline vi sum_pairs(vs a, vs b) {
+#if defined(__AVX512BW__)
+  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+// The same of bytes, the first of which are unsigned; cut off at 16 bits.
+inline vs sum_byte_pairs(vi bytes, vi signed_bytes) {
+#if defined(__AVX512BW__)
+  return (vs)_mm512_maddubs_epi16((__m512i)bytes, (__m512i)signed_bytes);
+#else
+  return (vs)_mm256_maddubs_epi16((__m256i)bytes, (__m256i)signed_bytes);
+#endif
+}
+
+// The 32 bits at an address, in all lanes.
+inline vi splat_word(const void* from) {
+  int32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return vi{} + word;
+}
+
+inline vi load_word(const char* from) {
+  vi words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
+
+template <class Slices>
+class IntegerPanels {
+ public:
+  static constexpr bool kIsInt8 = Slices::kInputs == 4;
+  typedef std::conditional_t<kIsInt8, int16_t, int8_t> Value;  // of an input
+
+  IntegerPanels(const Projection& args, const RoundedTokens<Value>& tokens)
+      : projection(args), slices(args.inputs / Slices::kInputs), x(tokens) {}
+
+  template <int C, int V, class F>
+  void add(const Chunk& chunk, int64_t strip, int64_t token, int vector, F fetcher,
+           float* to) const {
+    const int64_t inputs = projection.inputs, unit_slices = x.unit / Slices::kInputs;
+    const char* slice = chunk.at + vector * int64_t(sizeof(vi));
+    const Value* values = x.values + token * inputs + chunk.first * Slices::kInputs;
+    const int64_t end = (chunk.first + chunk.count) / unit_slices;
+    for (int64_t unit = chunk.first / unit_slices; unit < end; ++unit) {
+      vi sums[C][V];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 8
+        for (vi& sum : sums[c]) sum = vi{} + x.offsets[(token + c) * x.units + unit];
+      }
+      if constexpr (kIsInt8) {
+        for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
+          fetcher.next();
+          add_words<0>(sums, slice, values);
+          add_words<1>(sums, slice, values);
+        }
+      } else {
+        for (int64_t i = 0; i < unit_slices; i += kByteSlices) {
+          add_bytes(sums, slice, values, fetcher);
+          slice += kByteSlices * kSlice, values += kByteSlices * Slices::kInputs;
+        }
+      }
+      const float* scales =
+          kIsInt8 ? nullptr : scales_of(projection, strip, unit, x.unit) + vector * W;
+      add_scaled(sums, scales, token, unit, to);
+    }
+  }
+
+  const Projection& projection;
+  const int64_t slices;
+
+ private:
+  static constexpr int kByteSlices = 4;  // whose sums of products of bytes fit 16 bits
+
+  // int8: the even (Odd = 0) or the odd ones of a slice's four inputs.
+  template <int Odd, int C, int V>
+  void add_words(vi (&sums)[C][V], const char* slice, const Value* values) const {
+    vs weights[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const vi fours = load_word(slice + v * int(sizeof(vi)));
+      weights[v] = Odd ? (vs)((vus)fours >> 8) : (vs)(fours & 0x00ff00ff);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      const vs pair = (vs)splat_word(values + c * projection.inputs + 2 * Odd);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        sums[c][v] += sum_pairs(weights[v], pair);
+        finish_first(sums[c][v]);
+      }
+    }
+  }
+
+  // int4: kByteSlices slices.
+  template <int C, int V, class F>
+  void add_bytes(vi (&sums)[C][V], const char* slice, const Value* values, F& fetcher) const {
+    vs pairs[C][V] = {};
+    for (int i = 0; i < kByteSlices; ++i, slice += kSlice, values += Slices::kInputs) {
+      fetcher.next();
+      add_halves<0>(pairs, slice, values);
+      add_halves<1>(pairs, slice, values);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) sums[c][v] += sum_pairs(pairs[c][v], vs{} + int16_t(1));
+    }
+  }
+
+  // The first (High = 0) or the last four of a slice's eight inputs.
+  template <int High, int C, int V>
+  void add_halves(vs (&pairs)[C][V], const char* slice, const Value* values) const {
+    vi weights[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const vi both = load_word(slice + v * int(sizeof(vi)));
+      weights[v] = (High ? (vi)((vus)both >> 4) : both) & 0x0f0f0f0f;
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      const vi four = splat_word(values + c * projection.inputs + 4 * High);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        pairs[c][v] += sum_byte_pairs(weights[v], four);
+        finish_first(pairs[c][v]);
+      }
+    }
+  }
+
+  // A unit's sums times its scales, those of inputs and of int4.
+  template <int C, int V>
+  void add_scaled(const vi (&sums)[C][V], const float* scales, int64_t token, int64_t unit,
+                  float* to) const {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      const vf step = splat(x.steps[(token + c) * x.units + unit]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        const vf factor = kIsInt8 ? step : step * load(scales + v * W);
+        float* const sum = to + c * kStripOutputs + v * W;
+        store(sum, load(sum) + __builtin_convertvector(sums[c][v], vf) * factor);
+      }
+    }
+  }
+
+  const RoundedTokens<Value>& x;
+};
+
+}  // namespace
+#endif

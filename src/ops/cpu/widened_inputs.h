@@ -1,0 +1,36 @@
+// A call's inputs as floats, [tokens, inputs], in this thread's memory until its next call.
+#pragma once
+#include <type_traits>
+#include <vector>
+
+#include "abi.h"
+#include "parallel.h"
+#include "vector.h"
+
+namespace {
+
+constexpr double kWidenedPerMicrosecond = 2e3;  // inputs
+
+template <class T>
+const float* widened_inputs(const LinearArgs& a) {
+  const T* x = static_cast<const T*>(a.x);
+  if constexpr (std::is_same_v<T, float>) {
+    if (a.x_stride == a.inputs) return x;
+  }
+  thread_local std::vector<float> wide;
+  // What a row's last vector has too much, the next row overwrites.
+  const int64_t floats = a.tokens * a.inputs + W;
+  if (int64_t(wide.size()) < floats) wide.resize(size_t(floats));
+  // Not by its name below: in another thread that is another vector.
+  float* const to = wide.data();
+  const double work = double(a.tokens * a.inputs) / kWidenedPerMicrosecond;
+  const int64_t parts = a.inputs % W ? 1 : worthwhile_parts(a.threads, work, a.tokens);
+  parallel(a.threads, parts, [&](int64_t part) {
+    for (int64_t t = a.tokens * part / parts; t < a.tokens * (part + 1) / parts; ++t) {
+      convert_row(x + t * a.x_stride, to + t * a.inputs, int(a.inputs));
+    }
+  });
+  return to;
+}
+
+}  // namespace
