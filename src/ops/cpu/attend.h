@@ -51,7 +51,8 @@ class Attention {
       copy_values(s, first, last);
       if (path.dot) {
         point_to_rows(static_cast<const T*>(a.key_cache), offsets, s.keys, s.key_rows, first, last);
-        dot_scores(s, 0, item.count, width, first, last, [](int) {});
+        dot_scores(s, [&](int key) { return s.key_rows[key]; }, 0, item.count, width, first, last,
+                   [](int) {});
       } else {
         pack_keys(s.keys, static_cast<const T*>(a.key_cache), offsets, head_dim, first, last);
         multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
@@ -91,13 +92,23 @@ class Attention {
   }
 
   void run_dots(const Item& item, const Item* next, const Path& path, Scratch& s) const {
+    const T* const keys = static_cast<const T*>(a.key_cache);
+    const T* const values = static_cast<const T*>(a.value_cache);
+    if (head_dim == width && !std::is_same_v<T, float>) {
+      // Widened where they are used, by all query rows at once.
+      const auto score = [&](int row, int offset, const auto& each) {
+        dot_scores(s, [&](int key) { return keys + offset + s.now->offsets[key]; }, row, item.count,
+                   width, s.now->first, s.now->last, each);
+      };
+      return run_few(item, next, path, s, score,
+                     [&](int key, int offset) { return values + offset + s.now->offsets[key]; });
+    }
     const auto score = [&](int row, int offset, const auto& each) {
       const int first = s.now->first, last = s.now->last;
-      point_to_rows(static_cast<const T*>(a.key_cache) + offset, s.now->offsets, s.keys, s.key_rows,
-                    first, last);
-      point_to_rows(static_cast<const T*>(a.value_cache) + offset, s.now->offsets, s.values,
-                    s.value_rows, first, last);
-      dot_scores(s, row, item.count, width, first, last, each);
+      point_to_rows(keys + offset, s.now->offsets, s.keys, s.key_rows, first, last);
+      point_to_rows(values + offset, s.now->offsets, s.values, s.value_rows, first, last);
+      dot_scores(s, [&](int key) { return s.key_rows[key]; }, row, item.count, width, first, last,
+                 each);
     };
     run_few(item, next, path, s, score, [&](int key, int) { return s.value_rows[key]; });
   }

@@ -175,25 +175,50 @@ __attribute__((noinline)) void join_splits(float* out, float& maximum, float& su
   maximum = now;
 }
 
-// scores[row, key] = query[row] . key, along the head dimension (keys are not packed), for `rows` rows
-// from `begin` on. Calls each(W) for every W keys.
-template <class Each>
-inline void dot_scores(Scratch& s, int begin, int rows, int width, int first, int last,
-                       const Each& each) {
-  for (int j = first / W * W; j < last; j += W) {
-    const float* keys[W];
-    for (int i = 0; i < W; ++i) keys[i] = s.key_rows[std::clamp(j + i, first, last - 1)];
-    each(W);
-    for (int row = begin; row < begin + rows; ++row) {
-      const float* query = s.query + row * width;
-      vf acc[W] = {};
-      for (int d = 0; d < width; d += W) {
-        const vf q = load(query + d);
+// Scores of R query rows, which share what is read of W keys, from key j of the tile on: W sums at a
+// time, whose lanes are added up together.
+template <int R, class T>
+inline void dot_rows(Scratch& s, const T* const (&keys)[W], int row, int width, int j) {
+  constexpr int kTogether = W / R;  // keys
+  const float* query = s.query + row * width;
+  for (int i = 0; i < W; i += kTogether) {
+    vf acc[W] = {};
+    for (int d = 0; d < width; d += W) {
+      vf q[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) q[r] = load(query + r * width + d);
 #pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) acc[i] += q * load(keys[i] + d);
+      for (int k = 0; k < kTogether; ++k) {
+        const vf key = load(keys[i + k] + d);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[r * kTogether + k] += q[r] * key;
       }
-      store(s.scores + row * kKeys + j, reduce_each(acc, add));
     }
+    float scores[W];
+    store(scores, reduce_each(acc, add));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      std::memcpy(s.scores + (row + r) * kKeys + j + i, scores + r * kTogether,
+                  kTogether * sizeof(float));
+    }
+  }
+}
+
+// scores[row, key] = query[row] . key, along the head dimension, for `rows` rows from `begin` on;
+// key_row(key) is where a key of `width` elements is. A row is summed alike whatever its company.
+// Calls each(W) for every W keys.
+template <class Row, class Each>
+inline void dot_scores(Scratch& s, const Row& key_row, int begin, int rows, int width, int first,
+                       int last, const Each& each) {
+  const int end = begin + rows;
+  for (int j = first / W * W; j < last; j += W) {
+    decltype(key_row(0)) keys[W];
+    for (int i = 0; i < W; ++i) keys[i] = key_row(std::clamp(j + i, first, last - 1));
+    each(W);
+    int row = begin;
+    for (; row + 4 <= end; row += 4) dot_rows<4>(s, keys, row, width, j);
+    for (; row + 2 <= end; row += 2) dot_rows<2>(s, keys, row, width, j);
+    for (; row < end; ++row) dot_rows<1>(s, keys, row, width, j);
   }
 }
 

@@ -180,7 +180,7 @@ inline vf add(vf a, vf b) { return a + b; }
 
 // Lane i of the result is v[i]'s lanes joined by an associative operation.
 template <int H = W / 2, class F>
-inline vf reduce_each(vf* v, const F& join) {
+__attribute__((always_inline)) inline vf reduce_each(vf* v, const F& join) {
 #pragma GCC unroll 16
   for (int i = 0; i < H; ++i) {
     v[i] = join(exchange<H, false>(v[i], v[i + H]), exchange<H, true>(v[i], v[i + H]));
