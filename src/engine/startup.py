@@ -45,6 +45,7 @@ from src.ops.cpu.build import (
     ensure_built,
     is_compiling,
     kernel_status,
+    multiplies_bytes,
     takes_strips,
 )
 from src.text import Tokenizer
@@ -123,7 +124,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     in_strips = takes_strips()
     # By default, where kernels gain and the model is bfloat16.
     rounds_inputs = config.model.quantize_activations
-    if rounds_inputs is None and not in_strips:
+    if rounds_inputs is None and not multiplies_bytes():
         rounds_inputs = False
     compilation = (
         _begin_compilation(config, path, device, timeline, rounds_inputs, in_strips=in_strips)

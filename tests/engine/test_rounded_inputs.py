@@ -36,7 +36,7 @@ def test_rounded_inputs_need_quantized_weights(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("takes_strips", "wish", "expected"),
+    ("multiplies_bytes", "wish", "expected"),
     [
         (True, None, None),
         (False, None, False),
@@ -49,7 +49,7 @@ def test_rounded_inputs_need_quantized_weights(directory: Path) -> None:
 def test_the_kernels_that_serve_decide_unless_somebody_has(
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-    takes_strips: bool,
+    multiplies_bytes: bool,
     wish: bool | None,
     expected: bool | None,
 ) -> None:
@@ -59,7 +59,7 @@ def test_the_kernels_that_serve_decide_unless_somebody_has(
         asked.append(rounds_inputs)
         raise LookupError
 
-    monkeypatch.setattr(startup, "takes_strips", lambda: takes_strips)
+    monkeypatch.setattr(startup, "multiplies_bytes", lambda: multiplies_bytes)
     monkeypatch.setattr(startup, "load_model", load)
     config = small_config(directory, model__quantization="int8", model__quantize_activations=wish)
     with pytest.raises(LookupError):

@@ -17,6 +17,7 @@ from src.models import Decoder, load_model, outline_model
 from src.models.quantization import QuantizedWeight
 from src.ops.cpu import build
 from src.ops.cpu.build import ensure_built
+from src.ops.cpu.levels import LEVELS
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts, small_config
 
@@ -49,25 +50,34 @@ def dims(decoder: Decoder) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("status", "is_building", "level", "expected"),
+    ("status", "is_building", "level", "strips", "multiplies"),
     [
-        ("cpp-avx512_bf16", False, "", True),
-        ("cpp-avx512", False, "avx512_bf16", False),
-        ("cpp-amx", False, "amx", False),
-        ("reference", True, "avx512_bf16", True),
-        ("cpp-avx2", False, "avx512", True),
-        ("reference", True, "avx512", False),
-        ("reference", True, "portable", False),
-        ("reference", False, "avx512_bf16", False),
+        ("cpp-avx512_bf16", False, "portable", True, True),
+        ("cpp-avx2", False, "avx512", True, True),
+        ("cpp-avx512", False, "avx512_bf16", False, False),
+        ("cpp-avx512_vnni", False, "portable", False, True),
+        ("cpp-amx", False, "amx", False, False),
+        ("reference", True, "avx512_bf16", True, True),
+        ("reference", True, "avx2_vnni", True, True),
+        ("reference", True, "avx512", False, False),
+        ("reference", True, "portable", False, False),
+        ("reference", False, "avx512_bf16", False, False),
     ],
 )
 def test_the_kernels_that_serve_decide(
-    monkeypatch: pytest.MonkeyPatch, status: str, is_building: bool, level: str, expected: bool
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    is_building: bool,
+    level: str,
+    strips: bool,
+    multiplies: bool,
 ) -> None:
+    fastest = next(one for one in LEVELS if one.name == level)
     monkeypatch.setattr(build, "kernel_status", lambda: status)
     monkeypatch.setattr(build, "is_building", lambda: is_building)
-    monkeypatch.setattr(build, "fastest_level", lambda _: level)
-    assert build.takes_strips() is expected
+    monkeypatch.setattr(build, "fastest_level", lambda _: fastest)
+    assert build.takes_strips() is strips
+    assert build.multiplies_bytes() is multiplies
 
 
 def test_what_is_laid_out_and_what_is_not(directory: Path, tmp_path: Path) -> None:

@@ -44,16 +44,13 @@ def library(libraries: dict[str, KernelLibrary]) -> KernelLibrary:
     return list(libraries.values())[-1]
 
 
-@pytest.fixture(scope="session")
-def emulated_amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The AMX level's kernels, compiled for AVX2 with its instructions in plain C++."""
-    file = tmp_path_factory.mktemp("amx") / "amx.so"
-    units = ("attention.cpp", "linear.cpp", "pool.cpp")
+def _emulated(file: Path, header: str, *flags: str, units: tuple[str, ...]) -> ctypes.CDLL:
+    """Kernels compiled for AVX2, with the instructions of a header of this folder in plain C++."""
     command = [
         *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fno-math-errno"),
         *("-fno-trapping-math", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread", "-w"),
-        *("-Wno-psabi", "-mavx2", "-mfma", "-mf16c"),
-        *("-include", str(Path(__file__).with_name("emulated_amx.h"))),
+        *("-Wno-psabi", "-mavx2", "-mfma", "-mf16c", *flags),
+        *("-include", str(Path(__file__).with_name(header))),
         *(str(Path(build.__file__).with_name(name)) for name in units),
         *("-o", str(file)),
     ]
@@ -61,6 +58,35 @@ def emulated_amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file))
     library.slipstream_assume_wake_cost(ctypes.c_double(0.01))
     return library
+
+
+@pytest.fixture(scope="session")
+def emulated_amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The AMX level's kernels, its instructions emulated."""
+    units = ("attention.cpp", "linear.cpp", "pool.cpp")
+    return _emulated(tmp_path_factory.mktemp("amx") / "amx.so", "emulated_amx.h", units=units)
+
+
+EMULATED_LINEARS = {
+    "avx2_vnni": ("emulated_avx_vnni.h",),
+    "avx512": ("emulated_amx.h", "-DEMULATED_AVX512"),
+    "avx512_vnni": ("emulated_amx.h", "-DEMULATED_AVX512_VNNI"),
+}
+
+
+@pytest.fixture(scope="session")
+def emulated_linears(
+    tmp_path_factory: pytest.TempPathFactory, emulated_amx: ctypes.CDLL
+) -> dict[str, ctypes.CDLL]:
+    """The projections of levels that few machines have, their instructions emulated."""
+    folder = tmp_path_factory.mktemp("linears")
+    units = ("linear.cpp", "pool.cpp")
+    found = {
+        # Compiled in a third of the time, and run for a moment.
+        name: _emulated(folder / f"{name}.so", *how, "-O0", units=units)
+        for name, how in EMULATED_LINEARS.items()
+    }
+    return {**found, "amx": emulated_amx}
 
 
 @pytest.fixture(autouse=True)

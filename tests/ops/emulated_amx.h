@@ -1,6 +1,7 @@
 // The AVX-512 and AMX intrinsics that src/ops/cpu uses, in plain C++ after the pseudo-code of Intel's
-// Software Developer's Manual. Included before everything else (-include) by a test that compiles
+// Software Developer's Manual. Included before everything else (-include) by tests that compile
 // the AMX level for a CPU without it: packing, masks and tile arithmetic then run anywhere on x86.
+// With EMULATED_AVX512 or EMULATED_AVX512_VNNI defined it is that level.
 #pragma once
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -13,9 +14,15 @@
 
 // What a compiler defines that is told to use them.
 #define __AVX512F__ 1
-#define __AVX512BF16__ 1
+#if defined(EMULATED_AVX512)
+#define __AVX512BW__ 1
+#elif defined(EMULATED_AVX512_VNNI)
 #define __AVX512VNNI__ 1
+#else
+#define __AVX512VNNI__ 1
+#define __AVX512BF16__ 1
 #define __AMX_BF16__ 1
+#endif
 
 namespace emulated {
 
@@ -161,6 +168,23 @@ inline __m512i dot_bytes(__m512i sums, __m512i left, __m512i right) {
   return (__m512i)result;
 }
 
+// A function of 256 bits, of both halves.
+template <class F>
+inline __m512i by_halves(__m512i left, __m512i right, const F& function) {
+  __m256i a[2], b[2];
+  std::memcpy(a, &left, sizeof a);
+  std::memcpy(b, &right, sizeof b);
+  return join(function(a[0], b[0]), function(a[1], b[1]));
+}
+
+inline __m512i sum_words(__m512i a, __m512i b) {
+  return by_halves(a, b, [](__m256i x, __m256i y) { return _mm256_madd_epi16(x, y); });
+}
+
+inline __m512i sum_bytes(__m512i a, __m512i b) {
+  return by_halves(a, b, [](__m256i x, __m256i y) { return _mm256_maddubs_epi16(x, y); });
+}
+
 inline int32_t largest_of(__m512i integers) {
   const Integers lanes = (Integers)integers;
   int32_t largest = lanes[0];
@@ -277,3 +301,5 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_dpbusd_epi32(sums, left, right) emulated::dot_bytes(sums, left, right)
 #define _mm512_reduce_max_epi32(integers) emulated::largest_of(integers)
 #define _mm512_reduce_add_epi32(integers) emulated::sum_of(integers)
+#define _mm512_madd_epi16(a, b) emulated::sum_words(a, b)
+#define _mm512_maddubs_epi16(a, b) emulated::sum_bytes(a, b)

@@ -69,15 +69,35 @@ def test_sums_are_those_of_float64(
 
 @pytest.mark.skipif(not LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2")
 @pytest.mark.parametrize("kind", KINDS)
-def test_emulated_instructions_give_the_same(emulated_amx: ctypes.CDLL, kind: str) -> None:
+def test_emulated_instructions_give_the_same(
+    emulated_linears: dict[str, ctypes.CDLL], kind: str
+) -> None:
     """As a CPU that has them runs it, wherever this runs."""
-    emulated = _bind_linear(emulated_amx)
-    for tokens, outputs in [(1, 64), (4, 130), (6, 65), (20, 70)]:
+    for tokens, outputs in [(1, 64), (2, 70), (4, 130), (6, 65), (20, 70)]:
         for dtype in DTYPES:
             args = build(kind, tokens=tokens, inputs=384, outputs=outputs, dtype=dtype)
-            got = emulated(*args)
-            assert_matches(got, args)
-            assert torch.equal(emulated(args[0][-1:], *args[1:]), got[-1:])
+            for library in emulated_linears.values():
+                emulated = _bind_linear(library)
+                got = emulated(*args)
+                assert_matches(got, args)
+                assert torch.equal(emulated(args[0][-1:], *args[1:]), got[-1:])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4/32", "int4/64"])
+def test_the_largest_weights_and_inputs_overflow_nothing(
+    libraries: dict[str, KernelLibrary], emulated_linears: dict[str, ctypes.CDLL], kind: str
+) -> None:
+    """All of them at the ends of their ranges, in every combination of signs."""
+    for sign in (1, -1):
+        for nibbles in (0x00, 0xFF):
+            x, weight, scales, _ = build(kind, tokens=7, inputs=384, outputs=64)
+            args = (torch.full_like(x, sign * 3.0), weight, scales, None)
+            weight.fill_(nibbles if weight.dtype == torch.uint8 else (-1 if nibbles else 0))
+            for linear in (
+                *(library.streamed_linear for library in libraries.values()),
+                *map(_bind_linear, emulated_linears.values()),
+            ):
+                assert_matches(linear(*args), args)
 
 
 @settings(max_examples=60, deadline=None)

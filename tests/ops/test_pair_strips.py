@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops.cpu.kernel_library import KernelLibrary, _bind_linear
-from src.ops.cpu.levels import LEVELS, TAKES_STRIPS, cpu_flags, fastest_level
+from src.ops.cpu.levels import LEVELS, cpu_flags, fastest_level
 from src.ops.linear import LINEAR, fits_strips, reference, to_strips
 from tests.ops.comparison import (
     bits,
@@ -52,14 +52,16 @@ def test_sums_are_those_of_float64(libraries: dict[str, KernelLibrary], has_bias
 
 
 @pytest.mark.skipif(not LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2")
-def test_emulated_instructions_give_the_same(emulated_amx: ctypes.CDLL) -> None:
+def test_emulated_instructions_give_the_same(emulated_linears: dict[str, ctypes.CDLL]) -> None:
     """As a CPU that has them runs it, wherever this runs."""
-    emulated = _bind_linear(emulated_amx)
-    for tokens, inputs, outputs in [(1, 64, 64), (4, 130, 128), (6, 62, 64), (20, 256, 64)]:
+    cases = [(1, 64, 64), (2, 600, 64), (4, 130, 128), (6, 62, 64), (20, 256, 64)]
+    for tokens, inputs, outputs in cases:
         x, rows, strips, bias = build(tokens=tokens, inputs=inputs, outputs=outputs, has_bias=True)
-        got = emulated(x, strips, None, bias)
-        assert_matches(got, x, rows, bias)
-        assert torch.equal(emulated(x[-1:], strips, None, bias), got[-1:])
+        for library in emulated_linears.values():
+            emulated = _bind_linear(library)
+            got = emulated(x, strips, None, bias)
+            assert_matches(got, x, rows, bias)
+            assert torch.equal(emulated(x[-1:], strips, None, bias), got[-1:])
 
 
 @settings(max_examples=60, deadline=None)
@@ -153,15 +155,25 @@ def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> No
         library.streamed_linear(x.half(), strips, None, None)
 
 
-def test_the_levels_that_gain_are_named_by_their_flags() -> None:
+def test_what_levels_gain_by() -> None:
+    """Names of levels, by the flags of a CPU: pairs in strips, products of bytes."""
+    avx2 = {"avx2", "fma", "f16c"}
+    avx512 = avx2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
     vnni, pairs, tiles = {"avx512_vnni"}, {"avx512_bf16"}, {"amx_tile", "amx_bf16"}
-    avx2, avx512 = LEVELS[1].needs, LEVELS[2].needs
-    for flags, gains in (
-        (avx2, True),
-        (avx512 | vnni, False),
-        (avx512 | pairs, False),
-        (avx512 | vnni | pairs, True),
-        (avx512 | vnni | pairs | tiles, False),
-        (frozenset(), False),
+    for flags, name, pairs_in_strips, multiplies_bytes in (
+        (set(), "portable", False, False),
+        (avx2, "avx2", True, True),
+        (avx2 | {"avx_vnni"}, "avx2_vnni", True, True),
+        (avx512, "avx512", False, False),
+        (avx512 | pairs, "avx512", False, False),
+        (avx512 | vnni, "avx512_vnni", False, True),
+        (avx512 | vnni | pairs | {"avx_vnni"}, "avx512_bf16", True, True),
+        (avx512 | vnni | pairs | tiles, "amx", False, False),
     ):
-        assert (fastest_level(frozenset(flags)) in TAKES_STRIPS) is gains
+        level = fastest_level(frozenset(flags))
+        assert level.name == name
+        assert (level.pairs_in_strips, level.multiplies_bytes) == (
+            pairs_in_strips,
+            multiplies_bytes,
+        )
+    assert [level.number for level in LEVELS] == list(range(len(LEVELS)))

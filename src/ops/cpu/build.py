@@ -30,7 +30,7 @@ from pathlib import Path
 
 from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
-from src.ops.cpu.levels import LEVELS, TAKES_STRIPS, Level, cpu_flags, fastest_level
+from src.ops.cpu.levels import LEVELS, Level, cpu_flags, fastest_level
 from src.ops.declaration import Kernel
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.linear import LINEAR
@@ -399,10 +399,24 @@ def is_compiling() -> bool:
     return _compilers.are_running
 
 
+def serving_level() -> Level | None:
+    """That of the kernels that serve, or are being built; None where the references serve."""
+    if is_building():
+        return fastest_level(cpu_flags())
+    name = kernel_status().removeprefix("cpp-")
+    return next((level for level in LEVELS if level.name == name), None)
+
+
 def takes_strips() -> bool:
-    """Whether the kernels that serve, or are being built, gain by weights in strips."""
-    level = fastest_level(cpu_flags()) if is_building() else kernel_status().removeprefix("cpp-")
-    return level in TAKES_STRIPS
+    """Whether these kernels gain by bfloat16 weights in strips."""
+    level = serving_level()
+    return level is not None and level.pairs_in_strips
+
+
+def multiplies_bytes() -> bool:
+    """Whether these kernels gain by inputs that are rounded to 8 bits, beside quantized weights."""
+    level = serving_level()
+    return level is not None and level.multiplies_bytes
 
 
 def ensure_built(wait: bool, head_start: float | None = None) -> str:

@@ -1,7 +1,6 @@
-// Linear layers of quantized weights and rounded inputs where a CPU multiplies bytes, but does not sum
-// fours of them (AVX2).
+// Linear layers of quantized weights and rounded inputs in few registers (AVX2).
 //
-// A byte of int8 times one of an input fills 16 bits, and the instruction for pairs of bytes cuts the
+// AVX-VNNI sums products of fours of bytes; without it, a byte of int8 times one of an input fills 16 bits, and the instruction for pairs of bytes cuts the
 // sums of two of them off. So weights are widened to 16 bits, which takes an instruction for 16 of
 // them whatever the number of tokens, and meet inputs that were stored so: those with even numbers
 // the even ones. Weights of int4 are small enough to be multiplied as bytes: sums of eight pairs fit
@@ -48,11 +47,21 @@ inline vi load_word(const char* from) {
   return words;
 }
 
+#if defined(__AVXVNNI__)
+constexpr bool kSumsFours = true;
+inline vi add_fours(vi sums, vi bytes, vi signed_bytes) {
+  return (vi)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)bytes, (__m256i)signed_bytes);
+}
+#else
+constexpr bool kSumsFours = false;
+inline vi add_fours(vi sums, vi, vi) { return sums; }
+#endif
+
 template <class Slices>
 class IntegerPanels {
  public:
   static constexpr bool kIsInt8 = Slices::kInputs == 4;
-  typedef std::conditional_t<kIsInt8, int16_t, int8_t> Value;  // of an input
+  typedef std::conditional_t<kIsInt8 && !kSumsFours, int16_t, int8_t> Value;  // of an input
 
   IntegerPanels(const Projection& args, const RoundedTokens<Value>& tokens)
       : projection(args), slices(args.inputs / Slices::kInputs), x(tokens) {}
@@ -71,7 +80,13 @@ class IntegerPanels {
 #pragma GCC unroll 8
         for (vi& sum : sums[c]) sum = vi{} + x.offsets[(token + c) * x.units + unit];
       }
-      if constexpr (kIsInt8) {
+      if constexpr (kSumsFours) {
+        for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
+          fetcher.next();
+          add_bytes<0>(sums, slice, values);
+          if constexpr (!kIsInt8) add_bytes<1>(sums, slice, values);
+        }
+      } else if constexpr (kIsInt8) {
         for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
           fetcher.next();
           add_words<0>(sums, slice, values);
@@ -79,7 +94,7 @@ class IntegerPanels {
         }
       } else {
         for (int64_t i = 0; i < unit_slices; i += kByteSlices) {
-          add_bytes(sums, slice, values, fetcher);
+          add_small_bytes(sums, slice, values, fetcher);
           slice += kByteSlices * kSlice, values += kByteSlices * Slices::kInputs;
         }
       }
@@ -95,7 +110,32 @@ class IntegerPanels {
  private:
   static constexpr int kByteSlices = 4;  // whose sums of products of bytes fit 16 bits
 
-  // int8: the even (Odd = 0) or the odd ones of a slice's four inputs.
+  // Bytes of a slice: all of int8, the first (Part = 0) or the last four of int4's eight inputs.
+  template <int Part>
+  static vi bytes_of(const char* slice) {
+    const vi bytes = load_word(slice);
+    if constexpr (kIsInt8) return bytes;
+    return (Part ? (vi)((vus)bytes >> 4) : bytes) & 0x0f0f0f0f;
+  }
+
+  // By sums of fours.
+  template <int Part, int C, int V>
+  void add_bytes(vi (&sums)[C][V], const char* slice, const Value* values) const {
+    vi weights[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) weights[v] = bytes_of<Part>(slice + v * int(sizeof(vi)));
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      const vi four = splat_word(values + c * projection.inputs + 4 * Part);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        sums[c][v] = add_fours(sums[c][v], weights[v], four);
+        finish_first(sums[c][v]);
+      }
+    }
+  }
+
+  // int8 in words: the even (Odd = 0) or the odd ones of a slice's four inputs.
   template <int Odd, int C, int V>
   void add_words(vi (&sums)[C][V], const char* slice, const Value* values) const {
     vs weights[V];
@@ -115,14 +155,14 @@ class IntegerPanels {
     }
   }
 
-  // int4: kByteSlices slices.
+  // int4 by sums of pairs: kByteSlices slices.
   template <int C, int V, class F>
-  void add_bytes(vi (&sums)[C][V], const char* slice, const Value* values, F& fetcher) const {
+  void add_small_bytes(vi (&sums)[C][V], const char* slice, const Value* values, F& fetcher) const {
     vs pairs[C][V] = {};
     for (int i = 0; i < kByteSlices; ++i, slice += kSlice, values += Slices::kInputs) {
       fetcher.next();
-      add_halves<0>(pairs, slice, values);
-      add_halves<1>(pairs, slice, values);
+      add_byte_pairs<0>(pairs, slice, values);
+      add_byte_pairs<1>(pairs, slice, values);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
@@ -131,18 +171,14 @@ class IntegerPanels {
     }
   }
 
-  // The first (High = 0) or the last four of a slice's eight inputs.
-  template <int High, int C, int V>
-  void add_halves(vs (&pairs)[C][V], const char* slice, const Value* values) const {
+  template <int Part, int C, int V>
+  void add_byte_pairs(vs (&pairs)[C][V], const char* slice, const Value* values) const {
     vi weights[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      const vi both = load_word(slice + v * int(sizeof(vi)));
-      weights[v] = (High ? (vi)((vus)both >> 4) : both) & 0x0f0f0f0f;
-    }
+    for (int v = 0; v < V; ++v) weights[v] = bytes_of<Part>(slice + v * int(sizeof(vi)));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      const vi four = splat_word(values + c * projection.inputs + 4 * High);
+      const vi four = splat_word(values + c * projection.inputs + 4 * Part);
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
         pairs[c][v] += sum_byte_pairs(weights[v], four);

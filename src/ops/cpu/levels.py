@@ -8,35 +8,49 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Level:
-    """An instruction set: `number` as in self_check.cpp, CPU flags it needs, compiler flags."""
+    """An instruction set.
+
+    `number` is as in self_check.cpp, `needs` are CPU flags, `flags` the compiler's. `pairs_in_strips`:
+    bfloat16 weights multiply fastest where they lie in strips. `multiplies_bytes`: products of bytes
+    are the fastest, so what quantized weights are multiplied by is worth being rounded.
+    """
 
     name: str
     number: int
     needs: frozenset[str]
     flags: tuple[str, ...]
+    pairs_in_strips: bool = False
+    multiplies_bytes: bool = False
 
 
-_AVX512 = frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
-_AVX512_FLAGS = (
-    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-    *("-mavx2", "-mfma", "-mf16c"),
-)
-
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_AVX512_FLAGS = (*("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"), *_AVX2_FLAGS)
+_AVX512_VNNI = _AVX512 | {"avx512_vnni"}
+_AVX512_VNNI_FLAGS = (*_AVX512_FLAGS, "-mavx512vnni")
 # Of pairs of bfloat16, and of fours of bytes: no CPU has only the former.
-_PRODUCTS = _AVX512 | {"avx512_bf16", "avx512_vnni"}
-_PRODUCTS_FLAGS = (*_AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni")
+_PRODUCTS = _AVX512_VNNI | {"avx512_bf16"}
+_PRODUCTS_FLAGS = (*_AVX512_VNNI_FLAGS, "-mavx512bf16")
+_TILES = _PRODUCTS | {"amx_tile", "amx_bf16"}
 
 LEVELS = (
     Level("portable", 0, frozenset(), ()),
-    Level("avx2", 1, frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
-    Level("avx512", 2, _AVX512, _AVX512_FLAGS),
-    Level("avx512_bf16", 3, _PRODUCTS, _PRODUCTS_FLAGS),
+    Level("avx2", 1, _AVX2, _AVX2_FLAGS, pairs_in_strips=True, multiplies_bytes=True),
     Level(
-        "amx",
-        4,
-        _PRODUCTS | {"amx_tile", "amx_bf16"},
-        (*_PRODUCTS_FLAGS, "-mamx-tile", "-mamx-bf16"),
+        *("avx2_vnni", 2, _AVX2 | {"avx_vnni"}, (*_AVX2_FLAGS, "-mavxvnni")),
+        pairs_in_strips=True,
+        multiplies_bytes=True,
     ),
+    Level("avx512", 3, _AVX512, _AVX512_FLAGS),
+    Level("avx512_vnni", 4, _AVX512_VNNI, _AVX512_VNNI_FLAGS, multiplies_bytes=True),
+    Level(
+        *("avx512_bf16", 5, _PRODUCTS, _PRODUCTS_FLAGS),
+        pairs_in_strips=True,
+        multiplies_bytes=True,
+    ),
+    # Tiles of bfloat16 multiply more than both.
+    Level("amx", 6, _TILES, (*_PRODUCTS_FLAGS, "-mamx-tile", "-mamx-bf16")),
 )
 """From slowest to fastest."""
 
@@ -50,10 +64,6 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def fastest_level(flags: frozenset[str]) -> str:
-    """Name of the fastest level that a CPU with these flags can have."""
-    return [level.name for level in LEVELS if level.needs <= flags][-1]
-
-
-TAKES_STRIPS = frozenset({"avx2", "avx512_bf16"})
-"""Levels that multiply fastest where weights lie in strips: tiles of AMX hold more, loops less."""
+def fastest_level(flags: frozenset[str]) -> Level:
+    """The fastest level that a CPU with these flags can have."""
+    return [level for level in LEVELS if level.needs <= flags][-1]

@@ -180,12 +180,22 @@ bool same_layout(LayOutFunction* other) {
 }
 
 #if defined(__x86_64__)
-inline bool has_products() {
-  constexpr unsigned kBytes = 1u << 11;    // leaf 7: AVX512_VNNI
+inline bool has_byte_products() {
+  constexpr unsigned kBytes = 1u << 11;  // leaf 7: AVX512_VNNI
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ecx & kBytes);
+}
+
+inline bool has_pair_products() {
   constexpr unsigned kBFloat16 = 1u << 5;  // leaf 7, subleaf 1: AVX512_BF16
   unsigned eax, ebx, ecx, edx;
-  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ecx & kBytes)) return false;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBFloat16);
+}
+
+inline bool has_avx_vnni() {
+  constexpr unsigned kBytes = 1u << 4;  // leaf 7, subleaf 1: AVX-VNNI
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBytes);
 }
 
 inline bool has_tiles() {
@@ -198,19 +208,20 @@ inline bool has_tiles() {
 
 }  // namespace
 
-// Whether this CPU (and its operating system) can run a level: 0 portable, 1 AVX2, 2 AVX-512,
-// 3 AVX-512 with products of bfloat16 and of bytes, 4 AMX.
+// Whether this CPU (and its operating system) can run a level (levels.py): 0 portable, 1 AVX2, 2 with
+// AVX-VNNI, 3 AVX-512, 4 with products of bytes, 5 with those of bfloat16, 6 AMX.
 SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
   if (level == 0) return 1;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (level == 1) return avx2;
+  if (level <= 2) return avx2 && (level == 1 || has_avx_vnni());
   const bool avx512 =
       avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (level == 2) return avx512;
-  return avx512 && has_products() && (level == 3 || has_tiles());
+  if (level == 3) return avx512;
+  return avx512 && has_byte_products() && (level == 4 || has_pair_products()) &&
+         (level <= 5 || has_tiles());
 #else
   return 0;
 #endif

@@ -134,11 +134,11 @@ class StripPanels {
 };
 
 // Has the compiler finish a sum before the next one is begun: it would compute all products first, for
-// which there are no registers.
+// which sixteen registers are too few.
 template <class Vector>
 inline void finish_first(Vector& sum) {
 #if defined(__GNUC__)
-  asm volatile("" : "+v"(sum));
+  if constexpr (sizeof(Vector) == 32) asm volatile("" : "+x"(sum));
 #endif
 }
 
