@@ -23,6 +23,7 @@ _FLAGS: Final = (
     "avx2",
     "fma",
     "f16c",
+    "avx_vnni",
     "avx512f",
     "avx512_bf16",
     "avx512_vnni",

@@ -58,9 +58,12 @@ def assert_matches(got: torch.Tensor, args: tuple[Any, ...]) -> None:
 def test_sums_are_those_of_float64(
     libraries: dict[str, KernelLibrary], dtype: torch.dtype, kind: str
 ) -> None:
-    for tokens, outputs in [(1, 5), (2, 64), (5, 130), (6, 64), (7, 200), (13, 64), (100, 65)]:
+    cases = [(1, 5), (2, 64), (5, 130), (6, 64), (7, 200), (13, 64), (100, 65)]
+    # Rows of several chunks too.
+    sizes = [*((*case, 384) for case in cases), (1, 64, 2304), (2, 64, 2304), (9, 70, 2304)]
+    for tokens, outputs, inputs in sizes:
         args = build(
-            kind, tokens=tokens, inputs=384, outputs=outputs, dtype=dtype, has_bias=tokens > 1
+            kind, tokens=tokens, inputs=inputs, outputs=outputs, dtype=dtype, has_bias=tokens > 1
         )
         for library in libraries.values():
             assert_matches(library.streamed_linear(*args), args)
@@ -73,9 +76,10 @@ def test_emulated_instructions_give_the_same(
     emulated_linears: dict[str, ctypes.CDLL], kind: str
 ) -> None:
     """As a CPU that has them runs it, wherever this runs."""
-    for tokens, outputs in [(1, 64), (2, 70), (4, 130), (6, 65), (20, 70)]:
+    sizes = [(1, 64, 384), (2, 70, 1152), (4, 130, 384), (6, 65, 384), (20, 70, 1152)]
+    for tokens, outputs, inputs in sizes:
         for dtype in DTYPES:
-            args = build(kind, tokens=tokens, inputs=384, outputs=outputs, dtype=dtype)
+            args = build(kind, tokens=tokens, inputs=inputs, outputs=outputs, dtype=dtype)
             for library in emulated_linears.values():
                 emulated = _bind_linear(library)
                 got = emulated(*args)
@@ -83,6 +87,7 @@ def test_emulated_instructions_give_the_same(
                 assert torch.equal(emulated(args[0][-1:], *args[1:]), got[-1:])
 
 
+@pytest.mark.skipif(not LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2")
 @pytest.mark.parametrize("kind", ["int8", "int4/32", "int4/64"])
 def test_the_largest_weights_and_inputs_overflow_nothing(
     libraries: dict[str, KernelLibrary], emulated_linears: dict[str, ctypes.CDLL], kind: str

@@ -94,14 +94,16 @@ class Attention {
   void run_dots(const Item& item, const Item* next, const Path& path, Scratch& s) const {
     const T* const keys = static_cast<const T*>(a.key_cache);
     const T* const values = static_cast<const T*>(a.value_cache);
-    if (head_dim == width && !std::is_same_v<T, float>) {
-      // Widened where they are used, by all query rows at once.
-      const auto score = [&](int row, int offset, const auto& each) {
-        dot_scores(s, [&](int key) { return keys + offset + s.now->offsets[key]; }, row, item.count,
-                   width, s.now->first, s.now->last, each);
-      };
-      return run_few(item, next, path, s, score,
-                     [&](int key, int offset) { return values + offset + s.now->offsets[key]; });
+    if constexpr (!std::is_same_v<T, float>) {
+      // Few query rows widen keys and values where they use them; many, once into a buffer.
+      if (head_dim == width && item.count <= kWidening) {
+        const auto score = [&](int row, int offset, const auto& each) {
+          dot_scores(s, [&](int key) { return keys + offset + s.now->offsets[key]; }, row, item.count,
+                     width, s.now->first, s.now->last, each);
+        };
+        return run_few(item, next, path, s, score,
+                       [&](int key, int offset) { return values + offset + s.now->offsets[key]; });
+      }
     }
     const auto score = [&](int row, int offset, const auto& each) {
       const int first = s.now->first, last = s.now->last;

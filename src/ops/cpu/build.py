@@ -91,6 +91,9 @@ if portable.slipstream_self_check(
 """
 
 
+_NO_COMPILER = "no C++ compiler (install g++ or set CXX)"
+
+
 class BuildError(Exception):
     """The kernels could not be built; the text says why, in one line or with compiler output."""
 
@@ -215,7 +218,7 @@ class KernelCache:
             BuildError: There is no compiler.
         """
         if self.compiler is None:
-            raise BuildError("no C++ compiler (install g++ or set CXX)")
+            raise BuildError(_NO_COMPILER)
         return self.base / _digest(repr(self.compiler).encode())
 
     @staticmethod
@@ -440,6 +443,9 @@ def ensure_built(wait: bool, head_start: float | None = None) -> str:
             loaded = cache.load()
             if loaded is not None:
                 _install(*loaded)
+            elif cache.compiler is None:
+                # Known at once, so that nobody lays weights out for kernels that never come.
+                _give_up(BuildError(_NO_COMPILER))
             else:
                 _state.thread = threading.Thread(
                     target=_build_and_install,
@@ -478,13 +484,17 @@ def _build_and_install(cache: KernelCache, head_start: float) -> None:
                 loaded = KernelCache(Path(private)).build()
         _install(*loaded)
     except (BuildError, OSError) as error:
-        _state.failed = True
-        level = logging.DEBUG if _compilers.closed else logging.WARNING
-        _log.log(
-            level, "no compiled CPU kernels, so slower torch references serve on the CPU: %s", error
-        )
+        _give_up(error)
     finally:
         _state.thread = None
+
+
+def _give_up(error: Exception) -> None:
+    _state.failed = True
+    level = logging.DEBUG if _compilers.closed else logging.WARNING
+    _log.log(
+        level, "no compiled CPU kernels, so slower torch references serve on the CPU: %s", error
+    )
 
 
 def main() -> int:

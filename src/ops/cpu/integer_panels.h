@@ -1,10 +1,10 @@
 // Linear layers of quantized weights and rounded inputs in few registers (AVX2).
 //
-// AVX-VNNI sums products of fours of bytes; without it, a byte of int8 times one of an input fills 16 bits, and the instruction for pairs of bytes cuts the
-// sums of two of them off. So weights are widened to 16 bits, which takes an instruction for 16 of
-// them whatever the number of tokens, and meet inputs that were stored so: those with even numbers
-// the even ones. Weights of int4 are small enough to be multiplied as bytes: sums of eight pairs fit
-// 16 bits.
+// AVX-VNNI sums products of fours of bytes. Without it, a byte of int8 times one of an input fills 16
+// bits, and the instruction for pairs of bytes cuts the sums of two of them off. So weights are widened
+// to 16 bits, which takes an instruction for 16 of them whatever the number of tokens, and meet inputs
+// that were stored so: those with even numbers the even ones. Weights of int4 are small enough to be
+// multiplied as bytes: sums of eight pairs fit 16 bits.
 #pragma once
 #include "integer_slices.h"
 #include "strip_panels.h"

@@ -10,9 +10,17 @@ from dataclasses import dataclass
 class Level:
     """An instruction set.
 
-    `number` is as in self_check.cpp, `needs` are CPU flags, `flags` the compiler's. `pairs_in_strips`:
-    bfloat16 weights multiply fastest where they lie in strips. `multiplies_bytes`: products of bytes
-    are the fastest, so what quantized weights are multiplied by is worth being rounded.
+    Attributes
+    ----------
+    number
+        As in self_check.cpp.
+    needs, flags
+        Of the CPU; of the compiler.
+    pairs_in_strips
+        bfloat16 weights multiply fastest where they lie in strips.
+    multiplies_bytes
+        Products of bytes are the fastest: what quantized weights are multiplied by is worth
+        being rounded.
     """
 
     name: str

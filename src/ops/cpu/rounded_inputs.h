@@ -39,8 +39,9 @@ inline void store_bytes(int8_t* to, vi values) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
 #elif defined(__AVX2__)
-  const __m256i words = _mm256_packs_epi32((__m256i)values, (__m256i)values);
-  const __m256i bytes = _mm256_packs_epi16(words, words);
+  const __m256i low = (__m256i)(values & 0xff);  // cut off, as by the other branches
+  const __m256i words = _mm256_packus_epi32(low, low);
+  const __m256i bytes = _mm256_packus_epi16(words, words);
   const int32_t halves[2] = {_mm256_extract_epi32(bytes, 0), _mm256_extract_epi32(bytes, 4)};
   std::memcpy(to, halves, sizeof halves);
 #else

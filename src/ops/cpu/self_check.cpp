@@ -148,6 +148,16 @@ bool same_linears(LinearFunction* other, DType dtype) {
       return false;
     }
   }
+  // Strips of several chunks (strip_panels.h).
+  for (const int64_t tokens : {1, 2, 5, 13}) {
+    for (const int64_t group : {32, 64, 128}) {
+      if (!same_linear<T>(other, dtype, kInt4Strips, tokens, 64, 1152, group)) return false;
+    }
+    if (!same_linear<T>(other, dtype, kInt8Strips, tokens, 70, 1152)) return false;
+    if (dtype == kBFloat16 && !same_linear<T>(other, dtype, kBFloat16Strips, tokens, 64, 602)) {
+      return false;
+    }
+  }
   return true;
 }
 

@@ -109,10 +109,11 @@ class StripPanels {
       return kernel.template add<C, V>(chunk, strip, token, 0, near, sums);
     }
     const int64_t passes = groups * kPasses;
-    if (kPasses < kSliceLines && groups == 1) {
-      return pass_along<C, kSliceLines / kPasses>(chunk, strip, token, 0, passes, sums);
+    if (passes < kSliceLines) {
+      pass_along<C, 2>(chunk, strip, token, group * kPasses, passes, sums);
+    } else {
+      pass_along<C, 1>(chunk, strip, token, group * kPasses, passes, sums);
     }
-    pass_along<C, 1>(chunk, strip, token, group * kPasses, passes, sums);
   }
 
   // The passes of C tokens, of which the first has a number among all `passes` along the chunk.

@@ -20,6 +20,7 @@ constexpr int kTileRows = kGemmRows;
 #endif
 constexpr int kVisited = 4;         // keys between two looks at what to read ahead
 constexpr int kDotRows = 16;        // packed query rows of a decode tile
+constexpr int kWidening = 8;        // the most that each widen what they read, four at a time
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 #if defined(__AVX512F__)
