@@ -20,7 +20,6 @@ import logging
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from src.ops.cpu.compilers import BuildError, Compilers
 from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.levels import LEVELS, Level, cpu_flags, fastest_level
@@ -92,10 +92,6 @@ if portable.slipstream_self_check(
 
 
 _NO_COMPILER = "no C++ compiler (install g++ or set CXX)"
-
-
-class BuildError(Exception):
-    """The kernels could not be built; the text says why, in one line or with compiler output."""
 
 
 def cache_root() -> Path:
@@ -289,51 +285,7 @@ class KernelCache:
         return outputs
 
 
-class _Compilers:
-    """Compilers that run, each a driver with the passes that it starts in a group of their own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
-        self.closed = False
-
-    def start(self, command: list[str]) -> subprocess.Popen[str]:
-        with self._lock:
-            if self.closed:
-                raise BuildError("this process ends")
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            self._running.add(process)
-        return process
-
-    def kill(self, process: subprocess.Popen[str]) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-    def ended(self, process: subprocess.Popen[str]) -> None:
-        with self._lock:
-            self._running.discard(process)
-
-    @property
-    def are_running(self) -> bool:
-        """Whether any is."""
-        return bool(self._running)
-
-    def close(self) -> None:
-        """Kill those that run, and start no more."""
-        with self._lock:
-            self.closed = True
-            for process in self._running:
-                self.kill(process)
-
-
-_compilers = _Compilers()
+_compilers = Compilers()
 # The thread that waits for them does not outlive the interpreter, and they would.
 atexit.register(_compilers.close)
 
