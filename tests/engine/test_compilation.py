@@ -166,7 +166,11 @@ async def test_graphs_that_serve_are_counted_whatever_the_depth(
 
 @pytest.mark.parametrize(
     "kind",
-    ["float32", "bfloat16 in strips", pytest.param("int8", marks=pytest.mark.compilers)],
+    [
+        "float32",
+        pytest.param("bfloat16 in strips", marks=pytest.mark.compilers),
+        pytest.param("int8", marks=pytest.mark.compilers),
+    ],
 )
 async def test_generated_code_copies_no_weight(
     kind: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -124,7 +124,7 @@ def wide_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kind", "threads"),
     [
         ("float32", 3),
-        ("bfloat16", 2),
+        pytest.param("bfloat16", 2, marks=pytest.mark.compilers),
         ("int8", 2),
         pytest.param("int4", 2, marks=pytest.mark.compilers),
         pytest.param("int4, inputs too", 3, marks=pytest.mark.compilers),

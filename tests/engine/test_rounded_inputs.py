@@ -68,7 +68,7 @@ def test_the_kernels_that_serve_decide_unless_somebody_has(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("method", [pytest.param("int8", marks=pytest.mark.compilers), "int4"])
 async def test_compiled_code_rounds_as_eager_code_does(
     directory: Path, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:

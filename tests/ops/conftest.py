@@ -44,29 +44,38 @@ def library(libraries: dict[str, KernelLibrary]) -> KernelLibrary:
     return list(libraries.values())[-1]
 
 
-def _emulated(file: Path, header: str, *flags: str, units: tuple[str, ...]) -> ctypes.CDLL:
+class Emulated:
     """Kernels compiled for AVX2, with the instructions of a header of this folder in plain C++."""
-    command = [
-        *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fno-math-errno"),
-        *("-fno-trapping-math", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread", "-w"),
-        *("-Wno-psabi", "-mavx2", "-mfma", "-mf16c", *flags),
-        *("-include", str(Path(__file__).with_name(header))),
-        *(str(Path(build.__file__).with_name(name)) for name in units),
-        *("-o", str(file)),
-    ]
-    subprocess.run(command, check=True)
-    library = ctypes.CDLL(str(file))
-    library.slipstream_assume_wake_cost(ctypes.c_double(0.01))
-    return library
+
+    def __init__(self, folder: Path, header: str, *flags: str, units: tuple[str, ...]) -> None:
+        self._folder = folder
+        objects = [str(folder / f"{unit}.o") for unit in units]
+        self._link = [_CXX, "-shared", "-pthread", *objects, "-o", str(folder / "all.so")]
+        # All at once: a machine has more than one processor.
+        self._compilers = [
+            subprocess.Popen(
+                [
+                    *(_CXX, "-std=c++17", "-O1", "-fno-math-errno", "-fno-trapping-math"),
+                    *("-fvisibility=hidden", "-fPIC", "-pthread", "-w", "-Wno-psabi"),
+                    *("-mavx2", "-mfma", "-mf16c", *flags),
+                    *("-include", str(Path(__file__).with_name(header))),
+                    *("-c", str(Path(build.__file__).with_name(unit)), "-o", to),
+                ]
+            )
+            for unit, to in zip(units, objects, strict=True)
+        ]
+
+    def library(self) -> ctypes.CDLL:
+        """Once they are compiled."""
+        assert [compiler.wait() for compiler in self._compilers] == [0] * len(self._compilers)
+        subprocess.run(self._link, check=True)
+        library = ctypes.CDLL(self._link[-1])
+        library.slipstream_assume_wake_cost(ctypes.c_double(0.01))
+        return library
 
 
-@pytest.fixture(scope="session")
-def emulated_amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The AMX level's kernels, its instructions emulated."""
-    units = ("attention.cpp", "linear.cpp", "pool.cpp")
-    return _emulated(tmp_path_factory.mktemp("amx") / "amx.so", "emulated_amx.h", units=units)
-
-
+_CXX = os.environ.get("CXX", "c++")
+_LINEAR_UNITS = ("linear.cpp", "pool.cpp")
 EMULATED_LINEARS = {
     "avx2_vnni": ("emulated_avx_vnni.h",),
     "avx512": ("emulated_amx.h", "-DEMULATED_AVX512"),
@@ -75,18 +84,23 @@ EMULATED_LINEARS = {
 
 
 @pytest.fixture(scope="session")
+def emulated_amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The AMX level's kernels, its instructions emulated."""
+    units = ("attention.cpp", *_LINEAR_UNITS)
+    return Emulated(tmp_path_factory.mktemp("amx"), "emulated_amx.h", units=units).library()
+
+
+@pytest.fixture(scope="session")
 def emulated_linears(
     tmp_path_factory: pytest.TempPathFactory, emulated_amx: ctypes.CDLL
 ) -> dict[str, ctypes.CDLL]:
     """The projections of levels that few machines have, their instructions emulated."""
-    folder = tmp_path_factory.mktemp("linears")
-    units = ("linear.cpp", "pool.cpp")
-    found = {
-        # Compiled in a third of the time, and run for a moment.
-        name: _emulated(folder / f"{name}.so", *how, "-O0", units=units)
+    # Compiled in a third of the time, and run for a moment: hence -O0.
+    begun = {
+        name: Emulated(tmp_path_factory.mktemp(name), *how, "-O0", units=_LINEAR_UNITS)
         for name, how in EMULATED_LINEARS.items()
     }
-    return {**found, "amx": emulated_amx}
+    return {**{name: one.library() for name, one in begun.items()}, "amx": emulated_amx}
 
 
 @pytest.fixture(autouse=True)

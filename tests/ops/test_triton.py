@@ -3,28 +3,49 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = (
+    "triton_in_interpreter attention",
+    "triton_in_interpreter",
+    "triton_for_hopper",
+    "triton_variants",
+)
+
+Started = dict[str, "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """All of them at once, for some take a minute of one processor."""
+    pytest.importorskip("triton", reason="triton has no wheel for this platform")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    running: Started = {}
+    try:
+        for program in PROGRAMS:
+            running[program] = subprocess.Popen(
+                [sys.executable, "-m", *f"tests.ops.{program}".split()],
+                cwd=ROOT,
+                env={**environment, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        yield running
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", ["triton_in_interpreter", "triton_for_hopper", "triton_variants"]
-)
-def test_triton_kernels(program: str, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="triton has no wheel for this platform")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    answer = subprocess.run(
-        [sys.executable, "-m", f"tests.ops.{program}"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_triton_kernels(program: str, started: Started) -> None:
+    output, _ = started[program].communicate(timeout=580)
+    assert started[program].returncode == 0, output
