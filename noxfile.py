@@ -20,6 +20,8 @@ nox.options.error_on_external_run = True
 # What a test runs there is uncompiled, unless it says more, or `--compiled` does.
 WHOLE_ENGINES = (
     *("-m", "not gpu", "--ignore=tests/engine/pure", "--ignore=tests/engine/sampling"),
+    # And what keeps compilers busy, of which `tests` leaves some out.
+    "tests/compile",
     *(f"tests/{name}" for name in ("engine", "http", "observability", "cli", "bench", "demo")),
 )
 # Of these, what meets most of an engine in a minute: `tests` runs them both ways.

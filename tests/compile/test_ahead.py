@@ -199,7 +199,7 @@ def test_the_interpreter_runs_on_during_a_call(mixed: LoadedFunction) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
-@pytest.mark.parametrize("layout", ["", "strips of "])
+@pytest.mark.parametrize("layout", [pytest.param("", marks=pytest.mark.compilers), "strips of "])
 def test_projections_are_those_of_the_op(
     root: Path, caller: Caller, dtype: torch.dtype, layout: str
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_short_loop_stays_whole(
 
 
 @torch.inference_mode()
+@pytest.mark.compilers
 def test_without_threads_of_ours_code_is_serial(
     job: Job, library: KernelLibrary, tmp_path: Path
 ) -> None:

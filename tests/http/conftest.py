@@ -64,7 +64,8 @@ def config(checkpoint: Path) -> Config:
 async def app(config: Config, anyio_backend: str) -> AsyncIterator[Starlette]:
     app = create_app(config, owns_process=False)
     async with app.router.lifespan_context(app):
-        await app.state.server.ready_engine()
+        # However long compilers take, where code is compiled first.
+        await app.state.server._engine.wait_ready()
         yield app
 
 
@@ -89,7 +90,8 @@ async def demo_app(config: Config, anyio_backend: str) -> AsyncIterator[Starlett
     model = ModelSection(served_model_name=("demo",))
     app = create_app(msgspec.structs.replace(config, model=model), owns_process=False)
     async with app.router.lifespan_context(app):
-        await app.state.server.ready_engine()
+        # However long compilers take, where code is compiled first.
+        await app.state.server._engine.wait_ready()
         yield app
 
 
