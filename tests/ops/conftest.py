@@ -65,7 +65,7 @@ class Emulated:
             for unit, to in zip(units, objects, strict=True)
         ]
 
-    def library(self) -> ctypes.CDLL:
+    def load(self) -> ctypes.CDLL:
         """Once they are compiled."""
         assert [compiler.wait() for compiler in self._compilers] == [0] * len(self._compilers)
         subprocess.run(self._link, check=True)
@@ -87,7 +87,7 @@ EMULATED_LINEARS = {
 def emulated_amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The AMX level's kernels, its instructions emulated."""
     units = ("attention.cpp", *_LINEAR_UNITS)
-    return Emulated(tmp_path_factory.mktemp("amx"), "emulated_amx.h", units=units).library()
+    return Emulated(tmp_path_factory.mktemp("amx"), "emulated_amx.h", units=units).load()
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +100,7 @@ def emulated_linears(
         name: Emulated(tmp_path_factory.mktemp(name), *how, "-O0", units=_LINEAR_UNITS)
         for name, how in EMULATED_LINEARS.items()
     }
-    return {**{name: one.library() for name, one in begun.items()}, "amx": emulated_amx}
+    return {**{name: one.load() for name, one in begun.items()}, "amx": emulated_amx}
 
 
 @pytest.fixture(autouse=True)
