@@ -116,7 +116,8 @@ def traced_config(checkpoint: Path, **observability: object) -> Config:
 async def app(checkpoint: Path, spans: Spans, anyio_backend: str) -> AsyncIterator[Starlette]:
     app = create_app(traced_config(checkpoint), owns_process=False)
     async with app.router.lifespan_context(app):
-        await app.state.server.ready_engine()
+        # However long compilers take, where code is compiled first.
+        await app.state.server._engine.wait_ready()
         yield app
 
 
