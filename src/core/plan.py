@@ -19,7 +19,7 @@ class RowInstall(msgspec.Struct, frozen=True):
     Attributes
     ----------
     row, generation
-        The row and how often it has been handed out; a result of an older generation is dropped.
+        The row and how often it has been handed out; a result of an older generation is refused.
     request_key
         Whose parameters the row carries.
     token_ids

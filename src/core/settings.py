@@ -197,11 +197,14 @@ def _from_overrides(
 
 def _parse(setting: Setting, text: str, source: str) -> Any:
     """A value from text: ``none`` unsets, lists are separated by commas or written as JSON."""
-    kinds = get_args(setting.type)
-    if NoneType in kinds and text.strip().lower() in ("", "none", "null"):
-        return None
+    is_list = isinstance(setting.default, tuple)
+    if text.strip().lower() in ("", "none", "null"):
+        if is_list:
+            return ()
+        if NoneType in get_args(setting.type):
+            return None
     value: Any = text
-    if isinstance(setting.default, tuple):
+    if is_list:
         if text.lstrip().startswith("["):
             try:
                 value = msgspec.json.decode(text)

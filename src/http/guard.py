@@ -24,6 +24,8 @@ from src.http.server import Server
 OPEN: Final = frozenset({"/live", "/ready", "/health", "/ping"})
 METRICS: Final = "/metrics"
 DEBUG: Final = "/debug"
+# What tools of the debug endpoints read beside them, with the same key.
+ADMIN_READS: Final = frozenset({METRICS, "/v1/models"})
 
 CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="slipstream"'),)
 # What a page's script may read of an answer, beside what browsers always show.
@@ -112,7 +114,7 @@ def _refusal(scope: Scope, server: Server) -> RequestError | None:
     if not len(keys.api) or (path == METRICS and server.config.http.public_metrics):
         return None
     given = credentials(scope)
-    if keys.api.admits(given):
+    if keys.api.admits(given) or (path in ADMIN_READS and keys.admin.admits(bearer(scope))):
         return None
     what = "this is no API key" if given else "an API key is needed"
     return UnauthorizedError(f"{what}: Authorization: Bearer KEY, or x-api-key: KEY")

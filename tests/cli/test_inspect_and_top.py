@@ -26,6 +26,7 @@ from tests.support.checkpoints import make_checkpoint
 pytestmark = pytest.mark.timeout(180)
 
 KEY = "a-key-that-is-long-enough"
+API_KEY = "another-key-of-a-client"
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "SLIPSTREAM_CACHE__NUM_BLOCKS": "256",
         "SLIPSTREAM_COMPILE__ENFORCE_EAGER": "true",
         "SLIPSTREAM_HTTP__ADMIN_KEY_FILE": str(folder / "key"),
+        "SLIPSTREAM_HTTP__API_KEYS": API_KEY,
         "SLIPSTREAM_OBSERVABILITY__PLAN_LOG": str(folder / "plans.jsonl"),
         "OMP_NUM_THREADS": "1",
     }
@@ -48,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         server.wait_ready()
         for index in range(3):
             body = {"prompt": [31, 32, 33 + index], "max_tokens": 12, "ignore_eos": True}
-            headers = {"x-request-id": f"name-{index}"}
+            headers = {"x-request-id": f"name-{index}", "x-api-key": API_KEY}
             httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=60)
         yield server
         server.terminate()

@@ -98,9 +98,11 @@ def test_lists_are_separated_by_commas_or_json(text: str, expected: tuple[str, .
 
 @pytest.mark.parametrize("text", ["", "none", "None", "null"])
 def test_a_setting_with_a_default_of_none_can_be_unset(text: str, tmp_path: Path) -> None:
-    file = write(tmp_path, "[model]\nmax_model_len = 64")
+    file = write(tmp_path, '[model]\nmax_model_len = 64\nserved_model_name = ["a"]')
     environ = {"SLIPSTREAM_CONFIG": str(file), "SLIPSTREAM_MODEL__MAX_MODEL_LEN": text}
-    assert load_config(environ=environ).model.max_model_len is None
+    environ["SLIPSTREAM_MODEL__SERVED_MODEL_NAME"] = text
+    model = load_config(environ=environ).model
+    assert (model.max_model_len, model.served_model_name) == (None, ())
 
 
 @pytest.mark.parametrize(

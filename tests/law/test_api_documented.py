@@ -89,6 +89,9 @@ def test_the_bounds_of_lists_are_those_that_hold() -> None:
 
 def test_every_error_code_is_listed() -> None:
     codes = {code for _, _, _, code in _KINDS if code} | {code for _, code, _ in _FAULTS}
+    for path in (CHECKOUT / "src").rglob("*.py"):
+        codes.update(re.findall(r'[ (]code="(\w+)"', path.read_text()))
+    assert len(codes) > 25
     # `unavailable` stands for kinds that are to come.
     assert not [code for code in codes - {"unavailable"} if f"`{code}`" not in PAGE]
 

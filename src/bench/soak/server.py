@@ -41,8 +41,8 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 def hurt(config: Config) -> Config:
     """The same with bounds that a load of some seconds meets.
 
-    What a user has set stays, but for what keeps memory: that must reach its bound soon, or its
-    growth looks like a leak.
+    What a user has set stays, but for keys. What keeps memory is bounded so that it soon has all it
+    may: its growth would look like a leak.
     """
     default = Config()
 

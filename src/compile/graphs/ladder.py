@@ -81,7 +81,7 @@ class PaddingLadder:
 
     @property
     def first(self) -> list[GraphShape]:
-        """Those that are captured before anybody is served, largest first."""
+        """Those that are captured before all others, largest first."""
         return [
             shape
             for shape in self.shapes

@@ -177,7 +177,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ("/debug/pool", "GET"): _debug(JSON, _whole("cells", 1, 1000)),
     ("/debug/plan", "GET"): _debug(JSON, _whole("plans", 1, 1000)),
     ("/debug/profile", "POST"): msgspec.structs.replace(
-        _debug(JSON, _whole("steps", 1, 1000), status=202), refusals=(409, *_DEBUG)
+        _debug(JSON, _whole("steps", 1, 100), status=202), refusals=(409, *_DEBUG)
     ),
     ("/debug/profile", "GET"): msgspec.structs.replace(
         _debug("application/gzip"), answers={200: None, 202: dict[str, Any]}

@@ -1,7 +1,8 @@
 """The messages of the protocols that are spoken here: OpenAI's, with vLLM's extensions.
 
 One module per family of endpoints. A field that has no meaning for a server of one's own
-(``user``, ``store``, ...) is not declared and thereby accepted. A field whose meaning cannot be
+(``user``, ``store``, ...) is declared in :class:`~src.http.protocol.generation.Accepted`, and taken
+whatever it holds. A field whose meaning cannot be
 honoured is declared in :class:`~src.http.protocol.generation.Unsupported`, so that it is refused by
 its name instead of being ignored.
 """
