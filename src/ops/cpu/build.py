@@ -1,9 +1,9 @@
 """Building the CPU kernels: compiled once into a cache that processes share.
 
 Each instruction set level is a library of its own (shared inline code of two levels in one file
-could otherwise leak AVX-512 instructions into the portable level). After the build the fastest level
-that the CPU claims is compared with the portable one in a process of its own; one that fails or
-crashes there is never used, and the next is compared. A manifest, written last, names what passed.
+could otherwise leak AVX-512 instructions into the portable level). After the build the fastest that
+the CPU claims is compared with the portable one in a process of its own; one that fails or crashes
+there is never used, and the next is compared. A manifest, written last, names what passed.
 
 `python -m src.ops.cpu.build` builds at installation time.
 """
