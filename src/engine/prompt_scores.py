@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from src.core.outputs import TokenLogprobs
-from src.core.plan import StepPlan
+from src.core.plan import RowStep, StepPlan
 from src.core.request import Request
 from src.engine.sampling import LogprobTensors, gather_logprobs
 
@@ -37,11 +37,8 @@ class PromptScores:
 
 
 def asks_for_scores(plan: StepPlan, requests: Sequence[Request | None]) -> bool:
-    """Whether any row of the step is of a request, ``requests`` by row, that wants such scores."""
-    return any(
-        request is not None and request.params.prompt_logprobs is not None
-        for request in (requests[step.row] for step in plan.rows)
-    )
+    """Whether the step computes what a request, ``requests`` by row, wants scored."""
+    return any(_num_scored(step, requests[step.row]) for step in plan.rows)
 
 
 def score_prompts(
@@ -60,7 +57,7 @@ def score_prompts(
     hidden
         [T, hidden_size], the step's tokens in the plan's order.
     tokens
-        [max_num_seqs, max_model_len] int32, the token buffer.
+        [max_num_seqs + 1, max_model_len] int32, the token buffer; the last row is padding's.
     logits
         Hidden states [P, hidden_size] to float32 [P, vocab_size].
     """
@@ -68,16 +65,22 @@ def score_prompts(
     first_token = 0
     for index, step in enumerate(plan.rows):
         request = requests[step.row]
-        if request is not None and request.params.prompt_logprobs is not None:
-            # The last prompt position predicts the first output token: that is no prompt score.
-            count = min(step.num_tokens, len(request.prompt_token_ids) - 1 - step.start)
+        top = None if request is None else request.params.prompt_logprobs
+        count = _num_scored(step, request)
+        if top is not None and count:
             slices[index] = []
             for begin in range(0, count, _SLICE):
                 end = min(begin + _SLICE, count)
                 targets = tokens[step.row, step.start + begin + 1 : step.start + end + 1]
                 scores = logits(hidden[first_token + begin : first_token + end])
-                slices[index].append(
-                    gather_logprobs(scores, targets.to(torch.int64), request.params.prompt_logprobs)
-                )
+                slices[index].append(gather_logprobs(scores, targets.to(torch.int64), top))
         first_token += step.num_tokens
     return PromptScores(slices) if slices else None
+
+
+def _num_scored(step: RowStep, request: Request | None) -> int:
+    """Positions of the step that predict a prompt token which its request wants scored."""
+    if request is None or request.params.prompt_logprobs is None:
+        return 0
+    # The last prompt position predicts the first output token: that is no prompt score.
+    return max(0, min(step.num_tokens, len(request.prompt_token_ids) - 1 - step.start))

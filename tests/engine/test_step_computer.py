@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from src.engine.forward_pass import Code
 from src.engine.step_computer import StepComputer, StepOutput
 from src.engine.structured.masks import RowMasks, added_masks, packed_masks
 from src.ops.cpu.build import kernel_library
+from src.ops.cpu.step import CompiledStep
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import random_prompts, small_config
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
 NUM_ROWS = 4
+LONGER = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LETTERS = StructuredOutput.regex("([ab]{1,3} )+[cd]{4}")
 BLOCK_SIZE = 16
 LENGTH = 40
@@ -350,3 +352,63 @@ async def test_whatever_requests_ask_for_the_tokens_are_the_same(engine: AsyncEn
     # Others were in the batch, and a BLAS sums in another order then.
     assert len(scores[0]) > 12
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How steps are computed from now on: a list that grows."""
+    made: list[str] = []
+    draw, compute = CompiledStep.draw, CompiledStep.compute
+
+    def drawing(self: CompiledStep, *arguments: Any) -> Any:
+        made.append("draw")
+        return draw(self, *arguments)
+
+    def computing(self: CompiledStep, *arguments: Any, wants_hidden: bool) -> Any:
+        made.append("hidden" if wants_hidden else "logits")
+        return compute(self, *arguments, wants_hidden=wants_hidden)
+
+    monkeypatch.setattr(CompiledStep, "draw", drawing)
+    monkeypatch.setattr(CompiledStep, "compute", computing)
+    return made
+
+
+async def test_a_prompt_that_is_scored_costs_its_own_steps_only(
+    engine: AsyncEngine, calls: list[str]
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=1)
+    scored, _ = await asyncio.gather(
+        engine.generate([5, 6, 7, 8], params), engine.generate([5, 6], LONGER)
+    )
+    assert len(scored.prompt_logprobs or []) == 4
+    assert calls == ["hidden"] + ["draw"] * (len(calls) - 1)
+    assert len(calls) >= 12
+
+
+@pytest.mark.parametrize(
+    ("step", "how", "num_scores"),
+    [
+        (RowStep(2, 1, 30, 5, False), "hidden", 5),
+        (RowStep(2, 1, 30, LENGTH - 30, True), "hidden", LENGTH - 31),
+        # What it predicts is no token of the prompt.
+        (RowStep(2, 1, LENGTH - 1, 1, True), "draw", None),
+    ],
+    ids=["chunk", "end", "last token"],
+)
+async def test_a_step_scores_what_is_left_of_the_prompt(
+    engine: AsyncEngine, calls: list[str], step: RowStep, how: str, num_scores: int | None
+) -> None:
+    computer = computer_of(engine)
+    params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1)
+
+    def run() -> None:
+        install(computer, [0.0] * NUM_ROWS, seed=3)
+        tokens = computer._rows.tokens[2, :LENGTH].tolist()
+        request = Request(key=2, prompt_token_ids=tokens, params=params, max_tokens=8)
+        computer._requests[2] = request  # type: ignore[index]
+        scores = computer.compute(StepPlan(1, [], [], [step])).prompt_scores
+        found = None if scores is None else scores.of_row(0)
+        assert (None if found is None else len(found)) == num_scores
+
+    await on_device(engine, run)
+    assert calls == [how]
