@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from src.core.collector import paused_collector
 from src.core.config import Config
 from src.core.errors import (
     EngineDeadError,
@@ -32,6 +31,7 @@ from src.core.settings import load_config
 from src.core.version import VERSION
 from src.engine.companions import Companions
 from src.engine.inspector import Inspector
+from src.engine.loading import Loading
 from src.engine.observed import Observed
 from src.engine.observer import EngineObserver
 from src.engine.prompts import ChatOptions, Prompt, RequestOptions, with_defaults
@@ -256,30 +256,20 @@ class AsyncEngine:
             timeline.phase(phase)
             event_loop.call_soon_threadsafe(self._set_status, phase, progress, detail)
 
-        def load() -> tuple[EngineParts, type[EngineLoop]]:
-            # Here and not at the top: these bring torch in, which takes seconds.
-            with paused_collector():
-                from src.engine.loop import EngineLoop
-                from src.engine.readings import model_facts, read_engine
-                from src.engine.startup import build_engine
-
-            parts = build_engine(self.config, report, timeline)
-            progress = self._observer.progress
-            self.metrics.on_loaded(
-                model_facts(self.config, parts),
-                lambda: read_engine(parts, progress.waited(time.monotonic())),
-            )
-            return parts, EngineLoop
-
-        loading = asyncio.ensure_future(asyncio.to_thread(load))
+        loading = Loading(self.config, report, timeline)
         try:
-            parts, loop_class = await asyncio.shield(loading)
+            loaded = await asyncio.to_thread(loading.run)
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: what it built is released when it is done.
-            loading.add_done_callback(_release_unused)
+            # Built at this very moment, they are closed with the engine.
+            self._parts = loading.abandon()
             raise
-        self._parts = parts
-        self._loop = loop_class(
+        assert loaded is not None, "nobody abandoned it"
+        self._parts = parts = loaded.parts
+        progress = self._observer.progress
+        self.metrics.on_loaded(
+            loaded.facts, lambda: loaded.read(parts, progress.waited(time.monotonic()))
+        )
+        self._loop = loaded.loop_class(
             parts.scheduler,
             parts.runner,
             self._observer,
@@ -492,9 +482,3 @@ class AsyncEngine:
         submissions.remove(submission)
         if not submissions:
             del self._submissions[submission.request_id]
-
-
-def _release_unused(loading: asyncio.Future[tuple[EngineParts, type[EngineLoop]]]) -> None:
-    if not loading.cancelled() and loading.exception() is None:
-        parts, _ = loading.result()
-        parts.close()

@@ -97,6 +97,7 @@ class EngineThread:
             with contextlib.suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._serving)
         finally:
+            # A model that is still being loaded is released there.
             helpers.shutdown()
             with self._lock:
                 self._stopping = True
@@ -114,7 +115,7 @@ class EngineThread:
                 raise
             self._ready.set_exception(error)
         finally:
-            # Calls end with the engine; a model that is still being loaded is released then.
+            # Calls end with the engine.
             rest = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.gather(*rest, return_exceptions=True)
             await asyncio.get_running_loop().shutdown_asyncgens()

@@ -17,6 +17,8 @@ from src import AsyncEngine, GenerationResult, SamplingParams
 from src.core.errors import EngineDeadError, ModelLoadError
 from src.core.plan import StepPlan
 from src.core.steps import StepRecord
+from src.engine import startup
+from src.engine.loading import Loaded, Loading
 from src.engine.runner import Runner
 from src.engine.scheduler import Scheduler
 from src.engine.step_computer import StepComputer
@@ -246,6 +248,109 @@ async def test_closing_while_loading_leaves_no_thread(checkpoint: Path) -> None:
         if thread.name.startswith("slipstream"):
             await asyncio.to_thread(thread.join, 30)
             assert not thread.is_alive()
+
+
+class SlowStart:
+    """Engines whose parts are there when ``release`` is set, and where those are closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = threading.Event()
+        self.building = threading.Event()
+        self.closed_in: list[threading.Thread] = []
+        self.closed = threading.Event()
+        build, close = startup.build_engine, startup.EngineParts.close
+
+        def slow_build(*arguments: Any) -> startup.EngineParts:
+            parts = build(*arguments)
+            self.building.set()
+            assert self.release.wait(60)
+            return parts
+
+        def noting(parts: startup.EngineParts) -> None:
+            self.closed_in.append(threading.current_thread())
+            close(parts)
+            self.closed.set()
+
+        monkeypatch.setattr(startup, "build_engine", slow_build)
+        monkeypatch.setattr(startup.EngineParts, "close", noting)
+
+    async def until(self, event: threading.Event) -> None:
+        while not event.is_set():
+            await asyncio.sleep(0.001)
+
+    def assert_closed_once_off_the_loop(self) -> None:
+        assert len(self.closed_in) == 1
+        assert self.closed_in[0] is not threading.current_thread()
+
+
+async def test_what_is_built_for_nobody_is_closed_by_the_thread_that_built_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = SlowStart(monkeypatch)
+    engine = AsyncEngine(small_config(checkpoint))
+    engine.start()
+    await start.until(start.building)
+    await engine.close()
+    assert not start.closed_in
+    start.release.set()
+    await start.until(start.closed)
+    start.assert_closed_once_off_the_loop()
+    assert engine.metrics._source is None, "that would keep the model alive"
+
+
+async def test_what_is_built_as_the_engine_closes_is_closed_with_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = SlowStart(monkeypatch)
+    handed_over = threading.Event()
+    run = Loading.run
+
+    def noting(self: Loading) -> Loaded | None:
+        loaded = run(self)
+        handed_over.set()
+        return loaded
+
+    monkeypatch.setattr(Loading, "run", noting)
+    engine = AsyncEngine(small_config(checkpoint))
+    engine.start()
+    await start.until(start.building)
+    start.release.set()
+    # The loop does not turn meanwhile, so it takes nothing.
+    assert handed_over.wait(60)
+    await engine.close()
+    start.assert_closed_once_off_the_loop()
+    assert engine._parts is None
+
+
+def test_a_program_that_ends_while_it_opens_an_engine_leaves_nothing_built(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = SlowStart(monkeypatch)
+    before = set(threading.enumerate())
+
+    async def program() -> None:
+        opening = asyncio.current_task()
+        assert opening is not None
+        interrupted = asyncio.create_task(interrupt(opening))
+        try:
+            async with AsyncEngine.open(small_config(checkpoint)):
+                raise AssertionError("it was opened")
+        finally:
+            await interrupted
+            # Once everything is cancelled and the loop waits for its threads alone.
+            threading.Timer(0.3, start.release.set).start()
+
+    async def interrupt(opening: asyncio.Task[None]) -> None:
+        await start.until(start.building)
+        opening.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(program())
+    start.assert_closed_once_off_the_loop()
+    left = [t for t in set(threading.enumerate()) - before if t.name.startswith("slipstream")]
+    for thread in left:
+        thread.join(10)
+        assert not thread.is_alive(), thread.name
 
 
 async def test_warming_up_writes_nothing_and_draws_for_nobody(checkpoint: Path) -> None:

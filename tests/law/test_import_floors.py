@@ -74,6 +74,7 @@ SHELL = {
     "attention",
     "loop",
     "startup",
+    "loading",
     "compilation",
     "client",
     "engine_thread",
