@@ -14,7 +14,7 @@
         ├── ConflictError           it does not go with what runs already (HTTP 409)
         ├── DeadlineExceededError   its deadline passed before its first token (HTTP 408)
         ├── RequestAbortedError     it was aborted while somebody awaited it
-        └── UnavailableError        try again later; carries ``retry_after`` in seconds
+        └── UnavailableError        try again later; carries ``retry_after`` in seconds (HTTP 503)
             ├── QueueFullError      the waiting queue is full (HTTP 429)
             ├── NotReadyError       the model is still loading (HTTP 503)
             └── ShuttingDownError   the engine drains (HTTP 503)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import os
 import queue
@@ -24,7 +25,12 @@ import msgspec
 from llguidance import LLTokenizer
 
 from src.core.config import StructuredOutputSection
-from src.core.errors import InvalidRequestError, QueueFullError
+from src.core.errors import (
+    QueueFullError,
+    ShuttingDownError,
+    SlipstreamError,
+    UnavailableError,
+)
 from src.core.settings import CHECKOUT, PREFIX
 from src.core.structured_output import StructuredOutput
 from src.engine.structured.compiled import (
@@ -53,6 +59,8 @@ _WORKERS: Final = 2
 _MAX_WAITING: Final = 256
 # Seconds for a process to begin, on a busy machine.
 _START_SECONDS: Final = 60.0
+# Seconds until those are to come back for whom none began.
+_RETRY_AFTER: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,12 @@ class GrammarCompiler:
             It cannot be compiled, or takes too long or too much.
         QueueFullError
             Too many wait for theirs.
+        UnavailableError
+            There is no process to try it in.
+        ShuttingDownError
+            The compiler was closed, before or meanwhile.
         """
+        self._check_open()
         known = self._known.get(output)
         if known is not None and not known.is_spent:
             self._known.move_to_end(output)
@@ -142,9 +155,9 @@ class GrammarCompiler:
         # Somebody else may wait for the same one: who goes away does not take it along.
         try:
             return await asyncio.shield(compiling)
-        except InvalidRequestError as error:
+        except SlipstreamError as error:
             # A copy for each: one that is raised over and over keeps every traceback.
-            raise InvalidRequestError(error.message, param=error.param, code=error.code) from None
+            raise copy.copy(error) from None
 
     def close(self) -> None:
         """End the processes; what is being compiled is refused."""
@@ -158,9 +171,17 @@ class GrammarCompiler:
             trial.close()
 
     async def _compile(self, output: StructuredOutput) -> CompiledGrammar:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._compile_now, output
-        )
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, self._compile_now, output)
+        # Of a pool that was shut down: it takes nothing more, and gives up what it had not begun.
+        except (RuntimeError, asyncio.CancelledError):
+            self._check_open()
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDownError("the engine was closed")
 
     def _compiled(self, output: StructuredOutput, done: asyncio.Future[CompiledGrammar]) -> None:
         del self._compiling[output]
@@ -178,6 +199,8 @@ class GrammarCompiler:
             lark = self._tried(candidate, vocabulary)
             return compile_grammar(tokenizers, lark)
         except GrammarError as error:
+            # A process that closing has killed has nothing to say of its grammar.
+            self._check_open()
             raise refusal(str(error)) from None
 
     def _vocabulary(self) -> tuple[Vocabulary, Tokenizers]:
@@ -196,9 +219,8 @@ class GrammarCompiler:
         trial = self._idle_trial() or self._start_trial(vocabulary)
         try:
             verdict = trial.verdict(candidate, self._bounds.compile_seconds)
-        except GrammarError:
-            with self._lock:
-                self._trials.discard(trial)
+        except BaseException:
+            self._discard(trial)
             raise
         self._idle.put(trial)
         if verdict.fault:
@@ -214,22 +236,43 @@ class GrammarCompiler:
             if trial.is_usable:
                 return trial
             # Its end is no fault of the grammar that comes next.
-            with self._lock:
-                self._trials.discard(trial)
-            trial.kill()
-            trial.close()
+            self._discard(trial)
 
     def _start_trial(self, vocabulary: Vocabulary) -> _Trial:
         bounds = self._bounds
-        trial = _Trial()
+        setup = Setup(vocabulary, bounds.compile_memory_bytes, 2 * bounds.compile_seconds)
+        try:
+            trial = _Trial()
+        except OSError:
+            logger.exception("no grammar can be tried")
+            raise _no_trial() from None
         with self._lock:
-            if self._closed:
-                trial.kill()
-                trial.close()
-                raise GrammarError("the engine was closed")
             self._trials.add(trial)
-        trial.set_up(Setup(vocabulary, bounds.compile_memory_bytes, 2 * bounds.compile_seconds))
+        try:
+            # Behind that: who closes ends all that are there.
+            self._check_open()
+            trial.set_up(setup)
+        except BaseException:
+            self._discard(trial)
+            self._check_open()
+            logger.exception("no grammar can be tried")
+            raise
         return trial
+
+    def _discard(self, trial: _Trial) -> None:
+        with self._lock:
+            self._trials.discard(trial)
+        trial.kill()
+        trial.close()
+
+
+def _no_trial() -> UnavailableError:
+    # No fault of the grammar's, nor for ever: the machine lacks memory or time.
+    return UnavailableError(
+        "the process that tries grammars did not start",
+        retry_after=_RETRY_AFTER,
+        code="compiler_unavailable",
+    )
 
 
 class _Trial:
@@ -253,11 +296,11 @@ class _Trial:
 
         Raises
         ------
-        GrammarError
+        UnavailableError
             It does not come up.
         """
         if self._ask(msgspec.msgpack.encode(setup), _START_SECONDS) is None:
-            raise GrammarError("the process that tries grammars did not start")
+            raise _no_trial()
 
     def verdict(self, candidate: Candidate, seconds: float) -> Verdict:
         """What it says of a grammar.
@@ -269,6 +312,7 @@ class _Trial:
         """
         answer = self._ask(msgspec.msgpack.encode(candidate), seconds)
         if answer is None:
+            logger.info("a grammar could not be compiled within its bounds")
             raise GrammarError(
                 f"it takes more than {seconds:g} s, too much memory or too deep a stack to compile"
             )
@@ -316,5 +360,4 @@ class _Trial:
         if answer is None:
             self.kill()
             self.close()
-            logger.info("a grammar could not be compiled within its bounds")
         return answer

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
 from src.core.config import StructuredOutputSection
-from src.core.errors import InvalidRequestError, QueueFullError
+from src.core.errors import (
+    InvalidRequestError,
+    QueueFullError,
+    ShuttingDownError,
+    UnavailableError,
+)
 from src.core.settings import CHECKOUT
 from src.core.structured_output import StructuredOutput
 from src.engine.structured import compiler as module
@@ -42,6 +47,10 @@ def rules(count: int) -> StructuredOutput:
     """Each derives the next: what reads it recurses."""
     chain = "\n".join(f"r{i}: r{i + 1}" for i in range(count))
     return StructuredOutput.grammar(f'start: r0\n{chain}\nr{count}: "b"')
+
+
+def slow_schema(more: int = 0) -> StructuredOutput:
+    return StructuredOutput.json({"type": "integer", "multipleOf": 99999989 + more})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +98,7 @@ async def test_what_takes_too_long_is_given_up() -> None:
     await compiler.compile(INTEGER)
     started = time.monotonic()
     with pytest.raises(InvalidRequestError, match="more than 1 s"):
-        await compiler.compile(StructuredOutput.json({"type": "integer", "multipleOf": 99999989}))
+        await compiler.compile(slow_schema())
     assert time.monotonic() - started < 20
     # It is really at an end: the process was killed, and another takes its place.
     assert await compiler.compile(StructuredOutput.regex("[a-z]+"))
@@ -131,16 +140,49 @@ async def test_what_takes_too_much_memory_is_given_up() -> None:
 async def test_one_that_hangs_does_not_hold_up_another() -> None:
     compiler = build(compile_seconds=20.0)
     await asyncio.gather(compiler.compile(INTEGER), compiler.compile(StructuredOutput.regex("a")))
-    hangs = asyncio.ensure_future(
-        compiler.compile(StructuredOutput.json({"type": "integer", "multipleOf": 99999989}))
-    )
+    hangs = asyncio.ensure_future(compiler.compile(slow_schema()))
     await asyncio.sleep(0.05)
     assert await compiler.compile(StructuredOutput.regex("[a-z]+"))
     assert not hangs.done()
     # Closing does not wait for it either.
     compiler.close()
-    with pytest.raises((InvalidRequestError, asyncio.CancelledError)):
+    with pytest.raises(ShuttingDownError):
         await hangs
+
+
+async def test_whoever_waits_or_comes_as_it_closes_learns_that_it_closes() -> None:
+    compiler = build(compile_seconds=20.0)
+    await compiler.compile(INTEGER)
+    # They hold up both workers, and the third one waits for them.
+    outputs = [slow_schema(2 * i) for i in range(3)]
+    waiting = [asyncio.ensure_future(compiler.compile(output)) for output in outputs]
+    twice = asyncio.ensure_future(compiler.compile(outputs[2]))
+    while len(compiler._trials) < 2 or not compiler._idle.empty():
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(compiler.close)
+    # Of another one, and of one that is known.
+    late = [compiler.compile(output) for output in (StructuredOutput.regex("a"), INTEGER)]
+    ends = await asyncio.gather(*waiting, twice, *late, return_exceptions=True)
+    assert [type(end) for end in ends] == [ShuttingDownError] * 6
+
+
+async def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_START_SECONDS", 0.0)
+        with pytest.raises(UnavailableError, match="did not start"):
+            await compiler.compile(INTEGER)
+    assert not compiler._trials
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise BlockingIOError("no more processes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.subprocess, "Popen", refuse)
+        with pytest.raises(UnavailableError, match="did not start"):
+            await compiler.compile(INTEGER)
+    assert await compiler.compile(INTEGER)
 
 
 async def test_the_last_grammars_are_kept_and_asked_for_once(
