@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,9 +17,18 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from starlette.applications import Starlette
 
+from src.core.errors import EngineDeadError, InvalidRequestError
 from src.engine.client import AsyncEngine
+from src.engine.prompts import RequestBuilder
+from src.engine.submission import Submission
+from src.http.body import ClientDisconnectedError
+from src.http.call import Call
+from src.http.protocol.logprobs import ChatLogprob
+from src.http.protocol.responses import OutputMessage, OutputText, ResponseRequest
 from src.http.responses.store import ResponseStore
+from src.http.responses.translation import translate
 from tests.http.strict import events_of, strictly
+from tests.http.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -198,6 +210,38 @@ async def test_items_are_referred_to(client: httpx.AsyncClient) -> None:
     assert (await refused(client, input=[user, reference]))["param"] == "input[1].id"
 
 
+def test_many_items_of_one_message_are_joined_once() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 2000}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    began = time.perf_counter()
+    request = ResponseRequest(input=[*[thought] * 4000, *[call] * 4000])
+    (message,) = translate(request, [], lambda _: None, 0).turn
+    # Joined over and over it took tens of seconds; the rest is for busy machines.
+    assert time.perf_counter() - began < 2.0
+    assert message.reasoning_content == "\n".join(["x" * 2000] * 4000)
+    assert len(message.tool_calls or ()) == 4000
+
+
+def test_an_item_is_read_once_and_every_reference_to_it_counts() -> None:
+    asked: list[str] = []
+    logprobs = [ChatLogprob("a", -1.0, [97], [])] * 5000
+    item = OutputMessage(
+        id="msg_1", status="completed", content=[OutputText(text="x" * 100, logprobs=logprobs)]
+    )
+
+    def find(item_id: str) -> OutputMessage:
+        asked.append(item_id)
+        return item
+
+    request = ResponseRequest(input=[{"type": "item_reference", "id": "msg_1"}] * 1000)
+    turn = translate(request, [], find, 100_000).turn
+    assert [message.content for message in turn] == ["x" * 100] * 1000
+    assert asked == ["msg_1"]
+    with pytest.raises(InvalidRequestError, match="99999 characters in all, got 100000") as refusal:
+        translate(request, [], find, 99_999)
+    assert refusal.value.param == "input[999].id"
+
+
 async def test_a_stored_response_is_shown_and_forgotten(client: httpx.AsyncClient) -> None:
     response = await respond(client, input="One")
     path = f"{PATH}/{response.id}"
@@ -340,6 +384,77 @@ async def test_a_response_in_the_background_is_asked_for_again(client: httpx.Asy
     assert response.status == "incomplete"
     assert response.output_text == (await respond(client, input="One")).output_text
     assert (await respond(client, input="Two", previous_response_id=begun.id)).output
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 5}, "temperature"),
+        ({"input": "word " * 4000}, "input"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+    ],
+)
+async def test_what_cannot_be_queued_is_refused_in_the_background_too(
+    client: httpx.AsyncClient, store: ResponseStore, fields: dict[str, Any], param: str
+) -> None:
+    error = await refused(client, background=True, **fields)
+    assert error["param"] == param
+    assert (len(store), store.size) == (0, 0)
+    await until(lambda: store.num_running == 0)
+
+
+async def test_what_fails_in_the_background_says_so(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(submission: Submission) -> list[Any]:
+        await anyio.sleep(0.01)
+        raise EngineDeadError("out of memory")
+
+    monkeypatch.setattr(Submission, "take", fails)
+    begun = await respond(client, input="One", background=True)
+    assert begun.status == "queued"
+    await anyio.sleep(0.05)
+    failed = strictly(Response, (await client.get(f"{PATH}/{begun.id}")).content)
+    assert failed.status == "failed"
+    assert failed.error is not None
+    assert failed.error.message == "the engine has stopped after an internal fault"
+
+
+async def test_a_creator_that_leaves_before_it_is_queued_leaves_nothing(
+    client: httpx.AsyncClient, store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endless(*_: Any, **__: Any) -> list[int]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(RequestBuilder, "tokenize", endless)
+    asking = asyncio.create_task(respond(client, input="One", background=True))
+    await until(lambda: len(store) == 1)
+    asking.cancel()
+    await until(lambda: (len(store), store.size, store.num_running) == (0, 0, 0))
+
+
+async def test_a_stream_that_nobody_takes_is_cancelled_without_a_word(
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write = Call.write
+
+    async def deaf(call: Call, events: bytes) -> None:
+        if b"output_text.delta" in events:
+            raise ClientDisconnectedError
+        await write(call, events)
+
+    monkeypatch.setattr(Call, "write", deaf)
+    with caplog.at_level(logging.WARNING, logger="src"):
+        body = {**GREEDY, "input": "One", "stream": True, "request_id": "deaf"}
+        # The transport misses the end of the answer.
+        with pytest.raises(AssertionError):
+            await client.post(PATH, json=body)
+    assert not caplog.records
+    shown = strictly(Response, (await client.get(f"{PATH}/resp_deaf")).content)
+    assert (shown.status, shown.error) == ("cancelled", None)
 
 
 async def test_a_response_in_the_background_is_cancelled(
@@ -580,6 +695,7 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "x"}] * 512}]}, "tools"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),

@@ -13,6 +13,7 @@ import msgspec
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
 from src.core.outputs import Delta
 from src.engine.submission import Submission
+from src.http.body import ClientDisconnectedError
 from src.http.call import Call
 from src.http.chat import PreparedChat, prepare_chat, spelt
 from src.http.errors import answer_to
@@ -39,7 +40,13 @@ async def create_response(call: Call) -> None:
     history = []
     if request.previous_response_id is not None:
         history = store.history(request.previous_response_id, owner)
-    translation = translate(request, history, partial(store.item, owner=owner))
+    translation = translate(
+        request,
+        history,
+        partial(store.item, owner=owner),
+        # What is referred to is as much of the prompt as what is sent.
+        call.server.config.http.max_body_bytes,
+    )
     try:
         chat = await prepare_chat(call, translation.chat)
         work = _Work(call, request, translation, chat, owner)
@@ -90,6 +97,11 @@ def _check(request: ResponseRequest) -> None:
 def _owner(call: Call) -> bytes:
     """Tells those apart who have different keys."""
     return hashlib.sha256(b"\0".join(credentials(call.scope))).digest()
+
+
+def _settle(waited_for: asyncio.Future[None]) -> None:
+    if not waited_for.done():
+        waited_for.set_result(None)
 
 
 class _Work:
@@ -146,6 +158,8 @@ class _Work:
                 last = shape.ending(submission.usage)
             self._end()
             await call.end(last)
+        except ClientDisconnectedError:
+            raise
         except Exception as error:
             shape.failed(answer_to(error))
             raise
@@ -153,7 +167,7 @@ class _Work:
             self._end()
 
     async def begin_background(self) -> None:
-        """Answer at once, and go on."""
+        """Answer as soon as it is queued, and go on."""
         server = self._call.server
         most = server.config.scheduler.max_waiting_requests
         if server.responses.num_running >= most:
@@ -162,13 +176,22 @@ class _Work:
             )
         self._check_room()
         self._store(self._size)
-        task = asyncio.create_task(self._run(), name="slipstream-response")
+        # It is held for long, and has been read.
+        self._call.body = b""
+        queued = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._run(queued), name="slipstream-response")
         server.responses.keep_running(task)
         self._entry.abort = partial(self._cancel_task, task)
         # And not at the end of its coroutine, which never begins if it is cancelled at once.
         task.add_done_callback(lambda _: self._end())
-        # It is held for long, and has been read.
-        self._call.body = b""
+        task.add_done_callback(lambda _: _settle(queued))
+        try:
+            # What cannot be queued is refused as if it were not for the background.
+            await queued
+        except BaseException:
+            task.cancel()
+            server.responses.forget(self._entry)
+            raise
         await self._call.answer(_encode(self._shape.response))
 
     def _check_room(self) -> None:
@@ -186,20 +209,24 @@ class _Work:
                 retry_after=1.0,
             )
 
-    async def _run(self) -> None:
+    async def _run(self, queued: asyncio.Future[None]) -> None:
         chat = self._chat
         try:
             async with submitted(chat.engine, chat.job, self._call.id, None) as (submission,):
-                self._shape.response.status = "in_progress"
+                _settle(queued)
                 await self._read(submission)
-        # Nobody waits for it: what went wrong is part of the response.
         except Exception as error:
-            self._shape.failed(answer_to(error))
+            if queued.done():
+                # Nobody waits for it any more: what went wrong is part of the response.
+                self._shape.failed(answer_to(error))
+            else:
+                queued.set_exception(error)
 
     async def _read(self, submission: Submission) -> None:
         shape = self._shape
         has_output = False
         while deltas := await submission.take():
+            shape.begun()
             for delta in deltas:
                 has_output = has_output or bool(delta.token_ids)
                 check_end(delta.finish_reason, has_output=has_output)

@@ -103,9 +103,14 @@ class ResponseShape:
         """The last events."""
         return self._spelt(self.finish(usage))
 
+    def begun(self) -> None:
+        """Something has been generated."""
+        if self.response.status == "queued":
+            self.response.status = "in_progress"
+
     def failed(self, answer: ErrorAnswer) -> None:
         """The response is over without being complete."""
-        if self.response.status == "in_progress":
+        if self.response.status in ("queued", "in_progress"):
             self.response.status = "failed"
             self.response.error = ResponseError("server_error", answer.detail.message)
 

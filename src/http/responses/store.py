@@ -165,6 +165,11 @@ class ResponseStore:
             entry.abort()
         self._drop(entry.key)
 
+    def forget(self, entry: StoredResponse) -> None:
+        """Forget this entry, where it is still known."""
+        if self.has(entry):
+            self._drop(entry.key)
+
     def keep_running(self, task: asyncio.Task[None]) -> None:
         """Hold on to a task until it is done."""
         self._tasks.add(task)

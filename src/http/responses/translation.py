@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.http.items import read_item, with_instructions
 from src.http.protocol.chat import (
+    MAX_TOOLS,
     ChatMessage,
     ChatRequest,
     ContentPart,
@@ -25,9 +26,12 @@ from src.http.protocol.responses import (
     InputFunctionCall,
     InputFunctionOutput,
     InputMessage,
+    InputPart,
     InputReasoning,
     NamespaceTool,
+    OutputFunctionCall,
     OutputItem,
+    OutputMessage,
     ResponseRequest,
 )
 from src.http.protocol.structured import JsonSchemaFormat, ResponseFormat
@@ -69,6 +73,8 @@ _SAME: Final = (
 UNDERSTOOD_TOOLS: Final = ("function", "namespace")
 _TEXT_PARTS: Final = ("input_text", "output_text", "text", "summary_text")
 
+InputItem: TypeAlias = InputMessage | InputFunctionCall | InputFunctionOutput | InputReasoning
+
 
 class Translation(msgspec.Struct):
     """The chat, and the messages of it that a next turn needs to know.
@@ -85,17 +91,19 @@ def translate(
     request: ResponseRequest,
     history: Sequence[ChatMessage],
     find_item: Callable[[str], OutputItem | None],
+    max_referred_chars: int,
 ) -> Translation:
     """The chat that a request asks for.
 
-    ``history`` is what was said before, and ``find_item`` knows the items of past responses.
+    ``history`` is what was said before, and ``find_item`` knows the items of past responses, of
+    which the request may bring ``max_referred_chars`` in all.
 
     Raises
     ------
     InvalidRequestError
         It asks for something that cannot be done or read; names the field.
     """
-    turn = [*history, *_input_messages(request, find_item)]
+    turn = [*history, *_input_messages(request, _References(find_item, max_referred_chars))]
     if not turn:
         raise InvalidRequestError("input is required", param="input")
     tools, namespaces = _tools(request.tools or ())
@@ -118,43 +126,92 @@ def translate(
     return Translation(chat, turn, namespaces)
 
 
-def _input_messages(
-    request: ResponseRequest, find_item: Callable[[str], OutputItem | None]
-) -> list[ChatMessage]:
+def _input_messages(request: ResponseRequest, references: _References) -> list[ChatMessage]:
     if request.input is None:
         return []
     if isinstance(request.input, str):
         return [ChatMessage(role="user", content=request.input)]
-    reader = _ItemReader(find_item)
+    reader = _ItemReader(references)
     for index, item in enumerate(request.input):
         reader.read(f"input[{index}]", item)
-    return reader.messages
+    return reader.finish()
+
+
+class _References:
+    """The items of past responses that a request refers to."""
+
+    def __init__(self, find_item: Callable[[str], OutputItem | None], max_chars: int) -> None:
+        self._find_item = find_item
+        self._max_chars = max_chars
+        # Every reference counts: each is a text of its own in the prompt.
+        self._chars = 0
+        self._read: dict[str, tuple[InputItem, int]] = {}
+
+    def item(self, where: str, item_id: object) -> InputItem:
+        """What a reference at ``where`` stands for."""
+        read = self._read.get(item_id) if isinstance(item_id, str) else None
+        if read is None:
+            found = self._find_item(item_id) if isinstance(item_id, str) else None
+            if found is None:
+                raise InvalidRequestError(
+                    f"{where}.id: there is no item {str(item_id)[:100]!r}; it may have been "
+                    "forgotten, or not stored",
+                    param=f"{where}.id",
+                )
+            read = self._read[found.id] = _as_input(found)
+        item, chars = read
+        self._chars += chars
+        if self._chars > self._max_chars:
+            raise InvalidRequestError(
+                f"{where}.id: the items that input refers to may have {self._max_chars} characters "
+                f"in all, got {self._chars} or more",
+                param=f"{where}.id",
+            )
+        return item
+
+
+def _as_input(item: OutputItem) -> tuple[InputItem, int]:
+    """The item as a client would send it, and how long it is."""
+    if isinstance(item, OutputFunctionCall):
+        call = InputFunctionCall(
+            type="function_call", call_id=item.call_id, name=item.name, arguments=item.arguments
+        )
+        return call, len(item.name) + len(item.arguments)
+    chars = sum(len(part.text) for part in item.content)
+    if isinstance(item, OutputMessage):
+        parts = [InputPart(type=part.type, text=part.text) for part in item.content]
+        return InputMessage(role=item.role, content=parts), chars
+    return InputReasoning(type="reasoning", content=item.content), chars
 
 
 class _ItemReader:
     """Joins what the assistant thought, said and called into one message, as templates expect."""
 
-    def __init__(self, find_item: Callable[[str], OutputItem | None]) -> None:
-        self.messages: list[ChatMessage] = []
-        self._find_item = find_item
+    def __init__(self, references: _References) -> None:
+        self._references = references
+        self._messages: list[ChatMessage] = []
+        # Index of a message -> what was thought before it, joined once all of it is there.
+        self._thoughts: dict[int, list[str]] = {}
+
+    def finish(self) -> list[ChatMessage]:
+        """The messages of all items."""
+        for index, texts in self._thoughts.items():
+            self._messages[index].reasoning_content = "\n".join(texts)
+        return self._messages
 
     def read(self, where: str, item: dict[str, Any]) -> None:
         """Take the next item, whose field is ``where``."""
         match item.get("type", "message"):
             case "message":
-                self._message(where, read_item(where, item, InputMessage))
+                self._take(where, read_item(where, item, InputMessage))
             case "function_call":
-                self._call(read_item(where, item, InputFunctionCall))
+                self._take(where, read_item(where, item, InputFunctionCall))
             case "function_call_output":
-                output = read_item(where, item, InputFunctionOutput)
-                content = _content(f"{where}.output", output.output)
-                self.messages.append(
-                    ChatMessage(role="tool", content=content, tool_call_id=output.call_id)
-                )
+                self._take(where, read_item(where, item, InputFunctionOutput))
             case "reasoning":
-                self._reasoning(read_item(where, item, InputReasoning))
+                self._take(where, read_item(where, item, InputReasoning))
             case "item_reference" | None if "id" in item:
-                self.read(where, self._referred(where, item["id"]))
+                self._take(where, self._references.item(where, item["id"]))
             case other:
                 raise InvalidRequestError(
                     f"{where}.type: items of type {str(other)[:100]!r} are not understood",
@@ -162,16 +219,19 @@ class _ItemReader:
                     code="unsupported_parameter",
                 )
 
-    def _referred(self, where: str, item_id: object) -> dict[str, Any]:
-        found = self._find_item(item_id) if isinstance(item_id, str) else None
-        if found is None:
-            raise InvalidRequestError(
-                f"{where}.id: there is no item {str(item_id)[:100]!r}; it may have been forgotten, "
-                "or not stored",
-                param=f"{where}.id",
-            )
-        item: dict[str, Any] = msgspec.to_builtins(found)
-        return item
+    def _take(self, where: str, item: InputItem) -> None:
+        match item:
+            case InputMessage():
+                self._message(where, item)
+            case InputFunctionCall():
+                self._call(item)
+            case InputFunctionOutput():
+                content = _content(f"{where}.output", item.output)
+                self._messages.append(
+                    ChatMessage(role="tool", content=content, tool_call_id=item.call_id)
+                )
+            case InputReasoning():
+                self._reasoning(item)
 
     def _message(self, where: str, message: InputMessage) -> None:
         content = _content(f"{where}.content", message.content)
@@ -179,15 +239,14 @@ class _ItemReader:
         if last is not None and last.content is None and last.tool_calls is None:
             last.content = content
         else:
-            self.messages.append(ChatMessage(role=message.role, content=content))
+            self._messages.append(ChatMessage(role=message.role, content=content))
 
     def _call(self, call: InputFunctionCall) -> None:
         message = self._assistant() or self._new_assistant()
+        if message.tool_calls is None:
+            message.tool_calls = []
         function = FunctionCall(name=call.name, arguments=call.arguments)
-        message.tool_calls = [
-            *(message.tool_calls or ()),
-            ToolCall(id=call.call_id, function=function),
-        ]
+        message.tool_calls.append(ToolCall(id=call.call_id, function=function))
 
     def _reasoning(self, item: InputReasoning) -> None:
         text = "\n".join(part.text for part in item.content or ())
@@ -195,17 +254,16 @@ class _ItemReader:
             return
         message = self._assistant()
         if message is None or message.content is not None or message.tool_calls is not None:
-            message = self._new_assistant()
-        before = f"{message.reasoning_content}\n" if message.reasoning_content else ""
-        message.reasoning_content = before + text
+            self._new_assistant()
+        self._thoughts.setdefault(len(self._messages) - 1, []).append(text)
 
     def _assistant(self) -> ChatMessage | None:
-        last = self.messages[-1] if self.messages else None
+        last = self._messages[-1] if self._messages else None
         return last if last is not None and last.role == "assistant" else None
 
     def _new_assistant(self) -> ChatMessage:
-        self.messages.append(ChatMessage(role="assistant"))
-        return self.messages[-1]
+        self._messages.append(ChatMessage(role="assistant"))
+        return self._messages[-1]
 
 
 def _content(where: str, content: InputContent) -> str | list[ContentPart]:
@@ -236,6 +294,8 @@ def _tools(given: Sequence[dict[str, Any]]) -> tuple[list[Tool], dict[str, str]]
     """The functions among the tools; tools that run elsewhere are passed over."""
     tools: dict[str, Tool] = {}
     namespaces: dict[str, str] = {}
+    # Of the tools, whose own list is bounded where it is decoded, and of those in namespaces.
+    number = len(given)
     for index, item in enumerate(given):
         where = f"tools[{index}]"
         match item.get("type"):
@@ -244,6 +304,13 @@ def _tools(given: Sequence[dict[str, Any]]) -> tuple[list[Tool], dict[str, str]]
                 tools[tool.function.name] = tool
             case "namespace":
                 namespace = read_item(where, item, NamespaceTool)
+                number += len(namespace.tools)
+                if number > MAX_TOOLS:
+                    raise InvalidRequestError(
+                        f"tools may have at most {MAX_TOOLS} entries, those of namespaces "
+                        f"included, got {number} or more",
+                        param="tools",
+                    )
                 for position, inner in enumerate(namespace.tools):
                     if inner.get("type") != "function":
                         continue
