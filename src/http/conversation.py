@@ -86,6 +86,9 @@ def _message(index: int, message: ChatMessage) -> dict[str, Any]:
             {key: value for key, value in part.items() if value is not None}
             for part in built["content"]
         ]
+    if not message.tool_calls:
+        # Templates ask whether there are calls by whether there is such a list.
+        built.pop("tool_calls", None)
     if message.role == "developer":
         built["role"] = "system"
     return built

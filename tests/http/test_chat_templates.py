@@ -177,6 +177,12 @@ async def test_what_a_template_is_given(client: httpx.AsyncClient) -> None:
     assert shown[3]["tool_call_id"] == "c1"
 
 
+async def test_no_calls_are_no_list_of_calls(client: httpx.AsyncClient) -> None:
+    said = {"role": "assistant", "content": "Hi", "tool_calls": []}
+    (shown,), _ = json.JSONDecoder().raw_decode(await prompt_of(client, messages=[said]))
+    assert shown == {"role": "assistant", "content": "Hi"}
+
+
 async def test_an_answer_may_begin_with_the_message_that_it_continues(
     client: httpx.AsyncClient,
 ) -> None:
