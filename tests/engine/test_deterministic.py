@@ -125,7 +125,7 @@ def wide_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("float32", 3),
         pytest.param("bfloat16", 2, marks=pytest.mark.compilers),
-        ("int8", 2),
+        pytest.param("int8", 2, marks=pytest.mark.compilers),
         pytest.param("int4", 2, marks=pytest.mark.compilers),
         pytest.param("int4, inputs too", 3, marks=pytest.mark.compilers),
     ],
