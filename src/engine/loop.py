@@ -97,9 +97,18 @@ class EngineLoop:
         self._unannounced[request.key] = request
         self._observer.submitted(choice)
         if request.deadline is not None:
-            delay = max(0.0, request.deadline - time.monotonic())
-            loop = asyncio.get_running_loop()
-            self._timers[request.key] = loop.call_later(delay, self._wake.set)
+            self._watch_deadline(request.key, request.deadline)
+
+    def _watch_deadline(self, key: int, deadline: float) -> None:
+        delay = deadline - time.monotonic()
+        if delay > 0:
+            # Some loops round to milliseconds: a timer that is early is set again, since nothing
+            # else may cause a turn.
+            self._timers[key] = asyncio.get_running_loop().call_later(
+                delay, self._watch_deadline, key, deadline
+            )
+        else:
+            self._wake.set()
 
     def abort(self, key: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request now; its memory comes free when no launched step names it any more."""
@@ -130,11 +139,11 @@ class EngineLoop:
                 else:
                     await self._wake.wait()
         except asyncio.CancelledError:
-            self._fail_all(ShuttingDownError("the engine was closed"))
+            self._stop(ShuttingDownError("the engine was closed"))
             raise
         except BaseException as error:
             logger.exception("the engine loop stopped")
-            self._fail_all(EngineDeadError(f"the engine stopped: {error}"))
+            self._stop(EngineDeadError(f"the engine stopped: {error}"))
             raise
 
     @property
@@ -196,8 +205,12 @@ class EngineLoop:
             result = outcome
         else:
             result = self._contain(in_flight.plan, outcome)
+        if result.failures:
+            # What they have comes before their end.
+            self._publish()
         for key, reason in result.failures:
-            self._refuse(key, reason)
+            # Its own wishes have led it into a dead end.
+            self._fail(key, InvalidRequestError(reason, param="structured_output"))
         for event in self.scheduler.commit(result):
             choice = self._choices[event.key]
             if choice.watches_text:
@@ -209,22 +222,15 @@ class EngineLoop:
     def _contain(self, plan: StepPlan, error: Exception) -> StepResult:
         """Fail only the requests of a failed step, when the device is still sound."""
         self._failures += 1
+        # Of the steps before: what they gave comes before the end.
+        self._publish()
         if isinstance(error, DeviceLostError) or self._failures >= _MAX_CONSECUTIVE_FAILURES:
             raise error
         logger.error("step %d failed", plan.step_id, exc_info=error)
         self._observer.step_failed()
         for key in self.scheduler.keys_of(plan):
-            self.scheduler.finish(key, FinishReason.ERROR)
             self._fail(key, _failure("a step of this request failed", error))
         return StepResult(plan.step_id, [RowResult(r.row, r.generation, []) for r in plan.rows])
-
-    def _refuse(self, key: int, reason: str) -> None:
-        """End a request that its own wishes have led into a dead end."""
-        if self.scheduler.finish(key, FinishReason.ERROR) is not None:
-            # What it has comes before its end.
-            self._publish()
-            if key in self._choices:
-                self._fail(key, InvalidRequestError(reason, param="structured_output"))
 
     def _publish(self) -> None:
         unpublished, self._unpublished = self._unpublished, []
@@ -243,7 +249,6 @@ class EngineLoop:
         # Whatever goes wrong with the text of one request is that request's affair.
         except Exception as error:
             logger.exception("the text of a request failed")
-            self.scheduler.finish(event.key, FinishReason.ERROR)
             self._fail(event.key, _failure("the text of this request failed", error))
             return
         self._observer.delivered(choice, event)
@@ -254,14 +259,6 @@ class EngineLoop:
                 self.scheduler.finish(event.key, reason)
             self._observer.ended(choice, reason)
 
-    def _forget(self, key: int) -> Choice:
-        if self._unannounced.pop(key, None) is None:
-            self._forgettable.append(key)
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-        return self._choices.pop(key)
-
     def _settle(self) -> None:
         """With nothing left to do the pool proves that it is whole."""
         if not self._is_settled:
@@ -270,17 +267,42 @@ class EngineLoop:
             self._observer.settled()
         self._idle.set()
 
-    def _fail_all(self, error: SlipstreamError) -> None:
+    # Ends that are no request's own; docs/failure-domains.md says who comes to which.
+
+    def _fail(self, key: int, error: SlipstreamError) -> None:
+        """End one request with an error; nothing, if publishing what it had has ended it."""
+        if key in self._choices:
+            self.scheduler.finish(key, FinishReason.ERROR)
+            self._break_off(key, error)
+
+    def _stop(self, error: SlipstreamError) -> None:
+        """End every request with an error, and admit none: the loop has ended.
+
+        The scheduler is asked nothing more, since its bookkeeping may be what failed.
+        """
         self._ended = error
+        try:
+            self._publish()
+        except Exception:
+            logger.exception("what was committed last could not be published")
         for key in list(self._choices):
-            self._fail(key, copy.copy(error))
+            self._break_off(key, copy.copy(error))
         self._observer.stopped()
         self._idle.set()
 
-    def _fail(self, key: int, error: SlipstreamError) -> None:
+    def _break_off(self, key: int, error: SlipstreamError) -> None:
         choice = self._forget(key)
         choice.fail(error)
         self._observer.ended(choice, FinishReason.ERROR, error)
+
+    def _forget(self, key: int) -> Choice:
+        """What belongs to every end, with an error or without."""
+        if self._unannounced.pop(key, None) is None:
+            self._forgettable.append(key)
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        return self._choices.pop(key)
 
 
 def _failure(message: str, cause: BaseException) -> EngineDeadError:

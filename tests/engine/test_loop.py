@@ -1,0 +1,189 @@
+"""The loop alone, on a device that answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from src.core.config import ObservabilitySection
+from src.core.errors import EngineDeadError, SlipstreamError
+from src.core.outputs import FinishReason
+from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
+from src.core.request import Request
+from src.core.settings import CHECKOUT
+from src.engine.in_flight import InFlight
+from src.engine.loop import EngineLoop
+from src.engine.observer import EngineObserver
+from src.engine.runner import DeviceLostError
+from src.engine.scheduler import Scheduler
+from src.engine.submission import Submission
+from src.observability.metrics import EngineMetrics
+from src.observability.tracing import Telemetry
+from src.text import Tokenizer
+from tests.engine.pure.simulation import make_limits, make_request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+TOKENIZER = Tokenizer.from_directory(CHECKOUT / "configs" / "demo")
+TOKEN = 40
+
+
+class HeldRunner:
+    """Takes steps and leaves them to the test."""
+
+    def __init__(self) -> None:
+        self.launched: list[InFlight] = []
+
+    def launch(
+        self,
+        plan: StepPlan,
+        admitted: Sequence[Request],
+        ended: Sequence[int],
+        then: Callable[[], object],
+    ) -> InFlight:
+        in_flight = InFlight(plan, StepTimes(launched=time.monotonic()), then)
+        self.launched.append(in_flight)
+        return in_flight
+
+
+def result_of(plan: StepPlan) -> StepResult:
+    rows = [RowResult(row.row, row.generation, [TOKEN] * row.samples) for row in plan.rows]
+    return StepResult(plan.step_id, rows)
+
+
+class Harness:
+    """A loop that runs at depth 2."""
+
+    def __init__(self) -> None:
+        section = ObservabilitySection()
+        observer = EngineObserver(
+            EngineMetrics("m", legacy_names=False), section, Telemetry(section, "m", "0")
+        )
+        self.runner = HeldRunner()
+        self.scheduler = Scheduler(make_limits())
+        self.loop = EngineLoop(
+            self.scheduler,
+            self.runner,  # type: ignore[arg-type]
+            observer,
+            pipeline_depth=2,
+        )
+        self.running = asyncio.create_task(self.loop.run())
+
+    def submit(self, key: int, max_tokens: int, **options: Any) -> Submission:
+        request = make_request(key, [5, 6], max_tokens, ends=False, **options)
+        submission = Submission(self.loop, TOKENIZER, f"r{key}", [request])
+        submission.start()
+        return submission
+
+    async def until_launched(self, count: int) -> None:
+        while len(self.runner.launched) < count:
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+async def read(submission: Submission) -> tuple[int, FinishReason | SlipstreamError | None]:
+    """How many tokens came, and how it ended."""
+    count, end = 0, None
+    try:
+        async for delta in submission:
+            count += len(delta.token_ids)
+            end = delta.finish_reason
+    except SlipstreamError as error:
+        return count, error
+    return count, end
+
+
+def fails(harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, *, at: int) -> None:
+    original, calls = getattr(harness.scheduler, name), 0
+
+    def failing(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise RuntimeError(f"injected into {name}")
+        return original(*arguments)
+
+    monkeypatch.setattr(harness.scheduler, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("error", "method"),
+    [
+        (RuntimeError("one step"), None),
+        (DeviceLostError("every step"), None),
+        (None, ("commit", 2)),
+        (None, ("expire", 1)),
+        (None, ("schedule", 1)),
+    ],
+    ids=["a step", "the device", "commit", "expire", "schedule"],
+)
+async def test_what_was_committed_in_the_turn_of_a_fault_reaches_its_readers(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, method: tuple[str, int] | None
+) -> None:
+    """One step has given both a token, the first its last one, when the next goes wrong."""
+    harness = Harness()
+    complete, cut = harness.submit(1, max_tokens=1), harness.submit(2, max_tokens=9)
+    await harness.until_launched(2)
+    if method is not None:
+        fails(harness, monkeypatch, method[0], at=method[1])
+    first, second = harness.runner.launched[:2]
+    # Both are there when the loop turns.
+    first.arrive(result_of(first.plan))
+    second.arrive(error or result_of(second.plan))
+    assert await read(complete) == (1, FinishReason.LENGTH)
+    count, end = await read(cut)
+    assert count >= 1
+    assert isinstance(end, EngineDeadError)
+    assert not harness.loop._choices
+    await harness.end()
+
+
+async def test_a_fault_in_the_last_publication_keeps_nobody_from_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    bad, good = harness.submit(1, max_tokens=9), harness.submit(2, max_tokens=9)
+    await harness.until_launched(2)
+
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("injected into the text")
+
+    def untold(*arguments: Any) -> None:
+        raise RuntimeError("injected into finish")
+
+    monkeypatch.setattr(bad.choices[0], "take", broken)
+    monkeypatch.setattr(harness.scheduler, "finish", untold)
+    fails(harness, monkeypatch, "schedule", at=1)
+    first = harness.runner.launched[0]
+    first.arrive(result_of(first.plan))
+    assert [isinstance((await read(each))[1], EngineDeadError) for each in (bad, good)] == [
+        True
+    ] * 2
+    await harness.end()
+
+
+async def test_a_deadline_is_seen_though_its_timer_was_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else wakes the loop: the device does not answer."""
+    harness = Harness()
+    event_loop = asyncio.get_running_loop()
+    call_later = event_loop.call_later
+
+    def early(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+        return call_later(delay / 2, *arguments)
+
+    monkeypatch.setattr(event_loop, "call_later", early)
+    deadline = time.monotonic() + 0.1
+    submission = harness.submit(1, max_tokens=9, deadline=deadline)
+    async with asyncio.timeout(10):
+        assert await read(submission) == (0, FinishReason.DEADLINE)
+    assert time.monotonic() >= deadline
+    await harness.end()
