@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import anyio
@@ -19,8 +21,14 @@ MIB: Final = 1024 * 1024
 DISCARD_BYTES: Final = 256 * MIB
 DISCARD_SECONDS: Final = 10.0
 
+# Lists and objects within one another. What walks them recurses, and Python does so a thousand
+# times at most.
+MAX_DEPTH: Final = 128
+
 # What is looked at in one go, so that other threads get their turn in between.
 _PIECE_BYTES: Final = 64 * 1024
+_NO_STRUCTURE: Final = bytes(sorted(set(range(256)) - set(b"{}[]:,")))
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 
 T = TypeVar("T")
 
@@ -69,37 +77,55 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     )
 
 
-async def check_structure(body: bytes, max_nodes: int, max_values: int) -> None:
-    """Refuse a body of more objects and lists than can be built without holding up the event loop.
+async def check_structure(
+    *texts: bytes, max_nodes: int, max_values: int, what: str = "the body", param: str | None = None
+) -> None:
+    """Refuse JSON of more objects and lists than can be built without holding up the event loop.
 
     Parameters
     ----------
+    texts
+        What is going to be decoded; the bounds are of all together.
     max_nodes
         Objects, lists and keys of objects: they cost about half a microsecond each, and set off
         the garbage collector.
     max_values
         Values in lists and objects, less one for each: numbers and texts, a tenth of that.
+    what, param
+        What the texts are called, and the field that they are in.
 
     Raises
     ------
     InvalidRequestError
-        There are more, of whatever.
+        There are more, of whatever, or they are nested deeper than :data:`MAX_DEPTH`.
     """
-    if len(body) < min(max_nodes, max_values):
+    if _is_small(texts, max_nodes, max_values):
         return
-    # Brackets and commas in texts count too, at first: nearly every body passes as it is.
-    nodes, values = _structure(body)
-    if nodes > max_nodes or values > max_values:
-        nodes, values = await asyncio.to_thread(_structure_outside_texts, body)
-    for count, most, what in (
-        (nodes, max_nodes, "objects, lists and keys"),
-        (values, max_values, "values"),
-    ):
-        if count > most:
-            raise InvalidRequestError(
-                f"the body has {count} {what} or more, at most {most} are accepted",
-                code="too_many_values",
-            )
+    check = functools.partial(_check_exactly, texts, max_nodes, max_values, what, param)
+    if sum(map(len, texts)) <= _PIECE_BYTES:
+        check()
+    else:
+        await asyncio.to_thread(check)
+
+
+def check_short_structure(
+    text: str, *, max_nodes: int, max_values: int, what: str, param: str
+) -> None:
+    """The same of a text that is not long, at once."""
+    texts = (text.encode(errors="replace"),)
+    if not _is_small(texts, max_nodes, max_values):
+        _check_exactly(texts, max_nodes, max_values, what, param)
+
+
+def _is_small(texts: Sequence[bytes], max_nodes: int, max_values: int) -> bool:
+    """Whether nothing can be too much, even if texts within the JSON are counted with it."""
+    nodes = values = 0
+    for text in texts:
+        if text.count(b"{") + text.count(b"[") > MAX_DEPTH:
+            return False
+        found = _structure(text)
+        nodes, values = nodes + found[0], values + found[1]
+    return nodes <= max_nodes and values <= max_values
 
 
 def _structure(text: bytes) -> tuple[int, int]:
@@ -107,24 +133,63 @@ def _structure(text: bytes) -> tuple[int, int]:
     return text.count(b"{") + text.count(b"[") + text.count(b":"), text.count(b",")
 
 
-def _structure_outside_texts(body: bytes) -> tuple[int, int]:
-    """The same, but for what is between quotes. Exact up to where the body is no JSON any more."""
-    nodes = values = start = 0
+def _check_exactly(
+    texts: Sequence[bytes], max_nodes: int, max_values: int, what: str, param: str | None
+) -> None:
+    nodes = values = 0
+    for text in texts:
+        outside = _outside_texts(text)
+        found = _structure(outside)
+        nodes, values = nodes + found[0], values + found[1]
+        for count, most, things in (
+            (nodes, max_nodes, "objects, lists and keys"),
+            (values, max_values, "values"),
+        ):
+            if count > most:
+                raise InvalidRequestError(
+                    f"{what} may have at most {most} {things}, got {count} or more",
+                    param=param,
+                    code="too_many_values",
+                )
+        if _is_too_deep(outside):
+            raise InvalidRequestError(
+                f"{what} may be nested {MAX_DEPTH} levels deep at most",
+                param=param,
+                code="invalid_json",
+            )
+
+
+def _outside_texts(text: bytes) -> bytes:
+    """Brackets, colons and commas that are not between quotes.
+
+    Exact up to where the text is no JSON any more.
+    """
+    found = []
+    start = 0
     inside = False
-    while start < len(body):
-        end = min(start + _PIECE_BYTES, len(body))
-        piece = body[start:end]
+    while start < len(text):
+        end = min(start + _PIECE_BYTES, len(text))
+        piece = text[start:end]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             # A piece does not end between a backslash and what it escapes.
             end += 1
-            piece = body[start:end]
+            piece = text[start:end]
         piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = piece.split(b'"')
-        found = _structure(b"".join(parts[int(inside) :: 2]))
-        nodes, values = nodes + found[0], values + found[1]
+        found.append(b"".join(parts[int(inside) :: 2]).translate(None, _NO_STRUCTURE))
         inside ^= len(parts) % 2 == 0
         start = end
-    return nodes, values
+    return b"".join(found)
+
+
+def _is_too_deep(outside: bytes) -> bool:
+    brackets = outside.translate(_SQUARE, b":,")
+    # Each turn takes the innermost pairs away.
+    for _ in range(MAX_DEPTH):
+        if b"[]" not in brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    return b"[]" in brackets
 
 
 def declares_body(scope: Scope) -> bool:

@@ -312,7 +312,11 @@ class Endpoint:
                 if call.body:
                     check_content_type(call.scope)
                     limits = call.server.config.http
-                    await check_structure(call.body, limits.max_json_nodes, limits.max_json_values)
+                    await check_structure(
+                        call.body,
+                        max_nodes=limits.max_json_nodes,
+                        max_values=limits.max_json_values,
+                    )
                 await self._handler(call)
             except ClientDisconnectedError:
                 raise

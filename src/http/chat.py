@@ -24,6 +24,7 @@ from src.http.sampling import (
     sampling_params,
 )
 from src.http.server import served_name
+from src.http.structured import structured_output
 from src.http.tools import tool_offer
 from src.text.answer_plan import AnswerPlan, plan_answer, reasoning_of
 
@@ -74,7 +75,7 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     """
     refuse_unsupported(request)
     settings = call.server.config.chat
-    messages, options = conversation(request, settings)
+    messages, options = await conversation(request, call.server.config)
     offer = tool_offer(request)
     logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
     engine = await call.server.ready_engine()
@@ -87,7 +88,7 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
         info.default_sampling,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        max_grammar_bytes=engine.config.structured_output.max_bytes,
+        structured_output=structured_output(request, engine.config),
     )
     keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_model_len, max_tokens or 1)
     prompt_token_ids = None

@@ -33,6 +33,7 @@ from src.http.sampling import (
     unsupported,
 )
 from src.http.server import served_name
+from src.http.structured import structured_output
 from src.text.detokenizer import IncrementalDetokenizer
 
 _decode: Final = RequestDecoder(CompletionRequest)
@@ -81,8 +82,9 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     prompts = given_prompts(request.prompt, config.http.max_prompts_per_request, context, keep)
     _check_number(len(prompts), request.n or 1, config.scheduler.max_waiting_requests)
     token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, keep)
+    params = _params(engine, request)
     job = Job(
-        prompts=[(ids, _params(engine, request, len(ids))) for ids in token_ids],
+        prompts=[(ids, _fitted(engine, request, params, len(ids))) for ids in token_ids],
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
@@ -126,23 +128,27 @@ async def _texts(completion: PreparedCompletion, request: CompletionRequest) -> 
     ]
 
 
-def _params(engine: AsyncEngine, request: CompletionRequest, prompt_len: int) -> SamplingParams:
-    max_tokens = request.max_tokens
-    if max_tokens is None:
-        room = engine.model_info.max_model_len - prompt_len
-        wanted = max(COMPLETION_MAX_TOKENS, request.min_tokens or 0)
-        max_tokens = max(1, min(wanted, room))
-    elif max_tokens == 0 and request.echo:
-        # The prompt is scored, and the one token that this makes is left out of the answer.
-        max_tokens = 1
+def _params(engine: AsyncEngine, request: CompletionRequest) -> SamplingParams:
     return sampling_params(
         request,
         engine.model_info.default_sampling,
-        max_tokens=max_tokens,
+        # The prompt is scored, and the one token that this makes is left out of the answer.
+        max_tokens=1 if request.max_tokens == 0 and request.echo else request.max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
-        max_grammar_bytes=engine.config.structured_output.max_bytes,
+        structured_output=structured_output(request, engine.config),
     )
+
+
+def _fitted(
+    engine: AsyncEngine, request: CompletionRequest, params: SamplingParams, prompt_len: int
+) -> SamplingParams:
+    """The parameters of one prompt, all of which share what is large."""
+    if request.max_tokens is not None:
+        return params
+    room = engine.model_info.max_model_len - prompt_len
+    wanted = max(COMPLETION_MAX_TOKENS, request.min_tokens or 0)
+    return msgspec.structs.replace(params, max_tokens=max(1, min(wanted, room)))
 
 
 def plain_piece(index: int, text: str) -> bytes:

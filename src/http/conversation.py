@@ -6,32 +6,38 @@ from typing import Any
 
 import msgspec
 
-from src.core.config import ChatSection
+from src.core.config import ChatSection, Config, HttpSection
 from src.core.errors import InvalidRequestError
 from src.engine.prompts import ChatOptions
+from src.http.body import check_structure
 from src.http.protocol.chat import MAX_MESSAGES, ChatMessage, ChatRequest
 from src.http.sampling import unsupported
 from src.http.tools import shown_tool
 
 
-def conversation(
-    request: ChatRequest, settings: ChatSection
+async def conversation(
+    request: ChatRequest, config: Config
 ) -> tuple[list[dict[str, Any]], ChatOptions]:
     """The messages as a template sees them, and what else it is told.
 
     Raises
     ------
     InvalidRequestError
-        A message cannot be read, or the request brings what ``settings`` do not allow; names the
+        A message cannot be read, or the request brings what ``config`` does not allow; names the
         field.
     """
+    _check_templates(request, config.chat)
+    _check(request)
+    await _check_arguments(request, config.http)
+    messages = [_message(index, message) for index, message in enumerate(request.messages)]
+    return messages, _chat_options(request)
+
+
+def _check_templates(request: ChatRequest, settings: ChatSection) -> None:
     if request.chat_template is not None and settings.request_templates != "all":
         raise _untrusted("chat_template", "all")
     if request.chat_template_kwargs and settings.request_templates == "none":
         raise _untrusted("chat_template_kwargs", "kwargs")
-    _check(request)
-    messages = [_message(index, message) for index, message in enumerate(request.messages)]
-    return messages, _chat_options(request)
 
 
 def _untrusted(field: str, value: str) -> InvalidRequestError:
@@ -73,6 +79,23 @@ def _check(request: ChatRequest) -> None:
                     raise InvalidRequestError(
                         f"{where}.{part.type} is required", param=f"{where}.{part.type}"
                     )
+
+
+async def _check_arguments(request: ChatRequest, limits: HttpSection) -> None:
+    """Templates get arguments as objects: texts that would become too many count like a body."""
+    texts = [
+        call.function.arguments.encode()
+        for message in request.messages
+        for call in message.tool_calls or ()
+        if isinstance(call.function.arguments, str)
+    ]
+    await check_structure(
+        *texts,
+        max_nodes=limits.max_json_nodes,
+        max_values=limits.max_json_values,
+        what="messages: arguments of tool calls",
+        param="messages",
+    )
 
 
 def _message(index: int, message: ChatMessage) -> dict[str, Any]:

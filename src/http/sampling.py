@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.sampling_params import MAX_LOGPROBS, SamplingParams, shown
+from src.core.structured_output import StructuredOutput
 from src.http.protocol.generation import NEUTRAL, GenerationRequest
-from src.http.structured import respell_structured_output, structured_output
+from src.http.structured import respell_structured_output
 
 # OpenAI's and vLLM's default where a completion does not say.
 COMPLETION_MAX_TOKENS: Final = 16
@@ -42,12 +43,11 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
-    max_grammar_bytes: int,
+    structured_output: StructuredOutput | None,
 ) -> SamplingParams:
     """What the request asks for, on top of the checkpoint's ``defaults``.
 
-    ``max_grammar_bytes`` bounds what its text shall conform to. ``prompt_logprobs`` stands in
-    where the request does not ask for them itself.
+    ``prompt_logprobs`` stands in where the request does not ask for them itself.
     """
     given: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
     for name in _LISTS:
@@ -58,7 +58,7 @@ def sampling_params(
     given |= {
         "max_tokens": max_tokens,
         "logprobs": logprobs,
-        "structured_output": structured_output(request, max_grammar_bytes),
+        "structured_output": structured_output,
     }
     if request.prompt_logprobs is None:
         given["prompt_logprobs"] = prompt_logprobs

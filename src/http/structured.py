@@ -7,8 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
+from src.core.config import Config
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.structured_output import Kind, StructuredOutput
+from src.http.body import check_short_structure
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.structured import ResponseFormat, StructuredOutputs
 
@@ -29,14 +31,14 @@ _BACKENDS: Final = ("auto", "guidance")
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def structured_output(request: GenerationRequest, max_bytes: int) -> StructuredOutput | None:
+def structured_output(request: GenerationRequest, config: Config) -> StructuredOutput | None:
     """What the text must conform to; ``None`` where it is free.
 
     Raises
     ------
     InvalidRequestError
-        The fields contradict one another, ask for what is not there, or are longer than
-        ``max_bytes``; names the field.
+        The fields contradict one another, ask for what is not there, or are larger than ``config``
+        allows; names the field.
     """
     name = _field(request)
     if name is None:
@@ -48,10 +50,11 @@ def structured_output(request: GenerationRequest, max_bytes: int) -> StructuredO
         output = _of_response_format(request.response_format)
     elif name == "structured_outputs":
         assert request.structured_outputs is not None
-        output = _of_structured_outputs(request.structured_outputs)
+        output = _of_structured_outputs(request.structured_outputs, config)
     else:
-        output = _of_guided(request, name)
-    _check_size(name, output, max_bytes)
+        output = _of_guided(request, name, config)
+    texts = (output.value,) if isinstance(output.value, str) else output.value
+    _check_size(name, sum(map(len, texts)), config)
     return output
 
 
@@ -93,7 +96,7 @@ def _of_response_format(form: ResponseFormat) -> StructuredOutput:
     return StructuredOutput(kind="json_schema", value=_text(form.json_schema.schema))
 
 
-def _of_structured_outputs(fields: StructuredOutputs) -> StructuredOutput:
+def _of_structured_outputs(fields: StructuredOutputs, config: Config) -> StructuredOutput:
     if fields.structural_tag is not None:
         raise _unsupported("structured_outputs.structural_tag")
     given = [name for name in _given(fields, _KINDS) if getattr(fields, name) is not False]
@@ -107,7 +110,7 @@ def _of_structured_outputs(fields: StructuredOutputs) -> StructuredOutput:
         value = {"type": "object"}
         kind = "json"
     if kind == "json":
-        schema = _decoded("structured_outputs.json", value)
+        schema = _decoded("structured_outputs.json", value, config)
         if fields.disable_additional_properties:
             _close_objects(schema)
         return StructuredOutput(
@@ -122,12 +125,12 @@ def _of_structured_outputs(fields: StructuredOutputs) -> StructuredOutput:
     return _plain(kind, value)
 
 
-def _of_guided(fields: GenerationRequest, name: str) -> StructuredOutput:
+def _of_guided(fields: GenerationRequest, name: str, config: Config) -> StructuredOutput:
     value = getattr(fields, name)
     if name == "guided_json":
         return StructuredOutput(
             kind="json_schema",
-            value=_text(_decoded(name, value)),
+            value=_text(_decoded(name, value, config)),
             whitespace_pattern=fields.guided_whitespace_pattern,
         )
     if fields.guided_whitespace_pattern is not None:
@@ -142,9 +145,20 @@ def _plain(kind: str, value: str | list[str]) -> StructuredOutput:
     )
 
 
-def _decoded(name: str, schema: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
+def _decoded(
+    name: str, schema: dict[str, Any] | bool | str, config: Config
+) -> dict[str, Any] | bool:
     if not isinstance(schema, str):
         return schema
+    _check_size(name, len(schema), config)
+    http = config.http
+    check_short_structure(
+        schema,
+        max_nodes=http.max_json_nodes,
+        max_values=http.max_json_values,
+        what=name,
+        param=name,
+    )
     try:
         return msgspec.json.decode(schema, type=dict[str, Any] | bool)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -168,10 +182,9 @@ def _text(schema: dict[str, Any] | bool) -> str:
     return _encode(schema).decode()
 
 
-def _check_size(name: str, output: StructuredOutput, most: int) -> None:
+def _check_size(name: str, size: int, config: Config) -> None:
     # Of characters: the engine looks at bytes. This only keeps the event loop from long texts.
-    texts = (output.value,) if isinstance(output.value, str) else output.value
-    size = sum(map(len, texts))
+    most = config.structured_output.max_bytes
     if size > most:
         raise _invalid(name, f"may have at most {most} bytes, got {size}")
 

@@ -125,7 +125,7 @@ async def _of_messages(engine: AsyncEngine, request: TokenizeRequest) -> list[in
     chat = ChatRequest(
         messages=request.messages, add_special_tokens=request.add_special_tokens, **same
     )
-    messages, options = conversation(chat, engine.config.chat)
+    messages, options = await conversation(chat, engine.config)
     return await engine.tokenize(messages, chat=options)
 
 

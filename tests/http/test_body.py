@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-from src.core.config import HttpSection
+from src.core.config import Config, HttpSection
 from src.core.errors import InvalidRequestError
 from src.http import body as body_module
-from src.http.body import check_structure
+from src.http.body import MAX_DEPTH, check_structure
+from src.http.conversation import conversation
+from src.http.protocol.chat import ChatMessage, ChatRequest, FunctionCall, ToolCall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -42,20 +44,34 @@ def count(value: Any) -> tuple[int, int]:
     return nodes, values
 
 
+def depth(value: Any) -> int:
+    """Levels of lists and objects."""
+    if not isinstance(value, list | dict):
+        return 0
+    inner = value if isinstance(value, list) else value.values()
+    return 1 + max(map(depth, inner), default=0)
+
+
 @given(value=VALUES, piece=st.integers(1, 40), ascii_only=st.booleans())
 def test_what_is_counted_is_what_would_be_built(value: Any, piece: int, ascii_only: bool) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_module, "_PIECE_BYTES", piece)
-        assert body_module._structure_outside_texts(body) == count(value)
+        outside = body_module._outside_texts(body)
+    assert body_module._structure(outside) == count(value)
+    for most in range(6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(body_module, "MAX_DEPTH", most)
+            assert body_module._is_too_deep(outside) == (depth(value) > most)
 
 
 @given(body=st.binary(max_size=200), piece=st.integers(1, 40))
 def test_counting_takes_any_bytes(body: bytes, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_module, "_PIECE_BYTES", piece)
-        nodes, values = body_module._structure_outside_texts(body)
-    assert 0 <= nodes + values <= len(body)
+        outside = body_module._outside_texts(body)
+    assert len(outside) <= len(body)
+    body_module._is_too_deep(outside)
 
 
 async def test_texts_do_not_count() -> None:
@@ -65,6 +81,69 @@ async def test_texts_do_not_count() -> None:
         with pytest.raises(InvalidRequestError, match="at most 10"):
             await check_structure(json.dumps(bad).encode(), max_nodes=10, max_values=10)
     await check_structure(json.dumps([1] * 11).encode(), max_nodes=10, max_values=10)
+
+
+async def test_depth_is_bounded() -> None:
+    def nested(levels: int) -> bytes:
+        return b"[" * levels + b"]" * levels
+
+    bounds = {"max_nodes": 10_000, "max_values": 10_000}
+    await check_structure(nested(MAX_DEPTH), b'"%s"' % nested(1000), **bounds)
+    for beside in (b"", b" " * 100_000):
+        with pytest.raises(InvalidRequestError, match="128 levels deep"):
+            await check_structure(nested(MAX_DEPTH + 1) + beside, **bounds)
+
+
+async def test_several_texts_count_together() -> None:
+    await check_structure(b"[[],[]]", b"[[],[]]", max_nodes=6, max_values=2)
+    for bounds in ({"max_nodes": 5, "max_values": 2}, {"max_nodes": 6, "max_values": 1}):
+        with pytest.raises(InvalidRequestError, match="or more"):
+            await check_structure(b"[[],[]]", b"[[],[]]", **bounds)
+
+
+async def test_arguments_of_calls_are_bounded_together() -> None:
+    def asking(*texts: str) -> ChatRequest:
+        calls = [ToolCall(function=FunctionCall(name="f", arguments=text)) for text in texts]
+        return ChatRequest(messages=[ChatMessage(role="assistant", tool_calls=calls)])
+
+    many = "[" + "[]," * 30_000 + "[]]"
+    # What stands in texts is no structure, and what is no JSON is not built.
+    shown = json.dumps({"code": many * 10})
+    messages, _ = await conversation(asking(many, many, shown, "{", ""), Config())
+    assert len(messages[0]["tool_calls"]) == 5
+    for texts in ((many,) * 3, ("[" * 200 + "]" * 200,)):
+        with pytest.raises(InvalidRequestError, match="arguments of tool calls") as refusal:
+            await conversation(asking(*texts), Config())
+        assert refusal.value.param == "messages"
+
+
+CHATTING = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize("levels", [120, 200, 300, 500, 900])
+async def test_what_is_nested_deeply_is_at_fault_itself(
+    client: httpx.AsyncClient, levels: int
+) -> None:
+    deep: Any = {}
+    for _ in range(levels):
+        deep = {"a": deep}
+    function = {"name": "f", "parameters": deep}
+    call = {"function": {"name": "f", "arguments": json.dumps(deep)}}
+    for path, body in (
+        ("/v1/chat/completions", {**CHATTING, "chat_template_kwargs": deep}),
+        ("/v1/chat/completions", {**CHATTING, "documents": [deep]}),
+        ("/v1/chat/completions", {**CHATTING, "tools": [{"function": function}]}),
+        ("/v1/chat/completions", {**CHATTING, "guided_json": json.dumps(deep)}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [call]}]}),
+        ("/v1/responses", {"input": "x", "tools": [{"type": "function", **function}]}),
+        ("/v1/responses", {"input": "x", "tool_choice": deep}),
+        ("/v1/responses", {"input": [{"role": "user", "content": deep}]}),
+        ("/v1/messages", {"max_tokens": 1, **CHATTING, "chat_template_kwargs": deep}),
+        ("/v1/completions", {"prompt": "x", "guided_json": deep}),
+    ):
+        answer = await client.post(path, json={"max_tokens": 1, **body})
+        assert answer.status_code == 400 or levels < MAX_DEPTH, (path, body.keys(), answer.text)
+        assert answer.status_code in (200, 400), (path, body.keys(), answer.text)
 
 
 class Heartbeat:

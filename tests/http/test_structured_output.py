@@ -10,6 +10,14 @@ import httpx
 import jsonschema
 import pytest
 
+from src.core.config import Config
+from src.core.errors import InvalidRequestError
+from src.core.structured_output import StructuredOutput
+from src.http.protocol.completions import CompletionRequest
+from src.http.protocol.generation import GenerationRequest
+from src.http.protocol.structured import StructuredOutputs
+from src.http.structured import structured_output
+
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 SCHEMA: dict[str, Any] = {
@@ -136,6 +144,45 @@ async def test_a_streams_pieces_join_to_what_conforms(client: httpx.AsyncClient)
             texts[choice["index"]] += choice["delta"].get("content") or ""
     for text in texts.values():
         jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_a_schema_that_is_a_text_is_bounded_before_it_is_decoded() -> None:
+    bound = Config().structured_output.max_bytes
+    for text, words in (
+        ("[" * (bound + 1), f"at most {bound} bytes"),
+        ('{"enum": [' + "[]," * 70_000 + "[]]}", "objects, lists and keys"),
+        ('{"enum": ' + "[" * 200 + "]" * 200 + "}", "levels deep"),
+    ):
+        for name, request in (
+            ("guided_json", CompletionRequest(prompt="x", guided_json=text)),
+            (
+                "structured_outputs.json",
+                CompletionRequest(prompt="x", structured_outputs=StructuredOutputs(json=text)),
+            ),
+        ):
+            with pytest.raises(InvalidRequestError, match=words) as refusal:
+                structured_output(request, Config())
+            assert refusal.value.param == name
+    # Brackets in the texts of a schema are no structure.
+    long = json.dumps({"enum": ["[]" * 100_000]})
+    assert structured_output(CompletionRequest(prompt="x", guided_json=long), Config()) is not None
+
+
+async def test_a_form_is_read_once_for_all_prompts(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = []
+
+    def counting(request: GenerationRequest, config: Config) -> StructuredOutput | None:
+        form = structured_output(request, config)
+        forms.append(form)
+        return form
+
+    monkeypatch.setattr("src.http.completions.structured_output", counting)
+    body = {"prompt": ["a", "b", "c"], "guided_choice": ["x"], "max_tokens": 4}
+    done = await client.post("/v1/completions", json=body)
+    assert [choice["text"] for choice in done.json()["choices"]] == ["x"] * 3
+    assert len(forms) == 1
 
 
 @pytest.mark.parametrize(
