@@ -7,6 +7,7 @@ import pytest
 
 from src.core.settings import CHECKOUT
 from src.http.application import ENDPOINTS
+from src.http.body import MAX_DEPTH
 from src.http.errors import _FAULTS, _KINDS
 from src.http.openapi.bounds import accepted_fields, refused_fields
 from src.http.openapi.operations import OPERATIONS
@@ -85,6 +86,7 @@ def test_the_bounds_of_lists_are_those_that_hold() -> None:
         f"all, {chat.MAX_TOOLS} tools and {chat.MAX_DOCUMENTS} documents"
     )
     assert bounds in PAGE.replace("\n", " ")
+    assert f"nested {MAX_DEPTH} levels deep" in PAGE.replace("\n", " ")
 
 
 def test_every_error_code_is_listed() -> None:
