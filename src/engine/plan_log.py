@@ -32,7 +32,6 @@ from src.engine.replay import (
     CommitLine,
     CutLine,
     ExpireLine,
-    FailLine,
     FinishLine,
     LimitsLine,
     Line,
@@ -65,8 +64,6 @@ class RecordingScheduler(Scheduler):
     def __init__(self, limits: SchedulerLimits, log: PlanLog) -> None:
         super().__init__(limits)
         self._log = log
-        # Whether what ends now is part of one line for all.
-        self._failing = False
         log.put(LimitsLine(VERSION, limits))
 
     def add(self, request: Request) -> None:
@@ -77,7 +74,7 @@ class RecordingScheduler(Scheduler):
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
         """As the scheduler's own."""
         event = super().finish(key, reason)
-        if event is not None and not self._failing:
+        if event is not None:
             self._log.put(FinishLine(key, reason))
         return event
 
@@ -88,21 +85,10 @@ class RecordingScheduler(Scheduler):
             self._log.put(ExpireLine([event.key for event in events]))
         return events
 
-    def fail_all(self, reason: FinishReason = FinishReason.ERROR) -> list[RequestEvent]:
-        """As the scheduler's own; the requests that it ends are one line and not many."""
-        self._failing = True
-        try:
-            events = super().fail_all(reason)
-        finally:
-            self._failing = False
-        self._log.put(FailLine(reason))
-        return events
-
     def reset_prefix_cache(self) -> None:
         """As the scheduler's own."""
         super().reset_prefix_cache()
-        if not self._failing:
-            self._log.put(ResetLine())
+        self._log.put(ResetLine())
 
     def schedule(self) -> StepPlan | None:
         """As the scheduler's own."""
@@ -232,8 +218,6 @@ class _Writer:
         elif isinstance(happening, ExpireLine):
             for key in happening.keys:
                 self._prefixes.pop(key, None)
-        elif isinstance(happening, FailLine):
-            self._prefixes.clear()
         return happening
 
     def _add(self, request: Request) -> AddLine:

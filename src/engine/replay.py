@@ -10,7 +10,6 @@ that begins with what happened::
     ["plan", step_id, installs, block_appends, rows]    it was asked for a step
     ["nothing"]                                         ... and there was nothing to launch
     ["commit", step_id, [[token, ...], ...]]            a result came back, row by row
-    ["fail", reason]                                    everything was given up
     ["reset"]                                           the prefix cache was emptied
     ["cut", why]                                        the log ends before the engine did
 
@@ -97,12 +96,6 @@ class CommitLine(_Line, frozen=True, tag="commit"):
     token_ids: list[list[int]]
 
 
-class FailLine(_Line, frozen=True, tag="fail"):
-    """Every request was ended and every step in flight forgotten."""
-
-    reason: FinishReason
-
-
 class ResetLine(_Line, frozen=True, tag="reset"):
     """The prefix cache was emptied."""
 
@@ -121,7 +114,6 @@ Line: TypeAlias = (
     | PlanLine
     | NothingLine
     | CommitLine
-    | FailLine
     | ResetLine
     | CutLine
 )
@@ -247,8 +239,6 @@ class _Replay:
             scheduler.commit(self._result(line))
         elif isinstance(line, AddLine):
             scheduler.add(_request(line))
-        elif isinstance(line, FailLine):
-            scheduler.fail_all(line.reason)
         elif isinstance(line, ResetLine):
             scheduler.reset_prefix_cache()
         elif isinstance(line, FinishLine):

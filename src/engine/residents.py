@@ -156,16 +156,18 @@ class Residents:
     # Making room.
 
     def blocks_are_coming(self) -> bool:
-        """Whether committing the steps in flight will free a block for certain."""
+        """Whether committing the steps in flight will free a block for certain.
+
+        Nearly every row that goes frees its last block at least: others can share that when it is
+        full and committed, but before anybody is admitted then, a running row has taken its next.
+        """
         ending = [state for state in self.running if state.is_exhausted]
         return self.pool.frees_some([state.block_ids for state in (*self.leaving, *ending)])
 
     def victim(self, needy: RequestState) -> RequestState | None:
         """Whom to preempt for ``needy``: somebody behind it, or nobody.
 
-        The least important class first, in it the least to recompute, then the latest. A running
-        row's last block is its own: others can share it when it is full and committed, but before
-        anybody is admitted then, the row has taken its next.
+        The least important class first, in it the least to recompute, then the latest.
         """
         behind = [state for state in self.running if state.rank > needy.rank]
         return min(

@@ -60,8 +60,6 @@ class Scheduler:
         self._in_flight: deque[tuple[StepPlan, list[RequestState]]] = deque()
         self._last_launched = 0
         self._last_committed = 0
-        # Steps up to this one were forgotten by fail_all; their results are dropped.
-        self._last_forgotten = 0
         # Keys in the order in which they were preempted, until somebody takes them.
         self._preempted: list[int] = []
 
@@ -203,24 +201,6 @@ class Scheduler:
             events.append(state.event(finish_reason=FinishReason.DEADLINE))
         return events
 
-    def fail_all(self, reason: FinishReason = FinishReason.ERROR) -> list[RequestEvent]:
-        """End every request, and forget the steps in flight and the prefix cache.
-
-        For when the device failed: call it only when no launched step can still run. Results of
-        forgotten steps may be committed and are dropped.
-        """
-        self._last_forgotten = self._last_committed = self._last_launched
-        self._in_flight.clear()
-        for state in self._residents.leaving[:]:
-            self._pass_fence(state)
-        events = []
-        for key in list(self._requests):
-            event = self.finish(key, reason)
-            if event is not None:
-                events.append(event)
-        self.reset_prefix_cache()
-        return events
-
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; nothing that running requests compute is cached either."""
         self._residents.reset_cache()
@@ -336,8 +316,6 @@ class Scheduler:
         InvariantError
             If it is not the oldest step's, or its rows are not the plan's.
         """
-        if result.step_id <= self._last_forgotten:
-            return []
         if not self._in_flight or self._in_flight[0][0].step_id != result.step_id:
             oldest = self._in_flight[0][0].step_id if self._in_flight else None
             raise InvariantError(f"step {result.step_id} is committed, the oldest is {oldest}")

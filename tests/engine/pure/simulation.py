@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from src.core.outputs import FinishReason, RequestEvent
-from src.core.plan import StepPlan
+from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
 from src.engine.lifecycle import Phase
@@ -166,13 +166,15 @@ class Simulation:
             assert state.request.deadline is None or state.request.deadline > now
         return events
 
-    def fail_all(self) -> None:
-        self.runner.in_flight.clear()
-        for event in self.scheduler.fail_all():
-            assert event.finish_reason is FinishReason.ERROR
-            self._record(event)
-        self.scheduler.check()
-        self.scheduler.check_idle()
+    def fail_step(self) -> None:
+        """The oldest launched step fails, if there is one, and its requests with it."""
+        if self.runner.in_flight:
+            plan, _ = self.runner.in_flight.popleft()
+            for key in self.scheduler.keys_of(plan):
+                self.finish(key, FinishReason.ERROR)
+            rows = [RowResult(step.row, step.generation, []) for step in plan.rows]
+            assert self.scheduler.commit(StepResult(plan.step_id, rows)) == []
+            self.scheduler.check()
 
     def step(self) -> None:
         """One turn of the loop: fill the pipeline, commit one step."""

@@ -101,7 +101,7 @@ def submit(simulation: Simulation, request: Request) -> bool:
     return False
 
 
-def run(simulation: Simulation, operations: list[object], *, failures: bool = True) -> None:
+def run(simulation: Simulation, operations: list[object]) -> None:
     next_key = 0
     now = 0.0
     for operation in operations:
@@ -118,8 +118,8 @@ def run(simulation: Simulation, operations: list[object], *, failures: bool = Tr
                 simulation.step()
             case "reset":
                 simulation.scheduler.reset_prefix_cache()
-            case "fail" if failures and next_key % 4 == 3:
-                simulation.fail_all()
+            case "fail":
+                simulation.fail_step()
             case ("finish", int(key)):
                 simulation.finish(key)
             case ("stop", int(key)):

@@ -555,7 +555,7 @@ def test_deadlines_end_waiting_and_running_requests() -> None:
     assert simulation.finished[2] is FinishReason.LENGTH
 
 
-def test_a_failed_device_ends_everything_and_leaves_a_clean_scheduler() -> None:
+def test_a_failed_step_ends_its_requests_and_leaves_a_clean_scheduler() -> None:
     simulation = Simulation(make_limits(max_num_seqs=2), depth=2)
     for key in range(4):
         simulation.add(make_request(key, SHARED, 4, ends=False))
@@ -563,16 +563,11 @@ def test_a_failed_device_ends_everything_and_leaves_a_clean_scheduler() -> None:
     simulation.commit()
     simulation.launch()
     simulation.launch()
-    simulation.finish(1)  # behind its fence when the device fails
-    lost = simulation.runner.next_result()
-    simulation.fail_all()
-    reasons = [simulation.finished[key] for key in range(4)]
-    error = FinishReason.ERROR
-    assert reasons == [error, FinishReason.ABORT, error, error]
-    assert simulation.scheduler.commit(lost) == []  # arrives after all; nobody wants it
-    simulation.add(make_request(4, SHARED, 2))
-    assert shape(simulation.launch()) == {0: (0, 7)}
+    simulation.finish(1)  # behind its fence when the step fails
+    simulation.fail_step()
+    assert simulation.finished == {0: FinishReason.ERROR, 1: FinishReason.ABORT}
     simulation.drain()
+    assert [simulation.finished[key] for key in (2, 3)] == [FinishReason.LENGTH] * 2
 
 
 def test_check_idle_says_what_is_not() -> None:
