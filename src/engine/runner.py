@@ -315,6 +315,7 @@ class Runner:
             with torch.inference_mode(), self._device.stream():
                 for install in plan.installs:
                     self._requests[install.row] = self._known[install.request_key]
+                    self._sampler.state.neutralize(install.row)
                 self._rows.neutralize(plan)
         except Exception as again:
             lost = DeviceLostError(f"the rows of a failed step cannot be written: {again}")

@@ -19,6 +19,7 @@ from src.engine.loop import EngineLoop
 from src.engine.observer import EngineObserver
 from src.engine.row_state import RowState
 from src.engine.runner import DeviceLostError, Runner
+from src.engine.sampling import SamplingState
 from src.engine.scheduler import Scheduler
 from src.engine.step_computer import StepComputer
 from src.engine.step_recorder import StepRecorder
@@ -162,16 +163,28 @@ async def test_a_panic_on_the_device_thread_is_its_requests_too(
         assert_nothing_is_left(engine, tasks)
 
 
-@pytest.mark.parametrize("name", ["launch", "_apply"])
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [(Runner, "launch", 13), (Runner, "_apply", 13), (SamplingState, "install", 6)],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
 async def test_a_step_behind_one_that_got_no_blocks_does_not_fail_too(
-    checkpoint: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, name: str
+    checkpoint: Path,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    calls: int,
 ) -> None:
-    """Wherever the fault falls, also where the failed step was to give its rows new blocks."""
+    """Wherever the fault falls, also where the failed step was to give its rows new blocks.
+
+    Or their first owners, before whom they ask the sampler for nothing.
+    """
     config = small_config(checkpoint, scheduler__pipeline_depth=2, scheduler__max_num_seqs=2)
-    for at in range(2, 14):
+    for at in range(1, calls + 1):
         with monkeypatch.context() as patch:
             async with AsyncEngine.open(config) as engine:
-                fault = Fault(patch, Runner, name, at=at)
+                fault = Fault(patch, owner, name, at=at)
                 results = await all_of(engine)
                 assert fault.raised == 1
                 assert engine.metrics.value("slipstream_step_failures_total") == 1

@@ -18,6 +18,8 @@ from src.engine.transfer import upload
 TEMPERATURE, TOP_P, MIN_P_OFFSET, PRESENCE, FREQUENCY, REPETITION = range(6)
 SEED, TOP_K = range(2)
 
+_NOBODY = Request(key=-1, prompt_token_ids=[], params=SamplingParams(temperature=0.0), max_tokens=1)
+
 
 @dataclass(frozen=True)
 class RowParams:
@@ -124,7 +126,16 @@ class SamplingState:
 
         ``prompt_len`` is in tokens, also when the request resumes with output of its own.
         """
-        params = self._resolve(request, prompt_len)
+        self._put(row, self._resolve(request, prompt_len))
+
+    def neutralize(self, row: int) -> None:
+        """Have ``row`` ask for nothing but a likeliest token, until it is installed again.
+
+        For a row whose owner could not be installed: a step that is queued behind names it still.
+        """
+        self._put(row, self._resolve(_NOBODY, 0))
+
+    def _put(self, row: int, params: RowParams) -> None:
         self._params[row] = params
         self._staged[row] = params
         self._version += 1
