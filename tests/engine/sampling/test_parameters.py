@@ -51,7 +51,7 @@ def by_transformers(processor: Any, owner: Owner, logits: torch.Tensor) -> torch
             SequenceBiasLogitsProcessor([[[3], 5.0], [[40], -100.0]]),
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else type(value).__name__,
 )
 @pytest.mark.parametrize("seed", range(5))
 def test_as_transformers_does(params: dict[str, Any], processor: Any, seed: int) -> None:
