@@ -33,7 +33,7 @@ _MAX_SHOWN_BITS: Final = 128
 _FIELD = re.compile(r"`\$\.(?P<name>\w+)")
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, weakref=True):
     """How the tokens of one request are chosen and when it stops.
 
     Attributes

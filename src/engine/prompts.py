@@ -167,7 +167,9 @@ class RequestBuilder:
         if params.bad_words:
             bad_words = await asyncio.to_thread(self._bad_words, params)
         # All completions have the same prompt: the first one's scores serve them all.
-        unscored = msgspec.structs.replace(params, prompt_logprobs=None)
+        unscored = params
+        if params.prompt_logprobs is not None:
+            unscored = msgspec.structs.replace(params, prompt_logprobs=None)
         return [
             Request(
                 key=next(self._keys),

@@ -40,6 +40,7 @@ VOCAB = 100
         ("stop_token_ids", (1,) * 129),
         ("allowed_token_ids", ()),
         ("allowed_token_ids", (-1,)),
+        ("allowed_token_ids", (1,) * (VOCAB + 1)),
         ("logit_bias", {VOCAB: 1.0}),
         ("logit_bias", {1: 101.0}),
         ("logit_bias", {1: math.nan}),

@@ -263,6 +263,18 @@ async def test_only_the_first_completion_scores_the_prompt(engine: AsyncEngine) 
     assert result.usage.cached_tokens == 0
 
 
+async def test_completions_share_their_parameters(engine: AsyncEngine) -> None:
+    """What goes by them is made once."""
+    assert engine._parts is not None
+    for scores, count in ((None, 1), (1, 2)):
+        params = SamplingParams(n=3, allowed_token_ids=(5, 6), prompt_logprobs=scores)
+        requests = await engine._parts.builder.requests(
+            [5, 6], params, arrival=0.0, priority=0, timeout=None, cache_salt=""
+        )
+        assert len({id(request.params) for request in requests}) == count
+        assert requests[0].params is params
+
+
 async def test_what_completions_find_of_each_other_is_no_saving(engine: AsyncEngine) -> None:
     prompt = list(range(100, 150))
     for cached in (0, 48):

@@ -65,6 +65,7 @@ DEVICE = {
     "arrivals",
     "device_thread",
     "in_flight",
+    "per_params",
     "transfer",
     "prompt_scores",
     "profiler",

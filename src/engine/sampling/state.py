@@ -12,6 +12,7 @@ from torch import Tensor
 
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.engine.per_params import PerParams
 from src.engine.transfer import upload
 
 # Columns of the device tables.
@@ -107,6 +108,8 @@ class SamplingState:
         self.vocab_size = vocab_size
         self._params: list[RowParams | None] = [None] * max_num_rows
         self._staged: dict[int, RowParams] = {}
+        # They may be as many as the vocabulary has.
+        self._allowed_ids = PerParams(lambda params: self._ids(params.allowed_token_ids or ()))
         self._version = 0
         # [max_num_rows + 1, 6] float64: row -> the columns named above; padding is greedy
         self._floats = torch.full(
@@ -208,9 +211,9 @@ class SamplingState:
             # Sorted: a set's order must not decide the order of anything.
             end_ids=self._ids(sorted(request.end_token_ids)) if params.min_tokens else None,
             # The masks of a grammar have them in already, and know where the output may end.
-            allowed_ids=self._ids(
-                params.allowed_token_ids or () if request.grammar is None else ()
-            ),
+            allowed_ids=self._allowed_ids(params)
+            if params.allowed_token_ids and request.grammar is None
+            else None,
             banned_ids=self._ids(word[0] for word in words if len(word) == 1),
             bias_ids=self._ids(bias),
             bias_values=self._values(bias.values()),

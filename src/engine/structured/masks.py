@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from src.core.request import Request
+from src.engine.per_params import PerParams
 from src.engine.transfer import upload
 from src.ops.cpu.build import kernel_library
 
@@ -84,6 +85,7 @@ class MaskTable:
         self._ends = np.zeros(shape, np.int32)
         self._allowed = np.zeros(shape, np.int32)
         self._wishes = np.zeros(max_num_rows, np.uint8)
+        self._packed_allowed = PerParams(lambda p: self._packed(p.allowed_token_ids or ()))
         self._compiled: Callable[[Sequence[int]], Sequence[int] | None] | None = None
 
     def install(self, row: int, request: Request) -> None:
@@ -95,8 +97,8 @@ class MaskTable:
             self._wishes[row] = _NO_WISH
             return
         self._wishes[row] = _GOES_ON if params.ignore_eos else _HAS_WISH
-        allowed = params.allowed_token_ids
-        self._allowed[row] = -1 if allowed is None else self._packed(allowed)
+        is_free = params.allowed_token_ids is None
+        self._allowed[row] = -1 if is_free else self._packed_allowed(params)
 
     def check_size(self, vocab_size: int) -> None:
         """Raise ValueError unless masks of so many tokens fit."""

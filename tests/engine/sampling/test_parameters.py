@@ -248,3 +248,23 @@ def test_any_mixture_against_the_oracle(batch: list[Owner], seed: int) -> None:
             assert expected[token_id] >= expected.max() - 1e-4
         else:
             assert stayed[token_id]
+
+
+def test_allowed_ids_are_brought_to_the_device_once_for_all_completions() -> None:
+    bench = Bench(V, num_rows=3)
+    owner = sequence(allowed_token_ids=tuple(range(9)))
+    for row in range(3):
+        bench.install(row, owner)
+    first, *others = (bench.state.params([row])[0].allowed_ids for row in range(3))
+    assert first is not None
+    assert all(other is first for other in others)
+    # All were preempted, and one comes back.
+    for row in range(3):
+        bench.install(row, sequence())
+    bench.install(1, owner)
+    assert bench.state.params([1])[0].allowed_ids is first
+    # Others with the same have their own, and nobody's is kept.
+    bench.install(1, sequence(allowed_token_ids=tuple(range(9))))
+    del owner
+    bench.held.clear()
+    assert len(bench.state._allowed_ids) == 0
