@@ -1,10 +1,10 @@
 """``python -m src``: the command line."""
 
-import os
 import sys
 import threading
 
 from src.cli.main import main
+from src.core.process_end import end_now
 
 if __name__ == "__main__":
     code = main()
@@ -13,5 +13,5 @@ if __name__ == "__main__":
     if any(thread.name == "slipstream-compile" for thread in threading.enumerate()):
         # Compilation in the background cannot be cancelled, and an orderly exit in the middle of it
         # ends in a crash of the C++ runtime.
-        os._exit(code)
+        end_now(code)
     sys.exit(code)

@@ -17,6 +17,8 @@ import sys
 import threading
 from typing import Final, NoReturn
 
+from src.core.process_end import end_now
+
 EXIT_LOAD_FAILED: Final = 3
 EXIT_ENGINE_DEAD: Final = 4
 
@@ -37,7 +39,7 @@ def end_process(code: int, reason: str = "") -> NoReturn:
         sys.stdout.flush()
     if code in _PARENT_SIGNALS:
         _end_hypercorn_parent(_PARENT_SIGNALS[code])
-    os._exit(code)
+    end_now(code)
 
 
 def first_line(error: BaseException) -> str:
