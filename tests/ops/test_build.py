@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from src.ops import OPS
-from src.ops.cpu import build
+from src.ops.cpu import build, level_check
 from src.ops.cpu.build import BuildError, KernelCache
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
+from src.ops.cpu.level_check import KILLED, check
 from src.ops.cpu.levels import LEVELS
 from tests.ops.comparison import COMPILED
 
@@ -138,6 +139,69 @@ def test_the_next_level_serves_where_the_fastest_does_not_pass(
     assert fastest.name not in {path.stem for path in private.directory().glob("*.so")}
 
 
+@pytest.fixture
+def disturbed(private: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelCache:
+    """One whose compiler is killed at the fastest level, as where memory is short."""
+    copying = os.environ["CXX"]
+    compiler = tmp_path / "killed-compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        f'[ -e "{tmp_path}/disturbed" ] && case "$*" in\n'
+        f'  *"{" ".join(private.levels[-1].flags)}"*-o*) kill -KILL $$ ;;\n'
+        "esac\n"
+        f'exec {copying} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    (tmp_path / "disturbed").touch()
+    monkeypatch.setenv("CXX", str(compiler))
+    return KernelCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every level passes, and at once."""
+    monkeypatch.setattr(build, "check", lambda *_: "passed")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("disturbance", ["check", "compiler"])
+def test_a_level_that_was_killed_is_tried_again(
+    private: KernelCache,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    disturbance: str,
+) -> None:
+    fastest = private.levels[-1]
+    if fastest.name == "portable":
+        return
+    cache = private
+    with monkeypatch.context() as patch:
+        if disturbance == "check":
+            verdicts = {fastest.number: KILLED}
+            patch.setattr(build, "check", lambda *given: verdicts.get(given[-1], "passed"))
+        else:
+            cache = request.getfixturevalue("disturbed")
+        # It serves here, and nobody else.
+        assert cache.build()[0] == private.levels[-2].name
+        assert cache.load() is None
+    (tmp_path / "disturbed").unlink(missing_ok=True)
+    assert cache.build()[0] == fastest.name
+    assert cache.load() is not None
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_a_killed_build_left_is_removed(private: KernelCache) -> None:
+    left = private.directory() / "tmp4f5k2m9x"
+    left.mkdir(parents=True)
+    (left / "portable.so").write_text("half")
+    private.build()
+    assert {path.name for path in private.directory().iterdir()} == {
+        *("lock", "manifest.json", "portable.so"),
+        f"{private.levels[-1].name}.so",
+    }
+
+
 def test_compilers_leave_others_a_head_start_unless_they_are_awaited(
     private: KernelCache, fresh_state: None, tmp_path: Path
 ) -> None:
@@ -161,16 +225,19 @@ def test_compilers_leave_others_a_head_start_unless_they_are_awaited(
 
 
 def test_a_level_that_crashes_or_differs_is_not_used(
-    private: KernelCache, level_files: dict[str, Path], tmp_path: Path
+    level_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     portable = level_files["portable"]
-    assert build.check(portable, portable, 0) == "passed"
+    assert check(portable, portable, 0) == "passed"
     source = tmp_path / "broken.c"
     for body, verdict in (
         ("__builtin_trap(); return 0;", "exit code"),
         ("return 0;", "results differ"),
+        ("return raise(9);", KILLED),
+        ("return pause();", KILLED),
     ):
         source.write_text(
+            "int raise(int);\nint pause(void);\n"
             f"int slipstream_paged_attention(void* a) {{ {body} }}\n"
             "int slipstream_gumbel_argmax(void* a) { return 0; }\n"
             "int slipstream_linear(void* a) { return 0; }\n"
@@ -181,20 +248,28 @@ def test_a_level_that_crashes_or_differs_is_not_used(
         broken = tmp_path / f"{verdict.replace(' ', '-')}.so"
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-shared", "-fPIC", source, "-o", broken], check=True)
-        assert verdict in build.check(portable, broken, 0)
-    claimed = build.check(portable, portable, next(x.number for x in LEVELS if x.name == "avx512"))
+        with monkeypatch.context() as patch:
+            if "pause" in body:
+                patch.setattr(level_check, "_TIMEOUT", 1.0)
+            assert verdict in check(portable, broken, 0)
+    claimed = check(portable, portable, next(x.number for x in LEVELS if x.name == "avx512"))
     assert "does not claim" in claimed or "avx512" in level_files
     with pytest.raises(UnusableLibraryError):
         KernelLibrary(broken)
 
 
+@pytest.mark.parametrize("command", ["no-such-compiler", "no-program", "'no end of a quotation"])
 def test_without_a_compiler_one_warning_and_the_references_serve(
     fresh_state: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    command: str,
 ) -> None:
-    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    (tmp_path / "no-program").write_text("neither a binary nor a script")
+    (tmp_path / "no-program").chmod(0o755)
+    monkeypatch.setenv("CXX", command)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path / "cache"))
     with caplog.at_level(logging.WARNING):
         # Nobody expects kernels in the meantime, nor lays weights out for them.
@@ -232,6 +307,41 @@ def test_failing_compiler_leaves_the_references(
     assert "slower torch references serve" in caplog.text
 
 
+def test_a_compiler_may_say_anything_when_it_fails(
+    fresh_state: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\nprintf 'oh \\377\\376 no'\nprintf 'oh \\377\\376 no' >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path / "cache"))
+    assert build.ensure_built(wait=True) == "reference"
+    assert "oh \N{REPLACEMENT CHARACTER}" in caplog.text
+    assert "slower torch references serve" in caplog.text
+
+
+def test_a_build_that_fails_in_any_way_is_not_begun_again(
+    private: KernelCache,
+    fresh_state: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setattr(KernelCache, "_build_into", fail)
+    assert build.ensure_built(wait=True) == "reference"
+    assert "nobody thought of this" in caplog.text
+    assert "Traceback" in caplog.text
+    assert build.ensure_built(wait=False) == "reference"
+    assert not build.is_building()
+
+
 def test_background_build_takes_over(private: KernelCache, fresh_state: None) -> None:
     assert build.ensure_built(wait=False) == "reference"
     status = build.ensure_built(wait=True)
@@ -247,7 +357,14 @@ def test_unwritable_cache_builds_for_this_process_alone(
     assert build.ensure_built(wait=True).startswith("cpp-")
 
 
-def test_compilers_end_with_the_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ending", "mode"), [("", 0o700), ("process_exit.end_process(3, 'no more')\n", 0o777)]
+)
+def test_compilers_end_with_the_process(tmp_path: Path, ending: str, mode: int) -> None:
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    temporary.mkdir()
+    cache.mkdir()
+    cache.chmod(mode)
     compiler = tmp_path / "endless-compiler"
     compiler.write_text(
         "#!/bin/sh\n"
@@ -258,12 +375,13 @@ def test_compilers_end_with_the_process(tmp_path: Path) -> None:
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     script = (
         "import pathlib, sys, time\n"
+        "from src.http import process_exit\n"
         "from src.ops.cpu import build\n"
         "assert build.ensure_built(wait=False) == 'reference'\n"
         "assert build.is_building()\n"
         "levels = build.KernelCache(build.cache_root()).levels[-2:]\n"
         "while len(list(pathlib.Path(sys.argv[1]).glob('*.pass'))) < len(levels):\n"
-        "    time.sleep(0.05)\n"
+        "    time.sleep(0.05)\n" + ending
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
@@ -271,14 +389,20 @@ def test_compilers_end_with_the_process(tmp_path: Path) -> None:
         env={
             **os.environ,
             "CXX": str(compiler),
-            "SLIPSTREAM_CACHE_DIR": str(tmp_path / "cache"),
+            "SLIPSTREAM_CACHE_DIR": str(cache),
+            "TMPDIR": str(temporary),
         },
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == (3 if ending else 0)
+    said = [line for line in done.stderr.splitlines() if "others may write" not in line]
+    assert said == (["slipstream: no more"] if ending else [])
+    # Nothing was in the other cache, and what was made instead of it is gone.
+    assert any(cache.iterdir()) == (mode == 0o700)
+    assert list(temporary.iterdir()) == []
     passes = [int(path.read_text()) for path in tmp_path.glob("*.pass")]
     assert passes
     deadline = time.monotonic() + 20

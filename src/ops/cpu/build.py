@@ -10,7 +10,6 @@ there is never used, and the next is compared. A manifest, written last, names w
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import functools
@@ -20,17 +19,19 @@ import logging
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from src.ops.cpu.compilers import BuildError, Compilers
+from src.core.process_end import at_process_end
+from src.ops.cpu.compilers import BuildError, compilers, was_killed
 from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
+from src.ops.cpu.level_check import KILLED, PASSED, check
 from src.ops.cpu.levels import LEVELS, Level, cpu_flags, fastest_level
+from src.ops.cpu.scratch import scratch_in
 from src.ops.declaration import Kernel
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.linear import LINEAR
@@ -38,9 +39,7 @@ from src.ops.paged_attention import PAGED_ATTENTION
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 1.0
-COMPILE_TIMEOUT = 300 * SECONDS
-CHECK_TIMEOUT = 60 * SECONDS
+_COMPILE_TIMEOUT = 300.0  # seconds
 
 _SOURCES = Path(__file__).parent
 _UNITS = (
@@ -69,29 +68,7 @@ _FLAGS = [
     "-w",
 ]
 
-# Runs in a bare interpreter: argv = portable library, level's library, level's number.
-_CHECK = """
-import ctypes, sys
-portable = ctypes.CDLL(sys.argv[1])
-if not portable.slipstream_cpu_claims(int(sys.argv[3])):
-    sys.exit("the CPU does not claim it")
-level = ctypes.CDLL(sys.argv[2])
-for library in (portable, level):
-    # Small pieces of work are cut as well.
-    library.slipstream_assume_wake_cost(ctypes.c_double(0.1))
-address = lambda function: ctypes.cast(function, ctypes.c_void_p)
-if portable.slipstream_self_check(
-    address(level.slipstream_paged_attention),
-    address(level.slipstream_gumbel_argmax),
-    address(level.slipstream_linear),
-    address(level.slipstream_quantize),
-    address(level.slipstream_lay_out),
-):
-    sys.exit("results differ from the portable level")
-"""
-
-
-_NO_COMPILER = "no C++ compiler (install g++ or set CXX)"
+_NO_COMPILER = "no C++ compiler that can be run (install g++ or set CXX)"
 
 
 def cache_root() -> Path:
@@ -122,13 +99,18 @@ def _is_ours(root: Path) -> bool:
 @functools.cache
 def _private_root(root: Path) -> Path:
     private = Path(tempfile.mkdtemp(prefix="slipstream-"))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    _remove_at_the_end(private)
     _log.warning(
         "others may write to the cache %s, so nothing is loaded from it, and every start compiles: "
         "make it yours alone (chown, chmod go-w)",
         root,
     )
     return private
+
+
+def _remove_at_the_end(directory: Path) -> None:
+    remove = functools.partial(shutil.rmtree, directory, ignore_errors=True)
+    at_process_end(remove, after_others=True)
 
 
 def _digest(*parts: bytes) -> str:
@@ -182,12 +164,14 @@ class KernelCache:
         with _locked(directory):
             if (loaded := self.load()) is not None:
                 return loaded
-            with tempfile.TemporaryDirectory(dir=directory) as scratch:
-                self._build_into(directory, Path(scratch))
-                _state.builds += 1
-        if (loaded := self.load()) is None:
-            raise BuildError("the libraries just built cannot be loaded")
-        return loaded
+            with scratch_in(directory) as scratch:
+                level, file = self._build_into(directory, scratch)
+            _state.builds += 1
+            try:
+                # Not by the manifest, which a build that was disturbed has none of.
+                return level, KernelLibrary(file)
+            except UnusableLibraryError as error:
+                raise BuildError(f"the library just built cannot be loaded: {error}") from error
 
     def build_all(self) -> list[Path]:
         """The libraries of all levels that pass, slowest first: who tests them needs them all.
@@ -198,12 +182,12 @@ class KernelCache:
         self.build()
         directory = self.directory()
         files = {level.name: directory / f"{level.name}.so" for level in self.levels}
-        with _locked(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
+        with _locked(directory), scratch_in(directory) as scratch:
             missing = [level for level in self.levels if not files[level.name].exists()]
-            outputs = self._compile(Path(scratch), missing)
+            outputs, _ = self._compile(scratch, missing)
             for level in missing:
                 output = outputs.get(level.name)
-                if output and check(files["portable"], output, level.number) == "passed":
+                if output and check(files["portable"], output, level.number) == PASSED:
                     os.replace(output, files[level.name])
         return [path for path in files.values() if path.exists()]
 
@@ -225,18 +209,19 @@ class KernelCache:
             raise UnusableLibraryError(f"{path}: changed since it was built")
         return str(manifest["level"]), KernelLibrary(path)
 
-    def _build_into(self, directory: Path, scratch: Path) -> None:
-        """The fastest level that passes; of the others only those on the way to it."""
-        tried, report = [self.levels[0], self.levels[-1]], {}
-        outputs = self._compile(scratch, tried)
+    def _build_into(self, directory: Path, scratch: Path) -> tuple[str, Path]:
+        """The fastest level that passes, and its file; of the others those on the way to it."""
+        tried = [self.levels[0], self.levels[-1]]
+        outputs, report = self._compile(scratch, tried)
         if "portable" not in outputs:
             raise BuildError("the C++ compiler fails on the portable level, see the warning above")
         for level in reversed(self.levels):
             if level not in tried:
-                outputs |= self._compile(scratch, [level])
+                more, failed = self._compile(scratch, [level])
+                outputs, report = outputs | more, report | failed
             if level.name in outputs:
                 report[level.name] = check(outputs["portable"], outputs[level.name], level.number)
-            if report.get(level.name) == "passed":
+            if report[level.name] == PASSED:
                 break
         else:
             raise BuildError(f"no instruction set level passed its check: {report}")
@@ -245,6 +230,10 @@ class KernelCache:
             if name in ("portable", level.name):
                 os.replace(output, directory / f"{name}.so")
         best = directory / f"{level.name}.so"
+        if KILLED in report.values():
+            # Written down, it would keep the level from being tried again.
+            _log.warning("CPU kernels serve this process alone, the next builds anew: %s", report)
+            return level.name, best
         manifest = scratch / "manifest.json"
         manifest.write_text(
             json.dumps(
@@ -259,49 +248,30 @@ class KernelCache:
             )
         )
         os.replace(manifest, directory / "manifest.json")
+        return level.name, best
 
-    def _compile(self, scratch: Path, levels: Sequence[Level]) -> dict[str, Path]:
-        """Compile levels side by side; one whose compilation fails is left out."""
+    def _compile(
+        self, scratch: Path, levels: Sequence[Level]
+    ) -> tuple[dict[str, Path], dict[str, str]]:
+        """Compile levels side by side: files by level, and of those that fail how they do."""
         assert self.compiler is not None
         nice = [shutil.which("nice") or "nice"] if shutil.which("nice") else []
         outputs = {level.name: scratch / f"{level.name}.so" for level in levels}
-        running = {}
+        running, failed = {}, {}
         for level in {level.name: level for level in levels}.values():
             command = [*nice, *self.compiler[0], *_FLAGS, *level.flags]
             command += [str(_SOURCES / unit) for unit in _UNITS] + ["-o", str(outputs[level.name])]
-            running[level.name] = _compilers.start(command)
+            running[level.name] = compilers.start(command)
         for name, process in running.items():
-            try:
-                _, errors = process.communicate(timeout=COMPILE_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                _compilers.kill(process)
-                _, errors = process.communicate()
-            _compilers.ended(process)
-            if _compilers.closed:
-                raise BuildError("this process ends")
+            errors = compilers.wait(process, _COMPILE_TIMEOUT)
             if process.returncode != 0:
-                _log.warning("C++ compiler failed on the %s level: %s", name, errors[-2000:])
+                failed[name] = KILLED if was_killed(process, errors) else "does not compile"
+                _log.warning(
+                    "C++ compiler failed on the %s level (%s): %s",
+                    *(name, failed[name], errors[-2000:]),
+                )
                 del outputs[name]
-        return outputs
-
-
-_compilers = Compilers()
-# The thread that waits for them does not outlive the interpreter, and they would.
-atexit.register(_compilers.close)
-
-
-def check(portable: Path, library: Path, number: int) -> str:
-    """Run a level's self-check in its own process: "passed", or what went wrong."""
-    command = [sys.executable, "-I", "-S", "-c", _CHECK, str(portable), str(library), str(number)]
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=CHECK_TIMEOUT
-        )
-    except subprocess.TimeoutExpired:
-        return "timed out"
-    if answer.returncode == 0:
-        return "passed"
-    return answer.stderr.strip().rpartition("\n")[2] or f"exit code {answer.returncode}"
+        return outputs, failed
 
 
 @contextlib.contextmanager
@@ -351,7 +321,7 @@ def kernel_builds() -> int:
 
 def is_compiling() -> bool:
     """Whether compilers of the kernels run."""
-    return _compilers.are_running
+    return compilers.are_running
 
 
 def serving_level() -> Level | None:
@@ -433,9 +403,11 @@ def _build_and_install(cache: KernelCache, head_start: float) -> None:
             # A home that cannot be written to: build for this process alone.
             _log.warning("kernel cache %s is not usable (%s)", cache.base, error)
             with tempfile.TemporaryDirectory(prefix="slipstream-") as private:
+                _remove_at_the_end(Path(private))
                 loaded = KernelCache(Path(private)).build()
         _install(*loaded)
-    except (BuildError, OSError) as error:
+    except Exception as error:
+        # Whatever it is: who waits for kernels would have them built again and again.
         _give_up(error)
     finally:
         _state.thread = None
@@ -443,9 +415,11 @@ def _build_and_install(cache: KernelCache, head_start: float) -> None:
 
 def _give_up(error: Exception) -> None:
     _state.failed = True
-    level = logging.DEBUG if _compilers.closed else logging.WARNING
     _log.log(
-        level, "no compiled CPU kernels, so slower torch references serve on the CPU: %s", error
+        logging.DEBUG if compilers.closed else logging.WARNING,
+        "no compiled CPU kernels, so slower torch references serve on the CPU: %s",
+        error,
+        exc_info=None if isinstance(error, (BuildError, OSError)) else error,
     )
 
 

@@ -1,0 +1,52 @@
+"""Whether a level's library computes what the portable one does, asked in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from src.ops.cpu.compilers import compilers, was_killed
+
+_TIMEOUT: Final = 60.0  # seconds
+
+PASSED: Final = "passed"
+KILLED: Final = "killed, or took too long"
+"""Of a machine that was short of memory or time, and no verdict on the level."""
+
+# Runs in a bare interpreter: argv = portable library, level's library, level's number.
+_CHECK: Final = """
+import ctypes, sys
+portable = ctypes.CDLL(sys.argv[1])
+if not portable.slipstream_cpu_claims(int(sys.argv[3])):
+    sys.exit("the CPU does not claim it")
+level = ctypes.CDLL(sys.argv[2])
+for library in (portable, level):
+    # Small pieces of work are cut as well.
+    library.slipstream_assume_wake_cost(ctypes.c_double(0.1))
+address = lambda function: ctypes.cast(function, ctypes.c_void_p)
+if portable.slipstream_self_check(
+    address(level.slipstream_paged_attention),
+    address(level.slipstream_gumbel_argmax),
+    address(level.slipstream_linear),
+    address(level.slipstream_quantize),
+    address(level.slipstream_lay_out),
+):
+    sys.exit("results differ from the portable level")
+"""
+
+
+def check(portable: Path, library: Path, number: int) -> str:
+    """Run a level's self-check: `PASSED`, `KILLED`, or what went wrong.
+
+    Raises
+        BuildError: This process ends.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _CHECK, str(portable), str(library), str(number)]
+    process = compilers.start(command)
+    errors = compilers.wait(process, _TIMEOUT)
+    if process.returncode == 0:
+        return PASSED
+    if was_killed(process, errors):
+        return KILLED
+    return errors.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
