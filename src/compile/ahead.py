@@ -11,12 +11,14 @@ import json
 import logging
 import os
 import pickle
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -26,8 +28,10 @@ from src.compile.job import Job
 from src.compile.loaded import LoadedFunction
 from src.compile.worker_setup import Setup
 from src.core.cpus import usable_cpus
+from src.core.process_end import at_process_end
 from src.core.settings import CHECKOUT, PREFIX
 from src.ops.cpu.compiled import Caller, CompiledCodeError
+from src.ops.cpu.cpp_compiler import cpp_compiler
 
 _log = logging.getLogger(__name__)
 
@@ -175,6 +179,8 @@ class _Worker:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
         # It compiles for the CPU alone, in itself.
         environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        if (found := cpp_compiler()) is not None:
+            environment["CXX"] = shlex.join(found[0])
         self._deadline = time.monotonic() + _TIMEOUT
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -190,6 +196,7 @@ class _Worker:
         except OSError:
             self._errors.close()
             raise
+        _workers.add(self)
         assert self._process.stdin is not None
         # One that has died already is told of by `wait`.
         with contextlib.suppress(BrokenPipeError):
@@ -233,6 +240,18 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+_workers: Final[weakref.WeakSet[_Worker]] = weakref.WeakSet()
+
+
+def _kill_workers() -> None:
+    # They would end by themselves, but a little after what they write to is removed.
+    for worker in list(_workers):
+        worker.kill()
+
+
+at_process_end(_kill_workers)
 
 
 def _answer(line: bytes) -> dict[str, Any]:

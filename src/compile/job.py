@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,24 @@ from src.ops.cpu.levels import cpu_flags
 # Of what the worker writes and the loader expects.
 _FORMAT: Final = 2
 _PACKAGE: Final = Path(__file__).parent
-_COMPILER: Final = ("job.py", "own_tensors.py", "own_threads.py", "worker.py")
+_COMPILER: Final = (
+    "compiler_program.py",
+    "job.py",
+    "own_tensors.py",
+    "own_threads.py",
+    "worker.py",
+)
+# Beginnings of variables that change what Inductor writes. Who sets one means it: it is passed on,
+# and code that was made without it is no substitute. One that changes nothing costs a compilation.
+_VARIABLES: Final = (
+    "AOTINDUCTOR_",
+    "AOT_INDUCTOR_",
+    "ATEN_CPU_CAPABILITY",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+)
+# Say where, and how much at once.
+_WITHOUT_EFFECT: Final = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"})
 
 OPTIONS: Final[Mapping[str, Any]] = {
     # The wrapper only calls, but unoptimized it does so by way of functions of many small classes:
@@ -92,12 +110,21 @@ class Job:
             repr((_FORMAT, self, dict(OPTIONS))),
             f"{torch.__version__} {torch.version.git_version}",
             " ".join((platform.system(), platform.machine(), *sorted(cpu_flags()))),
+            repr(_variables()),
         ]
         texts = [part.encode() for part in parts]
         texts += [path.read_bytes() for path in _sources(self.resolve())]
         for text in texts:
             digest.update(len(text).to_bytes(8, "little") + text)
         return digest.hexdigest()[:24]
+
+
+def _variables() -> list[tuple[str, str]]:
+    return sorted(
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith(_VARIABLES) and name not in _WITHOUT_EFFECT
+    )
 
 
 def resolve(name: str) -> Any:

@@ -14,7 +14,6 @@ import pickle
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import zipfile
@@ -26,9 +25,11 @@ import torch
 
 from src.compile import own_threads
 from src.compile.artifacts import Artifact, ArtifactCache
+from src.compile.compiler_program import use_found_compiler
 from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitute
 from src.compile.own_tensors import with_own_tensors
 from src.compile.worker_setup import Setup
+from src.ops.cpu.scratch import scratch_in
 from src.ops.linear import LINEAR
 
 # Generated code calls the library of CPU kernels instead of going through torch's dispatcher.
@@ -55,6 +56,7 @@ def main() -> None:
             with cache.locked(job) as directory:
                 answer["compiled"] = cache.find(job) is None
                 if answer["compiled"]:
+                    use_found_compiler(setup.root)
                     _compile_into(job, directory)
         except Exception as error:
             answer["error"] = f"{type(error).__name__}: {error}"
@@ -73,8 +75,8 @@ def _end_with_the_input() -> None:
 
 def _compile_into(job: Job, directory: Path) -> None:
     """Leave the artifact of ``job`` in ``directory``, whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        library, source = Path(scratch) / "library.so", Path(scratch) / "wrapper.cpp"
+    with scratch_in(directory) as scratch:
+        library, source = scratch / "library.so", scratch / "wrapper.cpp"
         code, result = None, None
         if own_threads.prepare():
             result = _compile(job, library, source, own_threads.OPTIONS)

@@ -239,6 +239,8 @@ def assert_allocates_tokens_only(source: str) -> None:
 
 
 def test_everything_that_code_depends_on_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ATEN_CPU_CAPABILITY", "TORCHINDUCTOR_CPP_MIN_CHUNK_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     x, positions = tokens(4)
     keys = {mix_job().key}
     keys.add(Job.of(mix, (0.25, *MIX[1:], x, positions), (3, 4)).key)
@@ -260,6 +262,18 @@ def test_everything_that_code_depends_on_is_in_the_key(monkeypatch: pytest.Monke
             patch.setattr(owner, name, other)
             keys.add(mix_job().key)
     assert len(keys) == 13
+    for name, value in (
+        ("ATEN_CPU_CAPABILITY", "default"),
+        ("ATEN_CPU_CAPABILITY", "avx2"),
+        ("TORCHINDUCTOR_CPP_MIN_CHUNK_SIZE", "64"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            keys.add(mix_job().key)
+    assert len(keys) == 16
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+        assert mix_job().key in keys
     meta = tuple(t.to("meta") for t in (MIX[2], x, positions))
     on_meta = (0.5, Weights(MIX[1].gate.to("meta"), None), *meta)
     assert Job.of(mix, on_meta, (3, 4)).key == mix_job().key
@@ -282,8 +296,7 @@ def test_every_source_that_makes_the_code_is_in_the_key(
     monkeypatch.setattr(job, "_PACKAGE", driver)
     keys = {Job.of(function, (torch.randn(4),), (0,)).key}
     changed = [package / "outer.py", package / "inner.py"]
-    changed += [driver / name for name in ("job.py", "own_tensors.py", "own_threads.py")]
-    changed += [driver / "worker.py"]
+    changed += [driver / name for name in job._COMPILER]
     for count, file in enumerate(changed, 2):
         with file.open("a") as text:
             text.write("# changed\n")
