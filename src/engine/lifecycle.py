@@ -45,7 +45,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     rank
         Its place in every order: admission, planning, memory.
     chain
-        Digests of its full blocks.
+        Digests of its full blocks; those of a prompt are shared by its completions.
     match
         Its prefix in the cache as of the last try to admit it, while it waits.
     frontier

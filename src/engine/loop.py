@@ -86,13 +86,13 @@ class EngineLoop:
             raise copy.copy(self._ended)
         self.scheduler.check_room([choice.request for choice in choices])
         for choice in choices:
-            self._submit(choice)
+            self._submit(choice, choices[0])
         self._idle.clear()
         self._wake.set()
 
-    def _submit(self, choice: Choice) -> None:
+    def _submit(self, choice: Choice, first: Choice) -> None:
         request = choice.request
-        self.scheduler.add(request)
+        self.scheduler.add(request, first.request.key)
         self._choices[request.key] = choice
         self._unannounced[request.key] = request
         self._observer.submitted(choice)

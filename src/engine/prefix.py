@@ -29,24 +29,41 @@ class HashChain:
     A sequence only grows at its end, so a digest never changes; it survives preemption.
     """
 
-    __slots__ = ("_block_size", "_digests", "_root")
+    __slots__ = ("_block_size", "_digests", "_num_shared", "_root", "_salt", "_trunk")
 
     def __init__(self, block_size: int, salt: str) -> None:
         self._block_size = block_size
-        self._digests: list[bytes] = []
+        self._salt = salt
         self._root = hashlib.sha256(b"slipstream-kv\0" + salt.encode()).digest()
+        # Of the blocks behind the first ``_num_shared``, which are the trunk's.
+        self._digests: list[bytes] = []
+        self._trunk: HashChain | None = None
+        self._num_shared = 0
+
+    def branch(self, num_tokens: int) -> HashChain:
+        """The chain of a sequence that has the first ``num_tokens`` tokens in common with this."""
+        branch = HashChain(self._block_size, self._salt)
+        branch._trunk = self
+        branch._num_shared = num_tokens // self._block_size
+        return branch
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
         """The name of full block ``index`` of the sequence ``token_ids``."""
-        digests = self._digests
-        while len(digests) <= index:
-            start = len(digests) * self._block_size
+        if index < self._num_shared:
+            assert self._trunk is not None
+            return self._trunk.digest(index, token_ids)
+        digests, num_shared = self._digests, self._num_shared
+        while (number := num_shared + len(digests)) <= index:
+            start = number * self._block_size
             tokens = array("q", token_ids[start : start + self._block_size])
             if len(tokens) < self._block_size:
-                raise InvariantError(f"block {len(digests)} is not full: it has no digest yet")
-            parent = digests[-1] if digests else self._root
+                raise InvariantError(f"block {number} is not full: it has no digest yet")
+            if digests:
+                parent = digests[-1]
+            else:
+                parent = self.digest(number - 1, token_ids) if number else self._root
             digests.append(hashlib.sha256(parent + tokens.tobytes()).digest())
-        return digests[index]
+        return digests[index - num_shared]
 
 
 class Match:

@@ -148,8 +148,11 @@ class Scheduler:
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._waiting.check_room(num_tokens, len(requests))
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, twin: int | None = None) -> None:
         """Put a request into the waiting queue.
+
+        ``twin`` is the key of one before it that has the same prompt, the very same list, and salt:
+        the prompt is hashed once for both.
 
         Raises
         ------
@@ -171,7 +174,7 @@ class Scheduler:
             request=request,
             key=request.key,
             rank=(priority, self._num_arrived),
-            chain=HashChain(self.limits.block_size, request.cache_salt),
+            chain=self._chain_of(request, None if twin is None else self._requests.get(twin)),
             token_ids=list(prompt),
             prompt_len=len(prompt),
             limit=len(prompt) + request.max_tokens,
@@ -180,6 +183,15 @@ class Scheduler:
         self._requests[request.key] = state
         self._waiting.push(state)
         self._deadlines.push(state)
+
+    def _chain_of(self, request: Request, twin: RequestState | None) -> HashChain:
+        if (
+            twin is not None
+            and twin.request.prompt_token_ids is request.prompt_token_ids
+            and twin.request.cache_salt == request.cache_salt
+        ):
+            return twin.chain.branch(len(request.prompt_token_ids))
+        return HashChain(self.limits.block_size, request.cache_salt)
 
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
         """End a request from outside; ``None`` if it is unknown or has ended.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from src.core.config import ObservabilitySection
@@ -15,6 +17,7 @@ from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
 from src.core.settings import CHECKOUT
+from src.engine import prefix
 from src.engine.in_flight import InFlight
 from src.engine.loop import EngineLoop
 from src.engine.observer import EngineObserver
@@ -186,4 +189,30 @@ async def test_a_deadline_is_seen_though_its_timer_was_early(
     async with asyncio.timeout(10):
         assert await read(submission) == (0, FinishReason.DEADLINE)
     assert time.monotonic() >= deadline
+    await harness.end()
+
+
+async def test_the_prompt_of_many_completions_is_hashed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    prompt = list(range(5, 25))  # ten blocks
+    requests = [
+        msgspec.structs.replace(make_request(key, 1, 4), prompt_token_ids=prompt)
+        for key in range(4)
+    ]
+    hashed: list[bytes] = []
+    sha256 = hashlib.sha256
+
+    def counting(content: bytes) -> Any:
+        hashed.append(content)
+        return sha256(content)
+
+    monkeypatch.setattr(prefix.hashlib, "sha256", counting)
+    Submission(harness.loop, TOKENIZER, "r", requests).start()
+    for state in map(harness.scheduler.state, range(4)):
+        assert state is not None
+        state.chain.digest(9, state.token_ids)
+    blocks = [content for content in hashed if len(content) > 40]
+    assert len(blocks) == 10
     await harness.end()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import random
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,29 @@ def test_a_digest_names_all_tokens_up_to_its_block_and_the_salt() -> None:
 def test_a_digest_of_a_block_that_is_not_full_is_refused() -> None:
     with pytest.raises(InvariantError, match="not full"):
         HashChain(4, "").digest(0, [1, 2, 3])
+
+
+def test_sequences_with_a_common_beginning_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    sha256 = hashlib.sha256
+
+    def counting(content: bytes) -> Any:
+        hashed.append(len(content))
+        return sha256(content)
+
+    prompt = list(range(11))  # five blocks, and one of the next
+    sequences = [[*prompt, *[100 + number] * 6] for number in range(4)]
+    expected = [[HashChain(2, "a").digest(i, tokens) for i in range(8)] for tokens in sequences]
+    monkeypatch.setattr(prefix.hashlib, "sha256", counting)
+    trunk = HashChain(2, "a")
+    chains = [trunk, *(trunk.branch(len(prompt)) for _ in range(3))]
+    # In any order: behind the prompt, in it, and of the trunk last.
+    for chain, tokens, digests in reversed(list(zip(chains, sequences, expected, strict=True))):
+        for index in (7, 2, 0, 5):
+            assert chain.digest(index, tokens) == digests[index]
+    assert len({digests[5] for digests in expected}) == 4
+    # Four roots, the prompt's blocks, and what each has of its own.
+    assert len(hashed) == 4 + 5 + 4 * 3
 
 
 def test_the_longest_known_prefix_is_found_but_never_all_of_it() -> None:
