@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from src.core.outputs import FinishReason
+from src.core.plan import BlockAppend, RowStep, StepPlan
 from src.core.records import ChunkRecord
 from src.core.steps import StepRecord
 
@@ -132,3 +133,39 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     references: dict[int, int]
     map: list[tuple[int, int, int]]
+
+
+class InstallView(msgspec.Struct, frozen=True):
+    """A request that takes a row: a :class:`~src.core.plan.RowInstall` without its tokens."""
+
+    row: int
+    generation: int
+    key: int
+    num_tokens: int
+    prompt_len: int
+    block_ids: list[int]
+
+
+class PlanView(msgspec.Struct, frozen=True):
+    """A :class:`~src.core.plan.StepPlan` without the tokens that it installs."""
+
+    step_id: int
+    installs: list[InstallView]
+    block_appends: list[BlockAppend]
+    rows: list[RowStep]
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> PlanView:
+        """What is shown of a plan; its lists, but for the installs, are the plan's own."""
+        installs = [
+            InstallView(
+                install.row,
+                install.generation,
+                install.request_key,
+                len(install.token_ids),
+                install.prompt_len,
+                install.block_ids,
+            )
+            for install in plan.installs
+        ]
+        return cls(plan.step_id, installs, plan.block_appends, plan.rows)

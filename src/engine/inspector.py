@@ -13,11 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from src.core.errors import ConflictError, InvalidRequestError
-from src.core.plan import StepPlan
-from src.core.views import PoolView, RequestsView, RequestView, TimelineView
+from src.core.views import PlanView, PoolView, RequestsView, RequestView, TimelineView
 from src.engine.observer import EngineObserver
 from src.engine.streams import Choice
 
@@ -136,11 +135,11 @@ class Inspector:
             _pool_view, references, cached, scheduler.limits.block_size, min(cells, MAX_CELLS)
         )
 
-    def plans(self, count: int | None = None) -> list[dict[str, Any]]:
+    def plans(self, count: int | None = None) -> list[PlanView]:
         """The newest ``count`` plans, oldest first, without their tokens."""
         plans = list(self._observer.plans)
         left_out = 0 if count is None else max(0, len(plans) - count)
-        return [_plan_view(plan) for plan in plans[left_out:]]
+        return plans[left_out:]
 
     # The profiler of torch.
 
@@ -216,22 +215,3 @@ def _pool_view(references: list[int], cached: list[int], block_size: int, cells:
         references=dict(sorted((n, count) for n, count in Counter(references).items() if n)),
         map=[(piece.count(0), piece.count(1), piece.count(2)) for piece in pieces],
     )
-
-
-def _plan_view(plan: StepPlan) -> dict[str, Any]:
-    return {
-        "step_id": plan.step_id,
-        "installs": [
-            {
-                "row": install.row,
-                "generation": install.generation,
-                "key": install.request_key,
-                "num_tokens": len(install.token_ids),
-                "prompt_len": install.prompt_len,
-                "block_ids": install.block_ids,
-            }
-            for install in plan.installs
-        ],
-        "block_appends": plan.block_appends,
-        "rows": plan.rows,
-    }

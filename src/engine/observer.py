@@ -19,6 +19,7 @@ from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import StepPlan, StepTimes
 from src.core.records import ChunkRecord
 from src.core.request import Request
+from src.core.views import PlanView
 from src.engine.health import Progress
 from src.engine.request_tracks import RequestTracks
 from src.engine.scheduler import Scheduler
@@ -62,7 +63,7 @@ class EngineObserver:
     requests
         The completions that are alive, and the last that ended.
     plans
-        The last plans.
+        The last plans; not the tokens, which are whole prompts.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class EngineObserver:
         self._served: dict[int, list[RequestTrace]] = {}
         self._choices: dict[int, Choice] = {}
         self.requests = RequestTracks(self._choices, section.timeline_requests)
-        self.plans: deque[StepPlan] = deque(maxlen=_KEPT_PLANS)
+        self.plans: deque[PlanView] = deque(maxlen=_KEPT_PLANS)
         # Seconds that the completion which was admitted last had waited, and when it was.
         self._last_wait = self._last_admitted = 0.0
         # Row -> the completion that holds it, and how many of its tokens are computed as prefill.
@@ -104,7 +105,7 @@ class EngineObserver:
         """A plan was handed to the device; ``admitted`` run for the first time."""
         self.progress.launched(times)
         self._steps.launched(scheduler)
-        self.plans.append(plan)
+        self.plans.append(PlanView.of(plan))
         if not plan.installs:
             return
         # The device may begin before the call that hands the step over has ended.

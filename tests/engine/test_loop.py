@@ -63,7 +63,7 @@ class Harness:
 
     def __init__(self) -> None:
         section = ObservabilitySection()
-        observer = EngineObserver(
+        self.observer = EngineObserver(
             EngineMetrics("m", legacy_names=False), section, Telemetry(section, "m", "0")
         )
         self.runner = HeldRunner()
@@ -71,7 +71,7 @@ class Harness:
         self.loop = EngineLoop(
             self.scheduler,
             self.runner,  # type: ignore[arg-type]
-            observer,
+            self.observer,
             pipeline_depth=2,
         )
         self.running = asyncio.create_task(self.loop.run())
@@ -215,4 +215,18 @@ async def test_the_prompt_of_many_completions_is_hashed_once(
         state.chain.digest(9, state.token_ids)
     blocks = [content for content in hashed if len(content) > 40]
     assert len(blocks) == 10
+    await harness.end()
+
+
+async def test_the_plans_that_are_kept_have_no_prompts() -> None:
+    harness = Harness()
+    harness.submit(1, max_tokens=3)
+    await harness.until_launched(1)
+    (shown, *_) = msgspec.to_builtins(list(harness.observer.plans))
+    assert harness.runner.launched[0].plan.installs[0].token_ids == [5, 6]
+    assert shown["installs"][0].keys() == {
+        "row", "generation", "key", "num_tokens", "prompt_len", "block_ids"
+    }  # fmt: skip
+    assert shown["installs"][0]["num_tokens"] == 2
+    assert shown["rows"][0]["num_tokens"] == 2
     await harness.end()
