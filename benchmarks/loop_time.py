@@ -222,7 +222,7 @@ def phases() -> Iterator[Clocks]:
     from src.engine.scheduler import Scheduler
     from src.engine.streams import Choice
     from src.http.chat_shape import ChatShape
-    from src.http.completions import CompletionShape
+    from src.http.completion_shape import CompletionShape
     from src.http.direct import DirectWriter
     from src.text.output import OutputText
 

@@ -184,6 +184,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_json_nodes: Positive = 65_536
     max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
+    max_logprobs_per_answer: Positive = 4_194_304  # of all its positions, choices and prompts
     write_timeout: Seconds = 120.0  # for a reader to take anything, before it is given up
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
     # Until an answer begins: a stream's with its first token, others when they are whole.

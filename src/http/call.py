@@ -11,7 +11,7 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
 import anyio
@@ -96,23 +96,25 @@ class Call:
         return min(given, default=None)
 
     async def answer(
-        self, body: bytes, *, status: int = 200, kind: bytes = JSON_TYPE, headers: Headers = ()
+        self, *body: bytes, status: int = 200, kind: bytes = JSON_TYPE, headers: Headers = ()
     ) -> None:
-        """Send a whole answer.
+        """Send a whole answer, which may come in pieces.
 
         This and whatever else sends raises `ClientDisconnectedError` when the client takes nothing
         for ``http.write_timeout``; its connection is then ended.
         """
+        left = sum(map(len, body))
         await self._start(
             status,
-            ((b"content-type", kind), (b"content-length", str(len(body)).encode()), *headers),
+            ((b"content-type", kind), (b"content-length", str(left).encode()), *headers),
         )
-        begin = 0
-        while len(body) - begin > _PIECE:
-            await self._send_body(body[begin : begin + _PIECE], more=True)
-            begin += _PIECE
-        self.finished = True
-        await self._send_body(body[begin:], more=False)
+        for parcel in _parcels(body):
+            left -= len(parcel)
+            self.finished = not left
+            await self._send_body(parcel, more=bool(left))
+            if left:
+                # A server whose reader keeps up never suspends in `send`.
+                await asyncio.sleep(0)
 
     async def begin(self, status: int, headers: Headers, body: bytes) -> None:
         """Send an answer but its end, so that the connection stays open for a while."""
@@ -187,6 +189,21 @@ class Call:
         except TimeoutError:
             abort_connection(self.scope)
             raise ClientDisconnectedError from None
+
+
+def _parcels(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, as many at a time as a reader is given the time for; at least once."""
+    waiting: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        rest = memoryview(piece)
+        while size + len(rest) > _PIECE:
+            cut = _PIECE - size
+            yield b"".join((*waiting, rest[:cut]))
+            waiting, size, rest = [], 0, rest[cut:]
+        waiting.append(rest)
+        size += len(rest)
+    yield b"".join(waiting)
 
 
 async def refuse(

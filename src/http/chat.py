@@ -19,6 +19,7 @@ from src.http.prompts import tokens_to_keep
 from src.http.protocol.chat import ChatRequest
 from src.http.sampling import (
     check_top_logprobs,
+    num_logprobs,
     refuse_unsupported,
     respell_fields,
     sampling_params,
@@ -94,7 +95,8 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     prompt_token_ids = None
     tokenizer = engine.tokenizer
     reasons = reasoning_of(tokenizer, settings, request.chat_template) is not None
-    if keep is not None or request.return_token_ids or reasons:
+    scored = num_logprobs(request.prompt_logprobs)
+    if keep is not None or request.return_token_ids or reasons or scored:
         prompt_token_ids = await engine.tokenize(messages, chat=options)
         prompt_token_ids = prompt_token_ids if keep is None else prompt_token_ids[-keep:]
     planned = functools.partial(
@@ -117,6 +119,7 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     )
     job = Job(
         prompts=[(messages if prompt_token_ids is None else prompt_token_ids, params)],
+        num_prompt_logprobs=scored * len(prompt_token_ids or ()),
         chat=options,
         priority=request.priority or 0,
         timeout=job_timeout(request, call),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -13,7 +13,8 @@ from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, 
 from src.engine.client import AsyncEngine
 from src.http.fingerprint import system_fingerprint
 from src.http.generation import finish_reason, stop_reason, usage_body
-from src.http.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from src.http.logprobs import TokenNames, chat_entries, chat_pieces, prompt_pieces
+from src.http.pieces import apart, in_pieces, listed
 from src.http.protocol.chat import (
     AnswerFunction,
     AnswerToolCall,
@@ -26,6 +27,7 @@ from src.http.protocol.chat import (
     PieceFunction,
     PieceToolCall,
 )
+from src.http.protocol.logprobs import ChatLogprobs
 from src.text.answer import (
     Answer,
     AnswerEvent,
@@ -81,36 +83,37 @@ class ChatShape:
         """The event of ``include_usage``."""
         return self._head + b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n"
 
-    def body(self, results: Sequence[GenerationResult], usage: Usage) -> bytes:
-        """The whole answer."""
+    def body(self, results: Sequence[GenerationResult], usage: Usage) -> Iterator[bytes]:
+        """The whole answer, in pieces."""
         (result,) = results
-        choices = [self._choice(completion) for completion in result.completions]
         answer = ChatBody(
             id=self.id,
             created=self._created,
             model=self._model,
             system_fingerprint=self._fingerprint,
-            choices=choices,
+            choices=apart(listed(map(self._choice, result.completions))),
             usage=usage_body(usage),
         )
         if self._prompt_token_ids is not None:
             answer.prompt_token_ids = self._prompt_token_ids
         if self._shows_prompt_logprobs:
-            answer.prompt_logprobs = prompt_logprobs(self._names, result.prompt_logprobs or ())
-        return _encode(answer)
+            pieces = prompt_pieces(self._names, result.prompt_logprobs or ())
+            answer.prompt_logprobs = apart(pieces)
+        return in_pieces(answer)
 
-    def _choice(self, completion: Completion) -> ChatChoice:
+    def _choice(self, completion: Completion) -> Iterator[bytes]:
         answer = whole_answer(self._plan.parser(), completion.text)
-        return ChatChoice(
+        choice = ChatChoice(
             completion.index,
             _message(self._echoed, answer),
-            None
-            if completion.logprobs is None
-            else chat_logprobs(self._names, completion.logprobs),
+            None,
             _finish_reason(completion.finish_reason, calls=bool(answer.tool_calls)) or "",
             stop_reason(completion.finish_reason, completion.stop_reason),
             self._shown(completion.token_ids),
         )
+        if completion.logprobs is not None:
+            choice.logprobs = apart(chat_pieces(self._names, completion.logprobs))
+        return in_pieces(choice)
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """One event, if the delta says anything, and one with the role before the first."""
@@ -131,7 +134,7 @@ class ChatShape:
         choice = ChatChunkChoice(
             delta.index,
             last,
-            chat_logprobs(self._names, delta.logprobs) if delta.logprobs else None,
+            ChatLogprobs(chat_entries(self._names, delta.logprobs)) if delta.logprobs else None,
             _finish_reason(delta.finish_reason, calls=stream.calls),
             stop_reason(delta.finish_reason, delta.stop_reason),
             token_ids,

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import anyio
 import msgspec
 
 from src.core.errors import InvalidRequestError, RequestError
-from src.core.outputs import Completion, Delta, GenerationResult, TokenLogprobs, Usage
 from src.core.sampling_params import SamplingParams, shown
 from src.engine.client import AsyncEngine
 from src.http.call import Call
+from src.http.completion_shape import CompletionShape
 from src.http.fields import RequestDecoder
-from src.http.fingerprint import system_fingerprint
-from src.http.generation import Job, finish_reason, job_timeout, run, stop_reason, usage_body
-from src.http.logprobs import LegacyLogprobs, TokenNames, join, prompt_logprobs
+from src.http.generation import Job, job_timeout, run
 from src.http.prompts import Prompt, given_prompts, token_ids_of, tokens_to_keep
-from src.http.protocol.completions import (
-    CompletionBody,
-    CompletionChoice,
-    CompletionRequest,
-)
+from src.http.protocol.completions import CompletionRequest
 from src.http.sampling import (
     COMPLETION_MAX_TOKENS,
+    num_logprobs,
     refuse_unsupported,
     respell_fields,
     sampling_params,
@@ -34,10 +27,8 @@ from src.http.sampling import (
 )
 from src.http.server import served_name
 from src.http.structured import structured_output
-from src.text.detokenizer import IncrementalDetokenizer
 
 _decode: Final = RequestDecoder(CompletionRequest)
-_encode = msgspec.json.Encoder().encode
 
 
 async def create_completion(call: Call) -> None:
@@ -46,7 +37,13 @@ async def create_completion(call: Call) -> None:
     try:
         completion = await prepare_completion(call, request)
         texts = await _texts(completion, request) if request.echo else None
-        shape = CompletionShape(request, completion, texts)
+        shape = CompletionShape(
+            request,
+            completion.engine,
+            model=completion.model,
+            prompt_token_ids=completion.prompt_token_ids,
+            prompt_texts=texts,
+        )
         await run(call, completion.engine, request, completion.job, shape)
     except RequestError as error:
         respell_fields(error, request)
@@ -85,6 +82,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     params = _params(engine, request)
     job = Job(
         prompts=[(ids, _fitted(engine, request, params, len(ids))) for ids in token_ids],
+        num_prompt_logprobs=_num_prompt_logprobs(request, token_ids),
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
@@ -114,6 +112,16 @@ def _check_number(num_prompts: int, n: int, most: int) -> None:
             "the waiting queue",
             param="n" if n > 1 else "prompt",
         )
+
+
+def _num_prompt_logprobs(request: CompletionRequest, prompts: Iterable[list[int]]) -> int:
+    """How many the choices bring of their prompts."""
+    shown = num_logprobs(request.prompt_logprobs)
+    # Where both are asked for, what is echoed is scored as the prompt is to be.
+    echoed = shown or num_logprobs(request.logprobs)
+    if not request.echo or request.logprobs is None:
+        echoed = 0
+    return (request.n or 1) * (shown + echoed) * sum(map(len, prompts))
 
 
 async def _texts(completion: PreparedCompletion, request: CompletionRequest) -> list[str]:
@@ -149,149 +157,3 @@ def _fitted(
     room = engine.model_info.max_model_len - prompt_len
     wanted = max(COMPLETION_MAX_TOKENS, request.min_tokens or 0)
     return msgspec.structs.replace(params, max_tokens=max(1, min(wanted, room)))
-
-
-def plain_piece(index: int, text: str) -> bytes:
-    """The JSON of a :class:`CompletionChoice` that has text and nothing else."""
-    return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}' % (
-        index,
-        _encode(text),
-    )
-
-
-class CompletionShape:
-    """Spells one request's answers. ``prompt_texts`` are given when they are to be echoed."""
-
-    def __init__(
-        self,
-        request: CompletionRequest,
-        completion: PreparedCompletion,
-        prompt_texts: Sequence[str] | None,
-    ) -> None:
-        self.id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
-        self._created = int(time.time())
-        engine, self._model = completion.engine, completion.model
-        self._fingerprint = system_fingerprint(engine.config)
-        self._n = request.n or 1
-        self._prompt_texts = prompt_texts
-        self._prompt_token_ids = completion.prompt_token_ids
-        self._only_prompt = request.max_tokens == 0
-        self._shows_prompt_logprobs = request.prompt_logprobs is not None
-        self._tokenizer = engine.tokenizer
-        self._skips_special_tokens = request.skip_special_tokens is not False
-        self._names = TokenNames(
-            engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids), prefix="bytes:"
-        )
-        options = request.stream_options
-        self._counts_always = options is not None and bool(options.continuous_usage_stats)
-        self._with_null_usage = options is not None and bool(options.include_usage)
-        head = {"id": self.id, "object": "text_completion", "created": self._created}
-        head |= {"model": self._model, "system_fingerprint": self._fingerprint}
-        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        self._shows_token_ids = bool(request.return_token_ids)
-        self._is_plain = not (self._counts_always or self._only_prompt or self._shows_token_ids)
-        self._tail = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
-        self._legacy: dict[int, LegacyLogprobs] = {}
-
-    def usage_event(self, usage: Usage) -> bytes:
-        """The event of ``include_usage``."""
-        return self._head + b'],"usage":' + _encode(usage_body(self._counted(usage))) + b"}\n\n"
-
-    def body(self, results: Sequence[GenerationResult], usage: Usage) -> bytes:
-        """The whole answer."""
-        choices = [
-            self._choice(
-                prompt, completion, self._new_legacy(prompt), result.prompt_logprobs, first=True
-            )
-            for prompt, result in enumerate(results)
-            for completion in result.completions
-        ]
-        if self._shows_prompt_logprobs:
-            for choice in choices:
-                scored = results[choice.index // self._n].prompt_logprobs
-                choice.prompt_logprobs = prompt_logprobs(self._names, scored or ())
-        return _encode(
-            CompletionBody(
-                id=self.id,
-                created=self._created,
-                model=self._model,
-                system_fingerprint=self._fingerprint,
-                choices=choices,
-                usage=usage_body(self._counted(usage)),
-            )
-        )
-
-    def events(self, prompt: int, delta: Delta) -> bytes:
-        """One event, if the delta says anything."""
-        index = prompt * self._n + delta.index
-        legacy = self._legacy.get(index)
-        first = legacy is None
-        if legacy is None:
-            legacy = self._legacy[index] = self._new_legacy(prompt)
-        elif self._is_plain and delta.logprobs is None and delta.finish_reason is None:
-            # Most tokens of most streams.
-            return self._head + plain_piece(index, delta.text) + self._tail if delta.text else b""
-        choice = self._choice(prompt, delta, legacy, delta.prompt_logprobs, first=first)
-        silent = (
-            not (choice.text or choice.token_ids)
-            and choice.logprobs is None
-            and choice.finish_reason is None
-        )
-        if silent and not first:
-            return b""
-        return self._head + _encode(choice) + b"]" + self._usage_field(delta.usage) + b"}\n\n"
-
-    def _new_legacy(self, prompt: int) -> LegacyLogprobs:
-        # An echoed prompt is the beginning of the text, otherwise it is what the text follows.
-        echoes = self._prompt_texts is not None
-        before = () if echoes else self._prompt_token_ids[prompt]
-        return LegacyLogprobs(
-            self._names,
-            IncrementalDetokenizer(
-                self._tokenizer, before, skip_special_tokens=self._skips_special_tokens
-            ),
-        )
-
-    def _choice(
-        self,
-        prompt: int,
-        piece: Delta | Completion,
-        legacy: LegacyLogprobs,
-        scored: Sequence[TokenLogprobs | None] | None,
-        *,
-        first: bool,
-    ) -> CompletionChoice:
-        """A piece of one choice; the ``first`` one brings the prompt, where that is echoed."""
-        text, logprobs = "", None
-        if first and self._prompt_texts is not None:
-            text = self._prompt_texts[prompt]
-            if scored is not None and piece.logprobs is not None:
-                logprobs = legacy.entries(self._prompt_token_ids[prompt], scored)
-            legacy.at(len(text))
-        if not self._only_prompt:
-            text += piece.text
-            if piece.logprobs:
-                entries = legacy.entries(piece.token_ids, piece.logprobs)
-                logprobs = entries if logprobs is None else join(logprobs, entries)
-        choice = CompletionChoice(
-            prompt * self._n + piece.index,
-            text,
-            logprobs,
-            finish_reason(piece.finish_reason),
-            stop_reason(piece.finish_reason, piece.stop_reason),
-        )
-        if self._shows_token_ids:
-            choice.token_ids = [] if self._only_prompt else piece.token_ids
-            if first:
-                choice.prompt_token_ids = self._prompt_token_ids[prompt]
-        return choice
-
-    def _counted(self, usage: Usage) -> Usage:
-        if self._only_prompt:
-            return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
-        return usage
-
-    def _usage_field(self, usage: Usage) -> bytes:
-        if self._counts_always:
-            return b',"usage":' + _encode(usage_body(self._counted(usage)))
-        return b',"usage":null' if self._with_null_usage else b""

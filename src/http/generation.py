@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
@@ -17,6 +18,9 @@ from src.engine.prompts import ChatOptions, Prompt
 from src.engine.submission import ResultCollector, Submission
 from src.http.call import Call
 from src.http.errors import GenerationFailedError
+from src.http.logprobs import check_number
+from src.http.pieces import Turn, gathered
+from src.http.portions import portions
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.usage import PromptTokensDetails, UsageBody
 from src.observability.tracing import RequestTrace
@@ -25,9 +29,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One HTTP request as the engine sees it; each prompt comes with its parameters."""
+    """One HTTP request as the engine sees it; each prompt comes with its parameters.
+
+    ``num_prompt_logprobs`` is how many the answer is to hold of its prompts.
+    """
 
     prompts: Sequence[tuple[Prompt, SamplingParams]]
+    num_prompt_logprobs: int = 0
     chat: ChatOptions | None = None
     priority: int = 0
     timeout: float | None = None
@@ -52,8 +60,8 @@ class Shape(EventShape, Protocol):
     def usage_event(self, usage: Usage) -> bytes:
         """The event after the last one, with the usage of the whole request."""
 
-    def body(self, results: Sequence[GenerationResult], usage: Usage) -> bytes:
-        """The whole answer."""
+    def body(self, results: Sequence[GenerationResult], usage: Usage) -> Iterator[bytes]:
+        """The whole answer, in pieces."""
 
 
 def job_timeout(request: GenerationRequest, call: Call) -> float | None:
@@ -68,18 +76,33 @@ async def run(
 
     Raises
     ------
+    InvalidRequestError
+        The answer would hold too many log-probabilities.
     SlipstreamError
         Whatever the engine refuses a prompt for; all others are then aborted.
     """
     describe_trace(call, shape.id, request.model, stream=bool(request.stream))
+    most = call.server.config.http.max_logprobs_per_answer
+    asks_for_prompts = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+    check_number(job.num_prompt_logprobs, most, asks_for_prompts)
     async with submitted(engine, job, call.id, call.trace) as submissions:
         if request.stream:
             options = request.stream_options
             with_usage = options is not None and bool(options.include_usage)
             await _stream(call, submissions, shape, with_usage=with_usage)
         else:
-            results = [await collected(submission) for submission in submissions]
-            await call.answer(shape.body(results, _total(submissions)))
+            check = functools.partial(_check_logprobs, job, submissions, most)
+            results = [await collected(submission, check) for submission in submissions]
+            await call.answer(*await gathered(shape.body(results, _total(submissions))))
+
+
+def _check_logprobs(job: Job, submissions: Sequence[Submission], most: int) -> None:
+    """Refuse an answer as soon as it is too long, rather than for what it could have become."""
+    _, params = job.prompts[0]
+    if params.logprobs is not None:
+        # Those of prompts whose turn to be collected is yet to come wait in memory too.
+        made = _total(submissions).completion_tokens * (params.logprobs + 1)
+        check_number(job.num_prompt_logprobs + made, most, "logprobs")
 
 
 def describe_trace(call: Call, response_id: str, model: str | None, *, stream: bool) -> None:
@@ -140,8 +163,10 @@ async def submitted(
         yield submissions
 
 
-async def collected(submission: Submission) -> GenerationResult:
-    """All that a submission generates.
+async def collected(
+    submission: Submission, check: Callable[[], None] = lambda: None
+) -> GenerationResult:
+    """All that a submission generates; ``check`` is called whenever there is more.
 
     Raises
     ------
@@ -150,6 +175,7 @@ async def collected(submission: Submission) -> GenerationResult:
     """
     collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
     while deltas := await submission.take():
+        check()
         for delta in deltas:
             collector.add(delta)
     result = collector.result(submission.usage)
@@ -183,10 +209,26 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
     while deltas := await submission.take():
         for delta in deltas:
             check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
-        if events := b"".join([shape.events(prompt, delta) for delta in deltas]):
-            await call.write(events)
+        await write_in_turns(
+            call, (shape.events(prompt, part) for delta in deltas for part in portions(delta))
+        )
         if call.direct is not None and call.direct.is_ready:
             submission.divert(write_at_once)
+
+
+async def write_in_turns(call: Call, pieces: Iterable[bytes]) -> None:
+    """Write pieces of events in one go, unless making them takes so long that others must wait."""
+    turn = Turn()
+    waiting = []
+    for piece in pieces:
+        waiting.append(piece)
+        if turn.is_over:
+            if made := b"".join(waiting):
+                await call.write(made)
+            waiting.clear()
+            await turn.pass_on()
+    if made := b"".join(waiting):
+        await call.write(made)
 
 
 async def _forward_all(call: Call, submissions: Sequence[Submission], shape: Shape) -> None:

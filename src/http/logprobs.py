@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+import msgspec
+
+from src.core.errors import InvalidRequestError
 from src.core.outputs import TokenLogprobs
+from src.http.pieces import SLICE, apart, in_pieces, listed, sliced
 from src.http.protocol.logprobs import (
     ChatLogprob,
     ChatLogprobs,
@@ -18,6 +24,24 @@ from src.text.tokenizer import Tokenizer
 
 # JSON has no infinity; a token that cannot be chosen gets this, as in vLLM.
 MIN_LOGPROB = -9999.0
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def check_number(count: int, most: int, param: str) -> None:
+    """Refuse an answer that would hold more log-probabilities than ``most``.
+
+    Raises
+    ------
+    InvalidRequestError
+        Naming ``param``, the field that asks for them.
+    """
+    if count > most:
+        raise InvalidRequestError(
+            f"{param}: an answer may hold at most {most} log-probabilities, this one would have "
+            f"{count} or more; ask for fewer of them, for fewer tokens or for fewer choices",
+            param=param,
+        )
 
 
 class TokenNames:
@@ -63,16 +87,14 @@ class LegacyLogprobs:
     ----------
     text
         Grows with the tokens as the choice's own text does.
+    begin
+        The character at which the first of them begins.
     """
 
-    def __init__(self, names: TokenNames, text: IncrementalDetokenizer) -> None:
+    def __init__(self, names: TokenNames, text: IncrementalDetokenizer, begin: int = 0) -> None:
         self._names = names
         self._text = text
-        self._offset = 0
-
-    def at(self, offset: int) -> None:
-        """The next token begins at this character."""
-        self._offset = offset
+        self._offset = begin
 
     def entries(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
@@ -109,26 +131,67 @@ def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLog
     )
 
 
-def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs:
-    """The shape of ``/v1/chat/completions``."""
-    return ChatLogprobs(
-        [
-            ChatLogprob(
-                names(entry.token_id),
-                _finite(entry.logprob),
-                names.utf8(entry.token_id),
-                [
-                    TopLogprob(names(other), _finite(value), names.utf8(other))
-                    for other, value in entry.top
-                ],
-            )
-            for entry in logprobs
-        ]
-    )
+class LegacyColumns:
+    """The parallel lists of ``/v1/completions`` as JSON, each by itself."""
+
+    NAMES: Final = CompletionLogprobs.__struct_fields__
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, list[bytes]] = {name: [] for name in self.NAMES}
+
+    def grow(
+        self,
+        legacy: LegacyLogprobs,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs | None],
+    ) -> Iterator[bytes]:
+        """Take the next tokens. The pieces are empty: others get their turn between them."""
+        for begin in range(0, len(logprobs), SLICE):
+            end = begin + SLICE
+            shape = legacy.entries(token_ids[begin:end], logprobs[begin:end])
+            for name, pieces in self.pieces.items():
+                pieces.append(_encode(getattr(shape, name))[1:-1])
+            yield b""
 
 
-def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
-    """The shape that vLLM gives to a prompt's log-probabilities; the first token has none."""
+def legacy_pieces(parts: Sequence[LegacyColumns]) -> Iterator[bytes]:
+    """The JSON, in pieces, of what is in all parts, one after the other."""
+    lists = {
+        name: apart(listed([[piece] for part in parts for piece in part.pieces[name]]))
+        for name in LegacyColumns.NAMES
+    }
+    return in_pieces(lists)
+
+
+def chat_entries(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> list[ChatLogprob]:
+    """The entries of ``/v1/chat/completions``."""
+    return [
+        ChatLogprob(
+            names(entry.token_id),
+            _finite(entry.logprob),
+            names.utf8(entry.token_id),
+            [
+                TopLogprob(names(other), _finite(value), names.utf8(other))
+                for other, value in entry.top
+            ],
+        )
+        for entry in logprobs
+    ]
+
+
+def chat_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> Iterator[bytes]:
+    """The JSON of a :class:`ChatLogprobs`, in pieces."""
+    entries = sliced(logprobs, functools.partial(chat_entries, names))
+    return in_pieces(ChatLogprobs(apart(entries)))
+
+
+def prompt_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs | None]) -> Iterator[bytes]:
+    """The JSON, in pieces, of a prompt's log-probabilities in vLLM's shape."""
+    return sliced(logprobs, functools.partial(_prompt_logprobs, names))
+
+
+def _prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
+    # The first token has none.
     return [None if entry is None else _by_token_id(names, entry) for entry in logprobs]
 
 

@@ -67,6 +67,11 @@ def sampling_params(
     )
 
 
+def num_logprobs(asked: int | None) -> int:
+    """Log-probabilities of each position; what is out of range is refused elsewhere."""
+    return 0 if asked is None else min(max(asked, 0), MAX_LOGPROBS) + 1
+
+
 def refuse_unsupported(request: GenerationRequest) -> None:
     """Refuse what would change the answer and cannot be done.
 

@@ -29,6 +29,7 @@ FROZEN = [
     "http.max_body_bytes",
     "http.max_json_nodes",
     "http.max_json_values",
+    "http.max_logprobs_per_answer",
     "http.max_prompts_per_request",
     "http.max_stored_response_bytes",
     "http.max_stored_responses",

@@ -18,8 +18,15 @@ from src.http.call import Call
 from src.http.chat import PreparedChat, prepare_chat, spelt
 from src.http.errors import answer_to
 from src.http.fields import RequestDecoder
-from src.http.generation import check_end, describe_trace, forward, submitted
+from src.http.generation import (
+    check_end,
+    describe_trace,
+    forward,
+    submitted,
+    write_in_turns,
+)
 from src.http.keys import credentials
+from src.http.pieces import in_pieces
 from src.http.protocol.responses import NEUTRAL_IN_RESPONSES, DeletedResponse, ResponseRequest
 from src.http.respelling import respell
 from src.http.responses.shape import ResponseShape
@@ -66,7 +73,7 @@ async def show_response(call: Call) -> None:
     if query.get("stream", ["false"]) != ["false"]:
         raise unsupported("stream", " of a stored response")
     entry = call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
-    await call.answer(_encode(entry.body))
+    await call.answer(*in_pieces(entry.body))
 
 
 async def delete_response(call: Call) -> None:
@@ -81,7 +88,7 @@ async def cancel_response(call: Call) -> None:
     entry = call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
     if entry.abort is not None:
         entry.abort()
-    await call.answer(_encode(entry.body))
+    await call.answer(*in_pieces(entry.body))
 
 
 def _check(request: ResponseRequest) -> None:
@@ -144,7 +151,7 @@ class _Work:
                 raise
         finally:
             self._end()
-        await call.answer(_encode(self._shape.response))
+        await call.answer(*in_pieces(self._shape.response))
 
     async def stream(self) -> None:
         """Answer with events."""
@@ -155,9 +162,11 @@ class _Work:
                 call.spelling = shape
                 await call.write(shape.opening())
                 await forward(call, 0, submission, shape)
-                last = shape.ending(submission.usage)
+                ending = shape.ending(submission.usage)
+            # Whoever reads that it is complete may go on from it.
             self._end()
-            await call.end(last)
+            await write_in_turns(call, ending)
+            await call.end(b"")
         except ClientDisconnectedError:
             raise
         except Exception as error:
@@ -192,7 +201,7 @@ class _Work:
             task.cancel()
             server.responses.forget(self._entry)
             raise
-        await self._call.answer(_encode(self._shape.response))
+        await self._call.answer(*in_pieces(self._shape.response))
 
     def _check_room(self) -> None:
         store, bounds = self._call.server.responses, self._bounds
@@ -266,4 +275,4 @@ class _Work:
             return
         if shape.response.status in ("completed", "incomplete"):
             entry.messages = [*self._turn, shape.message]
-        self._store(len(_encode(entry.body)) + len(_encode(entry.messages)))
+        self._store(sum(map(len, in_pieces(entry.body))) + len(_encode(entry.messages)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -20,7 +20,8 @@ from src.http.blocks import (
 )
 from src.http.chat import PreparedChat
 from src.http.errors import ErrorAnswer
-from src.http.logprobs import TokenNames, chat_logprobs
+from src.http.logprobs import TokenNames, chat_entries, check_number
+from src.http.pieces import apart, in_pieces, listed
 from src.http.protocol.chat import ChatMessage, FunctionCall, ToolCall
 from src.http.protocol.logprobs import ChatLogprob
 from src.http.protocol.responses import (
@@ -39,11 +40,24 @@ from src.http.protocol.responses import (
     ResponseUsage,
 )
 from src.http.responses.translation import UNDERSTOOD_TOOLS, Translation
+from src.http.sampling import num_logprobs
 
 _encode: Final = msgspec.json.Encoder().encode
 
 # A type and its fields
 Event: TypeAlias = tuple[str, dict[str, Any]]
+
+
+class _Logprobs(NamedTuple):
+    """Those of a few tokens, as parts of the JSON of a list.
+
+    They are kept for the whole response, which says them again and again: as objects they would
+    take ten times the memory, and the event loop each time.
+    """
+
+    whole: bytes
+    brief: bytes
+    """As events have them."""
 
 
 class ResponseShape:
@@ -55,11 +69,15 @@ class ResponseShape:
         self._namespaces = translation.namespaces
         self._parser = chat.plan.parser()
         self._names = TokenNames(chat.engine.tokenizer, as_ids=False)
+        ((_, params),) = chat.job.prompts
+        self._logprobs_of_token = num_logprobs(params.logprobs)
+        self._max_logprobs = chat.engine.config.http.max_logprobs_per_answer
+        self._streams = bool(request.stream)
         self._reader = BlockReader()
         self._reasoning = ReasoningCount()
         # Of tokens that no text has been shown for, and of the open text.
-        self._logprobs: list[ChatLogprob] = []
-        self._shown_logprobs: list[ChatLogprob] = []
+        self._logprobs: list[_Logprobs] = []
+        self._shown_logprobs: list[_Logprobs] = []
         self._sequence = 0
         self._finish_reason: FinishReason | None = None
         self.response = _empty_response(request, chat)
@@ -74,10 +92,22 @@ class ResponseShape:
         return self._spelt(self.take(delta))
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """Take what has been generated; give the events of it."""
+        """Take what has been generated; give the events of it.
+
+        Raises
+        ------
+        InvalidRequestError
+            The response has become too long for its log-probabilities.
+        """
         logprobs = []
         if delta.logprobs:
-            logprobs = chat_logprobs(self._names, delta.logprobs).content
+            made = delta.usage.completion_tokens * self._logprobs_of_token
+            check_number(made, self._max_logprobs, "top_logprobs")
+            entries = chat_entries(self._names, delta.logprobs)
+            whole = _part(entries)
+            # Where there are no events nobody needs the other form.
+            brief = _part(_brief(entries)) if self._streams else whole
+            logprobs = [_Logprobs(whole, brief)]
         events = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
@@ -99,9 +129,9 @@ class ResponseShape:
             response.status = "completed"
         yield f"response.{response.status}", {"response": response}
 
-    def ending(self, usage: Usage) -> bytes:
-        """The last events."""
-        return self._spelt(self.finish(usage))
+    def ending(self, usage: Usage) -> Iterator[bytes]:
+        """Complete the response; give its last events, in pieces."""
+        return self._pieces(list(self.finish(usage)))
 
     def begun(self) -> None:
         """Something has been generated."""
@@ -149,7 +179,7 @@ class ResponseShape:
         )
 
     def _item_events(
-        self, events: Iterable[BlockEvent], logprobs: list[ChatLogprob], *, cut: bool = False
+        self, events: Iterable[BlockEvent], logprobs: list[_Logprobs], *, cut: bool = False
     ) -> Iterator[Event]:
         self._logprobs += logprobs
         for event in events:
@@ -174,7 +204,8 @@ class ResponseShape:
         if isinstance(item, OutputMessage):
             new, self._logprobs = self._logprobs, []
             self._shown_logprobs += new
-            shown = {**_place(item, block), "delta": text, "logprobs": _brief(new)}
+            brief = _listed(entries.brief for entries in new)
+            shown = {**_place(item, block), "delta": text, "logprobs": brief}
             yield "response.output_text.delta", shown
         elif isinstance(item, OutputReasoning):
             yield "response.reasoning_text.delta", {**_place(item, block), "delta": text}
@@ -188,10 +219,13 @@ class ResponseShape:
         place = _place(item, block)
         if isinstance(item, OutputMessage):
             # Those of tokens without a text of their own come last.
-            part = OutputText(text=block.text, logprobs=self._shown_logprobs + self._logprobs)
+            logprobs = self._shown_logprobs + self._logprobs
             self._shown_logprobs, self._logprobs = [], []
+            whole = _listed(entries.whole for entries in logprobs)
+            part = OutputText(text=block.text, logprobs=whole)
             item.content = [part]
-            done = {**place, "text": block.text, "logprobs": _brief(part.logprobs)}
+            brief = _listed(entries.brief for entries in logprobs)
+            done = {**place, "text": block.text, "logprobs": brief}
             yield "response.output_text.done", done
             yield "response.content_part.done", {**place, "part": part}
         elif isinstance(item, OutputReasoning):
@@ -215,12 +249,15 @@ class ResponseShape:
         )
 
     def _spelt(self, events: Iterable[Event]) -> bytes:
-        spelt = bytearray()
+        return b"".join(self._pieces(events))
+
+    def _pieces(self, events: Iterable[Event]) -> Iterator[bytes]:
         for kind, fields in events:
             event = {"type": kind, "sequence_number": self._sequence, **fields}
             self._sequence += 1
-            spelt += b"event: " + kind.encode() + b"\ndata: " + _encode(event) + b"\n\n"
-        return bytes(spelt)
+            yield b"event: " + kind.encode() + b"\ndata: "
+            yield from in_pieces(event)
+            yield b"\n\n"
 
 
 def _new_item(block: Block, namespaces: Mapping[str, str]) -> OutputItem:
@@ -237,6 +274,16 @@ def _new_item(block: Block, namespaces: Mapping[str, str]) -> OutputItem:
         status="in_progress",
         namespace=namespaces.get(block.name, msgspec.UNSET),
     )
+
+
+def _part(entries: list[Any]) -> bytes:
+    """The JSON of entries as it stands in that of a longer list."""
+    return _encode(entries)[1:-1]
+
+
+def _listed(parts: Iterable[bytes]) -> Any:
+    """The list of these parts, which is spelt again and again."""
+    return apart(list(listed([part] for part in parts)))
 
 
 def _brief(logprobs: Iterable[ChatLogprob]) -> list[dict[str, Any]]:
