@@ -14,6 +14,7 @@ from src.core.outputs import (
 )
 from src.core.request import Request
 from src.engine.streams import Choice, RequestStream, Sink
+from src.text.detokenizer import AfterPrompt
 from src.text.output import OutputText
 from src.text.tokenizer import Tokenizer
 
@@ -38,10 +39,13 @@ class Submission:
         self.prompt_token_ids = requests[0].prompt_token_ids
         self._loop = loop
         self._stream = RequestStream(request_id, len(self.prompt_token_ids), len(requests))
-        self._choices = [
-            Choice(request, index, _text_of(request, tokenizer), self._stream)
-            for index, request in enumerate(requests)
-        ]
+        self._choices: list[Choice] = []
+        prompt: Sequence[int] | AfterPrompt = self.prompt_token_ids
+        for index, request in enumerate(requests):
+            text = _text_of(request, tokenizer, prompt)
+            # Read for all of them: of special tokens alone it is read to its beginning.
+            prompt = text.after_prompt
+            self._choices.append(Choice(request, index, text, self._stream))
 
     @property
     def choices(self) -> Sequence[Choice]:
@@ -130,11 +134,13 @@ def _completion(deltas: list[Delta]) -> Completion:
     )
 
 
-def _text_of(request: Request, tokenizer: Tokenizer) -> OutputText:
+def _text_of(
+    request: Request, tokenizer: Tokenizer, prompt: Sequence[int] | AfterPrompt
+) -> OutputText:
     params = request.params
     return OutputText(
         tokenizer,
-        request.prompt_token_ids,
+        prompt,
         stop=params.stop,
         include_stop=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,

@@ -29,7 +29,7 @@ from src.http.protocol.completions import (
     CompletionRequest,
 )
 from src.http.protocol.logprobs import CompletionLogprobs
-from src.text.detokenizer import IncrementalDetokenizer
+from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
 
 _encode = msgspec.json.Encoder().encode
 
@@ -81,6 +81,7 @@ class CompletionShape:
         )
         self._tail = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
         self._streams: dict[int, _Stream] = {}
+        self._after_prompts: dict[int, AfterPrompt] = {}
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event of ``include_usage``."""
@@ -167,17 +168,19 @@ class CompletionShape:
         )
 
     def _legacy_of_prompt(self) -> LegacyLogprobs:
-        return self._legacy((), 0)
+        return LegacyLogprobs(self._names, self._text_after(()))
 
     def _legacy_of_output(self, prompt: int) -> LegacyLogprobs:
         begin = 0 if self._prompt_texts is None else len(self._prompt_texts[prompt])
-        return self._legacy(self._prompt_token_ids[prompt], begin)
-
-    def _legacy(self, before: Sequence[int], begin: int) -> LegacyLogprobs:
-        text = IncrementalDetokenizer(
-            self._tokenizer, before, skip_special_tokens=self._skips_special_tokens
-        )
+        before = self._after_prompts.get(prompt, self._prompt_token_ids[prompt])
+        text = self._text_after(before)
+        self._after_prompts[prompt] = text.after_prompt
         return LegacyLogprobs(self._names, text, begin)
+
+    def _text_after(self, prompt: Sequence[int] | AfterPrompt) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(
+            self._tokenizer, prompt, skip_special_tokens=self._skips_special_tokens
+        )
 
     def _choice(self, prompt: int, piece: Delta | Completion, *, first: bool) -> CompletionChoice:
         """A piece of one choice; the ``first`` one brings the prompt, where that is echoed."""

@@ -23,12 +23,25 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from src.text.pieces import CLEAN_UPS
 
 if TYPE_CHECKING:
     from src.text.tokenizer import Tokenizer
+
+
+class AfterPrompt(NamedTuple):
+    """What of a prompt has an influence on the text that follows it."""
+
+    is_first: bool
+    """Whether the next token is the first of the text."""
+    strip_left: int
+    """Characters that may still be stripped."""
+    tail: bytes
+    """Its last bytes, which may be the beginning of a character."""
+    after_added: bool
+    """Whether it ends with an added token."""
 
 
 class IncrementalDetokenizer:
@@ -39,7 +52,8 @@ class IncrementalDetokenizer:
     tokenizer
         The tokenizer of the model.
     prompt_token_ids
-        The prompt: a few ids at its beginning and end are read, once.
+        The prompt: a few ids at its beginning and end are read, once. Or what another detokenizer
+        has read of the same prompt, its ``after_prompt``.
     skip_special_tokens
         Whether special tokens, in prompt and output, count as no text.
     spaces_between_special_tokens
@@ -52,7 +66,7 @@ class IncrementalDetokenizer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prompt_token_ids: Sequence[int] = (),
+        prompt_token_ids: Sequence[int] | AfterPrompt = (),
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
@@ -71,7 +85,12 @@ class IncrementalDetokenizer:
             [StreamingReplace(old, new) for old, new in CLEAN_UPS] if tokenizer.cleans_up else []
         )
         self._any_output = False
-        self._pass_prompt(prompt_token_ids)
+        if isinstance(prompt_token_ids, AfterPrompt):
+            self.after_prompt = prompt_token_ids
+        else:
+            self.after_prompt = self._read_prompt(prompt_token_ids)
+        self._first, self._strip_left, tail, self._after_added = self.after_prompt
+        self._utf8.decode(tail)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; return the text that has become certain by them."""
@@ -129,8 +148,8 @@ class IncrementalDetokenizer:
                 self._strip_left = 0
         return text
 
-    def _pass_prompt(self, prompt_token_ids: Sequence[int]) -> None:
-        """Reach the state after the prompt, reading no more of it than has an influence.
+    def _read_prompt(self, prompt_token_ids: Sequence[int]) -> AfterPrompt:
+        """Read no more of the prompt than has an influence.
 
         The beginning matters until a visible token has come; of the end, only the last bytes can be
         the beginning of a character, since a lead byte always starts anew.
@@ -146,10 +165,11 @@ class IncrementalDetokenizer:
             tail = self._pieces.later(token_id) + tail
             if len(tail) >= 4:
                 break
-        self._utf8.decode(tail)
+        after_added = False
         if self._added is not None:
             last = next(self._visible_backwards(prompt_token_ids), None)
-            self._after_added = last in self._added
+            after_added = last in self._added
+        return AfterPrompt(self._first, self._strip_left, tail, after_added)
 
     def _visible_backwards(self, token_ids: Sequence[int]) -> Iterator[int]:
         return (i for i in reversed(token_ids) if i not in self._skipped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from src.text.detokenizer import IncrementalDetokenizer
+from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
 from src.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class OutputText:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prompt_token_ids: Sequence[int] = (),
+        prompt_token_ids: Sequence[int] | AfterPrompt = (),
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
@@ -83,6 +83,11 @@ class OutputText:
         self._min_tokens = min_tokens
         self.num_tokens = 0
         """Tokens taken into the output so far."""
+
+    @property
+    def after_prompt(self) -> AfterPrompt:
+        """What was read of the prompt, for other outputs that follow it."""
+        return self._detokenizer.after_prompt
 
     @property
     def stop(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -30,6 +30,7 @@ from src.http.completion_shape import CompletionShape
 from src.http.pieces import SLICE, apart, gathered, in_pieces, listed, sliced
 from src.http.portions import portions
 from src.http.protocol.completions import CompletionRequest
+from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
 from tests.http.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -277,6 +278,23 @@ async def test_the_number_of_logprobs_in_an_answer_is_bounded(
     assert engine.stats.num_running == engine.stats.num_waiting == 0
     fewer = {name: value for name, value in body.items() if "logprobs" not in name}
     assert (await client.post(path, json=fewer)).status_code == 200
+
+
+async def test_a_prompt_is_read_once_for_all_its_choices(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_prompt = IncrementalDetokenizer._read_prompt
+    lengths: list[int] = []
+
+    def counting(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> AfterPrompt:
+        lengths.append(len(token_ids))
+        return read_prompt(detokenizer, token_ids)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "_read_prompt", counting)
+    body = {"prompt": [20] * 30, "n": 8, "max_tokens": 2, "logprobs": 1}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    # For the texts, and for where the tokens with log-probabilities stand in them.
+    assert lengths == [30, 30]
 
 
 async def test_no_piece_takes_long(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:

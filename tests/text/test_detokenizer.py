@@ -10,7 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from src.text.detokenizer import IncrementalDetokenizer, StreamingReplace, detokenize
+from src.text.detokenizer import (
+    AfterPrompt,
+    IncrementalDetokenizer,
+    StreamingReplace,
+    detokenize,
+)
 from src.text.tokenizer import Tokenizer
 from tests.support.tokenizers import BUILDERS, CORPUS
 
@@ -32,7 +37,11 @@ def ids_of(kind: str, max_size: int = 16) -> st.SearchStrategy[list[int]]:
 
 
 def stream(
-    tokenizer: Tokenizer, output: Sequence[int], prompt: Sequence[int], cuts: list[int], **how: Any
+    tokenizer: Tokenizer,
+    output: Sequence[int],
+    prompt: Sequence[int] | AfterPrompt,
+    cuts: list[int],
+    **how: Any,
 ) -> list[str]:
     detokenizer = IncrementalDetokenizer(tokenizer, prompt, **how)
     edges = [0, *sorted(min(cut, len(output)) for cut in cuts), len(output)]
@@ -40,6 +49,7 @@ def stream(
     return [*pieces, detokenizer.flush()]
 
 
+HOW = ("skip_special_tokens", "spaces_between_special_tokens")
 cut_places = st.lists(st.integers(0, 16), max_size=16)
 
 
@@ -57,6 +67,19 @@ def test_pieces_join_to_what_hugging_face_decodes_after_the_prompt(
     pieces = stream(tokenizer, output, prompt, data.draw(cut_places), skip_special_tokens=skip)
     assert "".join(pieces) == expected
     assert detokenize(tokenizer, output, prompt, skip_special_tokens=skip) == expected
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+@given(st.data())
+def test_what_one_has_read_of_a_prompt_serves_others(kind: str, data: st.DataObject) -> None:
+    tokenizer = tokenizer_of(kind)
+    prompt, output, other = (data.draw(ids_of(kind, 6)) for _ in range(3))
+    how = {name: data.draw(st.booleans()) for name in HOW}
+    first = IncrementalDetokenizer(tokenizer, prompt, **how)
+    first.push(other)
+    assert stream(tokenizer, output, first.after_prompt, [], **how) == stream(
+        tokenizer, output, prompt, [], **how
+    )
 
 
 def characters_of_run(run: bytes) -> tuple[str, bool]:
