@@ -75,15 +75,12 @@ class EngineParts:
     plan_log: PlanLog | None
     profiler: StepProfiler
     compilation: RegionCompilation | None
+    # What of it has to be closed; what began last goes first.
+    ends: contextlib.ExitStack
 
     def close(self) -> None:
         """Stop compilers and the device's threads, and end the plan log. Blocks."""
-        self.grammars.close()
-        if self.compilation is not None:
-            self.compilation.close()
-        self.runner.close()
-        if self.plan_log is not None:
-            self.plan_log.close()
+        self.ends.close()
 
 
 def build_engine(config: Config, report: Report, timeline: StartTimeline) -> EngineParts:
@@ -126,17 +123,19 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     rounds_inputs = config.model.quantize_activations
     if rounds_inputs is None and not multiplies_bytes():
         rounds_inputs = False
-    compilation = (
-        _begin_compilation(config, path, device, timeline, rounds_inputs, in_strips=in_strips)
-        if config.compile.is_on
-        else None
-    )
-    try:
-        return _build_parts(config, report, timeline, path, device, compilation, rounds_inputs)
-    except BaseException:
-        if compilation is not None:
-            compilation.close()
-        raise
+    # A start that fails leaves no thread, no process and no open file either.
+    with contextlib.ExitStack() as ends:
+        compilation = None
+        if config.compile.is_on:
+            compilation = _begin_compilation(
+                config, path, device, timeline, rounds_inputs, in_strips=in_strips
+            )
+            ends.callback(compilation.close)
+        tokenizer = Tokenizer.from_directory(path)
+        decoder = _load_decoder(config, report, path, device, rounds_inputs)
+        if tokenizer.has_chat_template:
+            tokenizer.chat_template.prepare()
+        return _build_parts(config, report, timeline, tokenizer, decoder, compilation, ends)
 
 
 def _begin_compilation(
@@ -210,16 +209,9 @@ def _room_for_compilers() -> Iterator[Callable[[], None]]:
             torch.set_num_threads(threads)
 
 
-def _build_parts(
-    config: Config,
-    report: Report,
-    timeline: StartTimeline,
-    path: Path,
-    device: torch.device,
-    compilation: RegionCompilation | None,
-    rounds_inputs: bool | None,
-) -> EngineParts:
-    tokenizer = Tokenizer.from_directory(path)
+def _load_decoder(
+    config: Config, report: Report, path: Path, device: torch.device, rounds_inputs: bool | None
+) -> Decoder:
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     with _room_for_compilers() as make_room:
         decoder = load_model(
@@ -244,43 +236,34 @@ def _build_parts(
             sum(values.dim() == 3 for values in matrices),
             len(matrices),
         )
-    if tokenizer.has_chat_template:
-        tokenizer.chat_template.prepare()
+    return decoder
+
+
+def _build_parts(
+    config: Config,
+    report: Report,
+    timeline: StartTimeline,
+    tokenizer: Tokenizer,
+    decoder: Decoder,
+    compilation: RegionCompilation | None,
+    ends: contextlib.ExitStack,
+) -> EngineParts:
+    device = decoder.spec.device
     # Before anything is captured or measured with it.
     attention = (
         choose_attention(config.device, decoder, block_size_of(config.cache, device))
         if device.type == "cuda"
         else None
     )
+    plan_log = None
+    if config.observability.plan_log is not None:
+        plan_log = PlanLog(config.observability.plan_log)
+        ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    step_device = open_device(device)
-    graph_plan = plan_graphs(config, step_device, decoder, capture_backend(device))
-    layers = decoder.kv_cache_spec()
-    kv_plan, max_model_len = plan_kv_cache(
-        layers,
-        config.cache,
-        device=device,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=decoder.spec.max_positions,
-        max_model_len_is_fixed=config.model.max_model_len is not None,
-        reserved_bytes=0 if graph_plan is None else graph_plan.bytes,
-    )
-    log_path = config.observability.plan_log
-    plan_log = None if log_path is None else PlanLog(log_path)
-    runner = Runner(
-        step_device,
-        decoder,
-        decoder.regions,
-        allocate_kv_cache(layers, kv_plan, device),
-        RowState(
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=kv_plan.block_size,
-            device=device,
-        ),
-        Sampler(SamplingState(config.scheduler.max_num_seqs, decoder.spec.vocab_size, device)),
-        num_threads=config.device.num_threads or usable_cpus(),
-    )
+    runner, kv_plan, max_model_len, graph_plan = _build_runner(config, decoder, ends)
+    if compilation is not None:
+        # Once more, for it ends before the runner that it brings its code to.
+        ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
         runner.warm_up()
@@ -295,6 +278,7 @@ def _build_parts(
     )
     end_ids = _end_token_ids(decoder, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
+    ends.callback(grammars.close)
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
@@ -307,7 +291,45 @@ def _build_parts(
         plan_log=plan_log,
         profiler=StepProfiler(runner.call),
         compilation=compilation,
+        ends=ends.pop_all(),
     )
+
+
+def _build_runner(
+    config: Config, decoder: Decoder, ends: contextlib.ExitStack
+) -> tuple[Runner, KVCachePlan, int, GraphPlan | None]:
+    """The runner with its KV memory, the context that this allows, and what is to be captured."""
+    device = decoder.spec.device
+    max_num_seqs = config.scheduler.max_num_seqs
+    step_device = open_device(device)
+    ends.callback(step_device.close)
+    graph_plan = plan_graphs(config, step_device, decoder, capture_backend(device))
+    layers = decoder.kv_cache_spec()
+    kv_plan, max_model_len = plan_kv_cache(
+        layers,
+        config.cache,
+        device=device,
+        max_num_seqs=max_num_seqs,
+        max_model_len=decoder.spec.max_positions,
+        max_model_len_is_fixed=config.model.max_model_len is not None,
+        reserved_bytes=0 if graph_plan is None else graph_plan.bytes,
+    )
+    runner = Runner(
+        step_device,
+        decoder,
+        decoder.regions,
+        allocate_kv_cache(layers, kv_plan, device),
+        RowState(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=kv_plan.block_size,
+            device=device,
+        ),
+        Sampler(SamplingState(max_num_seqs, decoder.spec.vocab_size, device)),
+        num_threads=config.device.num_threads or usable_cpus(),
+    )
+    ends.callback(runner.close)
+    return runner, kv_plan, max_model_len, graph_plan
 
 
 def _settle_code(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 
 from src import AsyncEngine, GenerationResult, SamplingParams
-from src.core.errors import EngineDeadError, ModelLoadError
+from src.core.errors import ConfigError, EngineDeadError, ModelLoadError
 from src.core.plan import StepPlan
 from src.core.steps import StepRecord
 from src.engine import startup
@@ -248,6 +249,32 @@ async def test_closing_while_loading_leaves_no_thread(checkpoint: Path) -> None:
         if thread.name.startswith("slipstream"):
             await asyncio.to_thread(thread.join, 30)
             assert not thread.is_alive()
+
+
+def open_files() -> set[str]:
+    links = Path("/proc/self/fd")
+    return {os.path.realpath(link) for link in links.iterdir()}
+
+
+@pytest.mark.parametrize("part", ["allocate_kv_cache", "_settle_code", "RequestBuilder"])
+async def test_a_start_that_fails_leaves_nothing_open(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    log = tmp_path / "plans.jsonl"
+    before = set(threading.enumerate())
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        assert str(log) in open_files()
+        raise ConfigError("injected")
+
+    monkeypatch.setattr(startup, part, refuse)
+    config = small_config(checkpoint, observability__plan_log=str(log))
+    with pytest.raises(ConfigError, match="injected"):
+        async with AsyncEngine.open(config):
+            pass
+    assert str(log) not in open_files()
+    names = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not names & {"slipstream-plan-log", "slipstream-device"}
 
 
 class SlowStart:
