@@ -29,6 +29,8 @@ COMPILED_TOO = (
     *("tests/engine/test_requests.py", "tests/engine/test_pipeline.py"),
     *("tests/http/test_completions.py", "tests/http/test_chat.py"),
 )
+# Files run beside each other: most tests keep one processor busy, whatever threads they have.
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -55,10 +57,10 @@ def tests(session: nox.Session) -> None:
     """Tests that a CPU can run, all but a few for `compiled`; arguments go to pytest."""
     install(session, "test")
     build_kernels(session)
-    chosen = ["-m", "not gpu and not compilers"]
+    chosen = [*SIDE_BY_SIDE, "-m", "not gpu and not compilers"]
     session.run("python", "-m", "pytest", *(session.posargs or chosen))
     if not session.posargs:
-        session.run("python", "-m", "pytest", "--compiled", *COMPILED_TOO)
+        session.run("python", "-m", "pytest", "--compiled", *SIDE_BY_SIDE, *COMPILED_TOO)
 
 
 @nox.session

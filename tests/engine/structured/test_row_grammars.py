@@ -256,10 +256,10 @@ def follow_words(rows: Rows, output: StructuredOutput) -> tuple[str, float]:
 @pytest.mark.parametrize("output", AMBIGUOUS)
 def test_an_ambiguous_grammar_comes_to_an_end(output: StructuredOutput) -> None:
     rows = tokenizer_of("byte_level")
-    started = time.monotonic()
+    started = time.process_time()
     reason, longest = follow_words(rows, output)
     assert "Too many items" in reason or "too long" in reason
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert longest < 1.0
     rows.rows.close()
 
