@@ -10,7 +10,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from src.core.errors import DeadlineExceededError, RequestAbortedError
+from src.core.errors import DeadlineExceededError, RequestAbortedError, RequestError
 from src.core.outputs import Delta, FinishReason, GenerationResult, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
@@ -49,6 +49,11 @@ class EventShape(Protocol):
         """Server-sent events for the next delta of a prompt; empty when there is nothing new.
 
         ``prompt`` is the index of one.
+
+        Raises
+        ------
+        RequestError
+            The answer cannot go on. The delta is untouched.
         """
 
 
@@ -202,7 +207,12 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
         direct = call.direct
         if direct is None or not direct.is_ready:
             return False
-        if events := shape.events(prompt, delta):
+        try:
+            events = shape.events(prompt, delta)
+        # The reader gets the delta, and with it the error: here it would be one of the engine's.
+        except RequestError:
+            return False
+        if events:
             direct.write(events)
         return True
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
+from src.core.errors import InvalidRequestError
 from src.core.outputs import (
     Completion,
     Delta,
@@ -22,11 +25,14 @@ from src.core.outputs import (
     TokenLogprobs,
     Usage,
 )
+from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.submission import Submission
 from src.http import logprobs as logprobs_module
 from src.http.call import _PIECE, _parcels
 from src.http.completion_shape import CompletionShape
+from src.http.generation import Job, forward, submitted
+from src.http.logprobs import check_number
 from src.http.pieces import SLICE, apart, gathered, in_pieces, listed, sliced
 from src.http.portions import portions
 from src.http.protocol.completions import CompletionRequest
@@ -278,6 +284,30 @@ async def test_the_number_of_logprobs_in_an_answer_is_bounded(
     assert engine.stats.num_running == engine.stats.num_waiting == 0
     fewer = {name: value for name, value in body.items() if "logprobs" not in name}
     assert (await client.post(path, json=fewer)).status_code == 200
+
+
+async def test_what_goes_wrong_in_a_direct_write_is_the_readers(
+    engine: AsyncEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    written: list[bytes] = []
+
+    async def write(events: bytes) -> None:
+        written.append(events)
+
+    class Bounded:
+        def events(self, prompt: int, delta: Delta) -> bytes:
+            check_number(delta.usage.completion_tokens, 5, "top_logprobs")
+            return b"x" * len(delta.token_ids)
+
+    direct = SimpleNamespace(is_ready=True, write=written.append)
+    call: Any = SimpleNamespace(started=True, direct=direct, write=write)
+    job = Job(prompts=[("x", SamplingParams(max_tokens=50, ignore_eos=True))])
+    with caplog.at_level(logging.WARNING):
+        async with submitted(engine, job, "x", None) as (submission,):
+            with pytest.raises(InvalidRequestError, match="top_logprobs"):
+                await forward(call, 0, submission, Bounded())
+    assert b"".join(written) == b"xxxxx"
+    assert not caplog.records
 
 
 async def test_a_prompt_is_read_once_for_all_its_choices(

@@ -283,7 +283,8 @@ def _part(entries: list[Any]) -> bytes:
 
 def _listed(parts: Iterable[bytes]) -> Any:
     """The list of these parts, which is spelt again and again."""
-    return apart(list(listed([part] for part in parts)))
+    lists = [[part] for part in parts]
+    return apart(list(listed(lists))) if lists else []
 
 
 def _brief(logprobs: Iterable[ChatLogprob]) -> list[dict[str, Any]]:
