@@ -30,7 +30,7 @@ COMPILED_TOO = (
     *("tests/http/test_completions.py", "tests/http/test_chat.py"),
 )
 # Files run beside each other: most tests keep one processor busy, whatever threads they have.
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 

@@ -200,7 +200,7 @@ def test_top_watches_until_ctrl_c(server: ServerProcess) -> None:
     try:
         with httpx.Client(base_url=server.url, timeout=60) as client:
             body = {"prompt": [40, 41], "max_tokens": 900, "ignore_eos": True, "stream": True}
-            headers = {"x-request-id": "watched"}
+            headers = {"x-request-id": "watched", "x-api-key": API_KEY}
             with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
                 assert answer.status_code == 200
                 seen = read_until(ours, rb"watched/0 .*running.*\d+/900", seconds=60)
