@@ -29,8 +29,15 @@ COMPILED_TOO = (
     *("tests/engine/test_requests.py", "tests/engine/test_pipeline.py"),
     *("tests/http/test_completions.py", "tests/http/test_chat.py"),
 )
-# Files run beside each other: most tests keep one processor busy, whatever threads they have.
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# Tests that ask no clock, in files beside each other: most of them keep one processor busy. Those that
+# keep compilers busy come first.
+SIDE_BY_SIDE = (
+    *(f"tests/engine/test_{name}.py" for name in ("compilation", "peak_memory", "rounded_inputs")),
+    *("tests/engine/test_step_computer.py", "tests/engine/test_strips.py"),
+    *(f"tests/{name}" for name in ("compile", "ops", "models", "text", "core", "demo", "docs")),
+    *(f"tests/engine/{name}" for name in ("structured", "sampling", "pure")),
+    *("tests/replay", "tests/law"),
+)
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -57,10 +64,15 @@ def tests(session: nox.Session) -> None:
     """Tests that a CPU can run, all but a few for `compiled`; arguments go to pytest."""
     install(session, "test")
     build_kernels(session)
-    chosen = [*SIDE_BY_SIDE, "-m", "not gpu and not compilers"]
-    session.run("python", "-m", "pytest", *(session.posargs or chosen))
-    if not session.posargs:
-        session.run("python", "-m", "pytest", "--compiled", *SIDE_BY_SIDE, *COMPILED_TOO)
+    pytest = ("python", "-m", "pytest")
+    if session.posargs:
+        session.run(*pytest, *session.posargs)
+        return
+    chosen = ("-m", "not gpu and not compilers")
+    two_at_a_time = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    session.run(*pytest, *two_at_a_time, *chosen, *SIDE_BY_SIDE)
+    session.run(*pytest, *chosen, *(f"--ignore={path}" for path in SIDE_BY_SIDE))
+    session.run(*pytest, "--compiled", *COMPILED_TOO)
 
 
 @nox.session
