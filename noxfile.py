@@ -29,8 +29,8 @@ COMPILED_TOO = (
     *("tests/engine/test_requests.py", "tests/engine/test_pipeline.py"),
     *("tests/http/test_completions.py", "tests/http/test_chat.py"),
 )
-# Tests that ask no clock, in files beside each other: most of them keep one processor busy. Those that
-# keep compilers busy come first.
+# Tests that ask no clock, in files beside each other: most of them keep one processor busy. Those
+# that keep compilers busy come first.
 SIDE_BY_SIDE = (
     *(f"tests/engine/test_{name}.py" for name in ("compilation", "peak_memory", "rounded_inputs")),
     *("tests/engine/test_step_computer.py", "tests/engine/test_strips.py"),
