@@ -188,9 +188,9 @@ def test_a_wrong_kernel_fails_its_own_figure_alone(
         arguments[9].mul_(1.3)
 
     monkeypatch.setattr(kernels, "cases", small_cases)
-    before = PAGED_ATTENTION.active("cpu")
     # Built already when the section looks, so that nothing takes the wrong one's place.
     kernels.ensure_built(wait=True)
+    before = PAGED_ATTENTION.active("cpu")
     monkeypatch.setattr(kernels, "ensure_built", lambda wait: "built")
     PAGED_ATTENTION.install_cpu(Kernel("wrong", wrong))
     try:
