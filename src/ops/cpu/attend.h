@@ -36,23 +36,26 @@ class Attention {
 #if defined(SLIPSTREAM_PAIRS)
     if constexpr (std::is_same_v<T, bf16>) {
       if (path.strips) return run_strips(item, next, path, s);
-      if (path.pairs) return run_pairs(item, next, path, s);
+      if (path.pairs) return run_pairs(item, next, s);
     }
 #endif
-    start(item, s);
-    if (path.few) return run_dots(item, next, path, s);
+    if (path.few) return run_dots(item, next, s);
+    start(item, path.dot, s);
     begin_sums(0, item.count, s);
     bool folded = false;
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
       if (tile > item.begin && tile % path.fold == 0) fold(item, item.count, s, folded);
-      ReadAhead<T> ahead = turn_to(item, tile, next, path, s);
+      turn_to(item, tile, kKeys, next, s);
+      ReadAhead<T> ahead = path.dot ? next_tile(item, 1, s) : ReadAhead<T>();
       const int64_t* offsets = s.now->offsets;
       const int first = s.now->first, last = s.now->last;
       copy_values(s, first, last);
       if (path.dot) {
-        point_to_rows(static_cast<const T*>(a.key_cache), offsets, s.keys, s.key_rows, first, last);
-        dot_scores(s, [&](int key) { return s.key_rows[key]; }, 0, item.count, width, first, last,
-                   [](int) {});
+        for (int key = first / W * W; key < last; key += W) {
+          const float* rows[W];
+          widen(static_cast<const T*>(a.key_cache), key, key + W, s, s.keys, rows);
+          dot_scores(s, rows, 0, item.count, width, key, [](int) {});
+        }
       } else {
         pack_keys(s.keys, static_cast<const T*>(a.key_cache), offsets, head_dim, first, last);
         multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
@@ -67,56 +70,72 @@ class Attention {
   }
 
  private:
-  // Few query rows, of all kv heads of an item: head after head, tile after tile. score(row, offset,
-  // ahead) leaves scores of a head's query rows from `row` on, whose keys and values lie so far behind
-  // the tile's offsets; value_row(key, offset) is where a value is.
-  template <class Score, class Row>
-  void run_few(const Item& item, const Item* next, const Path& path, Scratch& s, const Score& score,
-               const Row& value_row) const {
-    begin_sums(0, item.count * item.kv_heads, s);
-    bool folded = false;
+  // Few query rows, of all kv heads of an item, in the order in which keys and values lie.
+  // score(row, offset, key, each) leaves scores of W keys from that on, for a head's query rows from
+  // `row` on; its keys and values lie so far behind the tile's offsets. find(offset, key, end) is where
+  // its values are, whose elements and those of the sums lie as load_two() has them; Weighed of them are
+  // weighed for one head, then for the next.
+  template <int Weighed, class Score, class Find>
+  void run_few(const Item& item, const Item* next, Scratch& s, const Score& score,
+               const Find& find) const {
+    const int rows = item.count * item.kv_heads;
+    begin_sums(0, rows, s);
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
-      if (tile > item.begin && tile % path.fold == 0) fold(item, item.count, s, folded);
-      ReadAhead<T> ahead = turn_to(item, tile, next, path, s);
-      for (int head = 0; head < item.kv_heads; ++head) {
-        const int row = head * item.count, offset = head * head_dim;
-        score(row, offset, [&](int visits) { ahead.visit(visits); });
-        softmax(item, tile, row, s);
-        weigh_values(s, [&](int key) { return value_row(key, offset); },
-                     [&](int visits) { ahead.visit(visits); }, row, item.count, width, s.now->first,
-                     s.now->last);
+      turn_to(item, tile, kKeys, next, s);
+      const int first = s.now->first, last = s.now->last;
+      ReadAhead<T> ahead(*s.now, *s.ahead, a.key_cache, a.value_cache, head_dim, item.kv_heads,
+                         blocks_of(item.count));
+      const auto each = [&](int visits) { ahead.visit(visits); };
+      for (int key = first / W * W; key < last; key += W) {
+        for (int head = 0; head < item.kv_heads; ++head) {
+          score(head * item.count, head * head_dim, key, each);
+        }
+      }
+      for (int head = 0; head < item.kv_heads; ++head) softmax(item, tile, head * item.count, s);
+      rescale(rows, s);
+      for (int key = first, end; key < last; key = end) {
+        end = std::min(last, key + Weighed);
+        for (int head = 0; head < item.kv_heads; ++head) {
+          weigh_values(s, find(head * head_dim, key, end), head * item.count, item.count, width, key,
+                       end, each);
+        }
       }
       ahead.rest();
     }
-    finish(item, item.count, s, folded);
+    // An item of few query rows is one split: nothing was folded.
+    for (int row = 0; row < rows; ++row) put_in_order<T>(s.out + row * width, head_dim);
+    finish(item, item.count, s, false);
   }
 
-  void run_dots(const Item& item, const Item* next, const Path& path, Scratch& s) const {
+  void run_dots(const Item& item, const Item* next, Scratch& s) const {
+    start(item, true, s);
     const T* const keys = static_cast<const T*>(a.key_cache);
     const T* const values = static_cast<const T*>(a.value_cache);
-    if constexpr (!std::is_same_v<T, float>) {
-      // Few query rows widen keys and values where they use them; many, once into a buffer.
-      if (head_dim == width && item.count <= kWidening) {
-        const auto score = [&](int row, int offset, const auto& each) {
-          dot_scores(s, [&](int key) { return keys + offset + s.now->offsets[key]; }, row, item.count,
-                     width, s.now->first, s.now->last, each);
-        };
-        return run_few(item, next, path, s, score,
-                       [&](int key, int offset) { return values + offset + s.now->offsets[key]; });
-      }
+    // Few query rows widen keys and values where they use them; many, once into a buffer.
+    if (head_dim == width && (std::is_same_v<T, float> || item.count <= kWidening)) {
+      const auto score = [&](int row, int offset, int key, const auto& each) {
+        const T* rows[W];
+        point_to_rows(keys + offset, key, key + W, s, rows);
+        dot_scores(s, rows, row, item.count, width, key, each);
+      };
+      const T* rows[kWeighed];
+      return run_few<kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
+        return point_to_rows(values + offset, key, end, s, rows);
+      });
     }
-    const auto score = [&](int row, int offset, const auto& each) {
-      const int first = s.now->first, last = s.now->last;
-      point_to_rows(keys + offset, s.now->offsets, s.keys, s.key_rows, first, last);
-      point_to_rows(values + offset, s.now->offsets, s.values, s.value_rows, first, last);
-      dot_scores(s, [&](int key) { return s.key_rows[key]; }, row, item.count, width, first, last,
-                 each);
+    const auto score = [&](int row, int offset, int key, const auto& each) {
+      const float* rows[W];
+      widen(keys + offset, key, key + W, s, s.keys, rows);
+      dot_scores(s, rows, row, item.count, width, key, each);
     };
-    run_few(item, next, path, s, score, [&](int key, int) { return s.value_rows[key]; });
+    const float* rows[kWidened];
+    run_few<kWidened>(item, next, s, score, [&](int offset, int key, int end) {
+      return widen(values + offset, key, end, s, s.values, rows);
+    });
   }
 
 #if defined(SLIPSTREAM_PAIRS)
-  void run_pairs(const Item& item, const Item* next, const Path& path, Scratch& s) const {
+  void run_pairs(const Item& item, const Item* next, Scratch& s) const {
     const auto* keys = static_cast<const bf16*>(a.key_cache);
     const auto* values = static_cast<const bf16*>(a.value_cache);
     alignas(64) bf16 queries[kGemmRows * kMaxHeadDim];
@@ -124,12 +143,13 @@ class Attention {
       std::memcpy(queries + row * head_dim, query_row(item, row / item.count, row % item.count),
                   size_t(head_dim) * sizeof(bf16));
     }
-    const auto score = [&](int row, int offset, const auto& each) {
-      dot_pairs(s, queries, keys + offset, row, item.count, head_dim, float(a.scale), s.now->first,
-                s.now->last, each);
+    const auto score = [&](int row, int offset, int key, const auto& each) {
+      dot_pairs(s, queries, keys + offset, row, item.count, head_dim, float(a.scale), key, each);
     };
-    run_few(item, next, path, s, score,
-            [&](int key, int offset) { return values + offset + s.now->offsets[key]; });
+    const bf16* rows[kWeighed];
+    run_few<kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
+      return point_to_rows(values + offset, key, end, s, rows);
+    });
   }
 
   void run_strips(const Item& item, const Item* next, const Path& path, Scratch& s) const {
@@ -147,7 +167,8 @@ class Attention {
     TileStep products(s, t, head_dim, float(a.scale), a.sliding_window);
     for (int64_t step = item.begin / kStep * kStep; step < item.end; step += kStep) {
       if (step > item.begin && step % path.fold == 0) fold(item, stride, s, folded);
-      ReadAhead<T> ahead = turn_to(item, step, next, path, s);
+      turn_to(item, step, kStep, next, s);
+      ReadAhead<T> ahead = path.few ? next_tile(item, 2, s) : ReadAhead<T>();
       const auto each = [&](int visits) { ahead.visit(visits); };
       const int first = s.now->first, last = s.now->last;
       t.offsets = s.now->offsets;
@@ -217,7 +238,7 @@ class Attention {
   }
 
   void look_up(const Item& item, int64_t tile, int size, KeyTile& to) const {
-    to.item = &item, to.begin = tile;
+    to.item = &item, to.begin = tile, to.fetched = 0;
     to.first = int(std::max<int64_t>(0, item.begin - tile));
     to.last = int(std::min<int64_t>(size, item.end - tile));
     locate_keys(item, tile, to.first, to.last, to.offsets);
@@ -225,12 +246,9 @@ class Attention {
     std::fill(to.offsets + to.last, to.offsets + size, to.offsets[to.last - 1]);
   }
 
-  // Looks up a tile of an item, unless it was looked up when it was ahead, and what comes after it,
-  // which is returned to be read while the tile is computed.
-  ReadAhead<T> turn_to(const Item& item, int64_t tile, const Item* next, const Path& path,
-                       Scratch& s) const {
+  // Looks up a tile of so many keys, unless it was looked up when it was ahead, and what comes after it.
+  void turn_to(const Item& item, int64_t tile, int size, const Item* next, Scratch& s) const {
     std::swap(s.now, s.ahead);
-    const int size = tile_keys(path);
     if (s.now->item != &item || s.now->begin != tile) look_up(item, tile, size, *s.now);
     if (tile + size < item.end) {
       look_up(item, tile + size, size, *s.ahead);
@@ -239,18 +257,36 @@ class Attention {
       look_up(*next, next->begin / next_size * next_size, next_size, *s.ahead);
     } else {
       s.ahead->item = nullptr;
-      return {};
     }
-    if (!path.few && !path.dot) return {};
-    const int64_t visits = int64_t(s.now->last - s.now->first) * item.kv_heads;
-    return {*s.ahead, a.key_cache, a.value_cache, head_dim, s.ahead->item->kv_heads,
-            visits * (1 + (path.strips ? 1 : blocks_of(item.count)))};
   }
 
-  void start(const Item& item, Scratch& s) const {
+  // What is after a tile, to be fetched while the tile is computed, in so many visits for each key.
+  ReadAhead<T> next_tile(const Item& item, int visits, const Scratch& s) const {
+    if (s.ahead->item == nullptr) return {};
+    return {*s.ahead, a.key_cache, a.value_cache, head_dim, s.ahead->item->kv_heads,
+            int64_t(s.now->last - s.now->first) * item.kv_heads * visits};
+  }
+
+  // Query rows as floats; for dot products, as load_two() has them.
+  void start(const Item& item, bool lanes, Scratch& s) const {
     for (int row = 0; row < item.count * item.kv_heads; ++row) {
-      convert_row(query_row(item, row / item.count, row % item.count), s.query + row * width, head_dim,
-                  float(a.scale));
+      const T* from = query_row(item, row / item.count, row % item.count);
+      if (lanes) {
+        convert_lanes(from, s.query + row * width, head_dim, float(a.scale));
+      } else {
+        convert_row(from, s.query + row * width, head_dim, float(a.scale));
+      }
+    }
+  }
+
+  // What was summed so far, for the maximum there is now.
+  void rescale(int rows, Scratch& s) const {
+    for (int row = 0; row < rows; ++row) {
+      const float factor = s.rescale[row];
+      if (factor == 1.0f) continue;
+      for (int d = 0; d < width; d += W) {
+        store(s.out + row * width + d, load(s.out + row * width + d) * factor);
+      }
     }
   }
 
@@ -260,20 +296,21 @@ class Attention {
     std::fill(s.out + begin * width, s.out + end * width, 0.0f);
   }
 
-  // Floats of each key's row of a cache: where they lie if they are floats, else in `room`.
-  void point_to_rows(const T* cache, const int64_t* offsets, float* room, const float** rows, int first,
-                     int last) const {
-    for (int key = first; key < last; ++key) {
-      const T* row = cache + offsets[key];
-      if constexpr (std::is_same_v<T, float>) {
-        if (head_dim == width) {
-          rows[key] = row;
-          continue;
-        }
-      }
-      convert_row(row, room + key * width, head_dim);
-      rows[key] = room + key * width;
+  // Where keys of the tile, or values, are in a cache.
+  const T* const* point_to_rows(const T* cache, int begin, int end, const Scratch& s,
+                                const T** rows) const {
+    for (int key = begin; key < end; ++key) rows[key - begin] = cache + s.now->offsets[key];
+    return rows;
+  }
+
+  // Where they are as floats, in `room`, as load_two() has them.
+  const float* const* widen(const T* cache, int begin, int end, const Scratch& s, float* room,
+                            const float** rows) const {
+    for (int key = begin; key < end; ++key, room += width) {
+      convert_lanes(cache + s.now->offsets[key], room, head_dim);
+      rows[key - begin] = room;
     }
+    return rows;
   }
 
   void copy_values(Scratch& s, int first, int last) const {

@@ -1,12 +1,14 @@
-// Keys and values of the tile that is next, fetched while one is computed.
+// Keys and values that come next, fetched while others are computed.
 //
 // A kv head's rows of a paged cache are short and far apart: visited head after head, two cores of a
 // Zen 4 get 10 to 16 GB/s out of memory that gives 33, and 8 if software fetches those rows. In the
 // order in which they lie, all heads of a token and then the next token, they get 26 to 32, blocks in
-// any order. So that is the order here, whatever the order in which heads are computed. A few lines
-// are asked for with every key that is computed, for all at once keep what is computed waiting; and
-// only as far as the second level, for misses of the first are few at a time, and a tile of all heads
-// is more than it holds.
+// any order. So that is the order here. A few lines are asked for at a time: a CPU has room for 10 to
+// 24 that are on their way, and drops what is asked for beyond (Zen 3), or waits.
+//
+// Few query rows are computed in that order too, so a few keys ahead are enough. Where heads are
+// computed one after the other, a tile of all of them is: into the second level cache, for it is more
+// than the first one holds.
 #pragma once
 #include <algorithm>
 
@@ -14,51 +16,76 @@
 
 namespace {
 
+constexpr int kLead = 8;   // keys that are asked for before they are computed, along the order of memory
+
 template <class T>
 class ReadAhead {
  public:
   ReadAhead() = default;
 
-  // Of `kv_heads` heads from that on to which the tile's offsets lead; spread over so many visits.
-  ReadAhead(const KeyTile& tile, const void* keys, const void* values, int head_dim, int kv_heads,
+  // The tile that is next, of `kv_heads` heads from that on to which its offsets lead; over so many
+  // visits.
+  ReadAhead(const KeyTile& next, const void* keys, const void* values, int head_dim, int kv_heads,
             int64_t visits)
-      : tile(&tile),
-        caches{static_cast<const T*>(keys), static_cast<const T*>(values)},
+      : runs{{&next, static_cast<const T*>(keys)}, {&next, static_cast<const T*>(values)}},
         row_bytes(int64_t(head_dim) * kv_heads * int64_t(sizeof(T))),
-        left(2 * (tile.last - tile.first) * row_bytes),
+        left(2 * count(next) * row_bytes),
         pace((left / 64 + visits - 1) / visits * 64),
-        key(tile.first) {
+        key(next.first) {
     if (left > 0) begin_row();
+  }
+
+  // kLead keys before those that are computed: the tile's own keys, its values, and the first keys of the
+  // next one, if there is one; over so many visits for each key and each value of every head.
+  ReadAhead(const KeyTile& now, KeyTile& next, const void* keys, const void* values, int head_dim,
+            int kv_heads, int visits)
+      : runs{{&now, static_cast<const T*>(keys)},
+             {&now, static_cast<const T*>(values)},
+             {&next, static_cast<const T*>(keys)}},
+        row_bytes(int64_t(head_dim) * kv_heads * int64_t(sizeof(T))),
+        pace((int64_t(head_dim) * int64_t(sizeof(T)) / visits + 63) / 64 * 64),
+        key(now.first + now.fetched) {
+    if (next.item != nullptr) next.fetched = std::min(kLead, count(next));
+    left = (2 * count(now) - now.fetched + next.fetched) * row_bytes;
+    if (key == now.last) ++run, key = now.first;
+    begin_row();
+    fetch(std::min(left, (kLead - now.fetched) * row_bytes));
   }
 
   void visit(int visits) { fetch(std::min(left, visits * pace)); }
   void rest() { fetch(left); }
 
  private:
+  struct Run {
+    const KeyTile* tile;
+    const T* cache;
+  };
+
+  static int count(const KeyTile& tile) { return tile.last - tile.first; }
+
   void fetch(int64_t bytes) {
     left -= bytes;
     while (bytes > 0) {
-      const int64_t run = std::min(bytes, int64_t(row_end - at));
-      for (int64_t byte = 0; byte < run; byte += 64) __builtin_prefetch(at + byte, 0, 2);
-      at += run, bytes -= run;
-      if (at == row_end) next_row();
+      const int64_t size = std::min(bytes, int64_t(row_end - at));
+      for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+      at += size, bytes -= size;
+      if (at == row_end && (bytes > 0 || left > 0)) next_row();
     }
   }
 
   void next_row() {
-    if (++key == tile->last) key = tile->first, ++cache;
-    if (cache < 2) begin_row();
+    if (++key == runs[run].tile->last) key = runs[++run].tile->first;
+    begin_row();
   }
 
   void begin_row() {
-    at = reinterpret_cast<const char*>(caches[cache] + tile->offsets[key]);
+    at = reinterpret_cast<const char*>(runs[run].cache + runs[run].tile->offsets[key]);
     row_end = at + row_bytes;
   }
 
-  const KeyTile* tile = nullptr;
-  const T* caches[2] = {};
+  Run runs[3] = {};
   int64_t row_bytes = 0, left = 0, pace = 0;
-  int key = 0, cache = 0;
+  int run = 0, key = 0;
   const char *at = nullptr, *row_end = nullptr;
 };
 

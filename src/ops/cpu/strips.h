@@ -150,25 +150,24 @@ inline vf power_of_two(vf x) {
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-// scores[row, key] = scale * query[row] . key for keys [first, last) of a tile of kKeys, where they lie,
-// and for `rows` rows from `begin` on. Queries are [rows, head_dim], whole vectors each. Calls each(W)
-// for every W keys.
+// scores[row, key] = scale * query[row] . key for W keys of a tile of kKeys, where they lie,
+// and for `rows` rows from `begin` on. Queries are [rows, head_dim], whole vectors each; keys are W of
+// the tile, from j on. Calls each(count) on the way, for W keys in each
+// of the rows' blocks.
 template <class Each>
 inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int begin, int rows,
-                      int head_dim, float scale, int first, int last, const Each& each) {
-  for (int j = first / W * W; j < last; j += W) {
-    const bf16* keys[W];
-    for (int i = 0; i < W; ++i) keys[i] = cache + s.now->offsets[j + i];
-    each(W);
-    for (int row = begin; row < begin + rows; ++row) {
-      vf acc[W] = {};
-      for (int d = 0; d < head_dim; d += kDepth) {
-        const vb query = load_run(queries + row * head_dim + d);
+                      int head_dim, float scale, int j, const Each& each) {
+  const bf16* keys[W];
+  for (int i = 0; i < W; ++i) keys[i] = cache + s.now->offsets[j + i];
+  for (int row = begin; row < begin + rows; ++row) {
+    each(W * blocks_of(rows) / rows);
+    vf acc[W] = {};
+    for (int d = 0; d < head_dim; d += kDepth) {
+      const vb query = load_run(queries + row * head_dim + d);
 #pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) acc[i] = add_pairs(acc[i], query, load_run(keys[i] + d));
-      }
-      store(s.scores + row * kKeys + j, reduce_each(acc, add) * scale);
+      for (int i = 0; i < W; ++i) acc[i] = add_pairs(acc[i], query, load_run(keys[i] + d));
     }
+    store(s.scores + row * kKeys + j, reduce_each(acc, add) * scale);
   }
 }
 

@@ -18,7 +18,8 @@ constexpr int kTileRows = 256;      // packed query rows of an item of tile prod
 #else
 constexpr int kTileRows = kGemmRows;
 #endif
-constexpr int kVisited = 4;         // keys between two looks at what to read ahead
+constexpr int kWeighed = 8;         // values weighed for one head, then for the next, where they lie
+constexpr int kWidened = 32;        // the same where they are widened once for many query rows
 constexpr int kDotRows = 16;        // packed query rows of a decode tile
 constexpr int kWidening = 8;        // the most that each widen what they read, four at a time
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -40,6 +41,7 @@ struct KeyTile {
   const Item* item = nullptr;
   int64_t begin = 0;         // the tile's first key
   int first = 0, last = 0;   // keys of the tile that the item has
+  int fetched = 0;           // its first keys that were fetched while the tile before was computed
   // Of its first kv head in the caches, in elements; of the nearest key where there is none.
   int64_t offsets[kStep];
 };
@@ -54,8 +56,6 @@ struct alignas(64) Scratch {
   float folded[kTileRows * kMaxHeadDim];    // [rows, padded head_dim]: of the splits before
   alignas(64) float maximum[kTileRows], sum[kTileRows], rescale[kTileRows];
   float folded_maximum[kTileRows], folded_sum[kTileRows];
-  const float* key_rows[kKeys];             // decode: where each key's floats are
-  const float* value_rows[kKeys];
   KeyTile tiles[2];
   KeyTile* now = tiles;                     // the tile that is computed
   KeyTile* ahead = tiles + 1;               // the one that is computed then, if its item is set
@@ -177,22 +177,34 @@ __attribute__((noinline)) void join_splits(float* out, float& maximum, float& su
 }
 
 // Scores of R query rows, which share what is read of W keys, from key j of the tile on: W sums at a
-// time, whose lanes are added up together.
-template <int R, class T>
-inline void dot_rows(Scratch& s, const T* const (&keys)[W], int row, int width, int j) {
+// time, whose lanes are added up together. Calls each(count) before so many keys. Queries, and keys that
+// are floats, lie as load_two() has elements.
+template <int R, class T, class Each>
+inline void dot_rows(Scratch& s, const T* const (&keys)[W], int row, int width, int j,
+                     const Each& each) {
   constexpr int kTogether = W / R;  // keys
   const float* query = s.query + row * width;
   for (int i = 0; i < W; i += kTogether) {
+    each(kTogether);
     vf acc[W] = {};
-    for (int d = 0; d < width; d += W) {
-      vf q[R];
+    int d = 0;
+    for (; d + 2 * W <= width; d += 2 * W) {
+#pragma GCC unroll 16
+      for (int k = 0; k < kTogether; ++k) {
+        vf a, b;
+        load_two(keys[i + k] + d, a, b);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) q[r] = load(query + r * width + d);
+        for (int r = 0; r < R; ++r) acc[r * kTogether + k] += load(query + r * width + d) * a;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[r * kTogether + k] += load(query + r * width + d + W) * b;
+      }
+    }
+    if (d < width) {
 #pragma GCC unroll 16
       for (int k = 0; k < kTogether; ++k) {
         const vf key = load(keys[i + k] + d);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[r * kTogether + k] += q[r] * key;
+        for (int r = 0; r < R; ++r) acc[r * kTogether + k] += load(query + r * width + d) * key;
       }
     }
     float scores[W];
@@ -205,42 +217,40 @@ inline void dot_rows(Scratch& s, const T* const (&keys)[W], int row, int width, 
   }
 }
 
-// scores[row, key] = query[row] . key, along the head dimension, for `rows` rows from `begin` on;
-// key_row(key) is where a key of `width` elements is. A row is summed alike whatever its company.
-// Calls each(W) for every W keys.
-template <class Row, class Each>
-inline void dot_scores(Scratch& s, const Row& key_row, int begin, int rows, int width, int first,
-                       int last, const Each& each) {
-  const int end = begin + rows;
-  for (int j = first / W * W; j < last; j += W) {
-    decltype(key_row(0)) keys[W];
-    for (int i = 0; i < W; ++i) keys[i] = key_row(std::clamp(j + i, first, last - 1));
-    each(W);
-    int row = begin;
-    for (; row + 4 <= end; row += 4) dot_rows<4>(s, keys, row, width, j);
-    for (; row + 2 <= end; row += 2) dot_rows<2>(s, keys, row, width, j);
-    for (; row < end; ++row) dot_rows<1>(s, keys, row, width, j);
-  }
+// In how many blocks so many rows are computed.
+constexpr int blocks_of(int rows) { return rows / 4 + rows % 4 / 2 + rows % 2; }
+
+// scores[row, key] = query[row] . key, along the head dimension, for `rows` rows from `row` on and W
+// keys from `j` on, each of `width` elements. A row is summed alike whatever its company. Calls
+// each(count) on the way, for W keys in each of the rows' blocks.
+template <class T, class Each>
+inline void dot_scores(Scratch& s, const T* const (&keys)[W], int row, int rows, int width, int j,
+                       const Each& each) {
+  const int end = row + rows;
+  for (; row + 4 <= end; row += 4) dot_rows<4>(s, keys, row, width, j, each);
+  for (; row + 2 <= end; row += 2) dot_rows<2>(s, keys, row, width, j, each);
+  for (; row < end; ++row) dot_rows<1>(s, keys, row, width, j, each);
 }
 
-// N vectors of R rows, which share what is read of a value. Calls each(1) for every key.
-template <int R, int N, class Row, class Each>
-inline void weigh_columns(Scratch& s, const Row& value_row, const Each& each, int row, int width,
-                          int d, int first, int last) {
-  float* out = s.out + row * width + d;
-  const float* weights = s.scores + row * kKeys;
+// N vectors of R rows from element d on, which share what is read of values [0, count).
+template <int R, int N, class T>
+inline void weigh_columns(float* out, const float* weights, const T* const* values, int width, int d,
+                          int count) {
   vf acc[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) acc[r][i] = load(out + r * width + i * W) * s.rescale[row + r];
+    for (int i = 0; i < N; ++i) acc[r][i] = load(out + r * width + d + i * W);
   }
-  for (int key = first; key < last; ++key) {
-    if (key % kVisited == 0) each(kVisited);
-    const auto* at = value_row(key) + d;
+  for (int key = 0; key < count; ++key) {
+    const T* at = values[key] + d;
     vf value[N];
+    if constexpr (N == 1) {
+      value[0] = load(at);
+    } else {
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) value[i] = load(at + i * W);
+      for (int i = 0; i < N; i += 2) load_two(at + i * W, value[i], value[i + 1]);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const vf weight = splat(weights[r * kKeys + key]);
@@ -251,47 +261,47 @@ inline void weigh_columns(Scratch& s, const Row& value_row, const Each& each, in
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) store(out + r * width + i * W, acc[r][i]);
+    for (int i = 0; i < N; ++i) store(out + r * width + d + i * W, acc[r][i]);
   }
 }
 
-template <int R, class Row, class Each>
-inline void weigh_rows(Scratch& s, const Row& value_row, const Each& each, int row, int width,
-                       int first, int last) {
+template <int R, class T, class Each>
+inline void weigh_rows(float* out, const float* weights, const T* const* values, int width, int count,
+                       const Each& each) {
   // As many sums as hide the latency of one addition, and as there are registers for.
   constexpr int kMost = std::min(8, kSums / R), kSome = std::min(4, kMost);
-  const auto nothing = [](int) {};
+  const auto visit = [&](int d, int n) { each(count * (d + n * W) / width - count * d / width); };
   int d = 0;
-  if (d + kSome * W <= width) {
-    weigh_columns<R, kSome>(s, value_row, each, row, width, d, first, last);
-    d += kSome * W;
-  } else {
-    each(last - first);
-  }
   for (; d + kMost * W <= width; d += kMost * W) {
-    weigh_columns<R, kMost>(s, value_row, nothing, row, width, d, first, last);
+    visit(d, kMost);
+    weigh_columns<R, kMost>(out, weights, values, width, d, count);
   }
   for (; d + kSome * W <= width; d += kSome * W) {
-    weigh_columns<R, kSome>(s, value_row, nothing, row, width, d, first, last);
+    visit(d, kSome);
+    weigh_columns<R, kSome>(out, weights, values, width, d, count);
   }
-  for (; d < width; d += W) {
-    weigh_columns<R, 1>(s, value_row, nothing, row, width, d, first, last);
+  for (; d + 2 * W <= width; d += 2 * W) {
+    visit(d, 2);
+    weigh_columns<R, 2>(out, weights, values, width, d, count);
+  }
+  if (d < width) {
+    visit(d, 1);
+    weigh_columns<R, 1>(out, weights, values, width, d, count);
   }
 }
 
-// In how many blocks so many rows are weighed.
-constexpr int blocks_of(int rows) { return rows / 4 + rows % 4 / 2 + rows % 2; }
-
-// out[row] = out[row] * rescale[row] + weights[row] . values, over keys [first, last) of the tile, for
-// `rows` rows from `row` on; value_row(key) is where a key's value is. Each row is summed key by key,
-// whatever its company. Calls each(count) on the way, for every key in each of the rows' blocks.
-template <class Row, class Each>
-inline void weigh_values(Scratch& s, const Row& value_row, const Each& each, int row, int rows,
-                         int width, int first, int last) {
-  const int end = row + rows;
-  for (; row + 4 <= end; row += 4) weigh_rows<4>(s, value_row, each, row, width, first, last);
-  for (; row + 2 <= end; row += 2) weigh_rows<2>(s, value_row, each, row, width, first, last);
-  for (; row < end; ++row) weigh_rows<1>(s, value_row, each, row, width, first, last);
+// out[row] += weights[row] . values, over keys [first, last) of the tile, for `rows` rows from `row`
+// on, whose elements lie as load_two() has them; values[0] is the first key's. Each row is summed key by
+// key, whatever its company. Calls each(count) on the way, for all keys in each of the rows' blocks.
+template <class T, class Each>
+inline void weigh_values(Scratch& s, const T* const* values, int row, int rows, int width, int first,
+                         int last, const Each& each) {
+  const int end = row + rows, count = last - first;
+  const auto out = [&] { return s.out + row * width; };
+  const auto weights = [&] { return s.scores + row * kKeys + first; };
+  for (; row + 4 <= end; row += 4) weigh_rows<4>(out(), weights(), values, width, count, each);
+  for (; row + 2 <= end; row += 2) weigh_rows<2>(out(), weights(), values, width, count, each);
+  for (; row < end; ++row) weigh_rows<1>(out(), weights(), values, width, count, each);
 }
 
 // packed[d * kKeys + key] = cache[offsets[key] + d]; keys outside of [first, last) become 0.

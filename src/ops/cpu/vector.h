@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__AVX2__) || defined(__AVX512F__)
@@ -71,6 +72,18 @@ inline vf load(const f16* p) {
 #endif
 }
 
+// 2 * W elements. Of bfloat16 those at even places, then those at odd ones: half the instructions.
+template <class T>
+inline void load_two(const T* p, vf& a, vf& b) {
+  a = load(p), b = load(p + W);
+}
+
+inline void load_two(const bf16* p, vf& a, vf& b) {
+  vu pairs;
+  std::memcpy(&pairs, p, sizeof pairs);
+  a = (vf)(pairs << 16), b = (vf)(pairs & 0xffff0000u);
+}
+
 // The first `count` of a vector, then zeros.
 template <class T>
 inline vf load_some(const T* p, int64_t count) {
@@ -82,6 +95,13 @@ inline vf load_some(const T* p, int64_t count) {
 inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 
 inline float as_float(const float* p) { return *p; }
+
+inline float as_float(const bf16* p) {
+  const uint32_t bits = uint32_t(p->bits) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
 
 template <class T>
 inline float as_float(const T* p) {
@@ -153,6 +173,19 @@ inline void convert_row(const T* src, float* dst, int n, float factor = 1.0f) {
   }
 }
 
+// The same, in the order in which load_two() has them; what is less than two vectors stays as it is.
+template <class T>
+inline void convert_lanes(const T* src, float* dst, int n, float factor = 1.0f) {
+  int i = 0;
+  for (; i + 2 * W <= n; i += 2 * W) {
+    vf a, b;
+    load_two(src + i, a, b);
+    store(dst + i, a * factor);
+    store(dst + i + W, b * factor);
+  }
+  convert_row(src + i, dst + i, n - i, factor);
+}
+
 // Lanes in blocks of 2 * H: the first half of each block from a, the second from b, both taken
 // from the lower (Upper = false) or upper half of the block there.
 template <int H, bool Upper>
@@ -174,6 +207,29 @@ inline vf exchange(vf a, vf b, std::integer_sequence<int, Lane...>) {
 template <int H, bool Upper>
 inline vf exchange(vf a, vf b) {
   return exchange<H, Upper>(a, b, std::make_integer_sequence<int, W>{});
+}
+
+// a's and b's lanes in turns: of their lower halves, or of their upper ones.
+template <bool Upper, int... Lane>
+inline vf zip(vf a, vf b, std::integer_sequence<int, Lane...>) {
+  constexpr int kFrom = Upper ? W / 2 : 0;
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (kFrom + Lane / 2 + Lane % 2 * W)...);
+#else
+  return __builtin_shuffle(a, b, vi{(kFrom + Lane / 2 + Lane % 2 * W)...});
+#endif
+}
+
+// Puts n floats that lie as load_two() has elements of T in their order.
+template <class T>
+inline void put_in_order(float* row, int n) {
+  if constexpr (!std::is_same_v<T, bf16>) return;
+  constexpr auto lanes = std::make_integer_sequence<int, W>{};
+  for (int i = 0; i + 2 * W <= n; i += 2 * W) {
+    const vf a = load(row + i), b = load(row + i + W);
+    store(row + i, zip<false>(a, b, lanes));
+    store(row + i + W, zip<true>(a, b, lanes));
+  }
 }
 
 inline vf add(vf a, vf b) { return a + b; }
