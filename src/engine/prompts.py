@@ -23,6 +23,8 @@ from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
 
 if TYPE_CHECKING:
+    from src.core.structured_output import StructuredOutput
+    from src.engine.structured.compiled import CompiledGrammar
     from src.engine.structured.compiler import GrammarCompiler
 
 ChatMessage = Mapping[str, Any]
@@ -159,10 +161,7 @@ class RequestBuilder:
         if params.structured_output is not None:
             # Where no grammar allows more, an end token ends the output, ignored or not.
             end_token_ids |= self._model_end_token_ids
-            self._check_stop_tokens(params)
-            asked = time.monotonic()
-            grammar = await self._grammars.compile(params.structured_output)
-            grammar_times = asked, time.monotonic()
+            grammar, grammar_times = await self._compile(params, params.structured_output)
         bad_words: tuple[tuple[int, ...], ...] = ()
         if params.bad_words:
             bad_words = await asyncio.to_thread(self._bad_words, params)
@@ -188,6 +187,15 @@ class RequestBuilder:
             )
             for index in range(params.n)
         ]
+
+    async def _compile(
+        self, params: SamplingParams, constraint: StructuredOutput
+    ) -> tuple[CompiledGrammar, tuple[float, float]]:
+        """The grammar of a request, and when it was asked for and there."""
+        self._check_stop_tokens(params)
+        asked = time.monotonic()
+        grammar = await self._grammars.compile(constraint)
+        return grammar, (asked, time.monotonic())
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= _INLINE_CHARS:
