@@ -6,6 +6,7 @@
 
 Each peer is installed into an environment of its own under `--environments`, and one that cannot be
 says why and is left out. The table's ratio is how many times as good as the peer this engine is.
+Interrupted (Ctrl+C, or SIGTERM), it keeps and shows what was measured so far.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,6 +138,24 @@ def save(recorder: Recorder, contest: Contest, options: argparse.Namespace) -> N
                 )
 
 
+def hold(contest: Contest, options: argparse.Namespace) -> None:
+    """All of it, or what there is time for: an interruption ends it, what was measured stays."""
+    # A shell has its background jobs ignore the first, and the second would leave the peers behind.
+    interrupting = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(number, signal.default_int_handler) for number in interrupting]
+    try:
+        contest.install()
+        contest.convert()
+        contest.start(options.starts)
+        contest.take_turns(options.workloads, options.repeats)
+    except KeyboardInterrupt:
+        print("interrupted: what was measured so far is kept", flush=True)
+    finally:
+        contest.close()
+        for number, handler in zip(interrupting, before, strict=True):
+            signal.signal(number, handler)
+
+
 def main() -> None:
     import torch
 
@@ -151,13 +171,7 @@ def main() -> None:
     contest = Contest(
         entrants, root, root / "checkpoints", checkpoint, limits(options), options.timeout
     )
-    try:
-        contest.install()
-        contest.convert()
-        contest.start(options.starts)
-        contest.take_turns(options.workloads, options.repeats)
-    finally:
-        contest.close()
+    hold(contest, options)
     save(recorder, contest, options)
     print(f"\n{table(entrants, [*START, *options.workloads])}")
     busy = statistics.median(contest.busy or [0.0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 
 from benchmarks.peers import contest as contest_module
 from benchmarks.peers import running as running_module
-from benchmarks.peers.__main__ import chosen, table
+from benchmarks.peers.__main__ import chosen, hold, table
 from benchmarks.peers.contest import Contest, Entrant
 from benchmarks.peers.peers import DRIVERS, REFERENCE, Peer, PeerEnvironment, peers
 from benchmarks.peers.running import PeerFailed, Running, command_of
@@ -115,6 +118,25 @@ def test_who_fails_is_left_out_and_says_why(contest_of: Any) -> None:
     assert contest.entrants[0].values["many", "output"]
     shown = table(contest.entrants, ["many", "one"])
     assert "closed is missing: no such instruction set" in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_contest_keeps_what_was_measured(
+    contest_of: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    contest = contest_of("a", "b")
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def rest(self: Contest) -> float:
+        if len(self.busy) == 5:
+            os.kill(os.getpid(), number)
+        return 0.0
+
+    monkeypatch.setattr(Contest, "_rest", rest)
+    hold(contest, argparse.Namespace(starts=0, workloads=["one"], repeats=3))
+    assert [len(e.values["one", "tpot"]) for e in contest.entrants] == [1, 2]
+    assert all(e.running is None and not e.failure for e in contest.entrants)
+    assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
 
 
 def test_a_peer_without_an_answer_is_not_waited_for_forever(drivers: Path, tmp_path: Path) -> None:
