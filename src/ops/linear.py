@@ -104,14 +104,20 @@ def _in_rows(weight: Tensor) -> Tensor:
     return words.view(weight.dtype).view(weight.shape[0] * STRIP, -1)
 
 
-def _from_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+def _values_of(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantized values [N, K] and scales [N], or [N, K / group]: int8, or uint8 of packed int4."""
+    is_int8 = weight.dtype == torch.int8
+    if weight.dim() == 2:
+        if is_int8:
+            return weight, scales
+        runs = weight.view(len(weight), -1, INT4_RUN // 2)  # [N, K / 32, 16]
+        return torch.cat((runs & 15, runs >> 4), dim=2).view(len(weight), -1), scales
     rows = _in_rows(weight)
-    if weight.dtype == torch.int8:
+    if is_int8:
         return rows[: len(scales)] ^ _SIGN, scales
-    eights = rows.view(len(rows), -1, 1, 4)
-    values = torch.cat((eights & 15, eights >> 4), dim=2).view(len(rows), -1, 2, INT4_RUN // 2)
-    packed = values[:, :, 0] | (values[:, :, 1] << 4)
-    return packed.view(len(rows), -1), scales.transpose(1, 2).reshape(len(rows), -1)
+    eights = rows.view(len(rows), -1, 4)  # [N, K / 8, 4]
+    values = torch.cat((eights & 15, eights >> 4), dim=2).view(len(rows), -1)
+    return values, scales.transpose(1, 2).reshape(len(rows), -1)
 
 
 def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
@@ -123,14 +129,12 @@ def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
         scales: float32 [N] of int8 rows; [N, K / group] of int4 groups, whose value is
             `(q - 8) * scale`; in strips as `to_quantized_strips` leaves them.
     """
-    if weight.dim() == 3:
-        weight, scales = _from_strips(weight, scales)
-    if weight.dtype == torch.int8:
-        return weight.float() * scales[:, None]
-    rows = len(weight)
-    runs = weight.view(rows, -1, 1, INT4_RUN // 2)  # [N, K / 32, 1, 16]
-    values = torch.cat((runs & 15, runs >> 4), dim=2).float() - 8  # [N, K / 32, 2, 16]
-    return (values.view(rows, scales.shape[1], -1) * scales[:, :, None]).view(rows, -1)
+    values, scales = _values_of(weight, scales)
+    # In place: until kernels are built a start has all weights pass through here in every step.
+    if scales.dim() == 1:
+        return values.float().mul_(scales[:, None])
+    groups = values.view(len(values), scales.shape[1], -1).float().sub_(8)
+    return groups.mul_(scales[:, :, None]).view(len(values), -1)
 
 
 def round_inputs(x: Tensor, unit: int) -> Tensor:
