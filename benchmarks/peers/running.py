@@ -70,7 +70,7 @@ class Running:
             reader.start()
         try:
             ready = self._next(seconds)
-        except PeerFailed:
+        except (PeerFailed, KeyboardInterrupt):
             self.close()
             raise
         self.ready: float = ready["ready"]

@@ -4,7 +4,7 @@
 // Zen 4 get 10 to 16 GB/s out of memory that gives 33, and 8 if software fetches those rows. In the
 // order in which they lie, all heads of a token and then the next token, they get 26 to 32, blocks in
 // any order. So that is the order here. A few lines are asked for at a time: a CPU has room for 10 to
-// 24 that are on their way, and drops what is asked for beyond (Zen 3), or waits.
+// 24 that are on their way, and drops what is asked for beyond (a Zen 3 seems to), or waits.
 //
 // Few query rows are computed in that order too, so a few keys ahead are enough. Where heads are
 // computed one after the other, a tile of all of them is: into the second level cache, for it is more
