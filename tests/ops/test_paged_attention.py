@@ -1,6 +1,7 @@
 """Properties of paged attention, for the reference and for the compiled kernel."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -311,14 +312,14 @@ def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibr
     # Five splits of 256 keys, of which the last is each row's own.
     use_threads(2)
     try:
-        assert library.attention_items(*apart) == 12 * 5
-        assert library.attention_items(*together) == 12 + 4
+        assert library.attention_items(*apart).count == 12 * 5
+        assert library.attention_items(*together).count == 12 + 4
         windowed = (*together[:11], 600, *together[12:])
-        assert library.attention_items(*windowed) == 12 * 4
+        assert library.attention_items(*windowed).count == 12 * 4
         # Two tiles of all of these heads would be more than a second level cache holds.
         shape |= {"num_heads": 16, "num_kv_heads": 16, "head_dim": 256}
         large = PAGED_ATTENTION.build("cpu", rows=((1, 200),) * 4, **shape)
-        assert library.attention_items(*large) == 4 * 8
+        assert library.attention_items(*large).count == 4 * 8
     finally:
         use_threads(0)
 
@@ -339,7 +340,7 @@ def test_counts_alone_decide_what_is_read_in_company(
     num_kv_heads: int,
     threads: int,
 ) -> None:
-    """As few items as have room for 64 query rows each, and as give every thread two."""
+    """As few items as have room for 64 query rows each, and as give every thread two heads."""
     args = PAGED_ATTENTION.build(
         "cpu",
         rows=((1, 256 * splits + 1),) * num_rows,
@@ -357,20 +358,70 @@ def test_counts_alone_decide_what_is_read_in_company(
     finally:
         use_threads(0)
 
-    def for_heads(query_rows: int, pieces: int) -> int:
-        """Items of a piece, of which there are so many, with these query rows of each kv head."""
-        cuts = math.ceil(2 * threads / pieces)
-        together = min(math.ceil(num_kv_heads / cuts), 64 // query_rows)
-        return math.ceil(num_kv_heads / max(1, together))
+    def for_heads(query_rows: int) -> int:
+        """Items of a piece with these query rows of each kv head, before any is cut."""
+        return math.ceil(num_kv_heads / min(num_kv_heads, 64 // query_rows))
 
-    own, whole = num_rows, num_rows * (splits + 1)
-    assert apart == whole * for_heads(heads, whole)
     room = math.ceil(num_rows / (64 // heads))
     work_for_all = math.ceil(2 * threads / (splits * num_kv_heads))
     parts = max(room, work_for_all)
+    whole = num_rows * (splits + 1) * for_heads(heads)
     if parts >= num_rows:
         assert found == apart
-        return
-    members = [num_rows * (part + 1) // parts - num_rows * part // parts for part in range(parts)]
-    company = sum(for_heads(count * heads, splits * parts) for count in members)
-    assert found == own * for_heads(heads, own) + splits * company
+        uncut = whole
+    else:
+        ends = [num_rows * part // parts for part in range(parts + 1)]
+        members = [end - begin for begin, end in itertools.pairwise(ends)]
+        company = sum(for_heads(count * heads) for count in members)
+        uncut = num_rows * for_heads(heads) + splits * company
+    for items, fewest in ((apart, whole), (found, uncut)):
+        assert items.busiest <= 1 + max(0.25, items.one_head) + 1e-9
+        assert fewest <= items.count <= fewest * num_kv_heads
+
+
+@quick
+@given(
+    lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=9),
+    num_kv_heads=st.sampled_from([1, 3, 8]),
+    threads=st.integers(1, 16),
+)
+def test_items_are_cut_until_no_thread_is_done_late(
+    library: KernelLibrary, lengths: list[int], num_kv_heads: int, threads: int
+) -> None:
+    args = PAGED_ATTENTION.build(
+        "cpu",
+        rows=tuple((1, length) for length in lengths),
+        num_heads=2 * num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=8,
+    )
+    use_threads(threads)
+    try:
+        count, busiest, one_head = library.attention_items(*args)
+    finally:
+        use_threads(0)
+    whole = sum(math.ceil(length / 256) for length in lengths)
+    assert busiest <= 1 + max(0.25, one_head) + 1e-9
+    assert whole <= count <= whole + (threads - 1) * num_kv_heads
+    if threads == 1:
+        assert count == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cut_between_heads_changes_no_bit(library: KernelLibrary, dtype: torch.dtype) -> None:
+    # Long enough to be worth more than one thread.
+    shape = {"num_heads": 24, "num_kv_heads": 12, "head_dim": 128, "block_size": 16, "dtype": dtype}
+    rows, prefixes = ((1, 600), (1, 650), (2, 300)), {1: (0, 32)}
+    args = PAGED_ATTENTION.build("cpu", rows=rows, prefixes=prefixes, **shape)
+    results, counts = [], set()
+    try:
+        for threads in (1, 3, 16, 24):
+            use_threads(threads)
+            library.paged_attention(*args)
+            results.append(args[9].clone())
+            counts.add(library.attention_items(*args).count)
+    finally:
+        use_threads(0)
+    assert len(counts) > 1
+    for result in results[1:]:
+        assert result.equal(results[0])

@@ -1,11 +1,12 @@
 // Paged attention for CPUs: varlen prefill and decode in one call.
 //
 // A call is an explicit list of work items (row x kv heads x tile of packed query rows x split of
-// the keys), cut into one contiguous part a thread by estimated cost. All query heads of a kv head
-// are packed into one tile, so a key is loaded once for them. An item of few query rows, where reading
-// is most of the work, is of as many kv heads as leave every thread work: they lie side by side in
-// memory. Splits have a fixed size and start at multiples of it, and which path serves a row depends
-// on that row alone: results do not depend on what else is in the batch, nor on the number of threads.
+// the keys), which threads take one after the other in parts of about one estimated cost. All query
+// heads of a kv head are packed into one tile, so a key is loaded once for them. An item of few query
+// rows, where reading is most of the work, is of all kv heads, which lie side by side in memory, and
+// is cut between them only where a thread would otherwise be done late. Splits have a fixed size and
+// start at multiples of it, and which path serves a row depends on that row alone: results do not
+// depend on what else is in the batch, nor on the number of threads.
 //
 // Decoding rows that share a prefix share items for its keys (`Sharing`), at no change of any bit.
 //
@@ -40,6 +41,7 @@ void execute(const AttentionArgs& a, Plan& plan) {
   double total = 0;
   for (const Item& item : plan.items) total += item.cost;
   const int64_t parts = worthwhile_parts(a.threads, total / kCostPerMicrosecond);
+  cut_for_threads(plan, std::min<int64_t>(parts, a.threads));
   std::vector<size_t> bounds(size_t(parts) + 1, plan.items.size());
   bounds[0] = 0;
   double sum = 0;
@@ -74,11 +76,11 @@ Status plan_work(const AttentionArgs& a, Plan& plan) {
   plan.clear(a.rows);
   Sharing sharing(a, plan);
   sharing.find();
-  plan.few_pieces = count_few_pieces(a, plan);
+  // The longest first, so that nobody waits for it last.
+  sharing.add_items();
   for (int64_t row = 0; row < a.rows; ++row) {
     if (Status status = plan_row(a, row, plan)) return status;
   }
-  sharing.add_items();
   return kOk;
 }
 
@@ -107,11 +109,22 @@ SLIPSTREAM_EXPORT int slipstream_paged_attention(const AttentionArgs* args) {
   }
 }
 
-// Of a call: how many items of work it is, or its status, negated.
-SLIPSTREAM_EXPORT int64_t slipstream_attention_items(const AttentionArgs* args) {
+// Of a call: how many items of work it is, or its status, negated. And, in equal shares of it for all
+// threads: what the busiest thread gets, and the most that one kv head of an item is.
+SLIPSTREAM_EXPORT int64_t slipstream_attention_items(const AttentionArgs* args, double* shares) {
   Plan plan;
-  const Status status = plan_work(*args, plan);
-  return status == kOk ? int64_t(plan.items.size()) : -int64_t(status);
+  if (const Status status = plan_work(*args, plan)) return -int64_t(status);
+  cut_for_threads(plan, args->threads);
+  plan.loads.assign(size_t(args->threads), 0);
+  double total = 0, head = 0;
+  for (const Item& item : plan.items) {
+    *std::min_element(plan.loads.begin(), plan.loads.end()) += item.cost;
+    total += item.cost, head = std::max(head, item.cost / item.kv_heads);
+  }
+  const double share = plan.items.empty() ? 1 : total / args->threads;
+  shares[0] = *std::max_element(plan.loads.begin(), plan.loads.end()) / share;
+  shares[1] = head / share;
+  return int64_t(plan.items.size());
 }
 
 // Whether rows that share a prefix read it together, from now on.

@@ -12,7 +12,7 @@ import threading
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from src.ops.host_memory import lazy_zeros
 from src.ops.linear import INT4_RUN, STRIP, fits_strips, num_outputs
 from src.ops.linear import reference as reference_linear
 
-ABI = 14
+ABI = 15
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
@@ -56,6 +56,14 @@ class UnusableLibraryError(Exception):
     """The file cannot be loaded, or is not a kernel library of this version."""
 
 
+class AttentionItems(NamedTuple):
+    """Of a call of attention. A share is an equal one of all its work: 1.0 is even."""
+
+    count: int
+    busiest: float  # share, of a thread
+    one_head: float  # share that one kv head of an item is at most
+
+
 class KernelLibrary:
     """One built instruction set level.
 
@@ -80,21 +88,23 @@ class KernelLibrary:
         attend.argtypes = (ctypes.c_char_p,)
         self.paged_attention = _bind_attention(attend)
         self._items: Any = self._library.slipstream_attention_items
-        self._items.argtypes, self._items.restype = (ctypes.c_char_p,), ctypes.c_int64
+        self._items.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_double))
+        self._items.restype = ctypes.c_int64
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = _bind_linear(self._library)
         self.send = _bind_send(self._library)
 
-    def attention_items(self, *arguments: Any) -> int:
-        """Into how many items of work a call of `paged_attention` is cut."""
-        found = [0]
+    def attention_items(self, *arguments: Any) -> AttentionItems:
+        """What a call of `paged_attention` is cut into."""
+        count, shares = 0, (ctypes.c_double * 2)()
 
-        def count(packed: bytes) -> int:
-            found[0] = self._items(packed)
-            return max(0, -found[0])
+        def ask(packed: bytes) -> int:
+            nonlocal count
+            count = self._items(packed, shares)
+            return max(0, -count)
 
-        _bind_attention(count)(*arguments)
-        return found[0]
+        _bind_attention(ask)(*arguments)
+        return AttentionItems(count, *shares)
 
     def share_prefixes(self, share: bool) -> None:
         """Whether decoding rows read together what they share; off to measure what that brings."""
@@ -256,11 +266,10 @@ def _pack_masks(
     """MaskArgs of arrays that whoever keeps this keeps too."""
     given = (masks, ends, allowed)
     num_rows, words = masks.shape
-    if not all(
-        each.shape == masks.shape and each.dtype == np.int32 and each.flags.c_contiguous
-        for each in given
-    ) or not (wishes.shape == (num_rows,) and wishes.dtype == np.uint8):
-        raise ValueError("expected int32 [R, W] and uint8 [R] for masks of rows")
+    for each in given:
+        fits = each.shape == masks.shape and each.dtype == np.int32 and each.flags.c_contiguous
+        if not fits or wishes.shape != (num_rows,) or wishes.dtype != np.uint8:
+            raise ValueError("expected int32 [R, W] and uint8 [R] for masks of rows")
     return _MASKS(*(each.ctypes.data for each in (*given, wishes)), num_rows, words)
 
 

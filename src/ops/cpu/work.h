@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <vector>
 
 #include "abi.h"
@@ -15,6 +16,7 @@ constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chu
 constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
 constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
 constexpr int64_t kTileBytes = 256 << 10;  // of a tile's keys and values, of all heads of an item
+constexpr double kUneven = 1.0 / 4;        // of its share, what a thread may do more than that
 
 // Packed query rows [first, first + count) of a batch row, of each of so many kv heads from `kv_head`
 // on, against keys [begin, end).
@@ -47,13 +49,13 @@ struct Plan {
   std::vector<int32_t> members;
   std::vector<int32_t> shared;      // of a batch row: splits at its beginning that others share
   std::vector<int32_t> row_groups;  // of a batch row: its merge group for the first kv head
-  int64_t few_pieces = 0;           // splits of rows of few query rows that nobody shares
+  std::vector<double> loads;        // of threads, while items are cut for them
 
   void clear(int64_t rows) {
     items.clear();
     groups.clear();
     members.clear();
-    partial_floats = few_pieces = 0;
+    partial_floats = 0;
     shared.assign(size_t(rows), 0);
     row_groups.assign(size_t(rows), -1);
   }
@@ -115,21 +117,17 @@ inline int tile_keys(const Path& path) {
   return kKeys;
 }
 
-// Of how many kv heads an item of few query rows is, `count` of each, where so many items would be of
-// all kv heads: of all, for then memory is read in its order, if there is room for their query rows,
-// for a tile of them and the next one in the second level cache, and every thread has two items. A
-// head's bits depend on no other.
-inline int64_t kv_heads_together(const AttentionArgs& a, const Path& path, int64_t count,
-                                 int64_t items) {
+// Of how many kv heads an item of few query rows is, `count` of each: of all, for then memory is read
+// in its order, if there is room for their query rows, for a tile of them and the next one in the
+// second level cache. A head's bits depend on no other.
+inline int64_t kv_heads_together(const AttentionArgs& a, const Path& path, int64_t count) {
   int64_t rows = kGemmRows / count;
 #if defined(SLIPSTREAM_PAIRS)
   if (path.strips) rows = kTileRows / strip_rows(count);
 #endif
   const int64_t key_bytes = 2 * a.head_dim * (a.dtype == kFloat32 ? 4 : 2);
   const int64_t room = std::min(rows, kTileBytes / (tile_keys(path) * key_bytes));
-  const int64_t cuts = (2 * a.threads + items - 1) / std::max<int64_t>(1, items);
-  const int64_t together = (a.num_kv_heads + cuts - 1) / std::max<int64_t>(1, cuts);
-  return std::clamp<int64_t>(together, 1, std::max<int64_t>(1, room));
+  return std::clamp<int64_t>(room, 1, a.num_kv_heads);
 }
 
 // Adds items of so many kv heads like one of the first head, whose cost is that of one.
@@ -144,19 +142,38 @@ inline void add_for_heads(const AttentionArgs& a, const Item& first, int64_t tog
   }
 }
 
-// Splits of all rows of few query rows, but for those that are shared.
-inline int64_t count_few_pieces(const AttentionArgs& a, const Plan& plan) {
-  int64_t pieces = 0;
-  for (int64_t row = 0; row < a.rows; ++row) {
-    const int64_t packed =
-        int64_t(a.query_start_loc[row + 1] - a.query_start_loc[row]) * (a.num_heads / a.num_kv_heads);
-    const Path path = choose_path(a, packed, a.seq_lens[row]);
-    if (!path.few || packed < 1) continue;
-    const int64_t keys = a.sliding_window > 0 ? std::min<int64_t>(a.seq_lens[row], a.sliding_window)
-                                              : a.seq_lens[row];
-    pieces += (keys + path.split - 1) / path.split - plan.shared[size_t(row)];
+// Takes kv heads from the end of an item, and gives them to a new one behind it.
+inline void cut_item(Plan& plan, size_t index, int32_t heads) {
+  Item rest = plan.items[index];
+  Item& item = plan.items[index];
+  item.cost *= double(heads) / item.kv_heads;
+  item.kv_heads = heads;
+  rest.cost -= item.cost;
+  rest.kv_head += heads;
+  rest.kv_heads -= heads;
+  if (rest.group >= 0) rest.group += heads;
+  plan.items.insert(plan.items.begin() + int64_t(index) + 1, rest);
+}
+
+// Cuts items between two kv heads where one of so many threads would otherwise be done late, if each
+// takes the next item when it is done with one. No more than that: what is cut is not read in the order
+// of memory any more, and where memory is what they wait for, one that is done leaves more of it to
+// the others.
+inline void cut_for_threads(Plan& plan, int64_t threads) {
+  double total = 0, largest = 0;
+  for (const Item& item : plan.items) total += item.cost, largest = std::max(largest, item.cost);
+  const double share = total / double(threads);
+  if (largest <= kUneven * share) return;
+  plan.loads.assign(size_t(threads), 0);
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    const Item& item = plan.items[i];
+    double& load = *std::min_element(plan.loads.begin(), plan.loads.end());
+    if (load + item.cost > (1 + kUneven) * share && item.kv_heads > 1) {
+      const double heads = std::round((share - load) / item.cost * item.kv_heads);
+      cut_item(plan, i, int32_t(std::clamp<double>(heads, 1, item.kv_heads - 1)));
+    }
+    load += plan.items[i].cost;
   }
-  return pieces;
 }
 
 Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
@@ -193,7 +210,7 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
       const int64_t to = std::min(high, (split_first + s + 1) * split);
       const Item item{int32_t(row), 0, 0, int32_t(first), int32_t(count), from, to, group,
                       int32_t(s), 0, 0, cost_of(a, path, count, to - from)};
-      add_for_heads(a, item, path.few ? kv_heads_together(a, path, count, plan.few_pieces) : 1, plan);
+      add_for_heads(a, item, path.few ? kv_heads_together(a, path, count) : 1, plan);
     }
   }
   return kOk;
@@ -236,7 +253,7 @@ class Sharing {
     drop_lone();
   }
 
-  // After the rows are planned.
+  // What is served in company: items as costly as any.
   void add_items() {
     for (const Company& company : companies) add(company);
   }
@@ -314,11 +331,11 @@ class Sharing {
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t from = members * part / parts, count = members * (part + 1) / parts - from;
       const size_t member = company.begin + size_t(from);
-      const int64_t packed = count * heads, items = int64_t(companies.size()) * parts;
+      const int64_t packed = count * heads;
       const Item item{plan.members[member], 0, 0, 0, int32_t(packed), company.split * path.split,
                       (company.split + 1) * path.split, -1, company.split, int32_t(member),
                       int32_t(count), cost_of(a, path, packed, path.split)};
-      add_for_heads(a, item, kv_heads_together(a, path, packed, items), plan);
+      add_for_heads(a, item, kv_heads_together(a, path, packed), plan);
     }
   }
 
