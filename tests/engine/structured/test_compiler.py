@@ -58,6 +58,7 @@ def slow_schema(more: int = 0) -> StructuredOutput:
     [
         (StructuredOutput.json("[" * 9 + "]" * 9), "at most 8 deep"),
         (StructuredOutput.json('{"a"'), "not valid JSON"),
+        (StructuredOutput.json('"\\' * 90_000), "not valid JSON"),
         (StructuredOutput.json("5"), "object or a boolean"),
         (StructuredOutput.json(False), "Unsatisfiable"),
         (StructuredOutput.json({"$ref": "#"}), "no text conforms"),
