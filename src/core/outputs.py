@@ -17,7 +17,9 @@ class FinishReason(enum.Enum):
     ERROR = "error"  # the engine failed
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
+# A long prompt has some hundred thousand of these and of their pairs, and of lists the garbage
+# collector would look through all, time and again, while every stream waits.
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities at one position, of the model's raw distribution (natural logarithm).
 
     ``top`` holds (token id, log-probability), likeliest first; ``rank`` is the chosen
@@ -27,7 +29,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
     rank: int
-    top: list[tuple[int, float]]
+    top: tuple[tuple[int, float], ...]
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):

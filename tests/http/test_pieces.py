@@ -46,7 +46,7 @@ LISTS = st.lists(st.lists(st.integers()))
 
 
 def scored(token_id: int, top: int) -> TokenLogprobs:
-    return TokenLogprobs(token_id, -1.5, 1, [(3 + i, -0.25 * i) for i in range(top)])
+    return TokenLogprobs(token_id, -1.5, 1, tuple((3 + i, -0.25 * i) for i in range(top)))
 
 
 @given(values=st.lists(st.text(), max_size=3 * SLICE), others=LISTS)

@@ -312,14 +312,14 @@ def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibr
     # Five splits of 256 keys, of which the last is each row's own.
     use_threads(2)
     try:
-        assert library.attention_items(*apart).count == 12 * 5
-        assert library.attention_items(*together).count == 12 + 4
+        assert library.attention_items(*apart).items == 12 * 5
+        assert library.attention_items(*together).items == 12 + 4
         windowed = (*together[:11], 600, *together[12:])
-        assert library.attention_items(*windowed).count == 12 * 4
+        assert library.attention_items(*windowed).items == 12 * 4
         # Two tiles of all of these heads would be more than a second level cache holds.
         shape |= {"num_heads": 16, "num_kv_heads": 16, "head_dim": 256}
         large = PAGED_ATTENTION.build("cpu", rows=((1, 200),) * 4, **shape)
-        assert library.attention_items(*large).count == 4 * 8
+        assert library.attention_items(*large).items == 4 * 8
     finally:
         use_threads(0)
 
@@ -374,9 +374,9 @@ def test_counts_alone_decide_what_is_read_in_company(
         members = [end - begin for begin, end in itertools.pairwise(ends)]
         company = sum(for_heads(count * heads) for count in members)
         uncut = num_rows * for_heads(heads) + splits * company
-    for items, fewest in ((apart, whole), (found, uncut)):
-        assert items.busiest <= 1 + max(0.25, items.one_head) + 1e-9
-        assert fewest <= items.count <= fewest * num_kv_heads
+    for cut, fewest in ((apart, whole), (found, uncut)):
+        assert cut.busiest <= 1 + max(0.25, cut.one_head) + 1e-9
+        assert fewest <= cut.items <= fewest * num_kv_heads
 
 
 @quick
@@ -397,14 +397,14 @@ def test_items_are_cut_until_no_thread_is_done_late(
     )
     use_threads(threads)
     try:
-        count, busiest, one_head = library.attention_items(*args)
+        items, busiest, one_head = library.attention_items(*args)
     finally:
         use_threads(0)
     whole = sum(math.ceil(length / 256) for length in lengths)
     assert busiest <= 1 + max(0.25, one_head) + 1e-9
-    assert whole <= count <= whole + (threads - 1) * num_kv_heads
+    assert whole <= items <= whole + (threads - 1) * num_kv_heads
     if threads == 1:
-        assert count == whole
+        assert items == whole
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -419,7 +419,7 @@ def test_a_cut_between_heads_changes_no_bit(library: KernelLibrary, dtype: torch
             use_threads(threads)
             library.paged_attention(*args)
             results.append(args[9].clone())
-            counts.add(library.attention_items(*args).count)
+            counts.add(library.attention_items(*args).items)
     finally:
         use_threads(0)
     assert len(counts) > 1

@@ -58,7 +58,7 @@ class LogprobTensors:
             [self.top_ids.shape[1]] * len(self.token_ids) if counts is None else counts,
         )
         return [
-            TokenLogprobs(token_id, logprob, rank, list(zip(ids[:count], values, strict=False)))
+            TokenLogprobs(token_id, logprob, rank, tuple(zip(ids[:count], values, strict=False)))
             for token_id, logprob, rank, ids, values, count in zip(*columns, strict=True)
         ]
 

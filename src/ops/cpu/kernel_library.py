@@ -59,7 +59,7 @@ class UnusableLibraryError(Exception):
 class AttentionItems(NamedTuple):
     """Of a call of attention. A share is an equal one of all its work: 1.0 is even."""
 
-    count: int
+    items: int
     busiest: float  # share, of a thread
     one_head: float  # share that one kv head of an item is at most
 
@@ -96,15 +96,15 @@ class KernelLibrary:
 
     def attention_items(self, *arguments: Any) -> AttentionItems:
         """What a call of `paged_attention` is cut into."""
-        count, shares = 0, (ctypes.c_double * 2)()
+        items, shares = 0, (ctypes.c_double * 2)()
 
         def ask(packed: bytes) -> int:
-            nonlocal count
-            count = self._items(packed, shares)
-            return max(0, -count)
+            nonlocal items
+            items = int(self._items(packed, shares))
+            return max(0, -items)
 
         _bind_attention(ask)(*arguments)
-        return AttentionItems(count, *shares)
+        return AttentionItems(items, *shares)
 
     def share_prefixes(self, share: bool) -> None:
         """Whether decoding rows read together what they share; off to measure what that brings."""

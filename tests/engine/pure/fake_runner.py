@@ -66,7 +66,7 @@ def expected_output(request: Request) -> tuple[list[int], FinishReason]:
 
 
 def prompt_logprob(request: Request, position: int) -> TokenLogprobs:
-    return TokenLogprobs(request.prompt_token_ids[position], -float(position), position, [])
+    return TokenLogprobs(request.prompt_token_ids[position], -float(position), position, ())
 
 
 class DeviceRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -75,4 +76,14 @@ def test_equal_logits_share_a_rank() -> None:
 def test_impossible_tokens() -> None:
     logits = torch.tensor([[0.0, -math.inf]])
     (entry,) = gather_logprobs(logits, torch.tensor([1]), 2).to_lists()
-    assert entry == TokenLogprobs(1, -math.inf, 2, [(0, 0.0), (1, -math.inf)])
+    assert entry == TokenLogprobs(1, -math.inf, 2, ((0, 0.0), (1, -math.inf)))
+
+
+def test_the_garbage_collector_has_nothing_to_follow() -> None:
+    """A long prompt has hundreds of thousands of entries and pairs."""
+    entries = gather_logprobs(torch.randn(50, V), torch.arange(50) % V, 5).to_lists()
+    for _ in range(2):  # a tuple is let go of after what is in it
+        gc.collect()
+    followed = [entry for entry in entries if gc.is_tracked(entry) or gc.is_tracked(entry.top)]
+    pairs = [pair for entry in entries for pair in entry.top if gc.is_tracked(pair)]
+    assert not followed + pairs
