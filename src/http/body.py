@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import anyio
@@ -29,6 +29,13 @@ MAX_DEPTH: Final = 128
 _PIECE_BYTES: Final = 64 * 1024
 _NO_STRUCTURE: Final = bytes(sorted(set(range(256)) - set(b"{}[]:,")))
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+# A float spelt out has 309 before its point. To read an integer, or to spell it, takes the square
+# of its digits, of which there may be thousands.
+_MAX_DIGITS: Final = 400
+_TOO_LONG: Final = b"0" * (_MAX_DIGITS + 1)
+_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+# Of an error's text, at either end: one may quote the whole body.
+_MAX_QUOTED: Final = 500
 
 T = TypeVar("T")
 
@@ -97,15 +104,14 @@ async def check_structure(
     Raises
     ------
     InvalidRequestError
-        There are more, of whatever, or they are nested deeper than :data:`MAX_DEPTH`.
+        There are more, of whatever, or they are nested deeper than :data:`MAX_DEPTH`; or a number
+        in a long text has more than 400 digits in a row.
     """
-    if _is_small(texts, max_nodes, max_values):
-        return
     check = functools.partial(_check_exactly, texts, max_nodes, max_values, what, param)
-    if sum(map(len, texts)) <= _PIECE_BYTES:
+    if sum(map(len, texts)) > _PIECE_BYTES:
+        await asyncio.to_thread(_check_long, texts, max_nodes, max_values, check)
+    elif not _is_small(texts, max_nodes, max_values):
         check()
-    else:
-        await asyncio.to_thread(check)
 
 
 def check_short_structure(
@@ -115,6 +121,21 @@ def check_short_structure(
     texts = (text.encode(errors="replace"),)
     if not _is_small(texts, max_nodes, max_values):
         _check_exactly(texts, max_nodes, max_values, what, param)
+
+
+def _check_long(
+    texts: Sequence[bytes], max_nodes: int, max_values: int, check: Callable[[], None]
+) -> None:
+    if not _is_small(texts, max_nodes, max_values) or any(
+        _has_long_number(text[start : start + _PIECE_BYTES])
+        for text in texts
+        for start in range(0, len(text), _PIECE_BYTES)
+    ):
+        check()
+
+
+def _has_long_number(piece: bytes) -> bool:
+    return _TOO_LONG in piece.translate(_DIGITS)
 
 
 def _is_small(texts: Sequence[bytes], max_nodes: int, max_values: int) -> bool:
@@ -138,7 +159,16 @@ def _check_exactly(
 ) -> None:
     nodes = values = 0
     for text in texts:
-        outside = _outside_texts(text)
+        pieces = []
+        for piece in _outside_texts(text):
+            if _has_long_number(piece):
+                raise InvalidRequestError(
+                    f"{what} may have numbers of at most {_MAX_DIGITS} digits in a row",
+                    param=param,
+                    code="invalid_json",
+                )
+            pieces.append(piece.translate(None, _NO_STRUCTURE))
+        outside = b"".join(pieces)
         found = _structure(outside)
         nodes, values = nodes + found[0], values + found[1]
         for count, most, things in (
@@ -159,12 +189,11 @@ def _check_exactly(
             )
 
 
-def _outside_texts(text: bytes) -> bytes:
-    """Brackets, colons and commas that are not between quotes.
+def _outside_texts(text: bytes) -> Iterator[bytes]:
+    """What is not between quotes, in pieces.
 
     Exact up to where the text is no JSON any more.
     """
-    found = []
     start = 0
     inside = False
     while start < len(text):
@@ -176,10 +205,9 @@ def _outside_texts(text: bytes) -> bytes:
             piece = text[start:end]
         piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = piece.split(b'"')
-        found.append(b"".join(parts[int(inside) :: 2]).translate(None, _NO_STRUCTURE))
+        yield b"".join(parts[int(inside) :: 2])
         inside ^= len(parts) % 2 == 0
         start = end
-    return b"".join(found)
 
 
 def _is_too_deep(outside: bytes) -> bool:
@@ -256,6 +284,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def invalid_field(error: msgspec.ValidationError) -> InvalidRequestError:
     """The same error in a client's terms: ``messages[0].role`` for ``$.messages[0].role``."""
     text = str(error)
+    if len(text) > 2 * _MAX_QUOTED:
+        text = f"{text[:_MAX_QUOTED]} ... {text[-_MAX_QUOTED:]}"
     problem = _PATH.sub("", text)
     param = _param(text)
     missing = _MISSING.search(problem)

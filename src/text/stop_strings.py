@@ -13,7 +13,9 @@ string that the text ends with: exactly what has to be held back, in linear time
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from src.core.errors import InvalidRequestError
 
@@ -48,11 +50,10 @@ class StopStrings:
                 raise InvalidRequestError(
                     f"stop[{i}]: expected a non-empty string, got an empty one", param="stop"
                 )
-        # Longest first: among those that end at one character, the first found is the match.
-        self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
-        self._failures = [_failure_table(stop) for stop in self._stops]
+        automata = _automata(tuple(stops))
+        self._stops, self._failures = automata.stops, automata.failures
+        self._first_characters = automata.first_characters
         self._states = [0] * len(self._stops)
-        self._first_characters = frozenset(stop[0] for stop in self._stops)
         self._include = include_in_output
         self._may_end = may_end
         self._held = ""
@@ -96,6 +97,21 @@ class StopStrings:
     def _end(self, end: int, stop: str) -> int:
         """Where the text ends that a stop string up to ``end`` cuts."""
         return end if self._include else end - len(stop)
+
+
+class _Automata(NamedTuple):
+    # Longest first: among those that end at one character, the first found is the match.
+    stops: list[str]
+    failures: list[list[int]]
+    first_characters: frozenset[str]
+
+
+# All completions of a request have the same ones, and they take milliseconds.
+@functools.lru_cache(maxsize=16)
+def _automata(stops: tuple[str, ...]) -> _Automata:
+    ordered = sorted(set(stops), key=lambda stop: (-len(stop), stop))
+    failures = [_failure_table(stop) for stop in ordered]
+    return _Automata(ordered, failures, frozenset(stop[0] for stop in ordered))
 
 
 def _advance(stop: str, failure: list[int], state: int, character: str) -> int:

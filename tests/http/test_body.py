@@ -44,6 +44,11 @@ def count(value: Any) -> tuple[int, int]:
     return nodes, values
 
 
+def brackets_outside_texts(body: bytes) -> bytes:
+    pieces = body_module._outside_texts(body)
+    return b"".join(piece.translate(None, body_module._NO_STRUCTURE) for piece in pieces)
+
+
 def depth(value: Any) -> int:
     """Levels of lists and objects."""
     if not isinstance(value, list | dict):
@@ -57,7 +62,7 @@ def test_what_is_counted_is_what_would_be_built(value: Any, piece: int, ascii_on
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_module, "_PIECE_BYTES", piece)
-        outside = body_module._outside_texts(body)
+        outside = brackets_outside_texts(body)
     assert body_module._structure(outside) == count(value)
     for most in range(6):
         with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +74,7 @@ def test_what_is_counted_is_what_would_be_built(value: Any, piece: int, ascii_on
 def test_counting_takes_any_bytes(body: bytes, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_module, "_PIECE_BYTES", piece)
-        outside = body_module._outside_texts(body)
+        outside = brackets_outside_texts(body)
     assert len(outside) <= len(body)
     body_module._is_too_deep(outside)
 
@@ -92,6 +97,17 @@ async def test_depth_is_bounded() -> None:
     for beside in (b"", b" " * 100_000):
         with pytest.raises(InvalidRequestError, match="128 levels deep"):
             await check_structure(nested(MAX_DEPTH + 1) + beside, **bounds)
+
+
+async def test_integers_of_thousands_of_digits_are_refused() -> None:
+    """Reading one takes the square of its digits, in a field that is ignored too."""
+    bounds = {"max_nodes": 1000, "max_values": 1_000_000}
+    for digits in (400, 8_000, 70_000):
+        fine = json.dumps({"prompt": "7" * digits + '"', "ids": [int("9" * 400)] * 200}).encode()
+        await check_structure(fine, **bounds)
+        body = b'{"prompt": "\\"", "x": [1, -2.' + b"9" * (digits + 1) + b"]}" + b" " * 70_000
+        with pytest.raises(InvalidRequestError, match="at most 400 digits"):
+            await check_structure(body, **bounds)
 
 
 async def test_several_texts_count_together() -> None:
@@ -194,6 +210,21 @@ LARGE = {
     "unknown": ("/v1/completions", filled('{"prompt":"x","max_tokens":1,"y":[', "[],", "]}")),
     "one text": ("/v1/completions", filled('{"prompt":"', "word ", '"}')),
     "a number": ("/v1/completions", filled('{"prompt":"x","n":', "9", "}")),
+    "long integers": (
+        "/v1/completions",
+        filled('{"prompt":"x","max_tokens":1,"metadata":[', "9" * 4300 + ",", "]}"),
+    ),
+    "an error that quotes": (
+        "/v1/chat/completions",
+        filled('{"messages":[{"content":"x","role":"', "user", '"}]}'),
+    ),
+    # All have the same hash.
+    "colliding keys": (
+        "/v1/completions",
+        b'{"prompt":"x","logit_bias":{'
+        + b",".join(b'"%d":0' % (number * (2**61 - 1)) for number in range(20_000))
+        + b"}}",
+    ),
     "backslashes": ("/v1/completions", filled('{"prompt":"', "\\\\", '"}')),
 }
 

@@ -73,6 +73,11 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
+# Bounded one by one: all multiples of 2**61 - 1 have the same hash, and keys are counted only when
+# the dictionary has been built.
+TokenKey = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
 class GenerationRequest(Accepted, kw_only=True):
     """What both endpoints take. ``None`` everywhere means "as if it were not there"."""
 
@@ -85,7 +90,7 @@ class GenerationRequest(Accepted, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     best_of: int | None = None
-    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    logit_bias: Annotated[dict[TokenKey, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
