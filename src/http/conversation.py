@@ -56,12 +56,16 @@ def _check(request: ChatRequest) -> None:
         for items in (message.content, message.tool_calls)
         if isinstance(items, list)
     )
-    if count > MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"messages may have at most {MAX_MESSAGES} content parts and tool calls in all, "
-            f"got {count}",
-            param="messages",
-        )
+    # In other protocols messages are made of parts, and of what was said before.
+    for number, things in (
+        (len(request.messages), "messages"),
+        (count, "content parts and tool calls"),
+    ):
+        if number > MAX_MESSAGES:
+            raise InvalidRequestError(
+                f"messages may have at most {MAX_MESSAGES} {things} in all, got {number}",
+                param="messages",
+            )
     for index, message in enumerate(request.messages):
         for field in ("function_call", "audio"):
             if getattr(message, field) is not None:

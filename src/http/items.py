@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from src.core.errors import InvalidRequestError
 from src.http.body import invalid_field
-from src.http.protocol.chat import ChatMessage
+from src.http.protocol.chat import MAX_MESSAGES, ChatMessage
 
 T = TypeVar("T")
 
@@ -31,6 +32,26 @@ def with_instructions(
         rest += 1
     leading = [ChatMessage(role="system", content="\n\n".join(texts))] if texts else []
     return [*leading, *messages[rest:]]
+
+
+def check_parts(param: str, contents: Iterable[object]) -> None:
+    """Refuse more parts than a chat may have messages, before any of them is read.
+
+    Parameters
+    ----------
+    contents
+        Texts, or lists of parts, of which all together count.
+
+    Raises
+    ------
+    InvalidRequestError
+        Naming ``param``.
+    """
+    count = sum(len(content) for content in contents if isinstance(content, list))
+    if count > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"{param} may have at most {MAX_MESSAGES} parts in all, got {count}", param=param
+        )
 
 
 def read_item(where: str, item: Any, kind: type[T]) -> T:

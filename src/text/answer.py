@@ -7,6 +7,7 @@ sampler, and feeds the text of each choice to a parser of its own.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -103,16 +104,24 @@ class Answer(msgspec.Struct, kw_only=True):
 
     def add(self, events: Iterable[AnswerEvent]) -> None:
         """Take the next events of a parser."""
+        # Joined once: a text in which many calls fail comes in tens of thousands of pieces.
+        content: list[str] = []
+        reasoning: list[str] = []
+        arguments: defaultdict[int, list[str]] = defaultdict(list)
         for event in events:
             match event:
                 case ContentDelta(text=text):
-                    self.content += text
+                    content.append(text)
                 case ReasoningDelta(text=text):
-                    self.reasoning += text
+                    reasoning.append(text)
                 case ToolCallBegin(id=call_id, name=name):
                     self.tool_calls.append(ToolCall(id=call_id, name=name, arguments=""))
                 case ToolCallArguments(index=index, text=text):
-                    self.tool_calls[index].arguments += text
+                    arguments[index].append(text)
+        self.content += "".join(content)
+        self.reasoning += "".join(reasoning)
+        for index, texts in arguments.items():
+            self.tool_calls[index].arguments += "".join(texts)
 
 
 def whole_answer(parser: AnswerParser, text: str) -> Answer:

@@ -290,6 +290,8 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
          "messages[0].content[0].name"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
          "messages[0].content[0].tool_use_id"),
+        ({"messages": [{"role": "user", "content": [{}] * 1000}] * 5}, "4096 parts in all"),
+        ({"messages": [{"role": "user", "content": [{"content": [{}] * 1100}] * 4}]}, "4096 parts"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**6}, "max_tokens"),

@@ -689,6 +689,7 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": "word " * 4000}, "input"),
+        ({"input": [{"content": [{}] * 1100, "output": [{}] * 1000}] * 2}, "input"),
         ({"temperature": 3}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),

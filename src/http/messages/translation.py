@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from src.core.errors import InvalidRequestError
-from src.http.items import read_item, with_instructions
+from src.http.items import check_parts, read_item, with_instructions
 from src.http.protocol.chat import (
     ChatMessage,
     ChatRequest,
@@ -53,6 +53,7 @@ def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatReque
     InvalidRequestError
         It asks for something that cannot be done or read; names the field.
     """
+    check_parts("messages", _contents(request))
     messages: list[ChatMessage] = []
     for index, message in enumerate(request.messages):
         where = f"messages[{index}].content"
@@ -86,6 +87,13 @@ def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatReque
         _sample(chat, request)
     chat.chat_template_kwargs = template_kwargs or None
     return chat
+
+
+def _contents(request: ConversationRequest) -> Iterator[object]:
+    for message in request.messages:
+        yield message.content
+        if isinstance(message.content, list):
+            yield from (block.get("content") for block in message.content)
 
 
 def _sample(chat: ChatRequest, request: MessageRequest) -> None:

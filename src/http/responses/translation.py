@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from src.core.errors import InvalidRequestError
-from src.http.items import read_item, with_instructions
+from src.http.items import check_parts, read_item, with_instructions
 from src.http.protocol.chat import (
     MAX_TOOLS,
     ChatMessage,
@@ -131,6 +131,7 @@ def _input_messages(request: ResponseRequest, references: _References) -> list[C
         return []
     if isinstance(request.input, str):
         return [ChatMessage(role="user", content=request.input)]
+    check_parts("input", (item.get(n) for item in request.input for n in ("content", "output")))
     reader = _ItemReader(references)
     for index, item in enumerate(request.input):
         reader.read(f"input[{index}]", item)
