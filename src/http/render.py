@@ -18,6 +18,7 @@ from src.http.call import Call
 from src.http.chat import prepare_chat, spelt
 from src.http.completions import prepare_completion
 from src.http.fields import RequestDecoder
+from src.http.pieces import gathered, listed
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.completions import CompletionRequest
 from src.http.protocol.generation import GenerationRequest
@@ -47,16 +48,18 @@ async def render_completion(call: Call) -> None:
     request = _decode_completion(call)
     try:
         completion = await prepare_completion(call, request)
-        bodies = [
-            _body(completion.engine, completion.model, request, token_ids, params)
+        # Each has its own copy of the parameters, which may be long lists.
+        bodies = listed(
+            [_encode(_body(completion.engine, completion.model, request, token_ids, params))]
             for token_ids, (_, params) in zip(
                 completion.prompt_token_ids, completion.job.prompts, strict=True
             )
-        ]
+        )
+        pieces = await gathered(bodies)
     except RequestError as error:
         respell_fields(error, request)
         raise
-    await call.answer(_encode(bodies))
+    await call.answer(*pieces)
 
 
 def _body(
