@@ -33,6 +33,7 @@ _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
 _QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
 _LAST_MOVE = struct.Struct("@qd")  # LastMove
+_DOUBLES = ctypes.POINTER(ctypes.c_double)
 # Words of masks beyond which a call takes so long that others may have the interpreter lock.
 _QUICK_WORDS = 1 << 15
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -88,8 +89,7 @@ class KernelLibrary:
         attend.argtypes = (ctypes.c_char_p,)
         self.paged_attention = _bind_attention(attend)
         self._items: Any = self._library.slipstream_attention_items
-        self._items.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_double))
-        self._items.restype = ctypes.c_int64
+        self._items.argtypes, self._items.restype = (ctypes.c_char_p, _DOUBLES), ctypes.c_int64
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = _bind_linear(self._library)
         self.send = _bind_send(self._library)
@@ -311,9 +311,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
         schedule: Tensor | None = None,  # of the CUDA kernels
     ) -> None:
         if key is None or value is None:
-            raise ValueError(
-                "expected key and value: the compiled CPU kernel writes them into the cache itself"
-            )
+            raise ValueError("expected key and value: the kernel itself writes them to the cache")
         tokens, num_heads, head_dim = query.shape
         num_blocks, block_size, num_kv_heads, _ = key_cache.shape
         rows, max_blocks = block_tables.shape
