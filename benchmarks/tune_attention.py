@@ -5,7 +5,8 @@
 Every candidate is timed on batches like those of a model of 8 billion parameters, as a captured
 step replays it, and held against the reference. A candidate's figure is the geometric mean, over
 the batches, of its time over the shortest; lines for the table are printed best first. One that
-does not fit into the device's memory for programs is left out.
+does not fit into the device's memory for programs is left out. One that fails otherwise, or
+computes something else, is named last, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from src.ops import PAGED_ATTENTION, step_schedule
 from src.ops.triton import paged_attention, tuning
 from src.ops.triton.tuning import DecodeShape, PrefillShape
 
+KERNELS = ("decode", "prefill")
 _TOLERANCE = 0.05
 
 Shape = DecodeShape | PrefillShape
@@ -75,11 +77,13 @@ def installed(table: dict[Any, Any], key: tuple[int, int, int], shape: Shape) ->
 
 def seconds_of(
     shape: Shape, arguments: Mapping[str, tuple[Any, ...]], wanted: Mapping[str, torch.Tensor]
-) -> dict[str, float] | None:
-    """Time by batch; `None` if the device cannot hold such a program.
+) -> dict[str, float]:
+    """Time by batch.
 
     Raises
     ------
+    triton.runtime.errors.OutOfResources
+        The device cannot hold such a program.
     RuntimeError
         The kernel's results are not the reference's.
     """
@@ -89,20 +93,17 @@ def seconds_of(
         # As a model's layers have it: its tiles are those of the candidate.
         schedule = step_schedule(key_cache, query.shape[1], *given[5:8], window)
         num_bytes = PAGED_ATTENTION.cost(*given).bytes
-        try:
-            seconds[name] = call_seconds(
-                paged_attention.run, (*given, schedule), num_bytes, query.device
-            )
-        except triton.runtime.errors.OutOfResources:
-            return None
+        seconds[name] = call_seconds(
+            paged_attention.run, (*given, schedule), num_bytes, query.device
+        )
         error = float((given[9].float() - wanted[name].float()).abs().max())
         if not error < _TOLERANCE:
             raise RuntimeError(f"{shape} on {name}: differs by {error:g}")
     return seconds
 
 
-def tune(kernel: str, options: argparse.Namespace, recorder: Recorder) -> None:
-    """Time every candidate of a kernel and print those that ran, best first."""
+def tune(kernel: str, options: argparse.Namespace, recorder: Recorder) -> list[str]:
+    """Time every candidate of a kernel, print those that ran, best first; what failed, by line."""
     dtype = getattr(torch, options.dtype)
     heads = {"num_heads": options.heads, "num_kv_heads": options.kv_heads, "block_size": 64}
     arguments, wanted = {}, {}
@@ -116,11 +117,18 @@ def tune(kernel: str, options: argparse.Namespace, recorder: Recorder) -> None:
     key = (tuning.capability_of(device), width, dtype.itemsize)
     table: dict[Any, Any] = tuning._DECODE if kernel == "decode" else tuning._PREFILL
     times: dict[Shape, dict[str, float]] = {}
+    failed = []
     for shape in candidates(kernel, quick=options.quick):
         with installed(table, key, shape):
-            seconds = seconds_of(shape, arguments, wanted)
-        if seconds is not None:
-            times[shape] = seconds
+            try:
+                times[shape] = seconds_of(shape, arguments, wanted)
+            except triton.runtime.errors.OutOfResources:
+                continue
+            except Exception as error:
+                # Whatever a compiler says of one candidate is not to lose what others took.
+                failed.append(f"{kernel}: {shape}: {error!r}")
+    if not times:
+        return [*failed, f"{kernel}: no candidate ran"]
     best = {name: min(each[name] for each in times.values()) for name in arguments}
 
     def excess(shape: Shape) -> float:
@@ -131,6 +139,7 @@ def tune(kernel: str, options: argparse.Namespace, recorder: Recorder) -> None:
         figures = {name: Figure.of("us", [1e6 * s]) for name, s in times[shape].items()}
         figures["over the shortest"] = Figure.of("", [excess(shape)])
         recorder.add(f"{key}: {shape}", figures, kernel=kernel, head_dim=options.head_dim)
+    return failed
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -152,9 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("tune_attention: torch sees no CUDA device; nothing was measured", file=sys.stderr)
         return 2
     recorder = Recorder("tune_attention", save=not options.no_save)
-    for kernel in ("decode", "prefill"):
-        tune(kernel, options, recorder)
-    return 0
+    failed = [line for kernel in KERNELS for line in tune(kernel, options, recorder)]
+    print("\n".join(failed), file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -9,14 +9,17 @@ offline batch, how long the device waits, kernels per layer, and cold and warm s
 goals and limits is printed last, one JSON line per measurement goes to results/gpu.jsonl.
 
 Exit code: 0 if every goal was met, 3 if one was missed, 1 if a figure is missing that could be
-there, 2 without a device.
+there, 2 without a device or without what Triton launches by.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import shutil
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -53,6 +56,17 @@ def command_of(options: argparse.Namespace, arguments: list[str]) -> str:
     return f"python -m benchmarks.gpu {shlex.join(shown)}".strip()
 
 
+def missing_tools() -> list[str]:
+    """What Triton needs of this machine before it launches a kernel, and does not find.
+
+    It compiles a launcher in C for every signature.
+    """
+    has_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    needs = {"a C compiler (gcc, clang or CC)": has_compiler, str(header): header.exists()}
+    return [name for name, is_there in needs.items() if not is_there]
+
+
 def show(rows: list[Row], seconds: float) -> None:
     """Where this was, and the table."""
     here, packages = machine(), versions()
@@ -67,6 +81,10 @@ def main() -> int:
     options = parse(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("benchmarks.gpu: torch sees no CUDA device; nothing was measured", file=sys.stderr)
+        return 2
+    missing = missing_tools() if options.device == "cuda" else []
+    if missing:
+        print(f"benchmarks.gpu: Triton needs {' and '.join(missing)}", file=sys.stderr)
         return 2
     recorder = Recorder(
         "gpu",

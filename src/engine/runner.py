@@ -219,10 +219,12 @@ class Runner:
         """
 
         def begin() -> None:
-            graphs = GraphPool(
-                backend, ladder, self._forward_pass, self._computer.code, self._rows, self._sampler
-            )
+            code = self._computer.code
+            # Its buffers too are zeroed in the stream in which graphs read them.
             with torch.inference_mode(), self._device.stream():
+                graphs = GraphPool(
+                    backend, ladder, self._forward_pass, code, self._rows, self._sampler
+                )
                 if everything:
                     graphs.capture_all()
                 else:

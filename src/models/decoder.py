@@ -232,6 +232,8 @@ class Decoder:
         )
         for layer in range(self.spec.num_layers - 1):
             attn_out = attend(layer, query, key, value)
+            # Their memory serves what comes next, in a capture too.
+            del query, key, value
             query, key, value, residual = regions.middle(
                 spec, self.post[layer], self.pre[layer + 1], table, attn_out, residual, positions
             )

@@ -85,12 +85,13 @@ def rotation() -> None:
 
 def compile_attention(head_dim: int, window: int, size: int, dtype: str, group: int) -> None:
     common = {"HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": group, "D": head_dim}
-    tile, keys, warps, stages = prefill_shape(90, head_dim, size, 4096)
-    prefill = compile_for_hopper(
-        paged_attention._prefill_kernel, dtype, warps, stages,
-        FEWEST=2, M=tile, N=keys, WINDOW=window, **common,
-    )  # fmt: skip
-    assert prefill + RESERVED <= SHARED_MEMORY, (head_dim, dtype, prefill)
+    # Of a long prompt, and of a batch that large tiles would leave half empty.
+    for tile, keys, warps, stages in {prefill_shape(90, head_dim, size, n) for n in (4096, 64)}:
+        prefill = compile_for_hopper(
+            paged_attention._prefill_kernel, dtype, warps, stages,
+            FEWEST=2, M=tile, N=keys, WINDOW=window, **common,
+        )  # fmt: skip
+        assert prefill + RESERVED <= SHARED_MEMORY, (head_dim, dtype, prefill)
     shape, packed = decode_shape(90, head_dim, size), packed_rows(group)
     pack = {"MEMBERS": packed // group, "M": packed}
     decode = compile_for_hopper(
@@ -111,7 +112,7 @@ def main() -> None:
     compile_attention(256, 0, 2, "bf16", 2)
     compile_attention(256, 0, 4, "fp32", 1)
     compile_for_hopper(paged_attention._write_cache_kernel, "bf16", 4, 1, BLOCK=1024)
-    schedule = {"MEMBERS": 4, "ROWS": 256}
+    schedule = {"MEMBERS": 4, "ROWS": decode_schedule._FEWEST_ROWS}
     compile_for_hopper(
         decode_schedule._pack_kernel,
         "bf16",

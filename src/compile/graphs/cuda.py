@@ -44,10 +44,18 @@ class CudaCapture:
     def abandon(self) -> None:
         """See `CaptureBackend`."""
         graph, self._open = self._open, None
-        if graph is not None:
-            # What broke the capture is known already; ending it only says so again.
-            with contextlib.suppress(RuntimeError):
-                graph.capture_end()
+        if graph is None:
+            return
+        # What broke the capture is known already; ending it only says so again.
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        # Up to torch 2.12 a capture that fails leaves the allocator believing that it goes on
+        # (pytorch/pytorch#180395), and the next `empty_cache` fails. Where the pool is no longer
+        # recorded to, the first call says so, and the second is not to be made.
+        with contextlib.suppress(RuntimeError):
+            index = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+            torch._C._cuda_releasePool(index, self._pool)
 
     def borrowed(self, tensor: Tensor) -> Tensor:
         """See `CaptureBackend`."""

@@ -44,13 +44,16 @@ def plan_graphs(
     if backend is None or not config.compile.captures:
         return None
     ladder = PaddingLadder(config.scheduler.max_num_seqs, config.compile.cuda_graph_max_tokens)
-    try:
-        with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
+    with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
+        try:
             taken = _trial(config, decoder, backend, ladder)
-    except Exception:
-        backend.abandon()
+        except Exception:
+            # In the stream that captures, or it would go on with it.
+            backend.abandon()
+            logger.exception("steps cannot be captured: they run without graphs")
+            taken = None
+    if taken is None:
         thaw_collector()
-        logger.exception("steps cannot be captured: they run without graphs")
         return None
     logger.info("%d shapes will be captured, in %.0f MiB", len(ladder.shapes), taken / MIB)
     return GraphPlan(backend, ladder, taken)

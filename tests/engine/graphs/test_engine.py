@@ -6,9 +6,10 @@ The fake capture replays on the CPU what a GPU would, and refuses what a GPU wou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from src.compile import ahead
 from src.compile.graphs import GraphShape, PaddingLadder
 from src.core.structured_output import StructuredOutput
 from src.engine import runner, startup
+from src.engine.devices.host import HostDevice
 from src.engine.graphs import GraphPool, GraphStats
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture
@@ -251,15 +253,37 @@ async def test_what_cannot_be_captured_runs_without(
 
 
 async def test_a_trial_that_fails_leaves_an_engine_without_graphs(
-    checkpoint: Path, reference: Any, install: Install, caplog: pytest.LogCaptureFixture
+    checkpoint: Path,
+    reference: Any,
+    install: Install,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    install(FakeCapture(fail_at=0))
+    abandoned_in: list[bool] = []
+    inside = False
+
+    @contextlib.contextmanager
+    def stream(device: HostDevice) -> Iterator[None]:
+        nonlocal inside
+        inside = True
+        yield
+        inside = False
+
+    class Breaking(FakeCapture):
+        def abandon(self) -> None:
+            abandoned_in.append(inside)
+            super().abandon()
+
+    monkeypatch.setattr(HostDevice, "stream", stream)
+    install(Breaking(fail_at=0))
     prompt = random_prompts(1, longest=20)[0]
     async with AsyncEngine.open(small_config(checkpoint, **CAPTURED)) as engine:
         result = await engine.generate(prompt, GREEDY)
         assert stats_of(engine) == GraphStats()
     assert result.token_ids == greedy(reference, prompt, 24)
     assert "run without graphs" in caplog.text
+    # A stream whose capture is ended from another one stays in it.
+    assert abandoned_in == [True]
 
 
 @pytest.mark.parametrize("off", [{"compile__cuda_graphs": "off"}, {"compile__enforce_eager": True}])
