@@ -7,6 +7,7 @@ that one indexing serves all rows that ask and no other row is touched.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,29 +41,50 @@ def add_bias(logits: Tensor, targets: Tensor, values: Tensor) -> None:
     flat[targets] = flat[targets] + values
 
 
+class BadWords(NamedTuple):
+    """Bad words of two tokens or more, w of them, of one request.
+
+    Attributes
+    ----------
+    prefixes
+        [w, P] int32: the tokens before the last, right-aligned, -1 on the left.
+    last
+        [w] int64.
+    """
+
+    prefixes: Tensor
+    last: Tensor
+
+
 @dataclass(frozen=True)
 class BadSequences:
-    """Bad words of two tokens or more, of all rows that have some; W sequences.
+    """Bad words of two tokens or more: W sequences, of n rows that have some.
 
     Attributes
     ----------
     prefixes
         [W, P] int32: the tokens before the last, right-aligned, -1 on the left.
+    is_padding
+        [W, P] bool: where that is.
     targets
         [W] int64: the last token, flat.
-    rows
-        [W] int64: the row it belongs to.
-    entries
-        [W] int64: that row's entry in the batch.
-    prompt_lens
-        [W] int64.
+    owners
+        [W] int64: which of the n it belongs to.
+    rows, entries, prompt_lens
+        [n] int64: the row, its entry in the batch, the length of its prompt.
     """
 
     prefixes: Tensor
+    is_padding: Tensor
     targets: Tensor
+    owners: Tensor
     rows: Tensor
     entries: Tensor
     prompt_lens: Tensor
+
+
+# No token, and not what pads prefixes.
+_OUTSIDE = -2
 
 
 def ban_completions(logits: Tensor, bad: BadSequences, positions: Tensor, tokens: Tensor) -> None:
@@ -77,10 +99,12 @@ def ban_completions(logits: Tensor, bad: BadSequences, positions: Tensor, tokens
     """
     length = bad.prefixes.shape[1]
     offsets = torch.arange(-length, 0, device=logits.device)  # [P]
-    columns = positions[bad.entries][:, None] + offsets  # [W, P]
-    found = tokens[bad.rows[:, None], columns.clamp(min=0)]
-    equal = (found == bad.prefixes) & (columns >= bad.prompt_lens[:, None])
-    complete = (equal | (bad.prefixes < 0)).all(1)  # [W]
+    columns = positions[bad.entries][:, None] + offsets  # [n, P]
+    # Once for each row: the words may be a hundred times as many.
+    tails = tokens[bad.rows[:, None], columns.clamp(min=0)]
+    tails = tails.masked_fill_(columns < bad.prompt_lens[:, None], _OUTSIDE)
+    equal = tails[bad.owners] == bad.prefixes
+    complete = equal.logical_or_(bad.is_padding).all(1)  # [W]
     ceilings = torch.where(complete, BANNED, torch.inf)  # [W] float32
     # A minimum, since several sequences may share their last token.
     logits.view(-1).scatter_reduce_(0, bad.targets, ceilings, "amin")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from src.engine.sampling.logits import BadSequences, Penalties
 from src.engine.sampling.state import (
@@ -118,7 +120,7 @@ class Selection:
             )
         return self._end_ban
 
-    def _upload(self, values: Sequence[int]) -> Tensor:
+    def _upload(self, values: Sequence[int] | np.ndarray) -> Tensor:
         return upload(values, torch.int64, self._state.device)
 
     def _some(self, entries: list[int], total: int) -> Tensor | None:
@@ -134,23 +136,30 @@ class Selection:
 
     def _bad_sequences(self, params: list[RowParams], rows: Sequence[int]) -> BadSequences | None:
         width = self._state.vocab_size
-        found = [
-            (entry, sequence) for entry, row in enumerate(params) for sequence in row.bad_sequences
-        ]
-        if not found:
+        asking = [(entry, row.bad_words) for entry, row in enumerate(params) if row.bad_words]
+        if not asking:
             return None
-        length = max(len(sequence) for _, sequence in found) - 1
-        prefixes = [[-1] * (length + 1 - len(s)) + list(s[:-1]) for _, s in found]
-        # [4, W] int64: what BadSequences names
+        longest = max(words.prefixes.shape[1] for _, words in asking)
+        prefixes = torch.cat(
+            [
+                pad(words.prefixes, (longest - words.prefixes.shape[1], 0), value=-1)
+                for _, words in asking
+            ]
+        )
+        entries = [entry for entry, _ in asking]
+        # [3, n] int64: what BadSequences names
         packed = self._upload(
-            [entry * width + sequence[-1] for entry, sequence in found]
-            + [rows[entry] for entry, _ in found]
-            + [entry for entry, _ in found]
-            + [params[entry].prompt_len for entry, _ in found]
-        ).view(4, -1)
-        flat = [token for prefix in prefixes for token in prefix]
+            [rows[entry] for entry in entries]
+            + entries
+            + [params[entry].prompt_len for entry in entries]
+        ).view(3, -1)
+        counts = [len(words.last) for _, words in asking]
         return BadSequences(
-            upload(flat, torch.int32, self._state.device).view(len(found), length), *packed
+            prefixes,
+            prefixes < 0,
+            torch.cat([words.last + entry * width for entry, words in asking]),
+            self._upload(np.repeat(np.arange(len(counts)), counts)),
+            *packed,
         )
 
     def _penalties(

@@ -13,6 +13,7 @@ from torch import Tensor
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
 from src.engine.per_params import PerParams
+from src.engine.sampling.logits import BadWords
 from src.engine.transfer import upload
 
 # Columns of the device tables.
@@ -41,8 +42,8 @@ class RowParams:
     end_ids, allowed_ids, banned_ids, bias_ids, bias_values
         On the device, [*] int64 and [*] float32 (values), or ``None``. ``banned_ids`` are bad words
         of one token.
-    bad_sequences
-        Bad words of two tokens or more.
+    bad_words
+        Those of two tokens or more, on the device.
     logprobs
         Likeliest tokens to report beside the chosen one; ``None`` is no report at all.
     """
@@ -62,7 +63,7 @@ class RowParams:
     banned_ids: Tensor | None
     bias_ids: Tensor | None
     bias_values: Tensor | None
-    bad_sequences: tuple[tuple[int, ...], ...]
+    bad_words: BadWords | None
     logprobs: int | None
 
     @property
@@ -83,7 +84,7 @@ class RowParams:
         return (
             not truncates
             and not self.penalizes
-            and not self.bad_sequences
+            and self.bad_words is None
             and self.logprobs is None
             and all(each is None for each in ids)
         )
@@ -110,6 +111,8 @@ class SamplingState:
         self._staged: dict[int, RowParams] = {}
         # They may be as many as the vocabulary has.
         self._allowed_ids = PerParams(lambda params: self._ids(params.allowed_token_ids or ()))
+        # They are thousands of tokens at worst, and all of a prompt's completions have them.
+        self._bad_words = PerParams(self._resolve_bad_words)
         self._version = 0
         # [max_num_rows + 1, 6] float64: row -> the columns named above; padding is greedy
         self._floats = torch.full(
@@ -217,9 +220,7 @@ class SamplingState:
             banned_ids=self._ids(word[0] for word in words if len(word) == 1),
             bias_ids=self._ids(bias),
             bias_values=self._values(bias.values()),
-            bad_sequences=tuple(
-                word for word in words if len(word) > 1 and 0 <= word[-1] < self.vocab_size
-            ),
+            bad_words=self._bad_words(params, words) if words else None,
             logprobs=params.logprobs,
         )
 
@@ -227,6 +228,20 @@ class SamplingState:
         # A model may name end tokens that its own head does not produce.
         inside = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
         return upload(inside, torch.int64, self.device) if inside else None
+
+    def _resolve_bad_words(
+        self, params: SamplingParams, words: Sequence[tuple[int, ...]]
+    ) -> BadWords | None:
+        longer = [word for word in words if len(word) > 1 and 0 <= word[-1] < self.vocab_size]
+        if not longer:
+            return None
+        prefixes = np.full((len(longer), max(map(len, longer)) - 1), -1, np.int32)
+        for prefix, word in zip(prefixes, longer, strict=True):
+            prefix[1 - len(word) :] = word[:-1]
+        return BadWords(
+            upload(prefixes, torch.int32, self.device),
+            upload([word[-1] for word in longer], torch.int64, self.device),
+        )
 
     def _values(self, values: Iterable[float]) -> Tensor | None:
         array = np.fromiter(values, np.float32)
