@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,6 +76,15 @@ class Tokenizers:
         return cls(vocabulary.build(), constraint_tokenizer(vocabulary))
 
 
+@dataclass
+class _Compilation:
+    """One that is under way: ``job`` in the pool, ``done`` on the event loop, and who wants it."""
+
+    job: Future[CompiledGrammar]
+    done: asyncio.Task[CompiledGrammar]
+    num_waiting: int = 0
+
+
 def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
     """A grammar, ready to be followed.
 
@@ -124,7 +133,7 @@ class GrammarCompiler:
         self._closed = False
         # Of the event loop alone: the last grammars, the newest last.
         self._known: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
-        self._compiling: dict[StructuredOutput, asyncio.Future[CompiledGrammar]] = {}
+        self._compiling: dict[StructuredOutput, _Compilation] = {}
 
     async def compile(self, output: StructuredOutput) -> CompiledGrammar:
         """The grammar, compiled now or before.
@@ -145,19 +154,19 @@ class GrammarCompiler:
         if known is not None and not known.is_spent:
             self._known.move_to_end(output)
             return known
-        compiling = self._compiling.get(output)
-        if compiling is None:
-            if len(self._compiling) >= _MAX_WAITING:
-                raise QueueFullError("too many grammars wait to be compiled")
-            compiling = asyncio.ensure_future(self._compile(output))
-            self._compiling[output] = compiling
-            compiling.add_done_callback(lambda done: self._compiled(output, done))
+        compilation = self._compiling.get(output) or self._begin(output)
+        compilation.num_waiting += 1
         # Somebody else may wait for the same one: who goes away does not take it along.
         try:
-            return await asyncio.shield(compiling)
+            return await asyncio.shield(compilation.done)
         except SlipstreamError as error:
             # A copy for each: one that is raised over and over keeps every traceback.
             raise copy.copy(error) from None
+        finally:
+            compilation.num_waiting -= 1
+            # Unless a thread has begun with it, what nobody waits for any more holds up nobody.
+            if compilation.num_waiting == 0 and compilation.job.cancel():
+                self._compiling.pop(output, None)
 
     def close(self) -> None:
         """End the processes; what is being compiled is refused."""
@@ -170,12 +179,24 @@ class GrammarCompiler:
         for trial in trials:
             trial.close()
 
-    async def _compile(self, output: StructuredOutput) -> CompiledGrammar:
-        loop = asyncio.get_running_loop()
+    def _begin(self, output: StructuredOutput) -> _Compilation:
+        if len(self._compiling) >= _MAX_WAITING:
+            raise QueueFullError("too many grammars wait to be compiled")
         try:
-            return await loop.run_in_executor(self._pool, self._compile_now, output)
-        # Of a pool that was shut down: it takes nothing more, and gives up what it had not begun.
-        except (RuntimeError, asyncio.CancelledError):
+            job = self._pool.submit(self._compile_now, output)
+        except RuntimeError:  # it was shut down a moment ago
+            self._check_open()
+            raise
+        done = asyncio.ensure_future(self._finish(job))
+        compilation = self._compiling[output] = _Compilation(job, done)
+        done.add_done_callback(lambda _: self._finished(output, compilation))
+        return compilation
+
+    async def _finish(self, job: Future[CompiledGrammar]) -> CompiledGrammar:
+        try:
+            return await asyncio.wrap_future(job)
+        except asyncio.CancelledError:
+            # A pool that is shut down gives up what it had not begun.
             self._check_open()
             raise
 
@@ -183,8 +204,11 @@ class GrammarCompiler:
         if self._closed:
             raise ShuttingDownError("the engine was closed")
 
-    def _compiled(self, output: StructuredOutput, done: asyncio.Future[CompiledGrammar]) -> None:
-        del self._compiling[output]
+    def _finished(self, output: StructuredOutput, compilation: _Compilation) -> None:
+        # One that nobody waited for has left already, and another may be there instead.
+        if self._compiling.get(output) is compilation:
+            del self._compiling[output]
+        done = compilation.done
         if done.cancelled() or done.exception() is not None:
             return
         self._known[output] = done.result()

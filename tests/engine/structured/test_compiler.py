@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import IO, Any
@@ -232,6 +233,41 @@ async def test_who_goes_away_takes_nobody_along(compiler: GrammarCompiler) -> No
     first.cancel()
     assert await second
     assert first.cancelled()
+
+
+async def test_what_nobody_waits_for_any_more_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler = build(cached_grammars=3)
+    begun: list[StructuredOutput] = []
+    may_end = threading.Event()
+    compile_now = GrammarCompiler._compile_now
+
+    def waiting(self: GrammarCompiler, output: StructuredOutput) -> object:
+        begun.append(output)
+        assert may_end.wait(60)
+        return compile_now(self, output)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile_now", waiting)
+    a, b, c, d = (StructuredOutput.regex(pattern) for pattern in ("a+", "b+", "c+", "d+"))
+    busy = [asyncio.ensure_future(compiler.compile(output)) for output in (a, b)]
+    gone = [asyncio.ensure_future(compiler.compile(output)) for output in (c, c, d)]
+    while len(begun) < 2:
+        await asyncio.sleep(0.01)
+    for each in (*gone, busy[0]):
+        each.cancel()
+    await asyncio.wait([*gone, busy[0]])
+    # One that another request asks for at that very moment is not the one that was given up.
+    again = asyncio.ensure_future(compiler.compile(d))
+    await asyncio.sleep(0)
+    may_end.set()
+    assert await again
+    assert await busy[1]
+    assert begun == [a, b, d]
+    # What a thread had begun with is kept, as if somebody had waited for it.
+    assert await compiler.compile(a)
+    assert len(begun) == 3
+    compiler.close()
 
 
 async def test_a_crowd_is_told_to_come_back(
