@@ -49,13 +49,30 @@ class StoredResponse(msgspec.Struct, kw_only=True):
         return self.body.background and self.abort is not None
 
 
-class ResponseStore:
-    """The newest responses; the oldest ones go first."""
+class _Share:
+    """What one owner has there: the oldest first, with the bytes of each."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[Key, StoredResponse] = OrderedDict()
-        # Bytes of each. Not a field of an entry: what is taken off must be what was added.
-        self._sizes: dict[Key, int] = {}
+        self.entries: OrderedDict[str, StoredResponse] = OrderedDict()
+        # Not a field of an entry: what is taken off must be what was added.
+        self.sizes: dict[str, int] = {}
+        self.size = 0
+
+    def oldest(self) -> StoredResponse | None:
+        """The oldest that may be forgotten."""
+        return next((entry for entry in self.entries.values() if not entry.is_held), None)
+
+
+class ResponseStore:
+    """The newest responses. Whoever has most there makes room for the next: their oldest goes.
+
+    So nobody loses anything to an owner who has less, however much that one stores.
+    """
+
+    def __init__(self) -> None:
+        # Who put something last is last.
+        self._shares: OrderedDict[bytes, _Share] = OrderedDict()
+        self._count = 0
         # Id of an item -> the response that it is in
         self._items: dict[str, Key] = {}
         self._size = 0
@@ -68,7 +85,7 @@ class ResponseStore:
         return len(self._tasks)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._count
 
     @property
     def size(self) -> int:
@@ -78,37 +95,59 @@ class ResponseStore:
     def put(self, entry: StoredResponse, size: int, *, max_entries: int, max_bytes: int) -> None:
         """Keep an entry of ``size`` bytes, roughly, or keep it with its new size.
 
-        What is over the bounds is forgotten, the oldest first; this may be the entry itself.
+        What is over the bounds is forgotten; this may be the entry itself.
 
         Raises
         ------
         InvalidRequestError
             Its owner has another one of the same name.
         """
-        key = entry.key
-        if self._entries.get(key, entry) is not entry:
+        key = owner, name = entry.key
+        if self._find(key) is not None and not self.has(entry):
             raise InvalidRequestError(
                 "request_id names a response that there is already", param="request_id"
             )
         self._drop(key)
-        self._entries[key] = entry
-        self._sizes[key] = size
+        share = self._shares.setdefault(owner, _Share())
+        self._shares.move_to_end(owner)
+        share.entries[name] = entry
+        share.sizes[name] = size
+        share.size += size
+        self._count += 1
         self._size += size
         self._items.update((item.id, key) for item in entry.body.output)
-        for oldest in tuple(self._entries):
-            if len(self._entries) <= max_entries and self._size <= max_bytes:
+        while self._count > max_entries or self._size > max_bytes:
+            superfluous = self._superfluous(by_count=self._count > max_entries)
+            if superfluous is None:
                 break
-            if not self._entries[oldest].is_held:
-                self._drop(oldest)
+            self._drop(superfluous.key)
+
+    def _superfluous(self, *, by_count: bool) -> StoredResponse | None:
+        """What is forgotten next, if anything may be."""
+
+        def taken(share: _Share) -> int:
+            return len(share.entries) if by_count else share.size
+
+        # Of equals, whoever put nothing for longest comes first.
+        for share in sorted(self._shares.values(), key=taken, reverse=True):
+            oldest = share.oldest()
+            if oldest is not None:
+                return oldest
+        return None
 
     def has_room(self, size: int, *, max_entries: int, max_bytes: int) -> bool:
         """Whether ``size`` bytes more can be held beside what must not be forgotten."""
-        held = [self._sizes[key] for key, entry in self._entries.items() if entry.is_held]
+        held = [
+            share.sizes[name]
+            for share in self._shares.values()
+            for name, entry in share.entries.items()
+            if entry.is_held
+        ]
         return len(held) < max_entries and sum(held) + size <= max_bytes
 
     def has(self, entry: StoredResponse) -> bool:
         """Whether this entry has not been forgotten."""
-        return self._entries.get(entry.key) is entry
+        return self._find(entry.key) is entry
 
     def get(self, response_id: str, owner: bytes) -> StoredResponse:
         """The response of this name.
@@ -118,7 +157,7 @@ class ResponseStore:
         RouteNotFoundError
             There is none, it has been forgotten, or it is somebody else's.
         """
-        entry = self._entries.get((owner, response_id))
+        entry = self._find((owner, response_id))
         if entry is None:
             raise RouteNotFoundError(
                 f"there is no response {response_id[:100]!r}", param="response_id"
@@ -133,7 +172,7 @@ class ResponseStore:
         InvalidRequestError
             There is no such response, or it is not complete.
         """
-        entry = self._entries.get((owner, response_id))
+        entry = self._find((owner, response_id))
         if entry is None:
             raise InvalidRequestError(
                 f"previous_response_id: there is no response {response_id[:100]!r}; it may have "
@@ -153,8 +192,8 @@ class ResponseStore:
         key = self._items.get(item_id)
         if key is None or key[0] != owner:
             return None
-        entry = self._entries[key]
-        if entry.messages is None:
+        entry = self._find(key)
+        if entry is None or entry.messages is None:
             return None
         return next((item for item in entry.body.output if item.id == item_id), None)
 
@@ -175,9 +214,23 @@ class ResponseStore:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _find(self, key: Key) -> StoredResponse | None:
+        owner, name = key
+        share = self._shares.get(owner)
+        return None if share is None else share.entries.get(name)
+
     def _drop(self, key: Key) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._size -= self._sizes.pop(key)
-            for item in entry.body.output:
-                self._items.pop(item.id, None)
+        entry = self._find(key)
+        if entry is None:
+            return
+        owner, name = key
+        share = self._shares[owner]
+        del share.entries[name]
+        size = share.sizes.pop(name)
+        share.size -= size
+        self._size -= size
+        self._count -= 1
+        if not share.entries:
+            del self._shares[owner]
+        for item in entry.body.output:
+            self._items.pop(item.id, None)
