@@ -34,7 +34,13 @@ from src.engine.inspector import Inspector
 from src.engine.loading import Loading
 from src.engine.observed import Observed
 from src.engine.observer import EngineObserver
-from src.engine.prompts import ChatOptions, Prompt, RequestOptions, with_defaults
+from src.engine.prompts import (
+    ChatOptions,
+    Prompt,
+    RequestOptions,
+    check_options,
+    with_defaults,
+)
 from src.engine.start_observer import StartObserver
 from src.engine.status import (
     STARTUP_PHASES,
@@ -443,6 +449,7 @@ class AsyncEngine:
         observed: Observed,
     ) -> Submission:
         arrival = time.monotonic()
+        check_options(params, options)
         parts, _ = self._check_admits()
         prompt_token_ids = await parts.builder.tokenize(prompt, options.get("chat"))
         tokenized = time.monotonic()

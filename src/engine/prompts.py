@@ -9,7 +9,8 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import msgspec
 
@@ -80,6 +81,17 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     chat: ChatOptions | None
     trace: RequestTrace | None
+
+
+_OPTION_TYPES: Final[dict[str, type]] = {
+    "request_id": str,
+    "priority": Integral,
+    "timeout": Real,
+    "cache_salt": str,
+    "chat": ChatOptions,
+    "trace": RequestTrace,
+}
+_NEVER_NONE: Final = ("priority", "cache_salt")
 
 
 class RequestBuilder:
@@ -300,6 +312,32 @@ class RequestBuilder:
                 if ids:
                     spellings[ids] = None
         return tuple(spellings)
+
+
+def check_options(params: SamplingParams | None, options: RequestOptions) -> None:
+    """What a program hands over beside a prompt is what it is taken for.
+
+    Raises
+    ------
+    InvalidRequestError
+        Something is of another type.
+    TypeError
+        There is no option of such a name.
+    """
+    unknown = options.keys() - _OPTION_TYPES.keys()
+    if unknown:
+        names = ", ".join(_OPTION_TYPES)
+        raise TypeError(f"a request has no option {min(unknown)!r}; there are {names}")
+    for name, value, kind in (
+        ("params", params, SamplingParams),
+        *((name, value, _OPTION_TYPES[name]) for name, value in options.items()),
+    ):
+        if value is None and name not in _NEVER_NONE:
+            continue
+        if not isinstance(value, kind):
+            raise InvalidRequestError(
+                f"{name}: expected {kind.__name__}, got {type(value).__name__}", param=name
+            )
 
 
 def with_defaults(params: SamplingParams | None, defaults: Mapping[str, Any]) -> SamplingParams:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from src import AsyncEngine, ChatOptions, FinishReason, SamplingParams
@@ -280,6 +281,40 @@ async def test_what_completions_find_of_each_other_is_no_saving(engine: AsyncEng
     for cached in (0, 48):
         result = await engine.generate(prompt, SamplingParams(n=3, max_tokens=2))
         assert result.usage.cached_tokens == cached
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", "a"),
+        ("priority", None),
+        ("priority", 1.5),
+        ("timeout", "x"),
+        ("cache_salt", 5),
+        ("cache_salt", None),
+        ("request_id", 7),
+        ("chat", {"tools": []}),
+        ("params", {"temperature": 0}),
+    ],
+)
+async def test_what_a_program_gives_is_of_the_right_type(
+    engine: AsyncEngine, name: str, value: Any
+) -> None:
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidRequestError, match=f"{name}: expected") as caught:
+        await engine.generate([5, 6], **given)
+    assert caught.value.param == name
+
+
+async def test_an_option_that_there_is_not_is_no_option(engine: AsyncEngine) -> None:
+    """A sampling parameter in the wrong place would be overlooked."""
+    given: dict[str, Any] = {"temperature": 0.0}
+    with pytest.raises(TypeError, match="no option 'temperature'"):
+        await engine.generate([5, 6], **given)
+    nothing: dict[str, Any] = {"request_id": None, "timeout": None, "chat": None}
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    result = await engine.generate([5, 6], params, priority=np.int64(3), **nothing)
+    assert len(result.token_ids) == 2
 
 
 async def test_template_kwargs_may_not_shadow_fields(engine: AsyncEngine) -> None:
