@@ -198,8 +198,8 @@ class SamplingState:
         params = request.params
         samples = not params.is_greedy
         bias = params.logit_bias or {}
-        # An empty word would ban nothing; the same word twice, nothing more.
-        words = [word for word in dict.fromkeys(request.bad_words_token_ids) if word]
+        bad_words = request.bad_words_token_ids
+        banned_ids, longer = self._bad_words(params, bad_words) if bad_words else (None, None)
         return RowParams(
             prompt_len=prompt_len,
             seed=request.seed,
@@ -217,10 +217,10 @@ class SamplingState:
             allowed_ids=self._allowed_ids(params)
             if params.allowed_token_ids and request.grammar is None
             else None,
-            banned_ids=self._ids(word[0] for word in words if len(word) == 1),
+            banned_ids=banned_ids,
             bias_ids=self._ids(bias),
             bias_values=self._values(bias.values()),
-            bad_words=self._bad_words(params, words) if words else None,
+            bad_words=longer,
             logprobs=params.logprobs,
         )
 
@@ -230,18 +230,20 @@ class SamplingState:
         return upload(inside, torch.int64, self.device) if inside else None
 
     def _resolve_bad_words(
-        self, params: SamplingParams, words: Sequence[tuple[int, ...]]
-    ) -> BadWords | None:
+        self, params: SamplingParams, given: Sequence[tuple[int, ...]]
+    ) -> tuple[Tensor | None, BadWords | None]:
+        """Those of one token, and the others."""
+        # An empty word would ban nothing; the same word twice, nothing more.
+        words = [word for word in dict.fromkeys(given) if word]
+        single = self._ids(word[0] for word in words if len(word) == 1)
         longer = [word for word in words if len(word) > 1 and 0 <= word[-1] < self.vocab_size]
         if not longer:
-            return None
+            return single, None
         prefixes = np.full((len(longer), max(map(len, longer)) - 1), -1, np.int32)
         for prefix, word in zip(prefixes, longer, strict=True):
             prefix[1 - len(word) :] = word[:-1]
-        return BadWords(
-            upload(prefixes, torch.int32, self.device),
-            upload([word[-1] for word in longer], torch.int64, self.device),
-        )
+        last = upload([word[-1] for word in longer], torch.int64, self.device)
+        return single, BadWords(upload(prefixes, torch.int32, self.device), last)
 
     def _values(self, values: Iterable[float]) -> Tensor | None:
         array = np.fromiter(values, np.float32)
