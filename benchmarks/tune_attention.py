@@ -162,7 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     recorder = Recorder("tune_attention", save=not options.no_save)
     failed = [line for kernel in KERNELS for line in tune(kernel, options, recorder)]
-    print("\n".join(failed), file=sys.stderr)
+    for line in failed:
+        print(line, file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -18,6 +18,7 @@ import argparse
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import time
@@ -61,10 +62,19 @@ def missing_tools() -> list[str]:
 
     It compiles a launcher in C for every signature.
     """
-    has_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    needs = {"a C compiler (gcc, clang or CC)": has_compiler, str(header): header.exists()}
-    return [name for name, is_there in needs.items() if not is_there]
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return ["a C compiler (gcc, clang or CC)"]
+    # Of the interpreter itself: Debian's own scheme names a directory that holds none.
+    headers = sysconfig.get_path("include", "posix_prefix")
+    checks = [compiler, "-fsyntax-only", f"-I{headers}", "-xc", "-"]
+    try:
+        subprocess.run(checks, input=b"#include <Python.h>\n", check=True, capture_output=True)
+    except OSError:
+        return [f"a C compiler other than {compiler}, which cannot be run"]
+    except subprocess.CalledProcessError:
+        return [f"Python.h, which {compiler} does not find in {headers}"]
+    return []
 
 
 def show(rows: list[Row], seconds: float) -> None:

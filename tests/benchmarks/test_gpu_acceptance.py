@@ -8,6 +8,7 @@ import json
 import stat
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import graphs, kernels, model, sections
-from benchmarks.gpu.__main__ import command_of, parse
+from benchmarks.gpu.__main__ import command_of, missing_tools, parse
 from benchmarks.gpu.limits import GOALS, cost_of
 from benchmarks.gpu.profile import idle_share_in, kernels_in
 from benchmarks.gpu.session import Session
@@ -317,3 +318,19 @@ def test_every_section_runs_on_a_cpu() -> None:
     assert [line.split("  ")[0] for line in shown] == figures
     impossible = {line.split("  ")[0] for line in shown if line.endswith("impossible")}
     assert impossible == {name for name in graphs.figures(options) if "no graphs" not in name}
+
+
+def test_what_triton_needs_and_does_not_find_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert missing_tools() == []
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    (named,) = missing_tools()
+    assert named.startswith("Python.h")
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    (named,) = missing_tools()
+    assert "cannot be run" in named
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (named,) = missing_tools()
+    assert named.startswith("a C compiler")

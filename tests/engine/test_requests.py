@@ -25,6 +25,7 @@ from src.core.errors import (
     RequestAbortedError,
     ShuttingDownError,
 )
+from src.engine.prompts import _OPTION_TYPES, RequestOptions
 from src.engine.step_computer import StepComputer
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
@@ -308,6 +309,7 @@ async def test_what_a_program_gives_is_of_the_right_type(
 
 async def test_an_option_that_there_is_not_is_no_option(engine: AsyncEngine) -> None:
     """A sampling parameter in the wrong place would be overlooked."""
+    assert _OPTION_TYPES.keys() == RequestOptions.__annotations__.keys()
     given: dict[str, Any] = {"temperature": 0.0}
     with pytest.raises(TypeError, match="no option 'temperature'"):
         await engine.generate([5, 6], **given)

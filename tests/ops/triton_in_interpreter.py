@@ -16,6 +16,7 @@ import torch
 import triton.runtime.interpreter as interpreter
 
 from benchmarks import tune_attention
+from benchmarks.record import Recorder
 from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION, ROTATE_AND_CACHE
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
@@ -137,6 +138,13 @@ def all_else_matches() -> None:
         assert torch.equal(expected, got), (case, expected, got)
     quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save"]
     assert tune_attention.main(quick) == 0
+    # Of a tile that is no power of two no kernel can be made, which loses the others nothing.
+    candidates = tune_attention.candidates("decode", quick=True)
+    impossible = candidates[0]._replace(tile=48)
+    tune_attention.candidates = lambda kernel, quick: [impossible, *candidates]
+    recorder = Recorder("tune_attention", save=False)
+    (failed,) = tune_attention.tune("decode", tune_attention.parse(quick), recorder)
+    assert failed.startswith(f"decode: {impossible}"), failed
     for case in LIBRARY_CASES:
         beside_a_library(case)
     for case in ROTATE_AND_CACHE.cases:

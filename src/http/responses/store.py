@@ -66,7 +66,7 @@ class _Share:
 class ResponseStore:
     """The newest responses. Whoever has most there makes room for the next: their oldest goes.
 
-    So nobody loses anything to an owner who has less, however much that one stores.
+    So nobody loses anything to an owner who has more, however much that one stores.
     """
 
     def __init__(self) -> None:
