@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,16 +112,3 @@ def linear_is_alike_in_any_company(
         whole = library.streamed_linear(x, *rest)
         torch.set_num_threads(threads)
         assert torch.equal(library.streamed_linear(x[part], *rest), whole[part])
-
-
-def linear_is_alike_past_the_caches(files: Iterable[Path], args: tuple[Any, ...]) -> None:
-    """So are all of them where weights leave the caches between two calls."""
-    for path in files:
-        if not path.exists():
-            continue
-        library = KernelLibrary(path)
-        before = library.streamed_linear(*args)
-        library.assume_cache_bytes(0)
-        again = library.streamed_linear(*args)
-        library.assume_cache_bytes(2**40)
-        assert torch.equal(before, again)

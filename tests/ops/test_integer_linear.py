@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from src.ops.linear import (
 )
 from tests.ops.comparison import (
     linear_is_alike_in_any_company,
-    linear_is_alike_past_the_caches,
     some_tokens,
 )
 
@@ -120,15 +118,6 @@ def test_a_token_is_the_same_bits_in_any_company(
         has_bias=data.draw(st.booleans()),
     )
     linear_is_alike_in_any_company(libraries.values(), args, *some_tokens(data, tokens))
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4/32"])
-def test_weights_that_leave_the_caches_give_the_same_bits(
-    level_files: dict[str, Path], kind: str
-) -> None:
-    for tokens in (1, 4, 20):
-        args = build(kind, tokens=tokens, inputs=384, outputs=200, dtype=torch.bfloat16)
-        linear_is_alike_past_the_caches(level_files.values(), args)
 
 
 @settings(max_examples=60, deadline=None)

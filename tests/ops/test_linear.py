@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR, dequantize
 from tests.ops.comparison import (
     linear_is_alike_in_any_company,
-    linear_is_alike_past_the_caches,
     some_tokens,
 )
 
@@ -78,17 +76,6 @@ def test_a_token_is_the_same_bits_in_any_company(
         has_bias=data.draw(st.booleans()),
     )
     linear_is_alike_in_any_company(libraries.values(), args, *some_tokens(data, tokens))
-
-
-@pytest.mark.parametrize("weight", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_that_leave_the_caches_give_the_same_bits(
-    level_files: dict[str, Path], dtype: torch.dtype, weight: str
-) -> None:
-    for tokens, inputs, outputs in ((1, 1024, 70), (2, 256, 9), (40, 256, 33)):
-        sizes = {"tokens": tokens, "inputs": inputs, "outputs": outputs}
-        args = LINEAR.build("cpu", **sizes, dtype=dtype, weight=weight)
-        linear_is_alike_past_the_caches(level_files.values(), args)
 
 
 def test_rows_may_lie_apart_and_there_may_be_none(libraries: dict[str, KernelLibrary]) -> None:

@@ -66,6 +66,37 @@ int main() {
 """
 
 
+ALONG = """
+#include <cstdio>
+#include <vector>
+#include "parallel.h"
+extern "C" void slipstream_assume_wake_cost(double);
+int main() {
+  slipstream_assume_wake_cost(1e-3);
+  for (int round = 0; round < 400; ++round) {
+    const int64_t threads = 1 + round % 5, parts = round % 7 == 0 ? threads : 1 + round;
+    std::vector<std::atomic<int>> times(parts);
+    parallel_along(threads, parts, [&](int64_t part) {
+      times[part].fetch_add(1);
+    });
+    for (auto& each : times) {
+      if (each != 1) return 1;
+    }
+    bool raised = false;
+    try {
+      parallel_along(threads, parts, [&](int64_t part) {
+        if (part == round % parts) throw std::bad_alloc();
+      });
+    } catch (const std::bad_alloc&) {
+      raised = true;
+    }
+    if (!raised) return 2;
+  }
+  std::puts("400 rounds");
+}
+"""
+
+
 WATCH = """
 #include <sys/resource.h>
 #include <unistd.h>
@@ -263,6 +294,10 @@ def answer_of(program: str, folder: Path, *words: str) -> tuple[int, str]:
 
 def test_a_part_without_memory_fails_the_call_once_all_others_are_done(tmp_path: Path) -> None:
     assert answer_of(PARTS, tmp_path) == (0, "200 rounds\n")
+
+
+def test_along_memory_each_part_is_done_once(tmp_path: Path) -> None:
+    assert answer_of(ALONG, tmp_path) == (0, "400 rounds\n")
 
 
 @linux_only

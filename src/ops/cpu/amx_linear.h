@@ -219,7 +219,7 @@ void run_tiles(const LinearArgs& a) {
                                cells * padded_tokens / kTileProductsPerMicrosecond);
   const int64_t strips = (a.outputs + kTileOutputs - 1) / kTileOutputs;
   const int64_t parts = worthwhile_parts(a.threads, work, strips);
-  parallel(a.threads, parts, [&](int64_t part) {
+  parallel_along(a.threads, parts, [&](int64_t part) {
     TileLinear<Weights>(a, packed).run(strips * part / parts * kTileOutputs,
                               std::min(a.outputs, strips * (part + 1) / parts * kTileOutputs));
   });

@@ -55,7 +55,7 @@ template <class Weights>
 class PairLinear {
  public:
   // `packed` are all groups of tokens; null where tokens are few.
-  PairLinear(const Projection& args, const TokenGroups& groups, const bf16* packed)
+  PairLinear(const LinearArgs& args, const TokenGroups& groups, const bf16* packed)
       : a(args), w(args), groups(groups), packed(packed), whole(args.inputs / kRun * kRun) {}
 
   // Outputs [begin, end).
@@ -117,7 +117,7 @@ class PairLinear {
       vb v[R];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        fetch(ahead + r * row_bytes, a.reads_once);
+        fetch_ahead(ahead + r * row_bytes);
         v[r] = runs[r].next();
       }
 #pragma GCC unroll 8
@@ -271,7 +271,7 @@ class PairLinear {
     }
   }
 
-  const Projection& a;
+  const LinearArgs& a;
   const Weights w;
   const TokenGroups& groups;
   const bf16* packed;
@@ -279,7 +279,7 @@ class PairLinear {
 };
 
 template <class Weights>
-void run_pairs(const Projection& a) {
+void run_pairs(const LinearArgs& a) {
   const TokenGroups groups(a);
   thread_local std::vector<bf16> memory;
   bf16* packed = nullptr;
@@ -300,7 +300,7 @@ void run_pairs(const Projection& a) {
                                products / kPairProductsPerMicrosecond);
   const int64_t strips = (a.outputs + kFinishedRows - 1) / kFinishedRows;
   const int64_t parts = worthwhile_parts(a.threads, work, strips);
-  parallel(a.threads, parts, [&](int64_t part) {
+  parallel_along(a.threads, parts, [&](int64_t part) {
     const PairLinear<Weights> linear(a, groups, packed);
     linear.run(strips * part / parts * kFinishedRows,
                std::min(a.outputs, strips * (part + 1) / parts * kFinishedRows));

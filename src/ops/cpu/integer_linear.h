@@ -38,7 +38,7 @@ typedef void FinishFunction(const LinearArgs&, int64_t strip, int64_t token, con
 template <class Slices>
 class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
  public:
-  IntegerStrips(const Projection& args, const RoundedTokens<int8_t>& tokens, FinishFunction* finish)
+  IntegerStrips(const LinearArgs& args, const RoundedTokens<int8_t>& tokens, FinishFunction* finish)
       : projection(args),
         x(tokens),
         finish(finish),
@@ -56,6 +56,7 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     const int64_t unit_bytes = strip_bytes / x.units;
     const int8_t* values = x.values + token * inputs;
     vf results[C][kStripVectors] = {};
+    if (!kScaledUnits) fetch_scales(strip);
     for (int64_t unit = 0; unit < x.units; ++unit) {
       const float* scales = kScaledUnits ? scales_of(projection, strip, unit, x.unit) : nullptr;
       if (How == kByShares) ahead.fetch_share(unit * unit_bytes, unit_bytes);
@@ -65,7 +66,7 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
 #pragma GCC unroll 8
         for (vi& sum : sums[c]) sum = vi{} + x.offsets[(token + c) * x.units + unit];
       }
-      if (kScaledUnits) fetch_slice<How>(scales + kScalesAhead);
+      if (kScaledUnits) fetch_slice<How>(scales + kFetchedAhead / int64_t(sizeof(float)));
       for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
         fetch_slice<How>(slice + kFetchedAhead);
         add_part<C, 0>(sums, slice, values, inputs);
@@ -89,11 +90,17 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     }
   }
 
-  const Projection& projection;
+  const LinearArgs& projection;
 
  private:
   static constexpr bool kScaledUnits = std::is_same_v<Slices, Int4Slices>;
-  static constexpr int64_t kScalesAhead = 4 * kStripOutputs;  // floats
+
+  // Of int8, for when the strip has been passed: they come from memory too.
+  void fetch_scales(int64_t strip) const {
+    const float* scales = projection.scales + strip * kStripOutputs;
+#pragma GCC unroll 8
+    for (int v = 0; v < kStripVectors; ++v) __builtin_prefetch(scales + v * W);
+  }
 
   template <int C, int Part>
   static void add_part(vi (&sums)[C][kStripVectors], const char* slice, const int8_t* values,
@@ -158,7 +165,7 @@ void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t st
 
 // Needs a whole number of units.
 template <class Slices, class T>
-void run_strips(const Projection& a) {
+void run_strips(const LinearArgs& a) {
   const bool divides = a.kind == kInt8Strips || a.group % kLargestUnit == 0;
   const int64_t unit = divides ? kLargestUnit : kPackedGroup;
   const double bytes = double(a.outputs * a.inputs) * 4.0 / Slices::kInputs;

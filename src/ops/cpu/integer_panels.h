@@ -63,7 +63,7 @@ class IntegerPanels {
   static constexpr bool kIsInt8 = Slices::kInputs == 4;
   typedef std::conditional_t<kIsInt8 && !kSumsFours, int16_t, int8_t> Value;  // of an input
 
-  IntegerPanels(const Projection& args, const RoundedTokens<Value>& tokens)
+  IntegerPanels(const LinearArgs& args, const RoundedTokens<Value>& tokens)
       : projection(args), slices(args.inputs / Slices::kInputs), x(tokens) {}
 
   template <int C, int V, class F>
@@ -104,7 +104,7 @@ class IntegerPanels {
     }
   }
 
-  const Projection& projection;
+  const LinearArgs& projection;
   const int64_t slices;
 
  private:

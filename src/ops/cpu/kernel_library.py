@@ -240,13 +240,6 @@ class KernelLibrary:
 
         return move
 
-    def assume_cache_bytes(self, num_bytes: int) -> None:
-        """Take the largest cache for so large: weights that leave it are fetched past it."""
-        assume: Any = self._library.slipstream_assume_cache_bytes
-        assume.argtypes = (ctypes.c_int64,)
-        assume.restype = None
-        assume(num_bytes)
-
     def assume_wake_cost(self, microseconds: float = WAKE_COST) -> None:
         """Until another thread has begun, which work must be worth to be cut."""
         assume: Any = self._library.slipstream_assume_wake_cost

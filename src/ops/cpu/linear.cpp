@@ -8,12 +8,9 @@
 // of bfloat16 are instructions, those tokens go other ways (dot_linear.h, amx_linear.h). Weights may also
 // lie in strips, as instructions take them: of bfloat16 (pair_strips.h), or quantized ones, which
 // meet rounded inputs (integer_linear.h).
-#include <unistd.h>
-
 #include <algorithm>
 #include <memory>
 #include <new>
-#include <unordered_map>
 #include <vector>
 
 #include "abi.h"
@@ -43,7 +40,7 @@ constexpr double kLaidOutPerMicrosecond = 5e3;    // bytes
 // Where they come from memory, as many rows from `next` on are fetched meanwhile: several rows at
 // once are several streams, and where the next ones begin no prefetcher looks.
 template <int R, int C, bool Fetches, class Weights>
-void tile(const Weights& w, int64_t row, int64_t next, bool reads_once, const float* x,
+void tile(const Weights& w, int64_t row, int64_t next, const float* x,
           const Finish<R>& finish, float* results) {
   constexpr int kVectors = int(Weights::kStep) / W;
   const int64_t inputs = w.inputs, whole = inputs / Weights::kStep * Weights::kStep;
@@ -51,7 +48,9 @@ void tile(const Weights& w, int64_t row, int64_t next, bool reads_once, const fl
   const char* ahead = w.row(next);
   for (int64_t k = 0; k < whole; k += Weights::kStep, ahead += R * Weights::kBytes) {
 #pragma GCC unroll 8
-    for (int64_t i = 0; Fetches && i < R * Weights::kBytes; i += 64) fetch(ahead + i, reads_once);
+    for (int64_t i = 0; Fetches && i < R * Weights::kBytes; i += 64) {
+      C == 1 ? fetch_ahead(ahead + i) : __builtin_prefetch(ahead + i);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       vf v[kVectors];
@@ -83,16 +82,16 @@ void tile(const Weights& w, int64_t row, int64_t next, bool reads_once, const fl
 }
 
 template <int R, bool Fetches, class Weights>
-void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next, bool once,
+void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next,
                  const float* x, const Finish<R>& finish, float* results) {
   switch (tokens) {
-    case 1: return tile<R, 1, Fetches>(w, row, next, once, x, finish, results);
-    case 2: return tile<R, 2, Fetches>(w, row, next, once, x, finish, results);
-    case 3: return tile<R, 3, Fetches>(w, row, next, once, x, finish, results);
+    case 1: return tile<R, 1, Fetches>(w, row, next, x, finish, results);
+    case 2: return tile<R, 2, Fetches>(w, row, next, x, finish, results);
+    case 3: return tile<R, 3, Fetches>(w, row, next, x, finish, results);
 #if defined(__AVX512F__)
-    case 4: return tile<R, 4, Fetches>(w, row, next, once, x, finish, results);
-    case 5: return tile<R, 5, Fetches>(w, row, next, once, x, finish, results);
-    case 6: return tile<R, 6, Fetches>(w, row, next, once, x, finish, results);
+    case 4: return tile<R, 4, Fetches>(w, row, next, x, finish, results);
+    case 5: return tile<R, 5, Fetches>(w, row, next, x, finish, results);
+    case 6: return tile<R, 6, Fetches>(w, row, next, x, finish, results);
 #endif
   }
 }
@@ -101,7 +100,7 @@ void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next, bool o
 template <class Weights, class T>
 class Panel {
  public:
-  Panel(const Projection& args, const float* x) : a(args), w(args), x(x) {}
+  Panel(const LinearArgs& args, const float* x) : a(args), w(args), x(x) {}
 
   void run(int64_t begin, int64_t end) const {
     const int64_t row_bytes = int64_t(sizeof(float)) * a.inputs;
@@ -134,7 +133,7 @@ class Panel {
   // One token.
   void strip(int64_t n, int64_t t) const {
     Results<kStrip> results;
-    tile<kStrip, 1, true>(w, n, n + kStrip, a.reads_once, x + t * a.inputs, finish_of<kStrip>(n), results);
+    tile<kStrip, 1, true>(w, n, n + kStrip, x + t * a.inputs, finish_of<kStrip>(n), results);
     put<kStrip>(n, t, 1, results);
   }
 
@@ -177,9 +176,9 @@ class Panel {
       const float* from = x + t * a.inputs;
       // The others find these rows in a cache.
       if (Fetches && t == first) {
-        tile_tokens<R, true>(some, source, row, row + R, a.reads_once, from, finish, results);
+        tile_tokens<R, true>(some, source, row, row + R, from, finish, results);
       } else {
-        tile_tokens<R, false>(some, source, row, 0, false, from, finish, results);
+        tile_tokens<R, false>(some, source, row, 0, from, finish, results);
       }
       put<R>(n, t, some, results);
     }
@@ -194,13 +193,13 @@ class Panel {
     for (int i = 0; i < tokens; ++i) std::memcpy(to + i * a.outputs, narrow + i * R, R * sizeof(T));
   }
 
-  const Projection& a;
+  const LinearArgs& a;
   const Weights w;
   const float* x;
 };
 
 template <class Weights, class T>
-Status run(const Projection& a) {
+Status run(const LinearArgs& a) {
 #if defined(SLIPSTREAM_TILES)
   if constexpr (std::is_same_v<T, bf16>) {
     if (uses_tiles(a)) {
@@ -221,7 +220,7 @@ Status run(const Projection& a) {
   const double work = std::max(double(Weights(a).row_bytes()) * outputs / kBytesPerMicrosecond,
                                products / kProductsPerMicrosecond);
   const int64_t parts = worthwhile_parts(a.threads, work, groups);
-  parallel(a.threads, parts, [&](int64_t part) {
+  parallel_along(a.threads, parts, [&](int64_t part) {
     Panel<Weights, T>(a, x).run(groups * part / parts * kRows,
                                 std::min(a.outputs, groups * (part + 1) / parts * kRows));
   });
@@ -233,20 +232,20 @@ bool has_whole_groups(const LinearArgs& a) {
 }
 
 template <class Slices, class T>
-Status run_rounded(const Projection& a) {
+Status run_rounded(const LinearArgs& a) {
   run_strips<Slices, T>(a);
   return kOk;
 }
 
 template <class T>
-Status run_pairs_of_strips(const Projection& a) {
+Status run_pairs_of_strips(const LinearArgs& a) {
   if (!std::is_same_v<T, bf16> || a.inputs % 2 || a.outputs % kStripOutputs) return kBadShape;
   run_pair_strips(a);
   return kOk;
 }
 
 template <class T>
-Status run_kind(const Projection& a) {
+Status run_kind(const LinearArgs& a) {
   switch (a.kind) {
     case kBFloat16Strips: return run_pairs_of_strips<T>(a);
     case kInt8Strips: return a.inputs % kLargestUnit ? kBadShape : run_rounded<Int8Slices, T>(a);
@@ -259,46 +258,7 @@ Status run_kind(const Projection& a) {
   }
 }
 
-// Of the largest cache; a guess where the system does not tell.
-int64_t cache_bytes = [] {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  if (const int64_t size = sysconf(_SC_LEVEL3_CACHE_SIZE); size > 0) return size;
-#endif
-  return int64_t(32) << 20;
-}();
-
-// What this thread's calls have read, to tell which weights will have left the caches when they come
-// again: those of a model that is larger than they are.
-class Readings {
- public:
-  // Notes one; whether so much was read since the last one of these weights.
-  bool pushed_out(const void* weights, int64_t bytes) {
-    if (last_.size() >= kRemembered) last_.clear();
-    const auto [place, is_new] = last_.try_emplace(weights, read_);
-    const bool pushed_out = !is_new && read_ - place->second >= cache_bytes;
-    place->second = read_;
-    read_ += bytes;
-    return pushed_out;
-  }
-
- private:
-  static constexpr size_t kRemembered = 1 << 14;
-
-  std::unordered_map<const void*, int64_t> last_;  // weights -> what had been read before them
-  int64_t read_ = 0;
-};
-
-int64_t weight_bytes(const LinearArgs& a) {
-  const bool is_int4 = a.kind == kInt4 || a.kind == kInt4Strips;
-  const bool is_int8 = a.kind == kInt8 || a.kind == kInt8Strips;
-  const int64_t bits = is_int4 ? 4 : is_int8 ? 8 : a.kind == kFloat32 ? 32 : 16;
-  return a.outputs * a.inputs * bits / 8;
-}
-
 }  // namespace
-
-// So that tests have small weights leave the caches too.
-SLIPSTREAM_EXPORT void slipstream_assume_cache_bytes(int64_t bytes) { cache_bytes = bytes; }
 
 SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t words,
                                          int64_t threads) {
@@ -321,12 +281,10 @@ SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t w
 }
 
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
-  Projection a{*args, false};
+  const LinearArgs& a = *args;
   if (a.inputs < 1 || a.outputs < 0 || a.threads < 1) return kBadShape;
   if (a.tokens < 1 || a.outputs == 0) return kOk;
   try {
-    thread_local Readings readings;
-    a.reads_once = readings.pushed_out(a.weight, weight_bytes(a));
     switch (a.dtype) {
       case kFloat32: return run_kind<float>(a);
       case kBFloat16: return run_kind<bf16>(a);

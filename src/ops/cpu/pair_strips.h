@@ -20,7 +20,7 @@ constexpr Speed kWidenedStripSpeed = {15e3, 30e3};
 
 class PairStrips : public StripTiles<PairStrips> {
  public:
-  PairStrips(const Projection& args)
+  PairStrips(const LinearArgs& args)
       : projection(args), strip_bytes(args.inputs / 2 * kSlice) {}
 
   const char* strip_at(int64_t strip) const {
@@ -57,7 +57,7 @@ class PairStrips : public StripTiles<PairStrips> {
     for (int c = 0; c < C; ++c) finish(strip * kStripOutputs, token + c, sums[c]);
   }
 
-  const Projection& projection;
+  const LinearArgs& projection;
 
  private:
   static constexpr int64_t kShareInputs = 64;  // between two looks at what to fetch
@@ -91,7 +91,7 @@ inline vf one_of_pairs(const char* pairs) {
 // Tokens are floats, [tokens, inputs]: weights are widened in registers.
 class WidenedPairs {
  public:
-  WidenedPairs(const Projection& args, const float* x)
+  WidenedPairs(const LinearArgs& args, const float* x)
       : projection(args), slices(args.inputs / 2), x(x) {}
 
   template <int C, int V, class F>
@@ -108,7 +108,7 @@ class WidenedPairs {
     store_sums(sums, to);
   }
 
-  const Projection& projection;
+  const LinearArgs& projection;
   const int64_t slices;
 
  private:
@@ -155,7 +155,7 @@ inline void run_widened(const LinearArgs& a, int64_t strip, int64_t token) {
 #endif
 
 // Needs an even number of inputs, and outputs for whole strips.
-inline void run_pair_strips(const Projection& a) {
+inline void run_pair_strips(const LinearArgs& a) {
   const double bytes = double(a.outputs * a.inputs) * sizeof(bf16);
 #if defined(SLIPSTREAM_PAIRS)
   over_strips(a, bytes, a.inputs * int64_t(sizeof(bf16)), kPairStripSpeed,

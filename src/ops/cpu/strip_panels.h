@@ -33,13 +33,11 @@ struct Chunk {
   int64_t first, count;
 };
 
-// What is fetched with slices: a token by itself waits for memory, so it has all of the slice a little
-// further on fetched.
+// What is fetched with slices: a token by itself waits for memory.
 struct FetchNear {
   const char* at;
-  bool reads_once;
   void next() {
-    fetch_slice(at, reads_once);
+    fetch_slice(at);
     at += kSlice;
   }
 };
@@ -105,7 +103,7 @@ class StripPanels {
            float* sums) const {
     constexpr int V = panel_vectors(C), kPasses = kStripVectors / V;
     if (kPasses == 1 && groups == 1) {
-      const FetchNear near{chunk.at + kNearBytes, kernel.projection.reads_once};
+      const FetchNear near{chunk.at + kFetchedAhead};
       return kernel.template add<C, V>(chunk, strip, token, 0, near, sums);
     }
     const int64_t passes = groups * kPasses;
@@ -128,7 +126,6 @@ class StripPanels {
     }
   }
 
-  static constexpr int64_t kNearBytes = 4096;
   static constexpr int kSliceLines = int(kSlice / 64);
 
   const Kernel& kernel;

@@ -53,6 +53,9 @@ struct Speed {
   double bytes, products;
 };
 
+// About as long as one thread may work on while others have nothing left to do.
+constexpr double kPartMicroseconds = 2;
+
 // Calls run(strip, first token, last token) until all is done, on as many threads as is worth while.
 template <class Run>
 void over_strips(const LinearArgs& a, double weight_bytes, int64_t token_bytes, Speed speed,
@@ -66,8 +69,10 @@ void over_strips(const LinearArgs& a, double weight_bytes, int64_t token_bytes, 
   const int64_t spread = (4 * a.threads + strips - 1) / strips;
   const int64_t most = std::max<int64_t>(1, a.tokens / kTokensOfAPiece);
   const int64_t ranges = std::min(most, std::max(close, spread));
-  const int64_t pieces = strips * ranges, parts = worthwhile_parts(a.threads, work, pieces);
-  parallel(a.threads, parts, [&](int64_t part) {
+  const int64_t pieces = strips * ranges;
+  int64_t parts = worthwhile_parts(a.threads, work, pieces);
+  if (parts > 1) parts = std::clamp(int64_t(work / kPartMicroseconds), parts, pieces);
+  parallel_along(a.threads, parts, [&](int64_t part) {
     for (int64_t i = pieces * part / parts; i < pieces * (part + 1) / parts; ++i) {
       const int64_t range = i / strips;
       run(i % strips, a.tokens * range / ranges, a.tokens * (range + 1) / ranges);
@@ -95,18 +100,23 @@ inline void lay_out_strip(uint32_t* rows, int64_t words, uint32_t* scratch) {
   std::memcpy(rows, scratch, size_t(words) * kSlice);
 }
 
-inline void fetch_slice(const char* slice, bool reads_once) {
+constexpr int64_t kFetchedAhead = kPage;  // bytes
+
+inline void fetch_slice(const void* slice) {
+  if (!begins_page(slice)) return;
 #pragma GCC unroll 8
-  for (int64_t i = 0; i < kSlice; i += 64) fetch(slice + i, reads_once);
+  for (int64_t i = 0; i < kSlice; i += 64) {
+    __builtin_prefetch(static_cast<const char*>(slice) + i, 0, 2);
+  }
 }
 
 #if defined(__AVX512F__)
 
 constexpr int kStripTokens = 6;  // of a tile
 
-// How a tile has weights fetched: those behind its own; the same, past the caches; or, with other
-// tiles of the strip, its share of the next one.
-enum Fetches { kAlong, kPastCaches, kByShares };
+// How a tile has weights fetched: those behind its own; or, with other tiles of the strip, its share of
+// the next one.
+enum Fetches { kAlong, kByShares };
 
 // A group of tokens' share of the next strip, fetched while it passes as much of its own.
 struct Ahead {
@@ -120,11 +130,9 @@ struct Ahead {
   }
 };
 
-constexpr int64_t kFetchedAhead = 4096;  // bytes
-
 template <Fetches How>
 inline void fetch_slice(const void* slice) {
-  if (How != kByShares) fetch_slice(static_cast<const char*>(slice), How == kPastCaches);
+  if (How == kAlong) fetch_slice(slice);
 }
 
 // Tokens of a strip in tiles of up to kStripTokens. Tiles has `projection`, `strip_at(strip)` and
@@ -155,9 +163,6 @@ class StripTiles {
   template <int C>
   void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
     if (ahead.groups > 1) return self().template tile<C, kByShares>(strip, token, ahead);
-    if (self().projection.reads_once) {
-      return self().template tile<C, kPastCaches>(strip, token, ahead);
-    }
     self().template tile<C, kAlong>(strip, token, ahead);
   }
 };

@@ -11,19 +11,17 @@
 
 namespace {
 
-// A call of which is known whether its weights leave the caches before they are read again.
-struct Projection : LinearArgs {
-  bool reads_once;
-};
+constexpr uintptr_t kPage = 4096;  // bytes
 
-// Weights that leave anyway go past the caches, which keep what a step comes back to: keys and
-// values, tokens, code.
-inline void fetch(const char* line, bool reads_once) {
-  if (reads_once) {
-    __builtin_prefetch(line, 0, 0);
-  } else {
-    __builtin_prefetch(line);
-  }
+// Asks for what lies about a page further on, into the second level cache, in the first half of each
+// page alone. A CPU's own prefetcher reads ahead as well as anybody could, but only within a page: it has
+// to be led into the next one, and asking for more is in its way.
+inline bool begins_page(const void* line) {
+  return reinterpret_cast<uintptr_t>(line) % kPage < kPage / 2;
+}
+
+inline void fetch_ahead(const char* line) {
+  if (begins_page(line)) __builtin_prefetch(line, 0, 2);
 }
 
 constexpr int64_t kPackedGroup = 32;  // int4: weights of 16 bytes, low halves first
