@@ -71,11 +71,11 @@ class Attention {
 
  private:
   // Few query rows, of all kv heads of an item, in the order in which keys and values lie.
-  // score(row, offset, key, each) leaves scores of W keys from that on, for a head's query rows from
+  // score(row, offset, key, each) leaves scores of Scored keys from that on, for a head's query rows from
   // `row` on; its keys and values lie so far behind the tile's offsets. find(offset, key, end) is where
   // its values are, whose elements and those of the sums lie as load_two() has them; Weighed of them are
   // weighed for one head, then for the next.
-  template <int Weighed, class Score, class Find>
+  template <int Scored, int Weighed, class Score, class Find>
   void run_few(const Item& item, const Item* next, Scratch& s, const Score& score,
                const Find& find) const {
     const int rows = item.count * item.kv_heads;
@@ -86,7 +86,7 @@ class Attention {
       ReadAhead<T> ahead(*s.now, *s.ahead, a.key_cache, a.value_cache, head_dim, item.kv_heads,
                          blocks_of(item.count));
       const auto each = [&](int visits) { ahead.visit(visits); };
-      for (int key = first / W * W; key < last; key += W) {
+      for (int key = first / Scored * Scored; key < last; key += Scored) {
         for (int head = 0; head < item.kv_heads; ++head) {
           score(head * item.count, head * head_dim, key, each);
         }
@@ -119,7 +119,7 @@ class Attention {
         dot_scores(s, rows, row, item.count, width, key, each);
       };
       const T* rows[kWeighed];
-      return run_few<kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
+      return run_few<W, kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
         return point_to_rows(values + offset, key, end, s, rows);
       });
     }
@@ -129,12 +129,18 @@ class Attention {
       dot_scores(s, rows, row, item.count, width, key, each);
     };
     const float* rows[kWidened];
-    run_few<kWidened>(item, next, s, score, [&](int offset, int key, int end) {
+    run_few<W, kWidened>(item, next, s, score, [&](int offset, int key, int end) {
       return widen(values + offset, key, end, s, s.values, rows);
     });
   }
 
 #if defined(SLIPSTREAM_PAIRS)
+  void run_pairs(const Item& item, const Item* next, Scratch& s) const {
+    item.count % 2 ? run_pairs<1>(item, next, s) : run_pairs<2>(item, next, s);
+  }
+
+  // R query rows at a time: more would be a strip, but for those that share keys.
+  template <int R>
   void run_pairs(const Item& item, const Item* next, Scratch& s) const {
     const auto* keys = static_cast<const bf16*>(a.key_cache);
     const auto* values = static_cast<const bf16*>(a.value_cache);
@@ -144,10 +150,13 @@ class Attention {
                   size_t(head_dim) * sizeof(bf16));
     }
     const auto score = [&](int row, int offset, int key, const auto& each) {
-      dot_pairs(s, queries, keys + offset, row, item.count, head_dim, float(a.scale), key, each);
+      for (int end = row + item.count; row < end; row += R) {
+        each(W * blocks_of(item.count) / item.count);
+        dot_pairs<R>(s, queries, keys + offset, row, head_dim, float(a.scale), key);
+      }
     };
     const bf16* rows[kWeighed];
-    run_few<kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
+    run_few<W / R, kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
       return point_to_rows(values + offset, key, end, s, rows);
     });
   }

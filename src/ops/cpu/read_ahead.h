@@ -16,7 +16,12 @@
 
 namespace {
 
-constexpr int kLead = 8;   // keys that are asked for before they are computed, along the order of memory
+// Keys that are asked for before they are computed, along the order of memory.
+#if defined(__AVX512F__)
+constexpr int kLead = 16;
+#else
+constexpr int kLead = 8;
+#endif
 
 template <class T>
 class ReadAhead {

@@ -150,24 +150,32 @@ inline vf power_of_two(vf x) {
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-// scores[row, key] = scale * query[row] . key for W keys of a tile of kKeys, where they lie,
-// and for `rows` rows from `begin` on. Queries are [rows, head_dim], whole vectors each; keys are W of
-// the tile, from j on. Calls each(count) on the way, for W keys in each
-// of the rows' blocks.
-template <class Each>
-inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int begin, int rows,
-                      int head_dim, float scale, int j, const Each& each) {
-  const bf16* keys[W];
-  for (int i = 0; i < W; ++i) keys[i] = cache + s.now->offsets[j + i];
-  for (int row = begin; row < begin + rows; ++row) {
-    each(W * blocks_of(rows) / rows);
-    vf acc[W] = {};
-    for (int d = 0; d < head_dim; d += kDepth) {
-      const vb query = load_run(queries + row * head_dim + d);
+// scores[row, key] = scale * query[row] . key for W / R keys of a tile of kKeys, from j on, where they
+// lie, and for R rows from `row` on. Queries are [rows, head_dim], whole vectors each.
+template <int R>
+inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int row, int head_dim,
+                      float scale, int j) {
+  constexpr int kTogether = W / R;
+  const bf16* keys[kTogether];
+  for (int i = 0; i < kTogether; ++i) keys[i] = cache + s.now->offsets[j + i];
+  vf acc[W] = {};
+  for (int d = 0; d < head_dim; d += kDepth) {
+    vb query[R];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) query[r] = load_run(queries + (row + r) * head_dim + d);
 #pragma GCC unroll 16
-      for (int i = 0; i < W; ++i) acc[i] = add_pairs(acc[i], query, load_run(keys[i] + d));
+    for (int i = 0; i < kTogether; ++i) {
+      const vb key = load_run(keys[i] + d);
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) {
+        acc[r * kTogether + i] = add_pairs(acc[r * kTogether + i], query[r], key);
+      }
     }
-    store(s.scores + row * kKeys + j, reduce_each(acc, add) * scale);
+  }
+  float scores[W];
+  store(scores, reduce_each(acc, add) * scale);
+  for (int r = 0; r < R; ++r) {
+    std::memcpy(s.scores + (row + r) * kKeys + j, scores + r * kTogether, kTogether * sizeof(float));
   }
 }
 
