@@ -136,10 +136,12 @@ class Attention {
 
 #if defined(SLIPSTREAM_PAIRS)
   void run_pairs(const Item& item, const Item* next, Scratch& s) const {
-    item.count % 2 ? run_pairs<1>(item, next, s) : run_pairs<2>(item, next, s);
+    if (item.count == 1) return run_pairs<1>(item, next, s);
+    if (item.count == 2) return run_pairs<2>(item, next, s);
+    run_pairs<4>(item, next, s);
   }
 
-  // R query rows at a time: more would be a strip, but for those that share keys.
+  // R query rows of a kv head at a time: the more, the fewer keys.
   template <int R>
   void run_pairs(const Item& item, const Item* next, Scratch& s) const {
     const auto* keys = static_cast<const bf16*>(a.key_cache);
@@ -149,12 +151,25 @@ class Attention {
       std::memcpy(queries + row * head_dim, query_row(item, row / item.count, row % item.count),
                   size_t(head_dim) * sizeof(bf16));
     }
+    const int groups = (item.count + R - 1) / R;
     const auto score = [&](int row, int offset, int key, const auto& each) {
-      for (int end = row + item.count; row < end; row += R) {
-        each(W * blocks_of(item.count) / item.count);
-        dot_pairs<R>(s, queries, keys + offset, row, head_dim, float(a.scale), key);
-      }
+      const auto dot = [&](auto rows) {
+        each(W / R * blocks_of(item.count) / groups);
+        dot_pairs<R, rows>(s, queries, keys + offset, row, head_dim, float(a.scale), key);
+        row += rows;
+      };
+      const int end = row + item.count;
+      while (row + R <= end) dot(std::integral_constant<int, R>());
+      if (row + 2 < end) dot(std::integral_constant<int, std::min(R, 3)>());
+      if (row + 1 < end) dot(std::integral_constant<int, std::min(R, 2)>());
+      if (row < end) dot(std::integral_constant<int, 1>());
     };
+    if (item.count > kWidening) {
+      const float* rows[kWidened];
+      return run_few<W / R, kWidened>(item, next, s, score, [&](int offset, int key, int end) {
+        return widen(values + offset, key, end, s, s.values, rows);
+      });
+    }
     const bf16* rows[kWeighed];
     run_few<W / R, kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
       return point_to_rows(values + offset, key, end, s, rows);

@@ -36,7 +36,12 @@ namespace {
 constexpr int kStrip = 32;                  // query rows of a strip: two tiles
 constexpr int kChunks = kMaxHeadDim / kDepth;
 constexpr int kScoreTiles = kStep / kTile, kWeightTiles = kStep / kDepth;
-constexpr int64_t kMinStripRows = 3;        // fewer packed rows are dot products
+// Fewer packed rows are dot products, also those of many that share keys.
+#if defined(SLIPSTREAM_TILES)
+constexpr int64_t kMinStripRows = 3;
+#else
+constexpr int64_t kMinStripRows = 5;
+#endif
 
 // Whether scores are of pairs of bfloat16. Those of strips are scaled after the maximum is taken,
 // which needs a positive scale.
@@ -151,8 +156,8 @@ inline vf power_of_two(vf x) {
 }
 
 // scores[row, key] = scale * query[row] . key for W / R keys of a tile of kKeys, from j on, where they
-// lie, and for R rows from `row` on. Queries are [rows, head_dim], whole vectors each.
-template <int R>
+// lie, and for Rows rows from `row` on, at most R. Queries are [rows, head_dim], whole vectors each.
+template <int R, int Rows = R>
 inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int row, int head_dim,
                       float scale, int j) {
   constexpr int kTogether = W / R;
@@ -160,21 +165,21 @@ inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int ro
   for (int i = 0; i < kTogether; ++i) keys[i] = cache + s.now->offsets[j + i];
   vf acc[W] = {};
   for (int d = 0; d < head_dim; d += kDepth) {
-    vb query[R];
-#pragma GCC unroll 2
-    for (int r = 0; r < R; ++r) query[r] = load_run(queries + (row + r) * head_dim + d);
+    vb query[Rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) query[r] = load_run(queries + (row + r) * head_dim + d);
 #pragma GCC unroll 16
     for (int i = 0; i < kTogether; ++i) {
       const vb key = load_run(keys[i] + d);
-#pragma GCC unroll 2
-      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
         acc[r * kTogether + i] = add_pairs(acc[r * kTogether + i], query[r], key);
       }
     }
   }
   float scores[W];
   store(scores, reduce_each(acc, add) * scale);
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < Rows; ++r) {
     std::memcpy(s.scores + (row + r) * kKeys + j, scores + r * kTogether, kTogether * sizeof(float));
   }
 }
