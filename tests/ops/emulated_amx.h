@@ -124,6 +124,16 @@ inline Halves look_up(Halves index, __m512i table) {
   return index;
 }
 
+// Of each eight lanes of both the four from `from` on, side by side.
+template <class V>
+inline V unpack(V a, V b, int from) {
+  Halves result;
+  for (int i = 0; i < 32; ++i) {
+    result[i] = ((i % 2 ? (Halves)b : (Halves)a))[i / 8 * 8 + from + i % 8 / 2];
+  }
+  return (V)result;
+}
+
 inline __m512i look_up_both(__m512i low, Halves index, __m512i high) {
   const Halves a = (Halves)low, b = (Halves)high;
   for (int i = 0; i < 32; ++i) index[i] = index[i] & 32 ? b[index[i] & 31] : a[index[i] & 31];
@@ -282,6 +292,8 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_permutexvar_epi16(index, table) emulated::look_up((emulated::Halves)(index), table)
 #define _mm512_permutex2var_epi16(low, index, high) \
   emulated::look_up_both(low, (emulated::Halves)(index), high)
+#define _mm512_unpacklo_epi16(a, b) emulated::unpack(a, b, 0)
+#define _mm512_unpackhi_epi16(a, b) emulated::unpack(a, b, 4)
 #define _mm512_cvtph_ps(halves) emulated::half_to_float(halves)
 #define _mm512_cvtne2ps_pbh(high, low) emulated::pack(high, low)
 #define _mm512_dpbf16_ps(sum, a, b) emulated::dot(sum, a, b)

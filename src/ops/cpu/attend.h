@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 
+#include "pair_rows.h"
 #include "read_ahead.h"
 #include "work.h"
 
@@ -72,12 +73,12 @@ class Attention {
  private:
   // Few query rows, of all kv heads of an item, in the order in which keys and values lie.
   // score(row, offset, key, each) leaves scores of Scored keys from that on, for a head's query rows from
-  // `row` on; its keys and values lie so far behind the tile's offsets. find(offset, key, end) is where
-  // its values are, whose elements and those of the sums lie as load_two() has them; Weighed of them are
-  // weighed for one head, then for the next.
-  template <int Scored, int Weighed, class Score, class Find>
-  void run_few(const Item& item, const Item* next, Scratch& s, const Score& score,
-               const Find& find) const {
+  // `row` on; its keys and values lie so far behind the tile's offsets. begin(rows) looks at the weights of
+  // a tile, weigh(row, offset, key, end, each) adds what they give values of these keys to the sums: Weighed
+  // of them for one head, then for the next, from a multiple of Beside on.
+  template <int Scored, int Weighed, int Beside, class Score, class Begin, class Weigh>
+  void run_few(const Item& item, const Item* next, Scratch& s, const Score& score, const Begin& begin,
+               const Weigh& weigh) const {
     const int rows = item.count * item.kv_heads;
     begin_sums(0, rows, s);
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
@@ -93,17 +94,32 @@ class Attention {
       }
       for (int head = 0; head < item.kv_heads; ++head) softmax(item, tile, head * item.count, s);
       rescale(rows, s);
-      for (int key = first, end; key < last; key = end) {
-        end = std::min(last, key + Weighed);
+      begin(rows);
+      const int stop = (last + Beside - 1) / Beside * Beside;
+      for (int key = first / Beside * Beside, end; key < stop; key = end) {
+        end = std::min(stop, key + Weighed);
         for (int head = 0; head < item.kv_heads; ++head) {
-          weigh_values(s, find(head * head_dim, key, end), head * item.count, item.count, width, key,
-                       end, each);
+          weigh(head * item.count, head * head_dim, key, end, each);
         }
       }
       ahead.rest();
     }
+  }
+
+  // find(offset, key, end) is where values are, whose elements and those of the sums lie as load_two() has
+  // them.
+  template <int Weighed, class Score, class Find>
+  void run_dots(const Item& item, const Item* next, Scratch& s, const Score& score,
+                const Find& find) const {
+    run_few<W, Weighed, 1>(
+        item, next, s, score, [](int) {},
+        [&](int row, int offset, int key, int end, const auto& each) {
+          weigh_values(s, find(offset, key, end), row, item.count, width, key, end, each);
+        });
     // An item of few query rows is one split: nothing was folded.
-    for (int row = 0; row < rows; ++row) put_in_order<T>(s.out + row * width, head_dim);
+    for (int row = 0; row < item.count * item.kv_heads; ++row) {
+      put_in_order<T>(s.out + row * width, head_dim);
+    }
     finish(item, item.count, s, false);
   }
 
@@ -119,7 +135,7 @@ class Attention {
         dot_scores(s, rows, row, item.count, width, key, each);
       };
       const T* rows[kWeighed];
-      return run_few<W, kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
+      return run_dots<kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
         return point_to_rows(values + offset, key, end, s, rows);
       });
     }
@@ -129,7 +145,7 @@ class Attention {
       dot_scores(s, rows, row, item.count, width, key, each);
     };
     const float* rows[kWidened];
-    run_few<W, kWidened>(item, next, s, score, [&](int offset, int key, int end) {
+    run_dots<kWidened>(item, next, s, score, [&](int offset, int key, int end) {
       return widen(values + offset, key, end, s, s.values, rows);
     });
   }
@@ -147,33 +163,56 @@ class Attention {
     const auto* keys = static_cast<const bf16*>(a.key_cache);
     const auto* values = static_cast<const bf16*>(a.value_cache);
     alignas(64) bf16 queries[kGemmRows * kMaxHeadDim];
-    for (int row = 0; row < item.count * item.kv_heads; ++row) {
+    alignas(64) bf16 weights[kGemmRows * kKeys];
+    const int rows = item.count * item.kv_heads;
+    for (int row = 0; row < rows; ++row) {
       std::memcpy(queries + row * head_dim, query_row(item, row / item.count, row % item.count),
                   size_t(head_dim) * sizeof(bf16));
     }
     const int groups = (item.count + R - 1) / R;
     const auto score = [&](int row, int offset, int key, const auto& each) {
-      const auto dot = [&](auto rows) {
+      each_rows<R>(row, item.count, [&](int row, auto rows) {
         each(W / R * blocks_of(item.count) / groups);
         dot_pairs<R, rows>(s, queries, keys + offset, row, head_dim, float(a.scale), key);
-        row += rows;
-      };
-      const int end = row + item.count;
-      while (row + R <= end) dot(std::integral_constant<int, R>());
-      if (row + 2 < end) dot(std::integral_constant<int, std::min(R, 3)>());
-      if (row + 1 < end) dot(std::integral_constant<int, std::min(R, 2)>());
-      if (row < end) dot(std::integral_constant<int, 1>());
+      });
+    };
+    const auto begin = [&](int rows) { round_weights(s, rows, weights); };
+    // Two neighbouring keys meet in one product: who is none of the item's has a weight of 0.
+    const auto add = [&](int row, int key, int end, const auto& values, const auto& each) {
+      each_rows<R>(row, item.count, [&](int row, auto rows) {
+        weigh_pairs<rows>(s.out + row * width, weights + row * kKeys + key, values, width, end - key,
+                          [&](int keys) { each(keys * blocks_of(item.count) / groups); });
+      });
     };
     if (item.count > kWidening) {
-      const float* rows[kWidened];
-      return run_few<W / R, kWidened>(item, next, s, score, [&](int offset, int key, int end) {
-        return widen(values + offset, key, end, s, s.values, rows);
-      });
+      alignas(64) bf16 packed[kWidened * kMaxHeadDim];
+      run_few<W / R, kWidened, 2>(
+          item, next, s, score, begin,
+          [&](int row, int offset, int key, int end, const auto& each) {
+            interleave(packed, values + offset, s.now->offsets + key, end - key, head_dim);
+            add(row, key, end, PackedValues{packed, head_dim}, each);
+          });
+    } else {
+      run_few<W / R, kWeighed, 2>(
+          item, next, s, score, begin,
+          [&](int row, int offset, int key, int end, const auto& each) {
+            ValueRows some;
+            for (int i = key; i < end; ++i) some.rows[i - key] = values + s.now->offsets[i] + offset;
+            add(row, key, end, some, each);
+          });
     }
-    const bf16* rows[kWeighed];
-    run_few<W / R, kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
-      return point_to_rows(values + offset, key, end, s, rows);
-    });
+    for (int row = 0; row < rows; ++row) put_pairs_in_order(s.out + row * width, width);
+    finish(item, item.count, s, false);
+  }
+
+  // Calls function(row, how many) for rows from `row` on, R at a time.
+  template <int R, class F>
+  static void each_rows(int row, int count, const F& function) {
+    const int end = row + count;
+    for (; row + R <= end; row += R) function(row, std::integral_constant<int, R>());
+    if (row + 2 < end) return function(row, std::integral_constant<int, std::min(R, 3)>());
+    if (row + 1 < end) return function(row, std::integral_constant<int, std::min(R, 2)>());
+    if (row < end) function(row, std::integral_constant<int, 1>());
   }
 
   void run_strips(const Item& item, const Item* next, const Path& path, Scratch& s) const {

@@ -18,7 +18,7 @@
 // product, a third of it from L2.
 //
 // Fewer rows than share the packing of a key are dot products with the keys where they lie
-// (`dot_pairs`), unless how many there are may not show in any bit.
+// (pair_rows.h), unless how many there are may not show in any bit.
 //
 // A row's result depends on its own query and keys alone: steps start at multiples of 128 keys, a
 // masked key has weight 0 exactly, and the rows of a tile do not mix.
@@ -153,35 +153,6 @@ inline vf power_of_two(vf x) {
   const vf r = (vf)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
   const vf p = ((r * 0.07802452f + 0.22606716f) * r + 0.69583354f) * r + 0.99992522f;
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
-}
-
-// scores[row, key] = scale * query[row] . key for W / R keys of a tile of kKeys, from j on, where they
-// lie, and for Rows rows from `row` on, at most R. Queries are [rows, head_dim], whole vectors each.
-template <int R, int Rows = R>
-inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int row, int head_dim,
-                      float scale, int j) {
-  constexpr int kTogether = W / R;
-  const bf16* keys[kTogether];
-  for (int i = 0; i < kTogether; ++i) keys[i] = cache + s.now->offsets[j + i];
-  vf acc[W] = {};
-  for (int d = 0; d < head_dim; d += kDepth) {
-    vb query[Rows];
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) query[r] = load_run(queries + (row + r) * head_dim + d);
-#pragma GCC unroll 16
-    for (int i = 0; i < kTogether; ++i) {
-      const vb key = load_run(keys[i] + d);
-#pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) {
-        acc[r * kTogether + i] = add_pairs(acc[r * kTogether + i], query[r], key);
-      }
-    }
-  }
-  float scores[W];
-  store(scores, reduce_each(acc, add) * scale);
-  for (int r = 0; r < Rows; ++r) {
-    std::memcpy(s.scores + (row + r) * kKeys + j, scores + r * kTogether, kTogether * sizeof(float));
-  }
 }
 
 inline vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }

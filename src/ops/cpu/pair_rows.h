@@ -1,0 +1,149 @@
+// Few query rows of bfloat16 against keys and values where they lie (AVX512_BF16): scores along the head
+// dimension, sums of values by neighbouring keys, whose elements meet in one product as those of a strip do.
+//
+// A row's score of a key, and its sum of two neighbouring ones' values, are formed alike whatever its
+// company.
+#pragma once
+#include "pairs.h"
+#include "tiles.h"
+
+#if defined(SLIPSTREAM_PAIRS)
+
+namespace {
+
+// scores[row, key] = scale * query[row] . key for W / R keys of a tile of kKeys, from j on, where they
+// lie, and for Rows rows from `row` on, at most R. Queries are [rows, head_dim], whole vectors each.
+template <int R, int Rows = R>
+inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int row, int head_dim,
+                      float scale, int j) {
+  constexpr int kTogether = W / R;
+  const bf16* keys[kTogether];
+  for (int i = 0; i < kTogether; ++i) keys[i] = cache + s.now->offsets[j + i];
+  vf acc[W] = {};
+  for (int d = 0; d < head_dim; d += kDepth) {
+    vb query[Rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) query[r] = load_run(queries + (row + r) * head_dim + d);
+#pragma GCC unroll 16
+    for (int i = 0; i < kTogether; ++i) {
+      const vb key = load_run(keys[i] + d);
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        acc[r * kTogether + i] = add_pairs(acc[r * kTogether + i], query[r], key);
+      }
+    }
+  }
+  float scores[W];
+  store(scores, reduce_each(acc, add) * scale);
+  for (int r = 0; r < Rows; ++r) {
+    std::memcpy(s.scores + (row + r) * kKeys + j, scores + r * kTogether, kTogether * sizeof(float));
+  }
+}
+
+// Weights of a tile's keys in bfloat16, by which pairs of values are multiplied: [rows, kKeys].
+inline void round_weights(const Scratch& s, int rows, bf16* to) {
+  for (int i = 0; i < rows * kKeys; i += int(kRun)) {
+    const vb both = _mm512_cvtne2ps_pbh((__m512)load(s.scores + i + W), (__m512)load(s.scores + i));
+    std::memcpy(to + i, &both, sizeof both);
+  }
+}
+
+// Elements of two keys side by side: of every eight the first four, and the others.
+struct Interleaved {
+  vb low, high;
+  Interleaved(const bf16* first, const bf16* second) {
+    const __m512i a = (__m512i)load_run(first), b = (__m512i)load_run(second);
+    low = (vb)_mm512_unpacklo_epi16(a, b), high = (vb)_mm512_unpackhi_epi16(a, b);
+  }
+  explicit Interleaved(const bf16* packed) : low(load_run(packed)), high(load_run(packed + kRun)) {}
+};
+
+// Values where they lie.
+struct ValueRows {
+  const bf16* rows[kWeighed];
+  Interleaved at(int key, int d) const { return {rows[key] + d, rows[key + 1] + d}; }
+};
+
+// Values interleaved once, for many query rows.
+struct PackedValues {
+  const bf16* packed;
+  int head_dim;
+  Interleaved at(int key, int d) const {
+    return Interleaved(packed + key * head_dim + 2 * d);
+  }
+};
+
+// Values at `count` offsets, an even number, as PackedValues has them.
+inline void interleave(bf16* packed, const bf16* values, const int64_t* offsets, int count,
+                       int head_dim) {
+  for (int i = 0; i < count; i += 2) {
+    for (int d = 0; d < head_dim; d += int(kRun), packed += 2 * kRun) {
+      const Interleaved some(values + offsets[i] + d, values + offsets[i + 1] + d);
+      std::memcpy(packed, &some.low, sizeof some.low);
+      std::memcpy(packed + kRun, &some.high, sizeof some.high);
+    }
+  }
+}
+
+// N runs of elements of R query rows.
+template <int R, int N, class Values>
+inline void weigh_runs(float* out, const bf16* weights, const Values& values, int width, int d,
+                       int count) {
+  vf acc[R][2 * N];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * N; ++i) acc[r][i] = load(out + r * width + d + i * W);
+  }
+  for (int key = 0; key < count; key += 2) {
+    vb pairs[2 * N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      const Interleaved some = values.at(key, d + n * int(kRun));
+      pairs[2 * n] = some.low, pairs[2 * n + 1] = some.high;
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vb weight = splat_pair(weights + r * kKeys + key);
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * N; ++i) acc[r][i] = add_pairs(acc[r][i], pairs[i], weight);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * N; ++i) store(out + r * width + d + i * W, acc[r][i]);
+  }
+}
+
+// out[row] += weights[row] . values of `count` keys, an even number, for R rows; calls each(keys) on
+// the way, for all of them.
+template <int R, class Values, class Each>
+inline void weigh_pairs(float* out, const bf16* weights, const Values& values, int width, int count,
+                        const Each& each) {
+  constexpr int kMost = std::min(4, 8 / R), kStepOf = kMost * int(kRun);
+  int d = 0;
+  for (; d + kStepOf <= width; d += kStepOf) {
+    each(count * (d + kStepOf) / width - count * d / width);
+    weigh_runs<R, kMost>(out, weights, values, width, d, count);
+  }
+  for (; d < width; d += int(kRun)) {
+    each(count * (d + int(kRun)) / width - count * d / width);
+    weigh_runs<R, 1>(out, weights, values, width, d, count);
+  }
+}
+
+// Sums of weigh_pairs() as elements follow one another.
+inline void put_pairs_in_order(float* row, int width) {
+  for (int d = 0; d < width; d += int(kRun)) {
+    float some[kRun];
+    for (int i = 0; i < int(kRun); i += 8) {
+      std::memcpy(some + i, row + d + i / 2, 4 * sizeof(float));
+      std::memcpy(some + i + 4, row + d + W + i / 2, 4 * sizeof(float));
+    }
+    std::memcpy(row + d, some, sizeof some);
+  }
+}
+
+}  // namespace
+#endif
