@@ -74,7 +74,8 @@ extern "C" void slipstream_assume_wake_cost(double);
 int main() {
   slipstream_assume_wake_cost(1e-3);
   for (int round = 0; round < 400; ++round) {
-    const int64_t threads = 1 + round % 5, parts = round % 7 == 0 ? threads : 1 + round;
+    const int64_t threads = round % 40 ? 1 + round % 5 : 40;
+    const int64_t parts = round % 7 == 0 ? threads : 1 + round;
     std::vector<std::atomic<int>> times(parts);
     parallel_along(threads, parts, [&](int64_t part) {
       times[part].fetch_add(1);

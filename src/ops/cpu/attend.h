@@ -177,29 +177,34 @@ class Attention {
       });
     };
     const auto begin = [&](int rows) { round_weights(s, rows, weights); };
-    // Two neighbouring keys meet in one product: who is none of the item's has a weight of 0.
+    const bf16* rows_of_values[kWidened];
+    // Two neighbouring keys meet in one product: zeros stand in for who is none of the item's.
+    static constexpr bf16 kZeros[kMaxHeadDim] = {};
+    const auto find = [&](int offset, int key, int end) {
+      for (int i = key; i < end; ++i) rows_of_values[i - key] = values + s.now->offsets[i] + offset;
+      if (key < s.now->first) rows_of_values[0] = kZeros;
+      if (end > s.now->last) rows_of_values[end - 1 - key] = kZeros;
+    };
     const auto add = [&](int row, int key, int end, const auto& values, const auto& each) {
       each_rows<R>(row, item.count, [&](int row, auto rows) {
         weigh_pairs<rows>(s.out + row * width, weights + row * kKeys + key, values, width, end - key,
                           [&](int keys) { each(keys * blocks_of(item.count) / groups); });
       });
     };
-    if (item.count > kWidening) {
-      alignas(64) bf16 packed[kWidened * kMaxHeadDim];
-      run_few<W / R, kWidened, 2>(
-          item, next, s, score, begin,
-          [&](int row, int offset, int key, int end, const auto& each) {
-            interleave(packed, values + offset, s.now->offsets + key, end - key, head_dim);
-            add(row, key, end, PackedValues{packed, head_dim}, each);
-          });
+    if (item.count <= kWidening) {
+      const auto weigh = [&](int row, int offset, int key, int end, const auto& each) {
+        find(offset, key, end);
+        add(row, key, end, ValueRows{rows_of_values}, each);
+      };
+      run_few<W / R, kWeighed, 2>(item, next, s, score, begin, weigh);
     } else {
-      run_few<W / R, kWeighed, 2>(
-          item, next, s, score, begin,
-          [&](int row, int offset, int key, int end, const auto& each) {
-            ValueRows some;
-            for (int i = key; i < end; ++i) some.rows[i - key] = values + s.now->offsets[i] + offset;
-            add(row, key, end, some, each);
-          });
+      alignas(64) bf16 packed[kWidened * kMaxHeadDim];
+      const auto weigh = [&](int row, int offset, int key, int end, const auto& each) {
+        find(offset, key, end);
+        interleave(packed, rows_of_values, end - key, head_dim);
+        add(row, key, end, PackedValues{packed, head_dim}, each);
+      };
+      run_few<W / R, kWidened, 2>(item, next, s, score, begin, weigh);
     }
     for (int row = 0; row < rows; ++row) put_pairs_in_order(s.out + row * width, width);
     finish(item, item.count, s, false);

@@ -13,8 +13,8 @@
 // That leaves how many tokens of a sequence come at once, which depends on the batch's budget, on
 // what was cached and on preemption. `deterministic` takes that away too. Every query row, in decode
 // and in a prompt of thousands, then has its scores summed in one order (that of tile products, else
-// of dot products; values are summed key by key in any case) and its keys cut into the same splits,
-// folded in their order, whether the splits are items of their own or follow each other in one.
+// of dot products) and its keys cut into the same splits, folded in their order, whether the splits
+// are items of their own or follow each other in one.
 #include <memory>
 #include <new>
 

@@ -37,8 +37,9 @@ constexpr double kProductsPerMicrosecond = 20e3;  // of a weight and an input
 constexpr double kLaidOutPerMicrosecond = 5e3;    // bytes
 
 // Sums of R rows of weights, from `row` on, against C tokens, whose floats lie K apart: [C][R].
-// Where they come from memory, as many rows from `next` on are fetched meanwhile: several rows at
-// once are several streams, and where the next ones begin no prefetcher looks.
+// Where they come from memory, as many rows from `next` on are fetched meanwhile, for one token half of
+// each page of them: several rows at once are several streams, and where the next ones begin no
+// prefetcher looks.
 template <int R, int C, bool Fetches, class Weights>
 void tile(const Weights& w, int64_t row, int64_t next, const float* x,
           const Finish<R>& finish, float* results) {

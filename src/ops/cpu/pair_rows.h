@@ -40,11 +40,19 @@ inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int ro
   }
 }
 
-// Weights of a tile's keys in bfloat16, by which pairs of values are multiplied: [rows, kKeys].
-inline void round_weights(const Scratch& s, int rows, bf16* to) {
-  for (int i = 0; i < rows * kKeys; i += int(kRun)) {
-    const vb both = _mm512_cvtne2ps_pbh((__m512)load(s.scores + i + W), (__m512)load(s.scores + i));
-    std::memcpy(to + i, &both, sizeof both);
+// Weights of a tile's keys in bfloat16, by which pairs of values are multiplied: [rows, kKeys]. Their sums
+// become those of what was rounded, so that they still add up to 1.
+inline void round_weights(Scratch& s, int rows, bf16* to) {
+  const float* from = s.scores;
+  for (int row = 0; row < rows; ++row) {
+    vf more = {};
+    for (int i = 0; i < kKeys; i += int(kRun), from += kRun, to += kRun) {
+      const vf low = load(from), high = load(from + W);
+      const vb both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+      std::memcpy(to, &both, sizeof both);
+      more += (load(to) - low) + (load(to + W) - high);
+    }
+    s.sum[row] += reduce(more, add);
   }
 }
 
@@ -60,7 +68,7 @@ struct Interleaved {
 
 // Values where they lie.
 struct ValueRows {
-  const bf16* rows[kWeighed];
+  const bf16* const* rows;
   Interleaved at(int key, int d) const { return {rows[key] + d, rows[key + 1] + d}; }
 };
 
@@ -73,12 +81,11 @@ struct PackedValues {
   }
 };
 
-// Values at `count` offsets, an even number, as PackedValues has them.
-inline void interleave(bf16* packed, const bf16* values, const int64_t* offsets, int count,
-                       int head_dim) {
+// `count` values, an even number, as PackedValues has them.
+inline void interleave(bf16* packed, const bf16* const* values, int count, int head_dim) {
   for (int i = 0; i < count; i += 2) {
     for (int d = 0; d < head_dim; d += int(kRun), packed += 2 * kRun) {
-      const Interleaved some(values + offsets[i] + d, values + offsets[i + 1] + d);
+      const Interleaved some(values[i] + d, values[i + 1] + d);
       std::memcpy(packed, &some.low, sizeof some.low);
       std::memcpy(packed + kRun, &some.high, sizeof some.high);
     }

@@ -79,18 +79,19 @@ constexpr int64_t kMostStretches = 32;
 // hardware reads ahead and what is fetched ahead is not another's, and then helps along those of others.
 template <class F>
 void parallel_along(int64_t threads, int64_t parts, const F& function) {
-  const int64_t count = std::min({threads, parts, kMostStretches});
-  if (count <= 1) return parallel(1, parts, function);
+  const int64_t comers = std::min(threads, parts), count = std::min(comers, kMostStretches);
+  if (comers <= 1) return parallel(1, parts, function);
   Stretch stretches[kMostStretches];
   for (int64_t i = 0; i < count; ++i) {
     stretches[i].next.store(parts * i / count, std::memory_order_relaxed);
     stretches[i].end = parts * (i + 1) / count;
   }
-  parallel(threads, count, [&](int64_t first) {
+  parallel(threads, comers, [&](int64_t first) {
     for (int64_t i = first; i < first + count; ++i) {
       Stretch& along = stretches[i % count];
-      for (int64_t part; (part = along.next.fetch_add(1, std::memory_order_relaxed)) < along.end;) {
-        function(part);
+      while (along.next.load(std::memory_order_relaxed) < along.end) {
+        const int64_t part = along.next.fetch_add(1, std::memory_order_relaxed);
+        if (part < along.end) function(part);
       }
     }
   });

@@ -50,7 +50,7 @@ class ReadAhead {
         row_bytes(int64_t(head_dim) * kv_heads * int64_t(sizeof(T))),
         pace((int64_t(head_dim) * int64_t(sizeof(T)) / visits + 63) / 64 * 64),
         key(now.first + now.fetched) {
-    if (next.item != nullptr) next.fetched = std::min(kLead, count(next));
+    next.fetched = next.item == nullptr ? 0 : std::min(kLead, count(next));
     left = (2 * count(now) - now.fetched + next.fetched) * row_bytes;
     if (key == now.last) ++run, key = now.first;
     begin_row();

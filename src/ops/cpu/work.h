@@ -93,6 +93,12 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
     path.key_cost = 32;
     return path;
   }
+  if (path.pairs) {
+    path.rows = kDotRows;
+    path.row_cost = 0.3;
+    path.key_cost = 10;
+    return path;
+  }
 #endif
   path.dot = path.few || a.deterministic;
   path.rows = path.few ? kDotRows : kGemmRows;
