@@ -13,13 +13,14 @@ namespace {
 
 constexpr uintptr_t kPage = 4096;  // bytes
 
-// Asks for what lies about a page further on, into the second level cache, in the first half of each
-// page alone. A CPU's own prefetcher reads ahead as well as anybody could, but only within a page: it has
-// to be led into the next one, and asking for more is in its way.
+// Whether it lies in the first half of its page.
 inline bool begins_page(const void* line) {
   return reinterpret_cast<uintptr_t>(line) % kPage < kPage / 2;
 }
 
+// Asks for a line about a page further on, into the second level cache, in the first half of each page
+// alone. A CPU's own prefetcher reads ahead as well as anybody could, but only within a page: it has to be
+// led into the next one, and asking for more is in its way.
 inline void fetch_ahead(const char* line) {
   if (begins_page(line)) __builtin_prefetch(line, 0, 2);
 }
