@@ -102,6 +102,8 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
 
     policy: Literal["fcfs", "priority"] = "fcfs"
     pipeline_depth: Annotated[int, Meta(ge=1, le=2)] = 2
+    # Whether a step is planned shortly before the one that runs ends. None: on the CPU.
+    plan_late: bool | None = None
     max_num_seqs: Positive = 64
     max_num_batched_tokens: Positive = 2048
     # Of prompts, in a step in which rows decode. None: 256 on the CPU, any number on CUDA.

@@ -20,6 +20,7 @@ from src.engine.lifecycle import Phase, Rank, RequestState
 MAX_MISFITS_PER_STEP: Final = 8
 MAX_LED_PER_STEP: Final = 32
 _DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
+_PLANS_LATE: Final = ("cpu",)
 # Dead heap entries are tolerated up to this number or half of the heap, whichever is more.
 _MIN_DEAD: Final = 64
 _FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_LED_PER_STEP)
@@ -54,6 +55,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         tokens, so that what was just admitted is not preempted at once.
     enable_prefix_caching
         Whether computed blocks are found again by content.
+    plan_late
+        For who calls the scheduler: whether a step is planned shortly before the one that runs
+        ends (:class:`~src.engine.pace.Pace`), or as soon as that one runs.
     """
 
     max_num_seqs: int
@@ -69,6 +73,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bypasses: int = 64
     lookahead_tokens: int = 8
     enable_prefix_caching: bool = True
+    plan_late: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
@@ -96,6 +101,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         """Those of an engine with these settings, once its memory and its model are known."""
         section = config.scheduler
         mixed = section.max_mixed_prefill_tokens or _DEFAULT_MIXED_PREFILL.get(device_type)
+        plan_late = section.plan_late
         return cls(
             max_num_seqs=section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
@@ -108,6 +114,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             max_waiting_tokens=section.max_waiting_tokens,
             max_bypasses=section.max_bypasses,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            plan_late=device_type in _PLANS_LATE if plan_late is None else plan_late,
         )
 
 

@@ -24,6 +24,7 @@ from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.in_flight import InFlight, failed_step
 from src.engine.observer import EngineObserver
+from src.engine.pace import Pace
 from src.engine.runner import DeviceLostError, Runner
 from src.engine.scheduler import Scheduler
 from src.engine.streams import Choice
@@ -64,6 +65,10 @@ class EngineLoop:
         self._forgettable: list[int] = []
         self._unpublished: list[tuple[Choice, RequestEvent]] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._pace = Pace() if scheduler.limits.plan_late else None
+        self._plan_timer: asyncio.TimerHandle | None = None
+        # When the device was done with the last step that was committed.
+        self._device_free = 0.0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -160,13 +165,28 @@ class EngineLoop:
             self._publish()
         for event in expired:
             self._deliver(event)
-        while len(self._in_flight) < self._depth and self._launch():
+        while len(self._in_flight) < self._depth and not self._plans_later() and self._launch():
             pass
         self._observer.publishing()
         self._publish()
         self._observer.turned(self.scheduler)
         if not self.scheduler.has_work and not self._in_flight:
             self._settle()
+
+    def _plans_later(self) -> bool:
+        """Whether the step behind the running one waits for who may come; if so, it is timed."""
+        if self._plan_timer is not None:
+            self._plan_timer.cancel()
+            self._plan_timer = None
+        if self._pace is None or not self._in_flight or not self.scheduler.has_free_row:
+            return False
+        running = self._in_flight[-1]
+        start = max(self._device_free, running.times.launched)
+        delay = self._pace.wait(running.plan, start, time.monotonic())
+        if not delay:
+            return False
+        self._plan_timer = asyncio.get_running_loop().call_later(delay, self._wake.set)
+        return True
 
     def _launch(self) -> bool:
         planned = time.monotonic()
@@ -191,6 +211,8 @@ class EngineLoop:
         self._in_flight.append(in_flight)
         times = in_flight.times
         times.planned, times.plan_ended, times.launch_ended = planned, plan_ended, time.monotonic()
+        if self._pace is not None:
+            self._pace.planned(times.launch_ended - planned)
         self._observer.launched(plan, times, admitted, self.scheduler)
         self._is_settled = False
         # What its rows should have got they did not: no step of theirs may follow before it failed.
@@ -200,9 +222,13 @@ class EngineLoop:
         started = time.monotonic()
         outcome = in_flight.outcome
         assert outcome is not None
+        times = in_flight.times
+        self._device_free = times.device_end
         if isinstance(outcome, StepResult):
             self._failures = 0
             result = outcome
+            if self._pace is not None:
+                self._pace.observe(in_flight.plan, times.device_end - times.device_start)
         else:
             result = self._contain(in_flight.plan, outcome)
         if result.failures:
@@ -217,7 +243,7 @@ class EngineLoop:
                 self._deliver(event)
             else:
                 self._unpublished.append((choice, event))
-        self._observer.committed(in_flight.plan, in_flight.times, started)
+        self._observer.committed(in_flight.plan, times, started)
 
     def _contain(self, plan: StepPlan, error: Exception) -> StepResult:
         """Fail only the requests of a failed step, when the device is still sound."""

@@ -71,6 +71,11 @@ class Scheduler:
         return bool(self._requests or self._in_flight)
 
     @property
+    def has_free_row(self) -> bool:
+        """Whether somebody who comes now could run without waiting for another's end."""
+        return self._residents.rows.num_free > 0
+
+    @property
     def num_running(self) -> int:
         """Unfinished requests that hold a row."""
         return len(self._requests) - len(self._waiting)

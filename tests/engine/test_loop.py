@@ -61,13 +61,13 @@ def result_of(plan: StepPlan) -> StepResult:
 class Harness:
     """A loop that runs at depth 2."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: Any) -> None:
         section = ObservabilitySection()
         self.observer = EngineObserver(
             EngineMetrics("m", legacy_names=False), section, Telemetry(section, "m", "0")
         )
         self.runner = HeldRunner()
-        self.scheduler = Scheduler(make_limits())
+        self.scheduler = Scheduler(make_limits(**limits))
         self.loop = EngineLoop(
             self.scheduler,
             self.runner,  # type: ignore[arg-type]
@@ -190,6 +190,61 @@ async def test_a_deadline_is_seen_though_its_timer_was_early(
         assert await read(submission) == (0, FinishReason.DEADLINE)
     assert time.monotonic() >= deadline
     await harness.end()
+
+
+async def answered(harness: Harness, count: int, seconds: float) -> None:
+    """The device answers the first ``count`` steps, each of which is said to have taken so long."""
+    for number in range(count):
+        await harness.until_launched(number + 1)
+        step = harness.runner.launched[number]
+        step.times.device_end = time.monotonic()
+        step.times.device_start = step.times.device_end - seconds
+        step.arrive(result_of(step.plan))
+        await asyncio.sleep(0)
+
+
+async def test_who_comes_while_a_step_runs_joins_the_next_one_if_that_is_planned_late() -> None:
+    for plan_late in (False, True):
+        harness = Harness(plan_late=plan_late)
+        first = harness.submit(1, max_tokens=12)
+        await answered(harness, 6, seconds=1.0)
+        await asyncio.sleep(0.02)
+        running = len(harness.runner.launched)
+        # Late, nothing is queued behind the step that runs.
+        assert running == (7 if plan_late else 8)
+        second = harness.submit(2, max_tokens=2)
+        begun = time.monotonic()
+        if plan_late:
+            await harness.until_launched(8)
+            assert time.monotonic() - begun > 0.5
+            assert len(harness.runner.launched[7].plan.rows) == 2
+        else:
+            await asyncio.sleep(0.02)
+            assert len(harness.runner.launched) == 8
+            assert len(harness.runner.launched[7].plan.rows) == 1
+        await harness.end()
+        for submission in (first, second):
+            await read(submission)
+
+
+async def test_a_step_that_ends_before_its_forecast_does_not_keep_the_next_one_waiting() -> None:
+    harness = Harness(plan_late=True)
+    submission = harness.submit(1, max_tokens=12)
+    await answered(harness, 6, seconds=100.0)
+    async with asyncio.timeout(10):
+        await answered(harness, 12, seconds=100.0)
+        assert await read(submission) == (12, FinishReason.LENGTH)
+    await harness.end()
+
+
+async def test_nobody_is_waited_for_who_would_find_no_row() -> None:
+    harness = Harness(plan_late=True, max_num_seqs=1)
+    submission = harness.submit(1, max_tokens=12)
+    await answered(harness, 6, seconds=100.0)
+    async with asyncio.timeout(10):
+        await harness.until_launched(8)
+    await harness.end()
+    await read(submission)
 
 
 async def test_the_prompt_of_many_completions_is_hashed_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -77,6 +78,37 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
     else:
         assert 1 in waited_in_vain
         assert all(b.planned >= a.device_end for a, b in pairwise(records))
+
+
+async def test_a_step_that_is_planned_late_is_launched_in_time_and_computes_the_same(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests come one after the other while steps take 30 ms."""
+    compute = StepComputer.compute
+
+    def slow_compute(self: StepComputer, *arguments: Any) -> Any:
+        time.sleep(0.03)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(StepComputer, "compute", slow_compute)
+    answers, queued = [], []
+    for plan_late in (False, True):
+        config = small_config(checkpoint, scheduler__plan_late=plan_late)
+        async with AsyncEngine.open(config) as engine:
+            tasks = []
+            for number in range(12):
+                tasks.append(asyncio.create_task(engine.generate([5 + number, 6, 7], LONG)))
+                await asyncio.sleep(0.04)
+            answers.append([result.token_ids for result in await asyncio.gather(*tasks)])
+            assert_idle(engine)
+            records = list(engine.timeline)
+        # How long the plan of a step waits for the device.
+        queued.append(statistics.median(r.device_start - r.launched for r in records))
+        in_time = [b.launched < a.device_end for a, b in pairwise(records)]
+        assert sum(in_time) > 0.8 * len(in_time)
+    assert answers[0] == answers[1]
+    early, late = queued
+    assert late < 0.5 * early
 
 
 async def test_the_records_say_how_much_the_device_idled(

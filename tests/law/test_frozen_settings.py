@@ -77,6 +77,7 @@ FROZEN = [
     "scheduler.max_waiting_requests",
     "scheduler.max_waiting_tokens",
     "scheduler.pipeline_depth",
+    "scheduler.plan_late",
     "scheduler.policy",
     "structured_output.cached_grammars",
     "structured_output.compile_memory_bytes",

@@ -51,6 +51,7 @@ PURE = {
     "residents",
     "draft",
     "replay",
+    "pace",
 }
 DEVICE = {
     "runner",
@@ -206,8 +207,8 @@ def test_no_torch_in(package: str) -> None:
 def test_those_above_know_of_the_engine_its_client_only() -> None:
     # `replay` is for a log that came from elsewhere: it needs no engine.
     allowed = {"client", "llm", "prompts", "replay", "status", "submission"}
-    # `simulate` asks the scheduler what it would do, in a time of its own.
-    of_package = {"http": allowed, "cli": allowed, "bench": allowed | {"scheduler"}}
+    # `simulate` asks the scheduler what it would do, and when, in a time of its own.
+    of_package = {"http": allowed, "cli": allowed, "bench": allowed | {"scheduler", "pace"}}
     for package, parts in of_package.items():
         for path, line, imported in imports_in(package):
             part = engine_part(imported)

@@ -7,7 +7,7 @@
 
 A turn of the host is the loop's (``src/engine/loop.py``): commit what has arrived, launch until the
 pipeline is full, tell the readers. A turn begins when a result arrives, or a request while the
-pipeline has room. The device runs one step after the other.
+pipeline has room, or when it is time to plan. The device runs one step after the other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from typing import NamedTuple
 
 from src.bench.simulate.outcome import Journal
 from src.bench.simulate.requests import END_TOKEN, SimulatedRequest
@@ -22,6 +23,7 @@ from src.bench.simulate.step_cost import StepCost, Work
 from src.core.errors import SlipstreamError
 from src.core.outputs import RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
+from src.engine.pace import Pace
 from src.engine.scheduler import Scheduler, SchedulerLimits
 
 # Part of its price that no scatter takes a step below.
@@ -29,6 +31,17 @@ _QUICKEST = 0.25
 _TOKEN = [0]
 _END = [END_TOKEN]
 _NOTHING: list[int] = []
+
+
+class _Step(NamedTuple):
+    """A launched one: when the device computes it, and when the host can take its result."""
+
+    plan: StepPlan
+    result: StepResult
+    work: Work
+    start: float
+    end: float
+    arrives: float
 
 
 class SimulatedEngine:
@@ -68,10 +81,10 @@ class SimulatedEngine:
         # Until when the host and the device are busy.
         self._host = 0.0
         self._device = 0.0
-        # Results in order, with the work they were and when the host can take them.
-        self._in_flight: deque[tuple[StepResult, Work, float]] = deque()
-        # Whether a request came since the last turn.
-        self._has_new = False
+        self._in_flight: deque[_Step] = deque()
+        self._pace = Pace() if limits.plan_late else None
+        # When the host turns though no result arrives: at once, if a request came meanwhile.
+        self._due = math.inf
         self._unstarted: set[int] = set()
         # Row -> position whose computation samples the end of an output that ends early.
         self._ends: dict[int, int] = {}
@@ -96,32 +109,33 @@ class SimulatedEngine:
         self._unstarted.add(key)
         if request.output_len < request.max_tokens:
             self._early[key] = request.prompt_len + request.output_len - 1
-        self._has_new = True
+        self._due = 0.0
         return True
 
     def advance(self, until: float) -> None:
         """Do what begins before ``until``."""
         while True:
-            if self._has_new and len(self._in_flight) < self._depth:
-                begin = self._host
-            elif self._in_flight:
-                begin = max(self._host, self._in_flight[0][2])
-            else:
-                return
+            due = self._due if len(self._in_flight) < self._depth else math.inf
+            if self._in_flight:
+                due = min(due, self._in_flight[0].arrives)
+            begin = max(self._host, due)
             if begin >= until:
                 return
             self._turn(begin)
 
     def _turn(self, begin: float) -> None:
-        self._has_new = False
+        self._due = math.inf
         cost, now = self._cost, begin
         events: list[RequestEvent] = []
         work = None
-        while self._in_flight and self._in_flight[0][2] <= begin:
-            result, work, _ = self._in_flight.popleft()
-            events += self.scheduler.commit(result)
+        while self._in_flight and self._in_flight[0].arrives <= begin:
+            step = self._in_flight.popleft()
+            work = step.work
+            events += self.scheduler.commit(step.result)
             now += cost.commit.seconds(work)
-        while len(self._in_flight) < self._depth:
+            if self._pace is not None:
+                self._pace.observe(step.plan, step.end - step.start)
+        while len(self._in_flight) < self._depth and not self._plans_later(now):
             plan = self.scheduler.schedule()
             if plan is None:
                 break
@@ -130,11 +144,22 @@ class SimulatedEngine:
         if work is not None:
             self._publish(events, work)
 
+    def _plans_later(self, now: float) -> bool:
+        if self._pace is None or not self._in_flight or not self.scheduler.has_free_row:
+            return False
+        running = self._in_flight[-1]
+        delay = self._pace.wait(running.plan, running.start, now)
+        self._due = now + delay if delay else math.inf
+        return delay > 0
+
     def _launch(self, plan: StepPlan, now: float) -> float:
         """Put a plan on the device's queue; returns when the host is done with that."""
         result, work = self._execute(plan)
         cost = self._cost
-        now += cost.plan.seconds(work)
+        planning = cost.plan.seconds(work)
+        now += planning
+        if self._pace is not None:
+            self._pace.planned(planning)
         seconds = cost.device.seconds(work)
         if self._spread is not None:
             drawn = self._spread[int(self._random() * len(self._spread))]
@@ -142,7 +167,8 @@ class SimulatedEngine:
         start = max(now, self._device) + cost.dispatch
         self._device = start + seconds
         self.busy_seconds += seconds
-        self._in_flight.append((result, work, self._device + cost.handover.step))
+        arrives = self._device + cost.handover.step
+        self._in_flight.append(_Step(plan, result, work, start, self._device, arrives))
         return now
 
     def _execute(self, plan: StepPlan) -> tuple[StepResult, Work]:

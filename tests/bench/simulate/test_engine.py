@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,10 +37,11 @@ requests = st.lists(
 
 
 def run(
-    made: list[SimulatedRequest], depth: int, **host: object
+    made: list[SimulatedRequest], depth: int, *, plan_late: bool = False, **host: object
 ) -> tuple[Journal, SimulatedEngine]:
     journal = Journal()
-    engine = SimulatedEngine(LIMITS, cost_of(DEVICE, **host), journal, depth=depth)
+    limits = msgspec.structs.replace(LIMITS, plan_late=plan_late)
+    engine = SimulatedEngine(limits, cost_of(DEVICE, **host), journal, depth=depth)
     for request in made:
         engine.advance(request.at)
         engine.submit(request)
@@ -47,12 +49,13 @@ def run(
     return journal, engine
 
 
-@given(requests, st.sampled_from((1, 2)))
-@settings(max_examples=40, deadline=None)
+@given(requests, st.sampled_from((1, 2)), st.booleans())
+@settings(max_examples=60, deadline=None)
 def test_everybody_is_answered_once_and_in_order_of_time(
-    made: list[SimulatedRequest], depth: int
+    made: list[SimulatedRequest], depth: int, plan_late: bool
 ) -> None:
-    journal, engine = run(made, depth, commit=Price(step=0.001), submit=0.0002, dispatch=0.0003)
+    host = {"commit": Price(step=0.001), "submit": 0.0002, "dispatch": 0.0003}
+    journal, engine = run(made, depth, plan_late=plan_late, **host)
     assert journal.refused == 0
     for key, request in enumerate(made):
         # No prompt is computed faster than the device can, whatever the cache had of it.
@@ -94,6 +97,20 @@ def test_the_host_is_hidden_at_depth_two_and_not_at_one() -> None:
     for depth, period in ((1, decode + 0.008), (2, decode)):
         journal, _ = run([request], depth, **host)
         assert (journal.last[0] - journal.first[0]) / 49 == pytest.approx(period, rel=0.02)
+
+
+def test_planned_late_a_step_takes_in_who_came_while_another_ran() -> None:
+    """One row decodes, 11 ms a step, and others come 2 ms after one of its steps has begun."""
+    long = SimulatedRequest(0.0, ((0, 1),), output_len=100, max_tokens=100)
+    comers = [SimulatedRequest(0.002 + 0.111 * i, ((i, 2),), 1, 1) for i in range(1, 9)]
+    ttfts = {}
+    for plan_late in (False, True):
+        journal, _ = run([long, *comers], 2, plan_late=plan_late)
+        ttfts[plan_late] = [journal.first[key] - comers[key - 1].at for key in range(2, 9)]
+        # The device has every step in time all the same.
+        assert journal.last[0] == pytest.approx(0.011 * 100 + 8 * 0.001, abs=0.002)
+    for early, late in zip(ttfts[False], ttfts[True], strict=True):
+        assert early - late == pytest.approx(0.011, abs=0.002)
 
 
 def test_an_output_that_ends_early_costs_no_more_than_a_step_in_flight() -> None:

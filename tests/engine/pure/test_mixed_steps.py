@@ -118,6 +118,7 @@ def test_the_default_is_the_device_s(
         max_model_len=512,
     )
     assert limits.max_mixed_prefill_tokens == expected
+    assert limits.plan_late == (device_type == "cpu")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from src.core.plan import RowStep, StepPlan
+from src.engine import pace
+from src.engine.pace import Pace
+
+seconds = st.floats(0.0, 10.0)
+counts = st.lists(st.integers(1, 300), min_size=1, max_size=4)
+
+
+def plan_of(*num_tokens: int) -> StepPlan:
+    rows = [RowStep(row, 0, 7, count, True) for row, count in enumerate(num_tokens)]
+    return StepPlan(0, [], [], rows)
+
+
+def paced(per_step: float, per_token: float, plans: list[StepPlan]) -> Pace:
+    found = Pace()
+    for plan in plans:
+        found.observe(plan, per_step + per_token * plan.num_tokens)
+    return found
+
+
+@given(st.lists(st.tuples(counts, seconds), max_size=60), counts, st.floats(0, 100), seconds)
+def test_whatever_was_seen_nobody_waits_longer_than_a_step_is_forecast(
+    seen: list[tuple[list[int], float]], running: list[int], start: float, later: float
+) -> None:
+    found = Pace()
+    for num_tokens, took in seen:
+        found.planned(took / 7)
+        found.observe(plan_of(*num_tokens), took)
+    forecast = found.forecast(plan_of(*running))
+    assert forecast >= 0
+    wait = found.wait(plan_of(*running), start, start + later)
+    assert wait == 0 or pace._LEAST <= wait <= forecast - pace._LEAD - later + 1e-6
+
+
+@given(st.floats(0.001, 1.0), st.floats(0.0, 0.01), st.lists(st.integers(2, 64), min_size=8))
+def test_prices_are_found(per_step: float, per_token: float, tokens: list[int]) -> None:
+    tokens = [*tokens, 1, 65]
+    for plans in ([plan_of(*[1] * count) for count in tokens], [plan_of(1, n + 1) for n in tokens]):
+        found = paced(per_step, per_token, plans)
+        for plan in plans:
+            expected = per_step + per_token * plan.num_tokens
+            assert found.forecast(plan) == pytest.approx(expected, rel=1e-3)
+
+
+def test_steps_with_prompts_say_nothing_of_those_without() -> None:
+    found = paced(0.5, 0.001, [plan_of(1, 200), plan_of(1, 100)] * 4)
+    assert found.forecast(plan_of(1, 200)) > 0.6
+    assert found.forecast(plan_of(1, 1)) == 0.0
+    for _ in range(4):
+        found.observe(plan_of(1, 1), 0.02)
+    assert found.forecast(plan_of(1, 1)) == pytest.approx(0.02)
+
+
+def test_it_follows_a_device_that_becomes_faster() -> None:
+    found = paced(0.1, 0.0, [plan_of(1)] * 200)
+    assert found.forecast(plan_of(1)) == pytest.approx(0.1)
+    for _ in range(30):
+        found.observe(plan_of(1), 0.01)
+    assert found.forecast(plan_of(1)) < 0.02
+
+
+def test_of_few_steps_and_of_short_ones_nothing_is_waited_for() -> None:
+    found = paced(0.1, 0.0, [plan_of(1)] * 3)
+    assert found.wait(plan_of(1), 5.0, 5.0) == 0
+    found.observe(plan_of(1), 0.1)
+    # A part of 100 ms, less than the whole by what a loop may be late.
+    assert found.wait(plan_of(1), 5.0, 5.0) == pytest.approx(0.875 * 0.1 - 0.003)
+    assert found.wait(plan_of(1), 5.0, 5.08) == pytest.approx(0.0045)
+    assert found.wait(plan_of(1), 5.0, 5.0841) == 0
+    found.planned(0.02)
+    assert found.wait(plan_of(1), 5.0, 5.0) == pytest.approx(0.875 * 0.1 - 0.003 - 0.02)
+    assert paced(0.004, 0.0, [plan_of(1)] * 9).wait(plan_of(1), 5.0, 5.0) == 0
