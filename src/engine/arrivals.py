@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +18,8 @@ class Arrivals(Generic[T]):
 
     By an eventfd, on Linux. `call_soon_threadsafe` writes to a socket, and Linux takes who writes
     to another thread's socket to be about to sleep, and may put the reader on its CPU; here the
-    writer goes on with the next step.
+    writer goes on with the next step. Nor does it release the interpreter lock: the loop, which
+    this wakes, would take it for a whole turn, while the device waits for the next step.
 
     Parameters
     ----------
@@ -30,6 +32,7 @@ class Arrivals(Generic[T]):
         self._posted: deque[T] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event: int | None = None
+        self._signal: Callable[[int, int], object] | None = None
 
     def __del__(self) -> None:
         self._close_event()
@@ -52,13 +55,13 @@ class Arrivals(Generic[T]):
         except BaseException:
             os.close(event)
             raise
-        self._event = event
+        self._event, self._signal = event, _signaling()
 
     def post(self, arrival: T) -> None:
         """From any thread; the loop may be gone by then."""
         self._posted.append(arrival)
-        if self._event is not None:
-            os.eventfd_write(self._event, 1)
+        if self._event is not None and self._signal is not None:
+            self._signal(self._event, 1)
         elif self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._take_posted)
@@ -95,3 +98,13 @@ class Arrivals(Generic[T]):
         if self._event is not None:
             os.close(self._event)
             self._event = None
+
+
+def _signaling() -> Callable[[int, int], object]:
+    """What `os.eventfd_write` does, by a call that keeps the interpreter lock if there is one."""
+    try:
+        signal = ctypes.PyDLL(None).eventfd_write
+    except (OSError, AttributeError):
+        return os.eventfd_write
+    signal.argtypes, signal.restype = (ctypes.c_int, ctypes.c_uint64), ctypes.c_int
+    return signal

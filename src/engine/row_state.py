@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,25 +47,16 @@ class RowState:
         self.block_tables = torch.full(
             (max_num_seqs + 1, max_blocks), POISON, dtype=torch.int32, device=device
         )
+        self._token_table, self._block_table = _Table(self.tokens), _Table(self.block_tables)
 
     def install(self, install: RowInstall) -> None:
         """Give the row to a request: its known tokens and the blocks it has so far."""
-        self.tokens[install.row].fill_(POISON)
-        self.tokens[install.row, : len(install.token_ids)] = upload(
-            install.token_ids, torch.int32, self.device
-        )
-        self.block_tables[install.row].fill_(POISON)
-        self._write_blocks(install.row, 0, install.block_ids)
+        self._token_table.replace(install.row, install.token_ids)
+        self._block_table.replace(install.row, install.block_ids)
 
     def append_blocks(self, append: BlockAppend) -> None:
         """Continue the row's block table."""
-        self._write_blocks(append.row, append.index, append.block_ids)
-
-    def _write_blocks(self, row: int, index: int, block_ids: list[int]) -> None:
-        if block_ids:
-            self.block_tables[row, index : index + len(block_ids)] = upload(
-                block_ids, torch.int32, self.device
-            )
+        self._block_table.write(append.row, append.index, append.block_ids)
 
     def gather(self, rows_t: Tensor, positions_t: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids and slots [T] int64 of positions [T] int64 of rows [T] int64.
@@ -94,3 +86,35 @@ class RowState:
     def scatter_tokens(self, rows_s: Tensor, positions_s: Tensor, token_ids_s: Tensor) -> None:
         """Write sampled tokens back into their rows: [S] int64 each."""
         self.tokens[rows_s, positions_s] = token_ids_s.to(torch.int32)
+
+
+class _Table:
+    """Writes into the rows of a [rows, columns] int32 tensor.
+
+    On the host by numpy: torch would release the interpreter lock for each of so small writes, and
+    then wait until the event loop gives it back.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._host = host_view(tensor)
+
+    def write(self, row: int, index: int, values: list[int]) -> None:
+        end = index + len(values)
+        if self._host is not None:
+            self._host[row, index:end] = values
+        elif values:
+            self._tensor[row, index:end] = upload(values, torch.int32, self._tensor.device)
+
+    def replace(self, row: int, values: list[int]) -> None:
+        """The row's values from now on; what is behind them is poison."""
+        if self._host is not None:
+            self._host[row, len(values) :] = POISON
+        else:
+            self._tensor[row, len(values) :].fill_(POISON)
+        self.write(row, 0, values)
+
+
+def host_view(tensor: Tensor) -> np.ndarray | None:
+    """The same memory, if the host has it."""
+    return tensor.numpy() if tensor.device.type == "cpu" else None

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from src.engine import row_state
 from src.engine.runner import Runner
 from src.engine.sampling import truncation
 from src.engine.step_computer import StepComputer, StepOutput
@@ -90,7 +91,7 @@ def no_waiting() -> Iterator[None]:
 def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Have all steps watched; returns what was, once it had ended, or what it waited for.
 
-    Sampling takes the ways that it takes on a GPU, where it has others on a CPU.
+    Rows are written and tokens are sampled as they are on a GPU, where a CPU has other ways.
     """
     seen: list[str] = []
     apply, compute = Runner._apply, StepComputer.compute
@@ -115,6 +116,7 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         with watched("copy_out"):
             return output.to_host()
 
+    monkeypatch.setattr(row_state, "host_view", lambda tensor: None)
     monkeypatch.setattr(Runner, "_apply", watched_apply)
     monkeypatch.setattr(StepComputer, "compute", watched_compute)
     monkeypatch.setattr(truncation, "kth_by_selection", truncation.kth_by_radix)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -204,7 +205,8 @@ class CompiledStep:
             MemoryError: There is no room for what a kernel computes on the way.
             CompiledCodeError: Compiled code failed.
         """
-        token_ids = torch.empty(num_samples, dtype=torch.int64)
+        # By torch itself the interpreter lock would be given away, and be waited for.
+        token_ids = torch.from_numpy(np.empty(num_samples, dtype=np.int64))
         self._call(array("q", steps), 0, token_ids.data_ptr(), None, None, gate)
         return token_ids
 
