@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from src.core.plan import BlockAppend, RowInstall, StepPlan
+from src.engine import transfer
 from src.engine.transfer import upload
 
 # No token and no block has this number: consuming what was never produced fails loudly.
@@ -89,15 +89,11 @@ class RowState:
 
 
 class _Table:
-    """Writes into the rows of a [rows, columns] int32 tensor.
-
-    On the host by numpy: torch would release the interpreter lock for each of so small writes, and
-    then wait until the event loop gives it back.
-    """
+    """Writes into the rows of a [rows, columns] int32 tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
-        self._host = host_view(tensor)
+        self._host = transfer.host_view(tensor)
 
     def write(self, row: int, index: int, values: list[int]) -> None:
         end = index + len(values)
@@ -113,8 +109,3 @@ class _Table:
         else:
             self._tensor[row, len(values) :].fill_(POISON)
         self.write(row, 0, values)
-
-
-def host_view(tensor: Tensor) -> np.ndarray | None:
-    """The same memory, if the host has it."""
-    return tensor.numpy() if tensor.device.type == "cpu" else None

@@ -21,6 +21,15 @@ def upload(values: Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch
     return staged.to(device, non_blocking=True)
 
 
+def host_view(tensor: Tensor) -> np.ndarray | None:
+    """The same memory, if the host has it, for small writes between two steps.
+
+    For each of them torch releases the interpreter lock, and waits until the event loop gives it
+    back, which is often a whole turn later. numpy keeps it.
+    """
+    return tensor.numpy() if tensor.device.type == "cpu" else None
+
+
 def upload_into(destination: Tensor, values: np.ndarray) -> None:
     """Copy ``values`` over ``destination``, of the same shape, without waiting for it."""
     staged = torch.from_numpy(values)

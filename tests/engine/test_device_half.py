@@ -11,7 +11,7 @@ import torch
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
-from src.engine import row_state
+from src.engine import transfer
 from src.engine.inputs import build_inputs, decode_rows, is_decode, padding_inputs
 from src.engine.kv_cache import _budget, allocate_kv_cache, free_memory, plan_kv_cache
 from src.engine.row_state import POISON, RowState
@@ -76,7 +76,7 @@ class TestInputs:
 class TestRowState:
     def test_a_host_writes_what_a_device_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         by_host = rows()
-        monkeypatch.setattr(row_state, "host_view", lambda tensor: None)
+        monkeypatch.setattr(transfer, "host_view", lambda tensor: None)
         by_upload = rows()
         for state in (by_host, by_upload):
             state.install(RowInstall(1, 1, 10, list(range(100, 110)), 10, [1, 2, 3]))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from src.engine import row_state
+from src.engine import transfer
 from src.engine.runner import Runner
 from src.engine.sampling import truncation
 from src.engine.step_computer import StepComputer, StepOutput
@@ -116,7 +116,7 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         with watched("copy_out"):
             return output.to_host()
 
-    monkeypatch.setattr(row_state, "host_view", lambda tensor: None)
+    monkeypatch.setattr(transfer, "host_view", lambda tensor: None)
     monkeypatch.setattr(Runner, "_apply", watched_apply)
     monkeypatch.setattr(StepComputer, "compute", watched_compute)
     monkeypatch.setattr(truncation, "kth_by_selection", truncation.kth_by_radix)

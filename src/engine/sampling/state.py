@@ -12,6 +12,7 @@ from torch import Tensor
 
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.engine import transfer
 from src.engine.per_params import PerParams
 from src.engine.sampling.logits import BadWords
 from src.engine.transfer import upload
@@ -121,6 +122,8 @@ class SamplingState:
         self._floats[max_num_rows].zero_()
         # [max_num_rows + 1, 2] int64: row -> the columns named above
         self._ints = torch.zeros((max_num_rows + 1, 2), dtype=torch.int64, device=device)
+        floats, ints = transfer.host_view(self._floats), transfer.host_view(self._ints)
+        self._host = None if floats is None or ints is None else (floats, ints)
 
     @property
     def version(self) -> int:
@@ -176,7 +179,6 @@ class SamplingState:
         """Bring what was installed to the device, so that :meth:`gather` has nothing to write."""
         if not self._staged:
             return
-        rows = upload(list(self._staged), torch.int64, self.device)
         floats, ints = [], []
         for params in self._staged.values():
             floats.append(
@@ -190,9 +192,17 @@ class SamplingState:
                 )
             )
             ints.append((params.seed, params.top_k))
-        self._floats[rows] = upload(np.array(floats), torch.float64, self.device)
-        self._ints[rows] = upload(np.array(ints, dtype=np.int64), torch.int64, self.device)
+        self._write(list(self._staged), np.array(floats), np.array(ints, dtype=np.int64))
         self._staged = {}
+
+    def _write(self, rows: list[int], floats: np.ndarray, ints: np.ndarray) -> None:
+        if self._host is not None:
+            host_floats, host_ints = self._host
+            host_floats[rows], host_ints[rows] = floats, ints
+            return
+        rows_s = upload(rows, torch.int64, self.device)
+        self._floats[rows_s] = upload(floats, torch.float64, self.device)
+        self._ints[rows_s] = upload(ints, torch.int64, self.device)
 
     def _resolve(self, request: Request, prompt_len: int) -> RowParams:
         params = request.params
