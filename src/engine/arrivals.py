@@ -61,6 +61,7 @@ class Arrivals(Generic[T]):
         """From any thread; the loop may be gone by then."""
         self._posted.append(arrival)
         if self._event is not None and self._signal is not None:
+            # Full, it wakes the loop as well.
             self._signal(self._event, 1)
         elif self._loop is not None:
             with contextlib.suppress(RuntimeError):

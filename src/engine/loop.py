@@ -175,18 +175,31 @@ class EngineLoop:
 
     def _plans_later(self) -> bool:
         """Whether the step behind the running one waits for who may come; if so, it is timed."""
-        if self._plan_timer is not None:
-            self._plan_timer.cancel()
-            self._plan_timer = None
-        if self._pace is None or not self._in_flight or not self.scheduler.has_free_row:
+        was_timed = self._stop_timer()
+        if self._pace is None:
+            return False
+        if not self._in_flight:
+            if was_timed and self.scheduler.has_work:
+                self._pace.missed()
+            return False
+        if not self.scheduler.has_free_row:
             return False
         running = self._in_flight[-1]
         start = max(self._device_free, running.times.launched)
         delay = self._pace.wait(running.plan, start, time.monotonic())
-        if not delay:
-            return False
-        self._plan_timer = asyncio.get_running_loop().call_later(delay, self._wake.set)
-        return True
+        if delay:
+            self._plan_timer = asyncio.get_running_loop().call_later(delay, self._wake.set)
+            return True
+        if was_timed:
+            self._pace.met()
+        return False
+
+    def _stop_timer(self) -> bool:
+        """Have no plan timed any more; whether one was."""
+        timer, self._plan_timer = self._plan_timer, None
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     def _launch(self) -> bool:
         planned = time.monotonic()
@@ -211,8 +224,6 @@ class EngineLoop:
         self._in_flight.append(in_flight)
         times = in_flight.times
         times.planned, times.plan_ended, times.launch_ended = planned, plan_ended, time.monotonic()
-        if self._pace is not None:
-            self._pace.planned(times.launch_ended - planned)
         self._observer.launched(plan, times, admitted, self.scheduler)
         self._is_settled = False
         # What its rows should have got they did not: no step of theirs may follow before it failed.
@@ -307,6 +318,7 @@ class EngineLoop:
         The scheduler is asked nothing more, since its bookkeeping may be what failed.
         """
         self._ended = error
+        self._stop_timer()
         try:
             self._publish()
         except Exception:

@@ -6,9 +6,12 @@ from typing import Final
 
 from src.core.plan import StepPlan
 
-# Of what is forecast, and seconds before its end: a step may be quicker, and the loop late.
-_PART: Final = 0.875
+# Of a forecast, at most, and seconds before its end: a step may be quicker, and the loop late.
+_MOST: Final = 0.875
 _LEAD: Final = 0.003
+# What is left of that part after a step that came too late, and what each in time gives back.
+_RETREAT: Final = 0.8
+_ADVANCE: Final = 0.01
 # Less is not worth a timer.
 _LEAST: Final = 0.001
 # What a step still counts for after the next one: thirty steps tell.
@@ -23,18 +26,23 @@ class Pace:
 
     A plan that waits on the device's queue is closed: whoever comes meanwhile joins the step after
     it. Planned late it takes in everybody who came while the step before it ran, and the device
-    still has it in time. A forecast that is too long costs what the event loop needs to see a
-    result and launch a step.
+    still has it in time. Where it has not, since a forecast was too long, planning took long or the
+    loop was late, it waits for a turn of the loop; and later steps are planned earlier, until
+    enough of them were in time.
     """
 
     def __init__(self) -> None:
         # Rows that decode wait for weights to be read, prompts for arithmetic.
         self._decode, self._prefill = _Line(), _Line()
-        self._planning = 0.0
+        self._part = _MOST
 
-    def planned(self, seconds: float) -> None:
-        """Planning a step and launching it has taken the event loop so long."""
-        self._planning = max(seconds, _MEMORY * self._planning)
+    def met(self) -> None:
+        """A step was planned late, and while the one before it ran."""
+        self._part = min(_MOST, self._part + _ADVANCE)
+
+    def missed(self) -> None:
+        """A step was to be planned late, and the one before it has ended by then."""
+        self._part *= _RETREAT
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A step has taken the device so long."""
@@ -46,7 +54,7 @@ class Pace:
 
     def wait(self, running: StepPlan, start: float, now: float) -> float:
         """Seconds until the step behind one that began at ``start`` is planned; 0 is at once."""
-        delay = start + _PART * self.forecast(running) - self._planning - _LEAD - now
+        delay = start + self._part * self.forecast(running) - _LEAD - now
         return delay if delay >= _LEAST else 0.0
 
     def _line_of(self, plan: StepPlan) -> _Line:

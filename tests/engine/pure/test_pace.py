@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,12 +32,13 @@ def test_whatever_was_seen_nobody_waits_longer_than_a_step_is_forecast(
 ) -> None:
     found = Pace()
     for num_tokens, took in seen:
-        found.planned(took / 7)
         found.observe(plan_of(*num_tokens), took)
+        (found.met if took > 5 else found.missed)()
     forecast = found.forecast(plan_of(*running))
     assert forecast >= 0
     wait = found.wait(plan_of(*running), start, start + later)
-    assert wait == 0 or pace._LEAST <= wait <= forecast - pace._LEAD - later + 1e-6
+    most = pace._MOST * forecast - pace._LEAD - later
+    assert wait == 0 or pace._LEAST <= wait <= most + 1e-6
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.0, 0.01), st.lists(st.integers(2, 64), min_size=8))
@@ -73,6 +76,19 @@ def test_of_few_steps_and_of_short_ones_nothing_is_waited_for() -> None:
     assert found.wait(plan_of(1), 5.0, 5.0) == pytest.approx(0.875 * 0.1 - 0.003)
     assert found.wait(plan_of(1), 5.0, 5.08) == pytest.approx(0.0045)
     assert found.wait(plan_of(1), 5.0, 5.0841) == 0
-    found.planned(0.02)
-    assert found.wait(plan_of(1), 5.0, 5.0) == pytest.approx(0.875 * 0.1 - 0.003 - 0.02)
     assert paced(0.004, 0.0, [plan_of(1)] * 9).wait(plan_of(1), 5.0, 5.0) == 0
+
+
+def test_who_comes_too_late_is_earlier_until_it_was_in_time_for_long() -> None:
+    found = paced(0.1, 0.0, [plan_of(1)] * 9)
+    waits = [found.wait(plan_of(1), 5.0, 5.0)]
+    for _ in range(3):
+        found.missed()
+        waits.append(found.wait(plan_of(1), 5.0, 5.0))
+    assert all(later < 0.85 * earlier for earlier, later in pairwise(waits))
+    for _ in range(30):
+        found.met()
+    assert waits[-1] < found.wait(plan_of(1), 5.0, 5.0) < waits[0]
+    for _ in range(30):
+        found.met()
+    assert found.wait(plan_of(1), 5.0, 5.0) == waits[0]
