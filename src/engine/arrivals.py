@@ -8,9 +8,11 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+# What C says; Python raises an error.
+_FAILED: Final = -1
 
 
 class Arrivals(Generic[T]):
@@ -60,10 +62,10 @@ class Arrivals(Generic[T]):
     def post(self, arrival: T) -> None:
         """From any thread; the loop may be gone by then."""
         self._posted.append(arrival)
-        if self._event is not None and self._signal is not None:
-            # Full, it wakes the loop as well.
-            self._signal(self._event, 1)
-        elif self._loop is not None:
+        event, signal = self._event, self._signal
+        if event is not None and signal is not None and signal(event, 1) != _FAILED:
+            return
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._take_posted)
 

@@ -175,31 +175,22 @@ class EngineLoop:
 
     def _plans_later(self) -> bool:
         """Whether the step behind the running one waits for who may come; if so, it is timed."""
-        was_timed = self._stop_timer()
         if self._pace is None:
             return False
-        if not self._in_flight:
-            if was_timed and self.scheduler.has_work:
-                self._pace.missed()
-            return False
-        if not self.scheduler.has_free_row:
-            return False
-        running = self._in_flight[-1]
-        start = max(self._device_free, running.times.launched)
-        delay = self._pace.wait(running.plan, start, time.monotonic())
+        self._stop_timer()
+        running, start = None, 0.0
+        if self._in_flight:
+            last = self._in_flight[-1]
+            running, start = last.plan, max(self._device_free, last.times.launched)
+        delay = self._pace.decide(self.scheduler, running, start, time.monotonic())
         if delay:
             self._plan_timer = asyncio.get_running_loop().call_later(delay, self._wake.set)
-            return True
-        if was_timed:
-            self._pace.met()
-        return False
+        return delay > 0
 
-    def _stop_timer(self) -> bool:
-        """Have no plan timed any more; whether one was."""
-        timer, self._plan_timer = self._plan_timer, None
-        if timer is not None:
-            timer.cancel()
-        return timer is not None
+    def _stop_timer(self) -> None:
+        if self._plan_timer is not None:
+            self._plan_timer.cancel()
+            self._plan_timer = None
 
     def _launch(self) -> bool:
         planned = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from src.core.plan import StepPlan
+from src.engine.scheduler import Scheduler
 
 # Of a forecast, at most, and seconds before its end: a step may be quicker, and the loop late.
 _MOST: Final = 0.875
@@ -35,6 +36,33 @@ class Pace:
         # Rows that decode wait for weights to be read, prompts for arithmetic.
         self._decode, self._prefill = _Line(), _Line()
         self._part = _MOST
+        self._is_timed = False
+
+    def decide(
+        self, scheduler: Scheduler, running: StepPlan | None, start: float, now: float
+    ) -> float:
+        """Asked before every plan: seconds until it should be made, 0 is now.
+
+        Parameters
+        ----------
+        running
+            The step that it follows, ``None`` if none runs.
+        start
+            When that one began.
+        """
+        was_timed, self._is_timed = self._is_timed, False
+        if running is None:
+            if was_timed and scheduler.has_work:
+                self.missed()
+            return 0.0
+        # Without a free row nobody who comes could join it.
+        if not scheduler.has_free_row:
+            return 0.0
+        delay = self.wait(running, start, now)
+        self._is_timed = delay > 0
+        if was_timed and not self._is_timed:
+            self.met()
+        return delay
 
     def met(self) -> None:
         """A step was planned late, and while the one before it ran."""

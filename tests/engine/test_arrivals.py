@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import gc
 import os
@@ -20,12 +21,25 @@ pytestmark = pytest.mark.anyio
 DESCRIPTORS = Path("/proc/self/fd")
 
 
-@pytest.fixture(params=["as the system can", "no eventfd", "too many files", "no readers"])
+@pytest.fixture(
+    params=[
+        "as the system can",
+        "no eventfd",
+        "too many files",
+        "no readers",
+        "no C",
+        "no signal",
+    ]
+)
 def loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "no eventfd":
         monkeypatch.delattr(os, "eventfd", raising=False)
     if request.param == "too many files":
         monkeypatch.setattr(os, "eventfd", _raise(OSError(errno.EMFILE, "")), raising=False)
+    if request.param == "no C":
+        monkeypatch.setattr(ctypes, "PyDLL", _raise(OSError("no such library")))
+    if request.param == "no signal":
+        monkeypatch.setattr("src.engine.arrivals._signaling", lambda: lambda event, value: -1)
     if request.param == "no readers":
         error = NotImplementedError()
         monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", _raise(error))

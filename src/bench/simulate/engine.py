@@ -85,8 +85,6 @@ class SimulatedEngine:
         self._pace = Pace() if limits.plan_late else None
         # When the host turns though no result arrives: at once, if a request came meanwhile.
         self._due = math.inf
-        # Whether that is when to plan.
-        self._is_timed = False
         self._unstarted: set[int] = set()
         # Row -> position whose computation samples the end of an output that ends early.
         self._ends: dict[int, int] = {}
@@ -147,22 +145,15 @@ class SimulatedEngine:
             self._publish(events, work)
 
     def _plans_later(self, now: float) -> bool:
-        was_timed, self._is_timed = self._is_timed, False
         if self._pace is None:
             return False
-        if not self._in_flight:
-            if was_timed and self.scheduler.has_work:
-                self._pace.missed()
-            return False
-        if not self.scheduler.has_free_row:
-            return False
-        running = self._in_flight[-1]
-        delay = self._pace.wait(running.plan, running.start, now)
+        running, start = None, 0.0
+        if self._in_flight:
+            running, start = self._in_flight[-1].plan, self._in_flight[-1].start
+        delay = self._pace.decide(self.scheduler, running, start, now)
         if delay:
-            self._due, self._is_timed = now + delay, True
-        elif was_timed:
-            self._pace.met()
-        return self._is_timed
+            self._due = now + delay
+        return delay > 0
 
     def _launch(self, plan: StepPlan, now: float) -> float:
         """Put a plan on the device's queue; returns when the host is done with that."""
