@@ -2,8 +2,10 @@
 
 A dense decoder is cut at its attention calls into functions that have their weights as arguments,
 so each is compiled once however many layers there are, and the attention op is the split point
-without any graph surgery. The token dimension is *unbacked*: torch may assume nothing about it, so
-sizes 0, 1 and 2 get no graphs of their own.
+without any graph surgery. The token dimension is one symbol from 0 to the most tokens of a step:
+sizes 0, 1 and 2 get no graphs of their own (`backed_size_oblivious`), and whatever the compiler
+assumes beside that is an error. Torch's *unbacked* dimensions promise as much, but Inductor fuses
+nothing into a reduction over them, and indexes by 64 bits: each norm was two or three kernels.
 
 What is compiled is then taken away from the compiler. Dynamo would look at every argument's guards
 in every call and compile again where one fails: in the middle of a request's step, since
@@ -20,31 +22,39 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo.decorators import mark_unbacked
+from torch._dynamo.decorators import mark_dynamic
+from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from src.compile.ahead import CompilationError
 from src.compile.job import flatten, is_tensor, without_data
+from src.compile.separate_sums import SeparateSums
 
 
 class CompiledFunction:
     """``function`` compiled by Inductor, with dimension 0 of ``token_arguments`` symbolic.
 
     Compilation happens in the first call, which must therefore be a warm-up call. The code serves
-    any number of tokens from then on, and no call compiles anything. It keeps the weights of its
-    calls alive. One thread at a time may call it.
+    up to ``most_tokens`` tokens from then on, and no call compiles anything. It keeps the weights
+    of its calls alive. One thread at a time may call it.
 
     Raises
     ------
     ValueError
         By a call whose arguments differ from the first one's in more than the number of tokens and
-        the values of tensors; by the first one if a tensor comes twice.
+        the values of tensors, or that has more tokens than ``most_tokens``; by the first one if a
+        tensor comes twice.
     CompilationError
-        By the first call, if ``torch.compile`` was told not to compile.
+        By the first call, if ``torch.compile`` was told not to compile, or made code that does not
+        hold for every number of tokens.
     """
 
-    def __init__(self, function: Callable[..., Any], token_arguments: Sequence[int]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], token_arguments: Sequence[int], most_tokens: int
+    ) -> None:
         self._function = function
         self._token_arguments = tuple(token_arguments)
+        self._most_tokens = most_tokens
         self._code: types.FunctionType | None = None
         self._token_kinds: list[tuple[Any, ...]] = []
         # Of the arguments that do not count tokens, once they are known.
@@ -75,9 +85,18 @@ class CompiledFunction:
             # The code would take them for one in every call.
             raise ValueError("two arguments are the same tensor")
         own = _own_copy(self._function)
+        most = self._most_tokens
         for index in self._token_arguments:
-            mark_unbacked(arguments[index], 0)
-        result = torch.compile(own, fullgraph=True, dynamic=False)(*arguments)
+            # Where the compiler has to choose by the number of tokens, it takes the most: 32 bits
+            # for an index if they do for these, and no row divided between programs.
+            mark_dynamic(arguments[index], 0, hint_override=most, min=0, max=most)
+        options: dict[str, Any] = {"post_grad_custom_post_pass": SeparateSums()}
+        compiled = torch.compile(own, fullgraph=True, dynamic=False, options=options)
+        try:
+            with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+                result = compiled(*arguments)
+        except ConstraintViolationError as error:
+            raise CompilationError(f"{own.__name__} depends on the number of tokens") from error
         graphs = _debug_get_cache_entry_list(own.__code__)
         if len(graphs) != 1:
             # Run as it is, in a process that disables its compiler.
@@ -92,6 +111,10 @@ class CompiledFunction:
         for index, kind in zip(self._token_arguments, self._token_kinds, strict=True):
             if _kind(arguments[index]) != kind:
                 raise ValueError(f"compiled for tokens of {kind}, got {_kind(arguments[index])}")
+            if len(arguments[index]) > self._most_tokens:
+                raise ValueError(
+                    f"compiled for {self._most_tokens} tokens, got {len(arguments[index])}"
+                )
         others = [arguments[position] for position in self._positions]
         key = tuple(map(id, others))
         if key not in self._known:
@@ -128,7 +151,9 @@ def _own_copy(
 
 
 def compile_functions(
-    functions: Sequence[Callable[..., Any]], token_arguments: Sequence[Sequence[int]]
+    functions: Sequence[Callable[..., Any]],
+    token_arguments: Sequence[Sequence[int]],
+    most_tokens: int,
 ) -> list[CompiledFunction]:
     """Wrap each function for compilation at its first call.
 
@@ -138,8 +163,10 @@ def compile_functions(
         Pure functions on tensors; anything static among their arguments is hashable.
     token_arguments
         Per function, the positions of arguments whose dimension 0 counts tokens.
+    most_tokens
+        That a call may have.
     """
     return [
-        CompiledFunction(function, indices)
+        CompiledFunction(function, indices, most_tokens)
         for function, indices in zip(functions, token_arguments, strict=True)
     ]

@@ -24,7 +24,7 @@ from src.compile import (
 )
 from src.core.start_timeline import StartTimeline
 from src.engine.forward_pass import Code
-from src.engine.runner import Runner
+from src.engine.runner import MOST_WARM_UP_TOKENS, Runner
 from src.models import Decoder, Regions
 from src.models.regions import TOKEN_ARGUMENTS
 from src.ops.cpu.build import (
@@ -70,6 +70,8 @@ class RegionCompilation:
     in_strips
         Whether compiled code takes weights in strips, see `Decoder.lay_out`; then those of the
         model are laid out before it serves.
+    most_tokens
+        Of a step, padding included; what is compiled ahead of time takes any number.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class RegionCompilation:
         *,
         awaited: bool,
         in_strips: bool = False,
+        most_tokens: int = 0,
     ) -> None:
         self._timeline = timeline
+        self._most_tokens = most_tokens
         self._started = 0.0
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -224,4 +228,6 @@ class RegionCompilation:
         # Here and not at the top: it brings the compiler in.
         from src.compile.just_in_time import compile_functions
 
-        runner.swap_in(Code(Regions(*compile_functions(decoder.regions, TOKEN_ARGUMENTS))))
+        most = max(self._most_tokens, MOST_WARM_UP_TOKENS)
+        compiled = compile_functions(decoder.regions, TOKEN_ARGUMENTS, most)
+        runner.swap_in(Code(Regions(*compiled)))

@@ -48,6 +48,8 @@ T = TypeVar("T")
 _WARM_UP_TOKENS = 8
 # On a GPU: few, and enough for every kernel that has another form for large steps.
 _KERNEL_WARM_UP_TOKENS = (8, 1040)
+MOST_WARM_UP_TOKENS = max(_WARM_UP_TOKENS, *_KERNEL_WARM_UP_TOKENS)
+"""Of what runs before requests do."""
 # Without a step for so long, the device thread may do something else for a moment.
 _IDLE_SECONDS = 0.05
 

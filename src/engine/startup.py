@@ -149,7 +149,9 @@ def _begin_compilation(
 ) -> RegionCompilation:
     """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
     if device.type != "cpu":
-        return RegionCompilation(None, 1, cache_root(), timeline, awaited=True)
+        scheduler, graphs = config.scheduler, config.compile.cuda_graph_max_tokens
+        most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, graphs)
+        return RegionCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=most)
     outline = outline_model(
         path,
         dtype=config.model.dtype,

@@ -10,7 +10,7 @@ region is the same function for every layer, so compiling it once serves any dep
 
 The functions are pure: weights are arguments, the specification is static and hashable, and nothing
 in them depends on data. Between calls only the number of tokens varies (`TOKEN_ARGUMENTS`); with
-that dimension marked unbacked each region is captured once.
+that dimension symbolic each region is compiled once.
 Shape suffixes are those of `layers`.
 """
 

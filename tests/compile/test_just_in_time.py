@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from torch._dynamo.utils import counters
 from src.compile.just_in_time import compile_functions
 from tests.compile.functions import gate_twice
 
-(compiled,) = compile_functions([gate_twice], [(0, 1)])
+(compiled,) = compile_functions([gate_twice], [(0, 1)], 300)
 with torch.inference_mode():
     for count in (8, 1, 300):
         given = torch.randn(count, 144), torch.randn(count, 72), torch.ones(72)
@@ -53,6 +53,9 @@ print(json.dumps({
     "commands": commands,
 }))
 """
+
+
+MOST_TOKENS = 256
 
 
 class Pair(NamedTuple):
@@ -91,7 +94,7 @@ def frames() -> int:
 
 
 def test_any_number_of_tokens_and_layers_is_one_graph() -> None:
-    (compiled,) = compile_functions([project], [(1,)])
+    (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
     assert compiled.artifact is None
     layers = [torch.randn(4, 6) for _ in range(20)]
     for num_tokens in (8, 1, 2, 3, 64, 1):
@@ -103,7 +106,7 @@ def test_any_number_of_tokens_and_layers_is_one_graph() -> None:
 
 
 def test_two_hundred_numbers_of_tokens_after_the_first_compile_nothing() -> None:
-    (compiled,) = compile_functions([project], [(1,)])
+    (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
     weight = torch.randn(4, 6)
     compiled(weight, torch.randn(8, 4))
     before = frames()
@@ -119,7 +122,7 @@ def test_two_hundred_numbers_of_tokens_after_the_first_compile_nothing() -> None
 def test_models_of_one_process_do_not_use_up_each_other_s_limit() -> None:
     limit = torch._dynamo.config.recompile_limit
     for width in range(3, limit + 6):
-        (compiled,) = compile_functions([project], [(1,)])
+        (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
         weight, x = torch.randn(4, width), torch.randn(5, 4)
         torch.testing.assert_close(compiled(weight, x), project(weight, x))
     assert graphs() == limit + 3
@@ -127,7 +130,7 @@ def test_models_of_one_process_do_not_use_up_each_other_s_limit() -> None:
 
 def settled() -> tuple[CompiledFunction, Pair, Tensor]:
     """A function that was compiled, and arguments that it takes beside 2."""
-    (compiled,) = compile_functions([project_by], [(2,)])
+    (compiled,) = compile_functions([project_by], [(2,)], MOST_TOKENS)
     pair, x = Pair(torch.randn(4, 6), None), torch.randn(5, 4)
     compiled(2, pair, x)
     return compiled, pair, x
@@ -160,6 +163,39 @@ def test_what_code_was_not_compiled_for_is_an_error_and_compiles_nothing(
     assert frames() == before == 1
 
 
+def test_more_tokens_than_it_was_compiled_for_are_an_error() -> None:
+    compiled, pair, _ = settled()
+    most = torch.randn(MOST_TOKENS, 4)
+    torch.testing.assert_close(compiled(2, pair, most), project_by(2, pair, most))
+    with pytest.raises(ValueError, match="compiled for 256 tokens, got 257"):
+        compiled(2, pair, torch.randn(MOST_TOKENS + 1, 4))
+
+
+def gate_many(weight: Tensor, x: Tensor) -> Tensor:
+    """Few tokens are another function."""
+    return x @ weight if x.shape[0] > 2 else x @ weight + 1
+
+
+def gate_few(weight: Tensor, x: Tensor) -> Tensor:
+    """Many tokens are another function."""
+    return x @ weight if x.shape[0] <= 200 else x @ weight + 1
+
+
+def gate_one(weight: Tensor, x: Tensor) -> Tensor:
+    """What torch takes for granted of a size that it does not know."""
+    return x @ weight if x.shape[0] != 1 else x @ weight + 1
+
+
+@pytest.mark.parametrize("function", [gate_many, gate_few, gate_one])
+def test_code_that_holds_for_some_numbers_of_tokens_does_not_serve(
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    (compiled,) = compile_functions([function], [(1,)], MOST_TOKENS)
+    with pytest.raises(CompilationError, match=r"gate_\w+ depends on the number of tokens"):
+        compiled(torch.randn(4, 6), torch.randn(8, 4))
+    assert compiled.artifact is None
+
+
 def test_others_of_the_process_compile_what_they_like_and_disturb_nobody() -> None:
     compiled, pair, x = settled()
     theirs = torch.compile(lambda y: y + 1, backend="eager", dynamic=False)
@@ -174,7 +210,7 @@ def test_others_of_the_process_compile_what_they_like_and_disturb_nobody() -> No
 
 
 def test_a_tensor_that_comes_twice_is_refused() -> None:
-    (compiled,) = compile_functions([project], [(1,)])
+    (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
     both = torch.randn(4, 4)
     with pytest.raises(ValueError, match="two arguments are the same tensor"):
         compiled(both, both)
@@ -182,7 +218,7 @@ def test_a_tensor_that_comes_twice_is_refused() -> None:
 
 
 def test_a_process_without_its_compiler_gets_no_compiled_function() -> None:
-    (compiled,) = compile_functions([project], [(1,)])
+    (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
     with (
         torch.compiler.set_stance("force_eager"),
         pytest.raises(CompilationError, match="made no graph of project"),
