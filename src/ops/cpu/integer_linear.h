@@ -51,16 +51,32 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
   // C tokens.
   template <int C, Fetches How>
   void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
+    if (!kScaledUnits) fetch_scales(strip);
+    constexpr int V = kScaledUnits && C > 2 ? kStripVectors / 2 : kStripVectors;
+    float wide[C][kStripOutputs];
+    for (int v = 0; v < kStripVectors; v += V) add_up<C, V, How>(strip, token, v, ahead, wide);
+    for (int c = 0; c < C; ++c) finish(projection, strip, token + c, wide[c]);
+  }
+
+  const LinearArgs& projection;
+
+ private:
+  static constexpr bool kScaledUnits = std::is_same_v<Slices, Int4Slices>;
+
+  // Of the strip's vectors [first, first + V). Sums of a unit and of those before it are in
+  // registers at once, which there are 32 of.
+  template <int C, int V, Fetches How>
+  void add_up(int64_t strip, int64_t token, int first, const Ahead& ahead,
+              float (&wide)[C][kStripOutputs]) const {
     const int64_t inputs = projection.inputs, unit_slices = x.unit / Slices::kInputs;
-    const char* slice = strip_at(strip);
+    const char* slice = strip_at(strip) + first * 64;
     const int64_t unit_bytes = strip_bytes / x.units;
     const int8_t* values = x.values + token * inputs;
-    vf results[C][kStripVectors] = {};
-    if (!kScaledUnits) fetch_scales(strip);
+    vf results[C][V] = {};
     for (int64_t unit = 0; unit < x.units; ++unit) {
       const float* scales = kScaledUnits ? scales_of(projection, strip, unit, x.unit) : nullptr;
-      if (How == kByShares) ahead.fetch_share(unit * unit_bytes, unit_bytes);
-      vi sums[C][kStripVectors];
+      if (How == kByShares && first == 0) ahead.fetch_share(unit * unit_bytes, unit_bytes);
+      vi sums[C][V];
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 8
@@ -69,31 +85,26 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
       if (kScaledUnits) fetch_slice<How>(scales + kFetchedAhead / int64_t(sizeof(float)));
       for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
         fetch_slice<How>(slice + kFetchedAhead);
-        add_part<C, 0>(sums, slice, values, inputs);
-        if constexpr (Slices::kInputs == 8) add_part<C, 1>(sums, slice, values + 4, inputs);
+        add_part<C, V, 0>(sums, slice, values, inputs);
+        if constexpr (Slices::kInputs == 8) add_part<C, V, 1>(sums, slice, values + 4, inputs);
       }
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
         const vf step = (vf)_mm512_set1_ps(x.steps[(token + c) * x.units + unit]);
 #pragma GCC unroll 8
-        for (int v = 0; v < kStripVectors; ++v) {
+        for (int v = 0; v < V; ++v) {
           vf factor = step;
-          if constexpr (kScaledUnits) factor = factor * load(scales + v * W);
+          if constexpr (kScaledUnits) factor = factor * load(scales + (first + v) * W);
           results[c][v] = add_scaled(results[c][v], sums[c][v], factor);
         }
       }
     }
+#pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      float wide[kStripOutputs];
-      for (int v = 0; v < kStripVectors; ++v) store(wide + v * W, results[c][v]);
-      finish(projection, strip, token + c, wide);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) store(wide[c] + (first + v) * W, results[c][v]);
     }
   }
-
-  const LinearArgs& projection;
-
- private:
-  static constexpr bool kScaledUnits = std::is_same_v<Slices, Int4Slices>;
 
   // Of int8, for when the strip has been passed: they come from memory too.
   void fetch_scales(int64_t strip) const {
@@ -102,19 +113,19 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     for (int v = 0; v < kStripVectors; ++v) __builtin_prefetch(scales + v * W);
   }
 
-  template <int C, int Part>
-  static void add_part(vi (&sums)[C][kStripVectors], const char* slice, const int8_t* values,
+  template <int C, int V, int Part>
+  static void add_part(vi (&sums)[C][V], const char* slice, const int8_t* values,
                        int64_t inputs) {
-    vq weights[kStripVectors];
+    vq weights[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < kStripVectors; ++v) weights[v] = weights_of<Slices, Part>(slice + v * 64);
+    for (int v = 0; v < V; ++v) weights[v] = weights_of<Slices, Part>(slice + v * 64);
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       int32_t four;
       std::memcpy(&four, values + c * inputs, sizeof four);
       const vq some = _mm512_set1_epi32(four);
 #pragma GCC unroll 8
-      for (int v = 0; v < kStripVectors; ++v) {
+      for (int v = 0; v < V; ++v) {
         sums[c][v] = (vi)_mm512_dpbusd_epi32((vq)sums[c][v], weights[v], some);
       }
     }
