@@ -45,7 +45,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--starts", type=int, default=3, metavar="N", help="cold, and warm")
     add_common(parser, repeats=5)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.starts < 1:
+        parser.error("--starts must be at least 1: who is not started takes no turn")
+    return options
 
 
 def chosen(found: Sequence[Peer], names: Sequence[str]) -> list[Peer]:
