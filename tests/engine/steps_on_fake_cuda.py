@@ -1,0 +1,145 @@
+"""Computes steps of every kind of request on CUDA tensors that are not there.
+
+A program of its own, see `tests.support.fake_cuda`; its argument is a checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+import src.models.loader
+from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
+from src.core.request import Request
+from src.core.sampling_params import SamplingParams
+from src.engine.forward_pass import Code, ForwardPass
+from src.engine.graphs.decode import DecodeCapture
+from src.engine.kv_cache import KVCachePlan, allocate_kv_cache
+from src.engine.row_state import RowState
+from src.engine.sampling import Sampler, SamplingState
+from src.engine.step_computer import StepComputer, StepOutput
+from src.engine.structured.masks import RowMasks
+from src.engine.structured.row_grammars import RowGrammars
+from src.models import load_model
+from tests.support.fake_cuda import DEVICE, NobodyWaits, fake_cuda
+
+ROWS, BLOCK_SIZE, PROMPT = 16, 16, 14
+END_IDS, BAD_WORDS = frozenset((1, 7)), ((5, 6), (8,))
+KINDS = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.7, seed=3),
+    SamplingParams(top_k=5),
+    SamplingParams(top_p=0.9, min_p=0.1),
+    SamplingParams(presence_penalty=0.5, frequency_penalty=0.2, repetition_penalty=1.1),
+    SamplingParams(logit_bias={5: 2.0, 9: -100.0}),
+    SamplingParams(allowed_token_ids=(3, 4, 5)),
+    SamplingParams(min_tokens=4),
+    SamplingParams(logprobs=5),
+    SamplingParams(prompt_logprobs=3),
+    SamplingParams(bad_words=("two words", "word")),
+)
+
+
+class Steps:
+    """An engine's device half, whose tensors are all on `DEVICE`."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        decoder = load_model(checkpoint, dtype="bfloat16", device=DEVICE, load_format="dummy")
+        assert decoder.region_spec.rotates_in_op
+        cache = allocate_kv_cache(decoder.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, 64, 0), DEVICE)
+        self.vocab_size = decoder.spec.vocab_size
+        self.rows = RowState(
+            max_num_seqs=ROWS, max_model_len=256, block_size=BLOCK_SIZE, device=DEVICE
+        )
+        self.sampler = Sampler(SamplingState(ROWS, self.vocab_size, DEVICE))
+        self.requests: list[Request | None] = [None] * ROWS
+        with unset_fake_temporarily():
+            self.grammars = RowGrammars(ROWS, self.vocab_size, on_cpu=False)
+        self.forward, self.code = ForwardPass(decoder, cache), Code(decoder.regions)
+        self.computer = StepComputer(
+            *(self.forward, self.code, self.rows, self.sampler, self.grammars, self.requests)
+        )
+
+    def install(self, row: int, params: SamplingParams) -> RowInstall:
+        prompt = list(range(3, 3 + PROMPT))
+        request = Request(
+            key=row,
+            prompt_token_ids=prompt,
+            params=params,
+            max_tokens=8,
+            seed=row,
+            end_token_ids=END_IDS,
+            bad_words_token_ids=BAD_WORDS if params.bad_words else (),
+        )
+        self.requests[row] = request
+        installed = RowInstall(row, 1, row, prompt, PROMPT, [2 * row])
+        self.rows.install(installed)
+        self.sampler.state.install(row, request, PROMPT)
+        return installed
+
+    def run(self, kinds: tuple[SamplingParams, ...]) -> None:
+        """A prompt of each kind in two chunks, and four tokens."""
+        installs = [self.install(row, params) for row, params in enumerate(kinds)]
+        half, count = PROMPT // 2, range(len(kinds))
+        self.step(StepPlan(0, installs, [], [RowStep(i, 1, 0, half, False) for i in count]))
+        rest = [RowStep(i, 1, half, PROMPT - half, True) for i in count]
+        self.step(StepPlan(1, [], [], rest))
+        for start in range(PROMPT, PROMPT + 4):
+            appends = []
+            if start == BLOCK_SIZE:
+                appends = [BlockAppend(i, 1, [2 * i + 1]) for i in count]
+                for append in appends:
+                    self.rows.append_blocks(append)
+            decode = [RowStep(i, 1, start, 1, True) for i in count]
+            self.step(StepPlan(start, [], appends, decode))
+
+    def step(self, plan: StepPlan) -> None:
+        out: StepOutput = self.computer.compute(plan).to_host()
+        sampling = sum(row.samples for row in plan.rows)
+        if out.samples is None:
+            assert not sampling
+        else:
+            assert out.samples.token_ids.shape == (sampling,)
+            assert out.samples.token_ids.device.type == "cpu"
+
+    def compute_as_captured(self) -> None:
+        """What a graph of a whole decode step has in it."""
+        backend: Any = None
+        capture = DecodeCapture(
+            *(backend, self.forward, self.code, self.rows, self.sampler), max_rows=ROWS
+        )
+        for rows in (1, ROWS):
+            out = capture._compute(capture.buffer[: 2 * rows].view(2, rows))
+            assert all(each.device == DEVICE for each in out)
+            assert out.token_ids.shape == (rows,)
+
+    def choose_under_masks(self) -> None:
+        """The last batch again, of which every other row has a grammar."""
+        rows = list(range(len(KINDS)))
+        with unset_fake_temporarily():
+            table = torch.zeros(ROWS, -(-self.vocab_size // 32), dtype=torch.int32)
+        masks = RowMasks(table, [row if row % 2 else -1 for row in rows], None, ())
+        assert masks.to(DEVICE, self.vocab_size).device == DEVICE
+
+
+def main() -> None:
+    # Values are of no use, and random ones come of a device's generator.
+    src.models.loader.fill_dummy = lambda *_: None
+    with fake_cuda():
+        steps = Steps(Path(sys.argv[1]))
+        with NobodyWaits():
+            for kind in KINDS:
+                steps.run((kind,))
+            steps.run(KINDS)
+            steps.choose_under_masks()
+            steps.compute_as_captured()
+    steps.grammars.close()
+    sys.stdout.write("ok\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""No step waits for a GPU, or mixes its tensors with the host's: seen without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from src.core.settings import CHECKOUT
+from tests.support.checkpoints import make_checkpoint
+
+
+def run(module: str, *arguments: str) -> list[str]:
+    # Kernels of the host would be for host tensors.
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=CHECKOUT,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_who_waits_for_the_device_is_found_out() -> None:
+    assert run("tests.support.fake_cuda") == ["AssertionError", "DataDependentOutputException"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_no_step_waits_for_the_device(tmp_path: Path, architecture: str) -> None:
+    directory = make_checkpoint(tmp_path, architecture)
+    assert run("tests.engine.steps_on_fake_cuda", str(directory)) == ["ok"]

@@ -1,0 +1,106 @@
+"""CUDA tensors without CUDA: shapes, dtypes and devices, and whoever would wait for the device.
+
+For programs of their own, since it patches the process. What needs a value that only the device
+has (`item`, `nonzero`, a mask as an index) raises, as torch's fake tensors do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+DEVICE = torch.device("cuda:0")
+# Torch asks for one before it copies, fake tensors or not; builds for the CPU have none.
+_GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+namespace {
+C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
+}
+"""
+
+
+class NobodyWaits(TorchDispatchMode):
+    """Inside a `fake_cuda`: a copy between host and device that is waited for is an error."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        given = kwargs or {}
+        out = func(*args, **given)
+        names = [argument.name for argument in func._schema.arguments]
+        if "non_blocking" in names:
+            values = {**dict(zip(names, args, strict=False)), **given}
+            every = tree_leaves((args, given, out))
+            devices = {each.device.type for each in every if isinstance(each, Tensor)}
+            if len(devices) > 1 and not values.get("non_blocking", False):
+                where = "".join(traceback.format_stack(limit=12))
+                raise AssertionError(f"{func} waits for the device:\n{where}")
+        return out
+
+
+def _load_guard() -> None:
+    torch_root = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory() as directory:
+        source, library = Path(directory, "guard.cpp"), Path(directory, "guard.so")
+        source.write_text(_GUARD)
+        subprocess.run(
+            [
+                *("g++", "-std=c++20", "-shared", "-fPIC", str(source), "-o", str(library)),
+                *("-I", str(torch_root / "include"), "-L", str(torch_root / "lib"), "-lc10"),
+            ],
+            check=True,
+        )
+        torch.ops.load_library(str(library))
+
+
+def _without_constant(make: Any) -> Any:
+    """Torch computes with values that it knows even on a device, and there is none."""
+
+    def made(*arguments: Any, **options: Any) -> Any:
+        tensor = make(*arguments, **options)
+        if hasattr(tensor, "constant"):
+            tensor.constant = None
+        return tensor
+
+    return made
+
+
+@contextlib.contextmanager
+def fake_cuda() -> Iterator[None]:
+    """Have tensors be fake, and of any device."""
+    if not torch.backends.cuda.is_built():
+        _load_guard()
+    torch.as_tensor = _without_constant(torch.as_tensor)
+    torch.from_numpy = _without_constant(torch.from_numpy)
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[assignment, method-assign]
+    torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
+    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def main() -> None:
+    """What it is for: both of these would be waited for."""
+    with fake_cuda(), NobodyWaits():
+        value = torch.zeros(3, device=DEVICE)
+        value.to("cpu", non_blocking=True)
+        for waits in (lambda: value.to("cpu"), lambda: value.sum().item()):
+            try:
+                waits()
+            except Exception as error:
+                sys.stdout.write(f"{type(error).__name__}\n")
+
+
+if __name__ == "__main__":
+    main()
