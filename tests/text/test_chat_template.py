@@ -111,6 +111,19 @@ def test_tool_arguments_that_hold_no_object_stay_text() -> None:
     )
 
 
+def test_what_only_python_reads_as_json_is_read_where_it_is_short() -> None:
+    template = ChatTemplate(QWEN3)
+
+    def rendered(arguments: str) -> str:
+        call = CALL | {"function": {"name": "weather", "arguments": arguments}}
+        return template.render([USER, {"role": "assistant", "tool_calls": [call]}])
+
+    assert '"arguments": {"wind": NaN}' in rendered('{"wind":NaN}')
+    # Spaces as they came: nothing was read.
+    assert '"wind":NaN}' in rendered('{"hours": [' + "1, " * 30_000 + '1], "wind":NaN}')
+    assert '"wind": 1.5}' in rendered('{"hours": [' + "1, " * 30_000 + '1], "wind":1.5}')
+
+
 @pytest.mark.parametrize("name", ["llama3", "qwen3", "mistral"])
 def test_parts_are_joined_for_a_template_that_takes_strings(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name], special_tokens=SPECIAL)
