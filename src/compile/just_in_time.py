@@ -3,8 +3,8 @@
 A dense decoder is cut at its attention calls into functions that have their weights as arguments,
 so each is compiled once however many layers there are, and the attention op is the split point
 without any graph surgery. The token dimension is one symbol from 0 to the most tokens of a step:
-sizes 0, 1 and 2 get no graphs of their own (`backed_size_oblivious`), and whatever the compiler
-assumes beside that is an error. Torch's *unbacked* dimensions promise as much, but Inductor fuses
+sizes 1 and 2 get no graphs of their own (`backed_size_oblivious`), and code that is for some sizes
+alone is an error. (Whether there are tokens at all no function may ask: sizes count as positive.) Torch's *unbacked* dimensions promise as much, but Inductor fuses
 nothing into a reduction over them, and indexes by 64 bits: each norm was two or three kernels.
 
 What is compiled is then taken away from the compiler. Dynamo would look at every argument's guards
@@ -16,19 +16,28 @@ what they like. Here a call goes to the code that the first call left, past dyna
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.decorators import mark_dynamic
+from torch._guards import detect_fake_mode
+from torch._inductor.compile_fx import compile_fx
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from src.compile.ahead import CompilationError
 from src.compile.job import flatten, is_tensor, without_data
 from src.compile.separate_sums import SeparateSums
+
+_OPTIONS: Mapping[str, Any] = {
+    "post_grad_custom_post_pass": SeparateSums(),
+    # It times padded products of the most tokens, and every step would copy an odd matrix then.
+    "shape_padding": False,
+}
 
 
 class CompiledFunction:
@@ -90,10 +99,11 @@ class CompiledFunction:
             # Where the compiler has to choose by the number of tokens, it takes the most: 32 bits
             # for an index if they do for these, and no row divided between programs.
             mark_dynamic(arguments[index], 0, hint_override=most, min=0, max=most)
-        options: dict[str, Any] = {"post_grad_custom_post_pass": SeparateSums()}
-        compiled = torch.compile(own, fullgraph=True, dynamic=False, options=options)
+        inductor = _Inductor()
+        compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=inductor)
         try:
-            with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+            # In torch 2.11 the setting is the whole process's: nobody else compiles meanwhile.
+            with compile_lock, shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
                 result = compiled(*arguments)
         except ConstraintViolationError as error:
             raise CompilationError(f"{own.__name__} depends on the number of tokens") from error
@@ -101,6 +111,8 @@ class CompiledFunction:
         if len(graphs) != 1:
             # Run as it is, in a process that disables its compiler.
             raise CompilationError(f"torch.compile made no graph of {own.__name__}")
+        if not inductor.holds_for(most):
+            raise CompilationError(f"{own.__name__} depends on the number of tokens")
         self._token_kinds = [_kind(arguments[index]) for index in self._token_arguments]
         self._positions = [i for i in range(len(arguments)) if i not in self._token_arguments]
         self._fixed = _description([arguments[position] for position in self._positions])
@@ -108,19 +120,35 @@ class CompiledFunction:
         return result
 
     def _check(self, arguments: list[Any]) -> None:
+        counts = {len(arguments[index]) for index in self._token_arguments}
+        if len(counts) > 1 or max(counts) > self._most_tokens:
+            raise ValueError(f"compiled for {self._most_tokens} tokens, got {sorted(counts)}")
         for index, kind in zip(self._token_arguments, self._token_kinds, strict=True):
             if _kind(arguments[index]) != kind:
                 raise ValueError(f"compiled for tokens of {kind}, got {_kind(arguments[index])}")
-            if len(arguments[index]) > self._most_tokens:
-                raise ValueError(
-                    f"compiled for {self._most_tokens} tokens, got {len(arguments[index])}"
-                )
         others = [arguments[position] for position in self._positions]
         key = tuple(map(id, others))
         if key not in self._known:
             if _description(others) != self._fixed:
                 raise ValueError(f"compiled for {self._fixed}, got {_description(others)}")
             self._known[key] = others
+
+
+class _Inductor:
+    """The backend of one compilation, which knows afterwards what sizes its code is for."""
+
+    def __init__(self) -> None:
+        self._shapes: Any = None
+
+    def __call__(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        mode = detect_fake_mode(examples)
+        self._shapes = None if mode is None else mode.shape_env
+        return compile_fx(graph, examples, config_patches=dict(_OPTIONS))
+
+    def holds_for(self, most_tokens: int) -> bool:
+        """Whether no bound of a symbol was moved: torch sees no violation in a new one below 2."""
+        spans = [] if self._shapes is None else self._shapes.var_to_range.values()
+        return all(span.lower <= 0 and span.upper >= most_tokens for span in spans)
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ _add = torch.ops.aten.add.Tensor
 
 
 class SeparateSums(CustomGraphPass):
-    """`addmm` of a matrix becomes `mm` and `add`; rounded twice then, as by the eager functions.
+    """`addmm` of a matrix becomes `mm` and `add`, which round as the eager functions do.
 
     Runs after Inductor's own passes.
     """
@@ -32,7 +32,8 @@ class SeparateSums(CustomGraphPass):
             with graph.inserting_before(node):
                 product = graph.call_function(_mm, (left, right))
                 total = graph.call_function(_add, (summand, product))
-            product.meta["val"] = total.meta["val"] = node.meta["val"]
+            product.meta["val"] = _mm(left.meta["val"], right.meta["val"])
+            total.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(total)
             graph.erase_node(node)
 

@@ -67,11 +67,11 @@ class RegionCompilation:
     awaited
         Whether nobody is served meanwhile, to whom compilers would have to yield. Otherwise they
         begin a little later, see ``HEAD_START``.
+    most_tokens
+        Of a step, padding included; what is compiled ahead of time takes any number.
     in_strips
         Whether compiled code takes weights in strips, see `Decoder.lay_out`; then those of the
         model are laid out before it serves.
-    most_tokens
-        Of a step, padding included; what is compiled ahead of time takes any number.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class RegionCompilation:
         timeline: StartTimeline,
         *,
         awaited: bool,
+        most_tokens: int,
         in_strips: bool = False,
-        most_tokens: int = 0,
     ) -> None:
         self._timeline = timeline
         self._most_tokens = most_tokens

@@ -148,9 +148,9 @@ def _begin_compilation(
     in_strips: bool,
 ) -> RegionCompilation:
     """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
+    scheduler, graphs = config.scheduler, config.compile.cuda_graph_max_tokens
+    most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, graphs)
     if device.type != "cpu":
-        scheduler, graphs = config.scheduler, config.compile.cuda_graph_max_tokens
-        most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, graphs)
         return RegionCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=most)
     outline = outline_model(
         path,
@@ -168,6 +168,7 @@ def _begin_compilation(
         cache_root(),
         timeline,
         awaited=_awaits_code(config),
+        most_tokens=most,
         in_strips=in_strips and config.model.quantization is None,
     )
 

@@ -16,6 +16,7 @@ import torch
 import triton
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor.codecache import PyCodeCache
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -164,10 +165,21 @@ def _install_in_inductor() -> None:
         setattr(extern_kernels, name, _product(name))
 
 
+class _NothingElse(TorchDispatchMode):
+    """Torch's own operations on the device are errors, but for memory and views of it."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        assert func.is_view or "empty" in str(func), func
+        return func(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
-def recorded() -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
-    """What would run on the device meanwhile."""
+def recorded(*, alone: bool) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
+    """What would run on the device meanwhile; with ``alone`` there may be nothing else."""
     CALLS.clear()
     seen: list[tuple[str, tuple[Any, ...]]] = []
-    yield seen
+    with _NothingElse() if alone else contextlib.nullcontext():
+        yield seen
     seen.extend(CALLS)

@@ -167,13 +167,32 @@ def test_more_tokens_than_it_was_compiled_for_are_an_error() -> None:
     compiled, pair, _ = settled()
     most = torch.randn(MOST_TOKENS, 4)
     torch.testing.assert_close(compiled(2, pair, most), project_by(2, pair, most))
-    with pytest.raises(ValueError, match="compiled for 256 tokens, got 257"):
+    with pytest.raises(ValueError, match=r"compiled for 256 tokens, got \[257\]"):
         compiled(2, pair, torch.randn(MOST_TOKENS + 1, 4))
+
+
+def add(left: Tensor, right: Tensor) -> Tensor:
+    """Both of as many tokens."""
+    return left + right
+
+
+def test_as_many_tokens_in_each_argument() -> None:
+    (compiled,) = compile_functions([add], [(0, 1)], MOST_TOKENS)
+    some, others = torch.randn(4, 6), torch.randn(4, 6)
+    torch.testing.assert_close(compiled(some, others), some + others)
+    for count in (1, 3):
+        with pytest.raises(ValueError, match=rf"got \[{count}, 4\]"):
+            compiled(some, others[:count])
 
 
 def gate_many(weight: Tensor, x: Tensor) -> Tensor:
     """Few tokens are another function."""
     return x @ weight if x.shape[0] > 2 else x @ weight + 1
+
+
+def gate_two(weight: Tensor, x: Tensor) -> Tensor:
+    """A bound of which torch takes no notice."""
+    return x @ weight if x.shape[0] > 1 else x @ weight + 1
 
 
 def gate_few(weight: Tensor, x: Tensor) -> Tensor:
@@ -186,7 +205,7 @@ def gate_one(weight: Tensor, x: Tensor) -> Tensor:
     return x @ weight if x.shape[0] != 1 else x @ weight + 1
 
 
-@pytest.mark.parametrize("function", [gate_many, gate_few, gate_one])
+@pytest.mark.parametrize("function", [gate_many, gate_two, gate_few, gate_one])
 def test_code_that_holds_for_some_numbers_of_tokens_does_not_serve(
     function: Callable[[Tensor, Tensor], Tensor],
 ) -> None:

@@ -20,7 +20,7 @@ from src.engine.forward_pass import Code, ForwardPass
 from src.engine.graphs.decode import DecodeCapture
 from src.engine.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.row_state import RowState
-from src.engine.sampling import Sampler, SamplingState
+from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.engine.step_computer import StepComputer, StepOutput
 from src.engine.structured.masks import RowMasks
 from src.engine.structured.row_grammars import RowGrammars
@@ -118,12 +118,16 @@ class Steps:
             assert out.token_ids.shape == (rows,)
 
     def choose_under_masks(self) -> None:
-        """The last batch again, of which every other row has a grammar."""
+        """A token for each row, of which every other one has a grammar."""
         rows = list(range(len(KINDS)))
         with unset_fake_temporarily():
             table = torch.zeros(ROWS, -(-self.vocab_size // 32), dtype=torch.int32)
         masks = RowMasks(table, [row if row % 2 else -1 for row in rows], None, ())
-        assert masks.to(DEVICE, self.vocab_size).device == DEVICE
+        positions = torch.zeros(len(rows), dtype=torch.int64, device=DEVICE)
+        logits = torch.zeros(len(rows), self.vocab_size, device=DEVICE)
+        batch = SampleBatch(rows, [PROMPT + 4] * len(rows), positions)
+        samples = self.computer._choose(logits, batch, masks)
+        assert samples.token_ids.shape == (len(rows),)
 
 
 def main() -> None:

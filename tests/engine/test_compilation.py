@@ -286,7 +286,7 @@ async def test_closing_does_not_wait_for_the_kernels(
     monkeypatch.setattr(compilation, "ensure_built", never_built)
     monkeypatch.setattr(compilation, "is_building", lambda: True)
     running = compilation.RegionCompilation(
-        outline_model(checkpoint), 1, tmp_path, StartTimeline(), awaited=False
+        outline_model(checkpoint), 1, tmp_path, StartTimeline(), awaited=False, most_tokens=64
     )
     nobody: Any = None
     running.finish_in_background(nobody, nobody)

@@ -30,7 +30,7 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
         startup,
         "_begin_compilation",
         lambda _config, _path, _device, timeline, *_, **__: RegionCompilation(
-            None, 1, cache_root(), timeline, awaited=True
+            None, 1, cache_root(), timeline, awaited=True, most_tokens=24
         ),
     )
     config = small_config(

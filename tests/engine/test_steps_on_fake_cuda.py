@@ -28,7 +28,11 @@ def run(module: str, *arguments: str) -> list[str]:
 
 
 def test_who_waits_for_the_device_is_found_out() -> None:
-    assert run("tests.support.fake_cuda") == ["AssertionError", "DataDependentOutputException"]
+    found = run("tests.support.fake_cuda")
+    assert found[:2] == ["AssertionError", "DataDependentOutputException"]
+    # Torch or we.
+    assert len(found) == 5
+    assert set(found[2:]) <= {"AssertionError", "RuntimeError"}
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])

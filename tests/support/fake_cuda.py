@@ -32,7 +32,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CU
 
 
 class NobodyWaits(TorchDispatchMode):
-    """Inside a `fake_cuda`: a copy between host and device that is waited for is an error."""
+    """Inside a `fake_cuda`: copies that are waited for are errors, and operations on both sides."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -40,13 +40,16 @@ class NobodyWaits(TorchDispatchMode):
         given = kwargs or {}
         out = func(*args, **given)
         names = [argument.name for argument in func._schema.arguments]
-        if "non_blocking" in names:
+        copies = "non_blocking" in names
+        if copies:
             values = {**dict(zip(names, args, strict=False)), **given}
-            every = tree_leaves((args, given, out))
-            devices = {each.device.type for each in every if isinstance(each, Tensor)}
-            if len(devices) > 1 and not values.get("non_blocking", False):
-                where = "".join(traceback.format_stack(limit=12))
-                raise AssertionError(f"{func} waits for the device:\n{where}")
+            copies = bool(values.get("non_blocking", False))
+        every = tree_leaves((args, given, out))
+        # A number is handed over with the launch.
+        devices = {each.device for each in every if isinstance(each, Tensor) and each.dim()}
+        if len(devices) > 1 and not copies:
+            where = "".join(traceback.format_stack(limit=12))
+            raise AssertionError(f"{func} waits for the device:\n{where}")
         return out
 
 
@@ -91,15 +94,24 @@ def fake_cuda() -> Iterator[None]:
 
 
 def main() -> None:
-    """What it is for: both of these would be waited for."""
+    """What it is for: none of these goes unnoticed."""
     with fake_cuda(), NobodyWaits():
         value = torch.zeros(3, device=DEVICE)
         value.to("cpu", non_blocking=True)
-        for waits in (lambda: value.to("cpu"), lambda: value.sum().item()):
+        host = torch.zeros(2, dtype=torch.int64)
+        for waits in (
+            lambda: value.to("cpu"),
+            lambda: value.sum().item(),
+            lambda: value[host],
+            lambda: host.to(DEVICE),
+            lambda: value + torch.zeros(3),
+        ):
             try:
                 waits()
             except Exception as error:
                 sys.stdout.write(f"{type(error).__name__}\n")
+            else:
+                sys.stdout.write("unnoticed\n")
 
 
 if __name__ == "__main__":
