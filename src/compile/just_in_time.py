@@ -2,10 +2,11 @@
 
 A dense decoder is cut at its attention calls into functions that have their weights as arguments,
 so each is compiled once however many layers there are, and the attention op is the split point
-without any graph surgery. The token dimension is one symbol from 0 to the most tokens of a step:
-sizes 1 and 2 get no graphs of their own (`backed_size_oblivious`), and code that is for some sizes
-alone is an error. (Whether there are tokens at all no function may ask: sizes count as positive.) Torch's *unbacked* dimensions promise as much, but Inductor fuses
-nothing into a reduction over them, and indexes by 64 bits: each norm was two or three kernels.
+without any graph surgery. The token dimension is one symbol, up to the most tokens of a step: sizes
+1 and 2 get no graphs of their own (`backed_size_oblivious`), and code that is for some sizes alone
+is an error. (Whether there are tokens at all no function may ask: sizes count as positive.) Torch's
+*unbacked* dimensions promise as much, but Inductor fuses nothing into a reduction over them, and
+indexes by 64 bits: each norm was two or three kernels.
 
 What is compiled is then taken away from the compiler. Dynamo would look at every argument's guards
 in every call and compile again where one fails: in the middle of a request's step, since

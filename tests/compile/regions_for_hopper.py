@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from src.compile.job import flatten, is_tensor
 from src.compile.just_in_time import compile_functions
 from src.distributed import Group
 from src.models.regions import (
@@ -104,7 +105,7 @@ def run(name: str) -> dict[str, list[str]]:
             assert [tuple(result.shape) for result in results] == expected, (region, tokens)
             names = [called for called, _ in seen]
             assert launched.setdefault(region, names) == names, (region, tokens)
-            _check_copies(region, seen, shape)
+            _check_copies(region, seen, arguments)
         if tokens == counts[0]:
             of_logits = launched["logits"][-1]
             _check_indices(hopper.KERNELS[before:], of_logits, vocab_size * most_tokens)
@@ -120,21 +121,25 @@ def _check_indices(kernels: list[hopper.HopperKernel], of_logits: str, most_logi
         assert ("i64" in kernel.signature.values()) == is_wide, (kernel.name, kernel.signature)
 
 
-def _check_copies(region: str, seen: list[tuple[str, tuple[Any, ...]]], shape: Any) -> None:
+def _check_copies(
+    region: str, seen: list[tuple[str, tuple[Any, ...]]], arguments: tuple[Any, ...]
+) -> None:
     """Nothing but products reads a matrix of weights, but for the embedding, which is looked up."""
-    hidden, heads, kv_heads, head_dim, intermediate, vocab, _ = shape
-    matrices = {
-        ((heads + 2 * kv_heads) * head_dim, hidden),
-        (hidden, heads * head_dim),
-        (2 * intermediate, hidden),
-        (hidden, intermediate),
-        (vocab, hidden),
-    }
-    for name, arguments in seen:
-        if name in ("mm", "addmm") or "embedding" in name:
-            continue
-        read = {tuple(each.shape) for each in arguments if isinstance(each, Tensor)}
-        assert not read & matrices, (region, name)
+    weights = [each for each in flatten(arguments[1:3], is_tensor) if each.dim() == 2]
+    matrices = {_memory(each) for each in weights}
+    multiplied = set()
+    for name, given in seen:
+        read = {_memory(each) for each in given if isinstance(each, Tensor)}
+        if name in ("mm", "addmm"):
+            multiplied |= read & matrices
+        else:
+            assert "embedding" in name or not read & matrices, (region, name)
+    # Each of them, but for the embedding.
+    assert len(matrices) - len(multiplied) == (region == "first"), region
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def main() -> None:
