@@ -86,9 +86,17 @@ def last_whole_run(lines: Sequence[Line]) -> list[Line]:
 
 
 def last_contest(lines: Sequence[Line]) -> list[Line]:
-    """The newest of those with the most peers: figures of two runs say nothing of each other."""
+    """The newest of those with the most engines, whatever the ways in which each was run.
+
+    Figures of two runs say nothing of each other.
+    """
     runs = reversed(runs_of(lines))
-    return max(runs, key=lambda run: len({line["peer"] for line in run}), default=[])
+    return max(runs, key=lambda run: len({_engine(line) for line in run}), default=[])
+
+
+def _engine(line: Line) -> str:
+    name: str = line["peer"]
+    return name.partition(",")[0]
 
 
 def section(suites: Sequence[Line], peers: Sequence[Line], servers: Sequence[Line] = ()) -> str:
