@@ -143,13 +143,17 @@ class _Inductor:
 
     def __call__(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
         mode = detect_fake_mode(examples)
-        self._shapes = None if mode is None else mode.shape_env
+        assert mode is not None
+        assert mode.shape_env is not None
+        self._shapes = mode.shape_env
         return compile_fx(graph, examples, config_patches=dict(_OPTIONS))
 
     def holds_for(self, most_tokens: int) -> bool:
         """Whether no bound of a symbol was moved: torch sees no violation in a new one below 2."""
-        spans = [] if self._shapes is None else self._shapes.var_to_range.values()
-        return all(span.lower <= 0 and span.upper >= most_tokens for span in spans)
+        return all(
+            span.lower <= 0 and span.upper >= most_tokens
+            for span in self._shapes.var_to_range.values()
+        )
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
