@@ -1,4 +1,4 @@
-"""Computes steps of every kind of request on CUDA tensors that are not there.
+"""Computes steps with each sampling parameter on CUDA tensors that are not there.
 
 A program of its own, see `tests.support.fake_cuda`; its argument is a checkpoint.
 """

@@ -14,7 +14,6 @@ from tests.support.checkpoints import make_checkpoint
 
 
 def run(module: str, *arguments: str) -> list[str]:
-    # Kernels of the host would be for host tensors.
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=CHECKOUT,
