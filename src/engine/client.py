@@ -227,7 +227,13 @@ class AsyncEngine:
         self.metrics.on_stopped()
         parts, self._parts, self._loop = self._parts, None, None
         if parts is not None:
-            await asyncio.to_thread(parts.close)
+            from src.engine.devices import give_back_memory
+
+            device_type = parts.info.device_type
+            # A lambda refers to the name, and not to what is dropped in the next line.
+            await asyncio.to_thread(lambda: parts.close())
+            del parts
+            await asyncio.to_thread(give_back_memory, device_type)
         if self.telemetry.active:
             await asyncio.to_thread(self.telemetry.close)
 

@@ -186,6 +186,8 @@ def free_memory(
     as used: those that are not in active use do not count here.
     """
     if device.type == "cuda":
+        # What torch keeps of tensors that are gone is free for those to come.
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     # Lines like "MemAvailable:   24576 kB".
     host = {

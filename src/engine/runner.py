@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
+from weakref import ref
 
 import numpy as np
 import torch
@@ -246,14 +247,8 @@ class Runner:
         self._num_outstanding -= 1
         if self._may_capture:
             loop = asyncio.get_running_loop()
-            loop.call_later(_IDLE_SECONDS, self._capture_after_pause, self._num_launched)
+            loop.call_later(_IDLE_SECONDS, _capture_after_pause, ref(self), self._num_launched)
         in_flight.arrive(outcome)
-
-    def _capture_after_pause(self, num_launched: int) -> None:
-        """Capture, unless a step was launched after the first ``num_launched`` of them."""
-        # That nothing is outstanding at this moment says little: so it is between any two steps.
-        if self._num_launched == num_launched:
-            self._capture_soon()
 
     @property
     def _may_capture(self) -> bool:
@@ -261,6 +256,12 @@ class Runner:
         graphs = self._computer.graphs
         is_busy = self._num_outstanding > 0 or self._closing
         return graphs is not None and not graphs.is_complete and not is_busy
+
+    def capture_after(self, num_launched: int) -> None:
+        """Capture, unless a step was launched after the first ``num_launched`` of them."""
+        # That nothing is outstanding at this moment says little: so it is between any two steps.
+        if self._num_launched == num_launched:
+            self._capture_soon()
 
     def _capture_soon(self) -> None:
         if self._may_capture:
@@ -419,3 +420,9 @@ class Runner:
             lost.__cause__ = error
             error = lost
         self._arrivals.post((in_flight, error))
+
+
+def _capture_after_pause(runner: ref[Runner], num_launched: int) -> None:
+    """A timer: it does not keep a model alive that was closed meanwhile."""
+    if (live := runner()) is not None:
+        live.capture_after(num_launched)

@@ -5,6 +5,6 @@ name.
 """
 
 from src.engine.devices.device import Device, HostCopyable, StepSpan
-from src.engine.devices.opening import open_device
+from src.engine.devices.opening import give_back_memory, open_device
 
-__all__ = ["Device", "HostCopyable", "StepSpan", "open_device"]
+__all__ = ["Device", "HostCopyable", "StepSpan", "give_back_memory", "open_device"]

@@ -7,6 +7,7 @@ so neither the event loop nor the next launch ever waits for the device.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,6 +16,11 @@ import torch
 
 from src.core.plan import StepResult, StepTimes
 from src.engine.devices.device import Output
+
+# Of engines that were closed. For every stream that has multiplied matrices torch keeps two times
+# 32 MiB for cuBLAS (Hopper) to the end of the process; they may not be taken from an engine, since
+# its captured steps have their addresses. So engines that follow one another have one stream.
+_idle_streams: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
 
 
 class CudaSpan:
@@ -80,7 +86,8 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        idle = _idle_streams[device]
+        self._stream = idle.pop() if idle else torch.cuda.Stream(device)
         self._waiter = ThreadPoolExecutor(1, "slipstream-waiter")
 
     def stream(self) -> AbstractContextManager[object]:
@@ -107,6 +114,7 @@ class CudaDevice:
     def close(self) -> None:
         """See `Device`."""
         self._waiter.shutdown(wait=True)
+        _idle_streams[self._device].append(self._stream)
 
 
 def _recorded_event() -> torch.cuda.Event:

@@ -12,3 +12,12 @@ from src.engine.devices.host import HostDevice
 def open_device(device: torch.device) -> Device:
     """The device that computes on tensors of ``device``; close it."""
     return CudaDevice(device) if device.type == "cuda" else HostDevice()
+
+
+def give_back_memory(device_type: str) -> None:
+    """Give the system what nothing refers to any more, so that another engine may have it.
+
+    Of host memory nothing is kept. torch keeps a GPU's for itself. May block for its steps.
+    """
+    if device_type == "cuda":
+        torch.cuda.empty_cache()
