@@ -84,6 +84,17 @@ def compiled(session: nox.Session) -> None:
 
 
 @nox.session
+def null_cuda(session: nox.Session) -> None:
+    """The host's half of CUDA, by a CUDA that computes nothing; no GPU. Arguments go to pytest.
+
+    Downloads gigabytes: torch's lowest admitted version is a CUDA build on PyPI.
+    """
+    session.install("torch==2.11.0")
+    install(session, "test")
+    session.run("python", "-m", "tests.null_cuda", *session.posargs)
+
+
+@nox.session
 def lowest(session: nox.Session) -> None:
     """The same tests on the lowest admitted version of every dependency; Python 3.11 or 3.12.
 

@@ -223,7 +223,8 @@ class AsyncEngine:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        # They would keep the model alive.
+        # They would keep the model alive, the task by what it was cancelled with.
+        del task
         self.metrics.on_stopped()
         parts, self._parts, self._loop = self._parts, None, None
         if parts is not None:

@@ -1,4 +1,4 @@
-"""An engine that is closed leaves nothing in memory, and waits for no garbage collector with that."""
+"""An engine that is closed leaves nothing in memory, and that without a garbage collector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from src import AsyncEngine, SamplingParams
-from src.engine import startup
+from src.engine import devices, startup
 from tests.support.engines import small_config
 from tests.support.fake_capture import FakeCapture
 
@@ -69,8 +69,15 @@ async def test_weights_and_kv_memory_are_gone_when_it_is_closed(
     await asyncio.gather(abandoned, return_exceptions=True)
     del abandoned
     parts = parts_of(engine)
+    left: list[Any] = []
+
+    def give_back(device_type: str) -> None:
+        if way == "captured":
+            # What stands in for graphs refers to itself.
+            gc.collect()
+        left.append([part() for part in parts if part() is not None])
+
+    # By then, or a GPU's allocator would keep it.
+    monkeypatch.setattr(devices, "give_back_memory", give_back)
     await engine.close()
-    if way == "captured":
-        # What stands in for graphs refers to itself.
-        gc.collect()
-    assert [part() for part in parts if part() is not None] == []
+    assert left == [[]]

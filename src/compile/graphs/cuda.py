@@ -36,9 +36,11 @@ class CudaCapture:
 
     def end(self) -> torch.cuda.CUDAGraph:
         """See `CaptureBackend`."""
-        graph, self._open = self._open, None
+        graph = self._open
         assert graph is not None, "no capture has begun"
+        # One that fails here is still to be abandoned.
         graph.capture_end()
+        self._open = None
         return graph
 
     def abandon(self) -> None:

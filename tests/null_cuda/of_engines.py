@@ -1,0 +1,169 @@
+"""Whole engines on the CUDA that computes nothing: what they launch, wait for, and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src import AsyncEngine, SamplingParams
+from src.core.settings import CHECKOUT
+from src.engine.graphs import GraphStats
+from src.engine.row_state import RowState
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engines import assert_idle, small_config
+from tests.support.no_waiting import watch_on_cuda
+
+pytestmark = pytest.mark.anyio
+
+_REFUSALS = 3  # as `null_cuda_count` numbers them
+CUDA: dict[str, Any] = {
+    "device__type": "cuda",
+    "cache__block_size": 16,
+    "cache__num_blocks": 600,
+    "compile__enforce_eager": False,
+    "compile__startup": "off",
+    "compile__cuda_graphs": "wait",
+    "compile__cuda_graph_max_tokens": 64,
+}
+# One after the other, and all at once.
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.7, "top_k": 5},
+    {"top_p": 0.9, "min_p": 0.05, "seed": 4},
+    {"presence_penalty": 0.4, "frequency_penalty": 0.2, "repetition_penalty": 1.1},
+    {"logprobs": 3, "temperature": 0},
+    {"prompt_logprobs": 2},
+    {"logit_bias": {5: 1.0, 7: -3.0}, "bad_words": ("the end", "foo")},
+    {"min_tokens": 8, "allowed_token_ids": tuple(range(100))},
+    {"n": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("null") / "model", tokenizer=True, dtype=torch.bfloat16
+    )
+
+
+@pytest.fixture
+def refusals() -> Callable[[], int]:
+    count = ctypes.CDLL(None).null_cuda_count
+    count.restype = ctypes.c_long
+    return lambda: int(count(_REFUSALS))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_refused(
+    refusals: Callable[[], int], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    before = refusals()
+    yield
+    if "breaks" not in request.keywords:
+        assert refusals() == before
+
+
+def stats_of(engine: AsyncEngine) -> GraphStats:
+    assert engine._parts is not None
+    return engine._parts.runner.graph_stats
+
+
+async def ask(engine: AsyncEngine, source: random.Random) -> None:
+    """Requests of every kind in random company, some of which are given up."""
+
+    async def one(wishes: dict[str, Any]) -> None:
+        await asyncio.sleep(source.random() / 4)
+        prompt = [source.randrange(3, 320) for _ in range(source.choice((1, 5, 40, 200)))]
+        length = source.randint(1, 24)
+        wishes = {**wishes, "max_tokens": max(length, wishes.get("min_tokens", 1))}
+        answer = asyncio.create_task(
+            engine.generate(prompt, SamplingParams(ignore_eos=True, **wishes))
+        )
+        if source.random() < 0.15:
+            await asyncio.sleep(source.random() / 10)
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
+            return
+        result = await answer
+        assert all(len(choice.token_ids) == wishes["max_tokens"] for choice in result.completions)
+
+    await asyncio.gather(*(one(wishes) for wishes in 4 * WISHES))
+
+
+@pytest.mark.parametrize("graphs", ["off", "wait", "background"])
+@pytest.mark.parametrize("code", ["off", "wait", "background"])
+async def test_no_step_waits_and_nothing_is_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, code: str, graphs: str
+) -> None:
+    changes = {"compile__startup": code, "compile__cuda_graphs": graphs}
+    source = random.Random(f"{code}{graphs}")
+    async with AsyncEngine.open(small_config(checkpoint, **(CUDA | changes))) as engine:
+        await ask(engine, source)
+        assert engine._parts is not None
+        if engine._parts.compilation is not None:
+            # And have it captured, where that comes after it.
+            await asyncio.to_thread(engine._parts.compilation.join)
+        seen = watch_on_cuda(monkeypatch)
+        await ask(engine, source)
+        stats = stats_of(engine)
+        assert len(seen) > 30
+        assert (stats.steps["decode"] > 0) == (graphs != "off")
+        assert engine.stats.compiled == (code != "off")
+        assert_idle(engine)
+
+
+async def test_engines_that_follow_one_another_leave_nothing(checkpoint: Path) -> None:
+    free = []
+    for _ in range(4):
+        changes = {"cache__num_blocks": 10**6, "scheduler__max_num_seqs": 64}
+        async with AsyncEngine.open(small_config(checkpoint, **(CUDA | changes))) as engine:
+            await engine.generate([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True))
+            assert engine._parts is not None
+            kv_bytes = engine._parts.kv_plan.total_bytes
+            before = torch.cuda.mem_get_info()[0]
+        free.append(torch.cuda.mem_get_info()[0])
+        assert kv_bytes > 2**32
+        assert free[-1] - before >= kv_bytes
+    # What torch keeps for itself comes with the first two.
+    assert len(set(free[1:])) == 1
+
+
+@pytest.mark.breaks
+async def test_a_capture_that_waits_leaves_an_engine_without_graphs(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather = RowState.gather
+
+    def waiting(self: RowState, rows: torch.Tensor, positions: torch.Tensor) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            positions.sum().item()
+        return gather(self, rows, positions)
+
+    monkeypatch.setattr(RowState, "gather", waiting)
+    async with AsyncEngine.open(small_config(checkpoint, **CUDA)) as engine:
+        await ask(engine, random.Random(1))
+        assert stats_of(engine).captured.total() == 0
+        assert_idle(engine)
+    torch.cuda.empty_cache()
+
+
+def test_the_acceptance_of_a_gpu_runs_to_its_table() -> None:
+    """Its figures mean nothing here, and its exit code says so."""
+    sections = ("--only", "graphs", "start")
+    command = ("-m", "benchmarks.gpu", "--quick", "--shape", "tiny", "--no-save", *sections)
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, timeout=280
+    )
+    assert ended.returncode == 3, ended.stdout
+    assert "warm start to first token" in ended.stdout
+    assert "failed" not in ended.stdout
+    assert "not run" not in ended.stdout
