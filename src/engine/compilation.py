@@ -1,7 +1,8 @@
 """Gets a model's regions compiled while the engine starts and serves, and swaps them in.
 
 On the CPU other processes compile, from the configuration alone, so that they need not wait for the
-weights. On CUDA this process compiles just in time.
+weights. On CUDA this process compiles just in time; where nobody is served before, as soon as there
+is room for the weights: calls on what that memory holds leave nothing anywhere but their code.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +39,9 @@ from src.ops.cpu.build import (
 from src.ops.cpu.compiled import Caller, CompiledCodeError
 from src.ops.cpu.kernel_library import KernelLibrary
 
+if TYPE_CHECKING:
+    from src.compile.just_in_time import CompiledFunction
+
 logger = logging.getLogger(__name__)
 
 # For the shapes alone: no more is known of the dimension that it stands for.
@@ -57,7 +62,8 @@ class RegionCompilation:
     Parameters
     ----------
     outline
-        The model that will be served, without its weights; on CUDA None, and nothing begins yet.
+        The model that will be served, without its weights; on CUDA None, and nothing begins before
+        `compile_early`, or `finish`.
     num_threads
         That kernels compute with.
     root
@@ -91,6 +97,8 @@ class RegionCompilation:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._ahead: Compilation | None = None
+        # What compiles just in time, and then has done so.
+        self._early: Future[list[CompiledFunction]] | None = None
         self._called: list[int] = []
         self._num_threads = num_threads
         # What is laid out is what compiled code was made for: whether the head is the embedding may
@@ -121,7 +129,6 @@ class RegionCompilation:
         """
         try:
             if self._ahead is None:
-                self._begin()
                 self._compile_just_in_time(runner, decoder)
             else:
                 self._load(self._ahead, runner, decoder)
@@ -138,6 +145,23 @@ class RegionCompilation:
         else:
             self._timeline.end("compile")
             logger.info("compiled in %.1f s", time.monotonic() - self._started)
+
+    def compile_early(self, decoder: Decoder) -> None:
+        """Compile in a thread for a model whose weights are on their way; not ahead of time.
+
+        What goes wrong is told by `finish`.
+        """
+        self._begin()
+        early = self._early = Future()
+
+        def run() -> None:
+            try:
+                early.set_result(self._compiled(decoder))
+            except BaseException as error:
+                early.set_exception(error)
+
+        # No daemon, see `finish_in_background`.
+        threading.Thread(target=run, name="slipstream-compile-early").start()
 
     def _begin(self) -> None:
         self._started = time.monotonic()
@@ -225,9 +249,29 @@ class RegionCompilation:
         return library
 
     def _compile_just_in_time(self, runner: Runner, decoder: Decoder) -> None:
+        if self._early is None:
+            self.compile_early(decoder)
+        assert self._early is not None
+        compiled = self._early.result()
+        if self._closed.is_set():
+            raise CompilationClosedError("closed while compiling")
+        runner.swap_in(Code(Regions(*compiled)), time.monotonic() - self._started)
+
+    def _compiled(self, decoder: Decoder) -> list[CompiledFunction]:
+        """The regions, each compiled by a call of its own."""
         # Here and not at the top: it brings the compiler in.
         from src.compile.just_in_time import compile_functions
 
+        if decoder.spec.device.type == "cpu":
+            # It generates code for as many threads.
+            torch.set_num_threads(self._num_threads)
         most = max(self._most_tokens, MOST_WARM_UP_TOKENS)
         compiled = compile_functions(decoder.regions, TOKEN_ARGUMENTS, most)
-        runner.swap_in(Code(Regions(*compiled)))
+        with torch.inference_mode():
+            arguments = decoder.region_arguments(_NUM_TOKENS)
+            for function, given in zip(compiled, arguments, strict=True):
+                if self._closed.is_set():
+                    break
+                if given is not None:
+                    function(*given)
+        return compiled

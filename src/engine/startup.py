@@ -132,7 +132,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
             ends.callback(compilation.close)
         tokenizer = Tokenizer.from_directory(path)
-        decoder = _load_decoder(config, report, path, device, rounds_inputs)
+        decoder = _load_decoder(config, report, path, device, rounds_inputs, compilation)
         if tokenizer.has_chat_template:
             tokenizer.chat_template.prepare()
         return _build_parts(config, report, timeline, tokenizer, decoder, compilation, ends)
@@ -213,8 +213,19 @@ def _room_for_compilers() -> Iterator[Callable[[], None]]:
 
 
 def _load_decoder(
-    config: Config, report: Report, path: Path, device: torch.device, rounds_inputs: bool | None
+    config: Config,
+    report: Report,
+    path: Path,
+    device: torch.device,
+    rounds_inputs: bool | None,
+    compilation: RegionCompilation | None,
 ) -> Decoder:
+    def when_allocated(decoder: Decoder) -> None:
+        # Who would be served meanwhile would wait for Triton's compiler, which shares the
+        # interpreter with this one: three times as long, where nothing is in the cache.
+        if compilation is not None and device.type != "cpu" and _awaits_code(config):
+            compilation.compile_early(decoder)
+
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     with _room_for_compilers() as make_room:
         decoder = load_model(
@@ -230,6 +241,7 @@ def _load_decoder(
             rounds_inputs=rounds_inputs,
             deterministic=config.model.deterministic,
             before_each_matrix=make_room,
+            when_allocated=when_allocated,
         )
     if config.model.quantization is not None:
         matrices = [v for name, v in decoder.parameters().items() if name.endswith(".values")]

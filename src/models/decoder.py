@@ -247,16 +247,19 @@ class Decoder:
     def region_arguments(self, num_tokens: int) -> tuple[tuple[Any, ...] | None, ...]:
         """Arguments of a call of each region, on the model's device, which may be meta.
 
+        Token ids and positions are 0, so that the calls can be made; nothing else has a value.
         All of a region's calls have arguments of these shapes, strides and dtypes, but for the
         number of tokens. None stands for a region that this depth never calls.
         """
         spec, table, config = self.region_spec, self.rope_table, self.spec
-        ids = torch.empty(num_tokens, dtype=torch.int64, device=config.device)
+        ids, positions = (
+            torch.zeros(num_tokens, dtype=torch.int64, device=config.device) for _ in range(2)
+        )
         attn_out = self._empty(num_tokens, spec.num_heads * spec.head_dim)
         hidden = self._empty(num_tokens, config.hidden_size)
         return (
-            (spec, self.embedding, self.pre[0], table, ids, ids),
-            (spec, self.post[0], self.pre[-1], table, attn_out, hidden, ids)
+            (spec, self.embedding, self.pre[0], table, ids, positions),
+            (spec, self.post[0], self.pre[-1], table, attn_out, hidden, positions)
             if config.num_layers > 1
             else None,
             (spec, self.post[-1], self.final_norm, attn_out, hidden),

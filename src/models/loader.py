@@ -46,6 +46,7 @@ def load_model(
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
     before_each_matrix: Callable[[], None] = lambda: None,
+    when_allocated: Callable[[Decoder], None] = lambda decoder: None,
 ) -> Decoder:
     """Build the model of a directory and fill its parameters.
 
@@ -64,6 +65,7 @@ def load_model(
             if the model is bfloat16.
         deterministic: whether a token's bits may depend on nothing but its sequence.
         before_each_matrix: called before each is quantized.
+        when_allocated: called once there is room for all parameters, and none has a value.
 
     Raises:
         ModelLoadError: anything that keeps the checkpoint from being served, naming what.
@@ -83,6 +85,7 @@ def load_model(
         max_positions=positions,
         deterministic=deterministic,
     )
+    when_allocated(decoder)
     if load_format == "dummy":
         fill_dummy(decoder.parameters(), seed)
     else:

@@ -13,6 +13,8 @@ from src import AsyncEngine, SamplingParams
 from src.core.errors import EngineDeadError
 from src.engine import startup
 from src.engine.compilation import RegionCompilation
+from src.models import Decoder, load_model, loader
+from src.models.loader import read_all
 from src.ops.cpu.build import cache_root
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
@@ -22,17 +24,38 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
-@pytest.mark.parametrize("mode", ["wait", "background"])
+def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[RegionCompilation]) -> None:
+    """All is compiled before a weight has its value."""
+
+    def load(path: Path, **given: Any) -> Decoder:
+        return load_model(path, **(given | {"when_allocated": made[0].compile_early}))
+
+    def read_late(*given: Any) -> None:
+        early = made[0]._early
+        assert early is not None
+        assert len(early.result()) == 4
+        read_all(*given)
+
+    monkeypatch.setattr(startup, "load_model", load)
+    monkeypatch.setattr(loader, "read_all", read_late)
+
+
+@pytest.mark.parametrize("mode", ["wait", "background", "early"])
 async def test_tokens_are_those_of_transformers_and_no_step_compiles(
     mode: str, checkpoint: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        startup,
-        "_begin_compilation",
-        lambda _config, _path, _device, timeline, *_, **__: RegionCompilation(
-            None, 1, cache_root(), timeline, awaited=True, most_tokens=24
-        ),
-    )
+    made: list[RegionCompilation] = []
+
+    def begin(_config: Any, _path: Any, _device: Any, timeline: Any, *_: Any, **__: Any) -> Any:
+        made.append(
+            RegionCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=24)
+        )
+        return made[0]
+
+    monkeypatch.setattr(startup, "_begin_compilation", begin)
+    if mode == "early":
+        mode = "wait"
+        compile_before_reading(monkeypatch, made)
     config = small_config(
         checkpoint,
         compile__enforce_eager=False,

@@ -7,6 +7,7 @@ import ctypes
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ import torch
 
 from src import AsyncEngine, SamplingParams
 from src.core.settings import CHECKOUT
+from src.engine.compilation import RegionCompilation
 from src.engine.graphs import GraphStats
 from src.engine.row_state import RowState
+from src.models import Decoder, loader
+from src.models.loader import read_all
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
 from tests.support.no_waiting import watch_on_cuda
@@ -119,6 +123,29 @@ async def test_no_step_waits_and_nothing_is_refused(
         assert (stats.steps["decode"] > 0) == (graphs != "off")
         assert engine.stats.compiled == (code != "off")
         assert_idle(engine)
+
+
+async def test_who_awaits_code_has_it_compiled_before_weights_are_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = threading.Event()
+    compile_regions = RegionCompilation._compiled
+
+    def compile_and_tell(self: RegionCompilation, decoder: Decoder) -> Any:
+        result = compile_regions(self, decoder)
+        compiled.set()
+        return result
+
+    def read_late(*given: Any) -> None:
+        assert compiled.wait(120)
+        read_all(*given)
+
+    monkeypatch.setattr(RegionCompilation, "_compiled", compile_and_tell)
+    monkeypatch.setattr(loader, "read_all", read_late)
+    changes = {"compile__startup": "wait"}
+    async with AsyncEngine.open(small_config(checkpoint, **(CUDA | changes))) as engine:
+        assert engine.stats.compiled
+        await engine.generate([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True))
 
 
 async def test_engines_that_follow_one_another_leave_nothing(checkpoint: Path) -> None:
