@@ -157,11 +157,22 @@ def is_decode(plan: StepPlan) -> bool:
 
 
 def decode_rows(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:
-    """[2, padded_rows] int64: row and position of each token of a decode step, padding last."""
-    packed = np.zeros((2, padded_rows), np.int64)
-    packed[0] = padding_row
-    packed[0, : len(plan.rows)] = [step.row for step in plan.rows]
-    packed[1, : len(plan.rows)] = [step.start for step in plan.rows]
+    """All that a captured decode step of B rows is told, padding last: [4 B + 1] int64.
+
+    Each B long: rows; positions of their tokens; positions of the tokens to be sampled, 0 for
+    padding. Then int32, in pairs: `query_start_loc` [B + 1], `seq_lens` [B], and nothing. Whatever
+    the device need not work out by small kernels of its own.
+    """
+    count = len(plan.rows)
+    packed = np.zeros(4 * padded_rows + 1, np.int64)
+    rows, positions, sampled, pairs = np.split(packed, np.arange(1, 4) * padded_rows)
+    rows[:] = padding_row
+    rows[:count] = [step.row for step in plan.rows]
+    positions[:count] = [step.start for step in plan.rows]
+    sampled[:count] = positions[:count] + 1
+    lengths = pairs.view(np.int32)
+    lengths[: padded_rows + 1] = np.minimum(np.arange(padded_rows + 1), count)
+    lengths[padded_rows + 1 : -1] = sampled
     return packed
 
 

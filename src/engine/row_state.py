@@ -66,7 +66,8 @@ class RowState:
         """
         input_ids_t = self.tokens[rows_t, positions_t].to(torch.int64)
         blocks_t = self.block_tables[rows_t, positions_t // self.block_size]
-        slots_t = blocks_t * self.block_size + positions_t % self.block_size
+        # Of a wider type than the blocks, as their product with the size would not be.
+        slots_t = torch.add(positions_t % self.block_size, blocks_t, alpha=self.block_size)
         return input_ids_t, slots_t
 
     def neutralize(self, plan: StepPlan) -> None:

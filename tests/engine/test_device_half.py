@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -56,11 +57,15 @@ class TestInputs:
         for name in ("query_start_loc", "seq_lens_b", "block_tables_b", "sample_index_s"):
             assert getattr(inputs, name).tolist() == getattr(bare, name).tolist(), name
 
-    def test_a_decode_step_is_rows_and_positions(self) -> None:
+    def test_a_decode_step_is_told_everything_at_once(self) -> None:
         steps = [RowStep(2, 1, 9, 1, True), RowStep(0, 3, 4, 1, True)]
         plan = StepPlan(1, [], [], steps)
         assert is_decode(plan)
-        assert decode_rows(plan, 4, padding_row=8).tolist() == [[2, 0, 8, 8], [9, 4, 0, 0]]
+        packed = decode_rows(plan, 4, padding_row=8)
+        assert packed[:12].reshape(3, 4).tolist() == [[2, 0, 8, 8], [9, 4, 0, 0], [10, 5, 0, 0]]
+        lengths = packed[12:].view(np.int32)
+        assert lengths[:5].tolist() == [0, 1, 2, 2, 2]
+        assert lengths[5:9].tolist() == [10, 5, 0, 0]
         for other in (RowStep(1, 1, 0, 1, False), RowStep(1, 1, 0, 2, True)):
             assert not is_decode(StepPlan(1, [], [], [*steps, other]))
 

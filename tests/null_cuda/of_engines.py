@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from src import AsyncEngine, SamplingParams
 from src.core.settings import CHECKOUT
 from src.engine.compilation import RegionCompilation
 from src.engine.graphs import GraphStats
+from src.engine.graphs.decode import DecodeCapture
 from src.engine.row_state import RowState
 from src.models import Decoder, loader
 from src.models.loader import read_all
@@ -28,7 +29,7 @@ from tests.support.no_waiting import watch_on_cuda
 
 pytestmark = pytest.mark.anyio
 
-_REFUSALS = 3  # as `null_cuda_count` numbers them
+_LAUNCHES, _REFUSALS = 0, 3  # as `null_cuda_count` numbers them
 CUDA: dict[str, Any] = {
     "device__type": "cuda",
     "cache__block_size": 16,
@@ -59,21 +60,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.fixture
-def refusals() -> Callable[[], int]:
+def counted(which: int) -> int:
     count = ctypes.CDLL(None).null_cuda_count
     count.restype = ctypes.c_long
-    return lambda: int(count(_REFUSALS))
+    return int(count(which))
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_refused(
-    refusals: Callable[[], int], request: pytest.FixtureRequest
-) -> Iterator[None]:
-    before = refusals()
+def nothing_is_refused(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = counted(_REFUSALS)
     yield
     if "breaks" not in request.keywords:
-        assert refusals() == before
+        assert counted(_REFUSALS) == before
 
 
 def stats_of(engine: AsyncEngine) -> GraphStats:
@@ -148,6 +146,29 @@ async def test_who_awaits_code_has_it_compiled_before_weights_are_read(
         await engine.generate([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True))
 
 
+async def test_a_captured_step_has_ten_kernels_a_layer_and_twenty_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel of nothing costs as long as reading a megabyte of weights."""
+    launched: dict[int, int] = {}
+    capture = DecodeCapture._compute
+
+    def count(self: DecodeCapture, buffer: torch.Tensor) -> Any:
+        before = counted(_LAUNCHES)
+        output = capture(self, buffer)
+        launched[layers] = counted(_LAUNCHES) - before
+        return output
+
+    monkeypatch.setattr(DecodeCapture, "_compute", count)
+    for layers in (2, 5):
+        path = make_checkpoint(
+            tmp_path / str(layers), tokenizer=True, dtype=torch.bfloat16, num_hidden_layers=layers
+        )
+        async with AsyncEngine.open(small_config(path, **(CUDA | {"compile__startup": "wait"}))):
+            pass
+    assert launched == {2: 40, 5: 70}
+
+
 async def test_engines_that_follow_one_another_leave_nothing(checkpoint: Path) -> None:
     free = []
     for _ in range(4):
@@ -160,8 +181,8 @@ async def test_engines_that_follow_one_another_leave_nothing(checkpoint: Path) -
         free.append(torch.cuda.mem_get_info()[0])
         assert kv_bytes > 2**32
         assert free[-1] - before >= kv_bytes
-    # What torch keeps for itself comes with the first two.
-    assert len(set(free[1:])) == 1
+    # torch has workspaces for each thread that multiplies, and they start in any of a few.
+    assert min(free) > max(free) - 2**28
 
 
 @pytest.mark.breaks

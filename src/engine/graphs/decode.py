@@ -1,8 +1,8 @@
 """Decode steps as one graph: gather, forward pass, head, draw, and the tokens back into their rows.
 
-The host writes rows and positions into one buffer and launches one graph. Everything else the graph
-finds on the device, where the rows are. It draws by temperature and seed for every row: a step with
-rows that ask for more has its tokens drawn once more, from the graph's logits.
+The host writes rows, positions and lengths into one buffer and launches one graph. Everything else
+the graph finds on the device, where the rows are. It draws by temperature and seed for every row: a
+step with rows that ask for more has its tokens drawn once more, from the graph's logits.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ class DecodeGraph:
         output: DecodeOutput,
         flush: Callable[[], None],
     ) -> None:
-        self.num_rows = buffer.shape[1]
+        self.num_rows = len(buffer) // 4
         self._buffer = buffer
         self._captured = captured
         self._output = output
         self._flush = flush
 
     def run(
-        self, rows_and_positions: np.ndarray, computes: Callable[[], object] = lambda: None
+        self, numbers: np.ndarray, computes: Callable[[], object] = lambda: None
     ) -> DecodeOutput:
-        """Launch the step of these [2, num_rows] int64; see `inputs.decode_rows`.
+        """Launch the step of these [4 * num_rows + 1] int64; see `inputs.decode_rows`.
 
         ``computes`` is called when nothing is left to launch but the graph.
         """
         self._flush()
-        upload_into(self._buffer, rows_and_positions)
+        upload_into(self._buffer, numbers)
         computes()
         self._captured.replay()
         return self._output
@@ -91,14 +91,14 @@ class DecodeCapture:
         self._code = code
         self._rows = rows
         self._sampler = sampler
-        # [2 * max_rows] int64: rows, then positions, of as many rows as a graph has
-        self.buffer = torch.zeros(2 * max_rows, dtype=torch.int64, device=rows.device)
+        # [4 * max_rows + 1] int64: as `inputs.decode_rows` has it, of as many rows as a graph has
+        self.buffer = torch.zeros(4 * max_rows + 1, dtype=torch.int64, device=rows.device)
 
     def capture(self, num_rows: int) -> DecodeGraph:
         """Capture one size; it runs once on padding before, so that nothing is new to a kernel."""
-        buffer = self.buffer[: 2 * num_rows].view(2, num_rows)
-        buffer[0] = self._rows.padding_row
-        buffer[1] = 0
+        buffer = self.buffer[: 4 * num_rows + 1]
+        buffer.zero_()
+        buffer[:num_rows] = self._rows.padding_row
         self._sampler.state.flush()
         self._compute(buffer)
         self._backend.begin_series()
@@ -109,29 +109,28 @@ class DecodeCapture:
         return DecodeGraph(buffer, captured, borrowed, self._sampler.state.flush)
 
     def _compute(self, buffer: Tensor) -> DecodeOutput:
-        rows_b, positions_b = buffer
-        exists_b = rows_b != self._rows.padding_row
+        count = len(buffer) // 4
+        rows_b, positions_b, sampled_positions_b, pairs = buffer.split((*3 * (count,), count + 1))
+        lengths = pairs.view(torch.int32)
         input_ids_b, slots_b = self._rows.gather(rows_b, positions_b)
-        seq_lens_b = torch.where(exists_b, positions_b + 1, 0)
-        starts = torch.nn.functional.pad(exists_b.cumsum(0), (1, 0))  # [B + 1] int64
-        none = buffer[:1, :0].flatten()
+        none = buffer[:0]
         inputs = StepInputs(
             input_ids_t=input_ids_b,
             positions_t=positions_b,
             slot_mapping_t=slots_b.clamp(min=POISON),
-            query_start_loc=starts.to(torch.int32),
-            seq_lens_b=seq_lens_b.to(torch.int32),
+            query_start_loc=lengths[: count + 1],
+            seq_lens_b=lengths[count + 1 : -1],
             # Whole, since nobody knows here how long the rows will be.
             block_tables_b=self._rows.block_tables[rows_b],
             sample_index_s=none,
             samplers=SampleBatch([], [], none),
             sampled_rows_s=rows_b,
-            sampled_positions_s=seq_lens_b,
+            sampled_positions_s=sampled_positions_b,
             max_query_len=1,
             max_seq_len=self._rows.max_model_len,
         )
         hidden = self._forward(inputs, self._code.regions)
         logits = self._forward.decoder.logits(self._code.regions, hidden)
-        token_ids = self._sampler.draw(logits, rows_b, seq_lens_b)
-        self._rows.scatter_tokens(rows_b, seq_lens_b, token_ids)
-        return DecodeOutput(hidden, logits, token_ids, rows_b, seq_lens_b)
+        token_ids = self._sampler.draw(logits, rows_b, sampled_positions_b)
+        self._rows.scatter_tokens(rows_b, sampled_positions_b, token_ids)
+        return DecodeOutput(hidden, logits, token_ids, rows_b, sampled_positions_b)

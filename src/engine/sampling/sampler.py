@@ -127,9 +127,10 @@ class Sampler:
         rows_s, positions_s
             [S] int64: row, and position of the token to be sampled.
         """
-        floats, ints = self.state.gather(rows_s)
-        seeds = ints[:, SEED].contiguous()
-        return gumbel_argmax(logits, seeds, positions_s, floats[:, TEMPERATURE].float())
+        self.state.flush()
+        floats, ints = self.state.tables
+        temperatures = floats[:, TEMPERATURE][rows_s].float()
+        return gumbel_argmax(logits, ints[:, SEED][rows_s], positions_s, temperatures)
 
     def sample(self, logits: Tensor, batch: SampleBatch, tokens: Tensor) -> SampleOutput:
         """Choose one token per entry of the batch. Does not synchronize with the device.

@@ -145,8 +145,8 @@ async def test_memory_comes_back_when_an_engine_closes(checkpoint: Path) -> None
         async with AsyncEngine.open(small_config(checkpoint, **CUDA)) as engine:
             await engine.generate([5, 6, 7], GREEDY)
         free.append(torch.cuda.mem_get_info()[0])
-    # Its stream's workspaces too serve the next one.
-    assert free[2] >= free[1] - 8 * 2**20
+    # Its stream's workspaces too serve the next one, unless another thread starts it.
+    assert free[2] >= free[1] - 72 * 2**20
 
 
 def test_a_pool_can_be_had_anew_when_its_graphs_are_gone() -> None:

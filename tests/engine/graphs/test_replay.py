@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -205,8 +204,7 @@ def test_padding_alone_writes_nothing(engine: Engine) -> None:
     assert all(cache.isnan().all() for cache in (*engine.cache.keys, *engine.cache.values))
     engine.prefill()
     before = engine.snapshot()
-    nobody = np.array([[engine.rows.padding_row] * 2, [0, 0]])
-    decode.run(nobody)
+    decode.run(decode_rows(StepPlan(1, [], [], []), 2, engine.rows.padding_row))
     caches = engine.snapshot()[:-1]
     assert differing(before[:-1], caches) == set()
     assert (engine.rows.tokens[:-1] == before[-1][:-1]).all()
