@@ -22,6 +22,18 @@
 
 from __future__ import annotations
 
+import traceback
+
+
+def forget_locals(error: BaseException | None) -> None:
+    """Keep no variable alive of functions that an error has passed through, nor its causes.
+
+    For an error that is kept: where it came from can still be told, and what was there is free.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
 
 class SlipstreamError(Exception):
     """Base of all errors that Slipstream raises on purpose."""

@@ -70,16 +70,10 @@ class Arrivals(Generic[T]):
                 self._loop.call_soon_threadsafe(self._take_posted)
 
     def close(self) -> None:
-        """From any thread, once nobody posts; what is posted before is taken still.
-
-        Then nothing refers to ``take`` any more: whoever owns both is gone with their last
-        reference, and does not wait for a garbage collector with all their memory.
-        """
+        """From any thread, once nobody posts; what is posted before is taken still."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end)
-                return
-        self._take = _ignore
 
     def _take_all(self) -> None:
         assert self._event is not None
@@ -102,16 +96,11 @@ class Arrivals(Generic[T]):
         if self._event is not None and self._loop is not None:
             self._loop.remove_reader(self._event)
         self._close_event()
-        self._take = _ignore
 
     def _close_event(self) -> None:
         if self._event is not None:
             os.close(self._event)
             self._event = None
-
-
-def _ignore(arrival: object) -> None:
-    """For nobody."""
 
 
 def _signaling() -> Callable[[int, int], object]:

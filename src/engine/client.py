@@ -24,6 +24,7 @@ from src.core.errors import (
     RequestAbortedError,
     ShuttingDownError,
     SlipstreamError,
+    forget_locals,
 )
 from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
@@ -223,18 +224,11 @@ class AsyncEngine:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        # They would keep the model alive, the task by what it was cancelled with.
-        del task
+        # They would keep the model alive.
         self.metrics.on_stopped()
         parts, self._parts, self._loop = self._parts, None, None
         if parts is not None:
-            from src.engine.devices import give_back_memory
-
-            device_type = parts.info.device_type
-            # A lambda refers to the name, and not to what is dropped in the next line.
-            await asyncio.to_thread(lambda: parts.close())
-            del parts
-            await asyncio.to_thread(give_back_memory, device_type)
+            await asyncio.to_thread(parts.close)
         if self.telemetry.active:
             await asyncio.to_thread(self.telemetry.close)
 
@@ -259,6 +253,7 @@ class AsyncEngine:
             self._start.failed(error)
             if not isinstance(error, SlipstreamError):
                 logger.exception("the engine failed")
+            forget_locals(error)
 
     async def _load(self) -> None:
         event_loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from src.compile import (
     CompilationError,
     Job,
 )
+from src.core.errors import forget_locals
 from src.core.start_timeline import StartTimeline
 from src.engine.forward_pass import Code
 from src.engine.runner import MOST_WARM_UP_TOKENS, Runner
@@ -63,7 +64,7 @@ class RegionCompilation:
     ----------
     outline
         The model that will be served, without its weights; on CUDA None, and nothing begins before
-        `compile_early`, or `finish`.
+        `begin_just_in_time`, or `finish`.
     num_threads
         That kernels compute with.
     root
@@ -97,8 +98,8 @@ class RegionCompilation:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._ahead: Compilation | None = None
-        # What compiles just in time, and then has done so.
-        self._early: Future[list[CompiledFunction]] | None = None
+        # What is compiled just in time, and the seconds that it took.
+        self._regions: Future[tuple[list[CompiledFunction], float]] | None = None
         self._called: list[int] = []
         self._num_threads = num_threads
         # What is laid out is what compiled code was made for: whether the head is the embedding may
@@ -137,31 +138,39 @@ class RegionCompilation:
         except (CompilationError, CompiledCodeError) as error:
             logger.error("the model goes on uncompiled: %s", error)
             self._timeline.end("compile", error)
+            forget_locals(error)
         except Exception as error:
             # Whatever a compiler says that the end of the process has overtaken is of no interest.
             if not self._closed.is_set() and threading.main_thread().is_alive():
                 logger.exception("compilation failed: the model goes on uncompiled")
                 self._timeline.end("compile", error)
+            forget_locals(error)
         else:
             self._timeline.end("compile")
-            logger.info("compiled in %.1f s", time.monotonic() - self._started)
+            logger.info("compiled in %.1f s", runner.compile_seconds)
 
-    def compile_early(self, decoder: Decoder) -> None:
-        """Compile in a thread for a model whose weights are on their way; not ahead of time.
+    def begin_just_in_time(self, decoder: Decoder) -> None:
+        """Compile in a thread, by calls on ``decoder``, whose weights need not have a value yet.
 
-        What goes wrong is told by `finish`.
+        Once, and not where code is compiled ahead of time. `finish` tells what goes wrong.
         """
         self._begin()
-        early = self._early = Future()
+        regions = self._regions = Future()
 
         def run() -> None:
             try:
-                early.set_result(self._compiled(decoder))
+                compiled = self._compiled(decoder)
+                regions.set_result((compiled, time.monotonic() - self._started))
             except BaseException as error:
-                early.set_exception(error)
+                regions.set_exception(error)
 
         # No daemon, see `finish_in_background`.
-        threading.Thread(target=run, name="slipstream-compile-early").start()
+        threading.Thread(target=run, name="slipstream-compile-regions").start()
+
+    def wait_just_in_time(self) -> None:
+        """Wait for what `begin_just_in_time` has begun, if it has. Blocks."""
+        if self._regions is not None:
+            wait([self._regions])
 
     def _begin(self) -> None:
         self._started = time.monotonic()
@@ -194,9 +203,11 @@ class RegionCompilation:
     def close(self) -> None:
         """Stop; processes are killed. Blocks for steps that are launched, and one trial of code.
 
-        What compiles just in time goes on to the end of the region that it is in.
+        What compiles just in time goes on to the end of the region that it is in; if nobody waits
+        for it in `finish`, this does.
         """
         self._closed.set()
+        self.wait_just_in_time()
         if self._ahead is not None:
             self._ahead.close()
             self.join()
@@ -249,13 +260,14 @@ class RegionCompilation:
         return library
 
     def _compile_just_in_time(self, runner: Runner, decoder: Decoder) -> None:
-        if self._early is None:
-            self.compile_early(decoder)
-        assert self._early is not None
-        compiled = self._early.result()
+        if self._regions is None:
+            self.begin_just_in_time(decoder)
+        regions, self._regions = self._regions, None
+        assert regions is not None
+        compiled, seconds = regions.result()
         if self._closed.is_set():
             raise CompilationClosedError("closed while compiling")
-        runner.swap_in(Code(Regions(*compiled)), time.monotonic() - self._started)
+        runner.swap_in(Code(Regions(*compiled)), seconds)
 
     def _compiled(self, decoder: Decoder) -> list[CompiledFunction]:
         """The regions, each compiled by a call of its own."""

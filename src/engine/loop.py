@@ -18,6 +18,7 @@ from src.core.errors import (
     InvalidRequestError,
     ShuttingDownError,
     SlipstreamError,
+    forget_locals,
 )
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
@@ -255,6 +256,8 @@ class EngineLoop:
         if isinstance(error, DeviceLostError) or self._failures >= _MAX_CONSECUTIVE_FAILURES:
             raise error
         logger.error("step %d failed", plan.step_id, exc_info=error)
+        # Whoever was waiting for it may keep it.
+        forget_locals(error)
         self._observer.step_failed()
         for key in self.scheduler.keys_of(plan):
             self._fail(key, _failure("a step of this request failed", error))

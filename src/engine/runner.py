@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
-from weakref import ref
 
 import numpy as np
 import torch
@@ -247,21 +246,23 @@ class Runner:
         self._num_outstanding -= 1
         if self._may_capture:
             loop = asyncio.get_running_loop()
-            loop.call_later(_IDLE_SECONDS, _capture_after_pause, ref(self), self._num_launched)
+            loop.call_later(_IDLE_SECONDS, self._capture_after_pause, self._num_launched)
         in_flight.arrive(outcome)
 
-    @property
-    def _may_capture(self) -> bool:
-        """Whether something is left to capture, and nobody has to wait for it."""
-        graphs = self._computer.graphs
-        is_busy = self._num_outstanding > 0 or self._closing
-        return graphs is not None and not graphs.is_complete and not is_busy
-
-    def capture_after(self, num_launched: int) -> None:
+    def _capture_after_pause(self, num_launched: int) -> None:
         """Capture, unless a step was launched after the first ``num_launched`` of them."""
         # That nothing is outstanding at this moment says little: so it is between any two steps.
         if self._num_launched == num_launched:
             self._capture_soon()
+
+    @property
+    def _may_capture(self) -> bool:
+        """Whether something is left to capture, and nobody has to wait for it."""
+        # Closed, it has nothing left to capture with.
+        if self._closing or self._num_outstanding > 0:
+            return False
+        graphs = self._computer.graphs
+        return graphs is not None and not graphs.is_complete
 
     def _capture_soon(self) -> None:
         if self._may_capture:
@@ -271,19 +272,23 @@ class Runner:
 
     def _capture_one(self) -> None:
         """On the device thread: one shape, and then another one, unless a step came meanwhile."""
-        graphs = self._computer.graphs
-        if graphs is None or not self._may_capture:
+        if not self._may_capture:
             return
+        graphs = self._computer.graphs
+        assert graphs is not None
         with torch.inference_mode(), self._device.stream():
             graphs.capture_next()
         self._capture_soon()
 
     def close(self) -> None:
-        """Let the launched steps end and stop the threads. Blocks.
+        """Let the launched steps end, stop the threads, and let go of the model. Blocks.
 
         What compiles in another thread at its first call ends at the end of the region that it is
-        in.
+        in. Whoever still refers to this, an error or a request that somebody keeps, does not keep
+        weights and KV memory.
         """
+        if self._closing:
+            return
         self._closing = True
         self._device_thread.close()
         self._device.close()
@@ -293,6 +298,7 @@ class Runner:
         if self._computer.graphs is not None:
             self._computer.graphs = None
             thaw_collector()
+        del self._computer, self._forward_pass, self._rows, self._sampler
 
     def _run(
         self,
@@ -420,9 +426,3 @@ class Runner:
             lost.__cause__ = error
             error = lost
         self._arrivals.post((in_flight, error))
-
-
-def _capture_after_pause(runner: ref[Runner], num_launched: int) -> None:
-    """A timer: it does not keep a model alive that was closed meanwhile."""
-    if (live := runner()) is not None:
-        live.capture_after(num_launched)

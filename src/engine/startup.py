@@ -21,7 +21,7 @@ from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine.attention import choose_attention, require_attention
 from src.engine.compilation import HEAD_START, RegionCompilation
-from src.engine.devices import open_device
+from src.engine.devices import give_back_memory, open_device
 from src.engine.forward_pass import RunnerClosedError
 from src.engine.graphs import GraphPlan, plan_graphs
 from src.engine.kv_cache import (
@@ -79,8 +79,9 @@ class EngineParts:
     ends: contextlib.ExitStack
 
     def close(self) -> None:
-        """Stop compilers and the device's threads, and end the plan log. Blocks."""
+        """Stop compilers and the device's threads, end the plan log, free all memory. Blocks."""
         self.ends.close()
+        give_back_memory(self.info.device_type)
 
 
 def build_engine(config: Config, report: Report, timeline: StartTimeline) -> EngineParts:
@@ -224,7 +225,7 @@ def _load_decoder(
         # Who would be served meanwhile would wait for Triton's compiler, which shares the
         # interpreter with this one: three times as long, where nothing is in the cache.
         if compilation is not None and device.type != "cpu" and _awaits_code(config):
-            compilation.compile_early(decoder)
+            compilation.begin_just_in_time(decoder)
 
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     with _room_for_compilers() as make_room:
@@ -243,6 +244,9 @@ def _load_decoder(
             before_each_matrix=make_room,
             when_allocated=when_allocated,
         )
+    if compilation is not None:
+        # Nor is memory measured beside it.
+        compilation.wait_just_in_time()
     if config.model.quantization is not None:
         matrices = [v for name, v in decoder.parameters().items() if name.endswith(".values")]
         logger.info(

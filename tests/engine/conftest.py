@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from src.models import Decoder, load_model
 from src.ops import PAGED_ATTENTION, ROTATE_AND_CACHE, Kernel
@@ -19,6 +20,16 @@ from tests.support.checkpoints import load_reference, make_checkpoint
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), tokenizer=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def guard_of_no_device() -> None:
+    """A CUDA build without a GPU keeps what stands in for one in the thread that traced first.
+
+    Once that has ended, the next thread that traces crashes (torch 2.11). This one stays.
+    """
+    if torch.version.cuda is not None and not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()
 
 
 @pytest.fixture(autouse=True)

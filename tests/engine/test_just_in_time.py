@@ -28,12 +28,12 @@ def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[RegionCom
     """All is compiled before a weight has its value."""
 
     def load(path: Path, **given: Any) -> Decoder:
-        return load_model(path, **(given | {"when_allocated": made[0].compile_early}))
+        return load_model(path, **(given | {"when_allocated": made[0].begin_just_in_time}))
 
     def read_late(*given: Any) -> None:
-        early = made[0]._early
-        assert early is not None
-        assert len(early.result()) == 4
+        regions = made[0]._regions
+        assert regions is not None
+        assert len(regions.result()[0]) == 4
         read_all(*given)
 
     monkeypatch.setattr(startup, "load_model", load)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import random
 import subprocess
 import sys
@@ -169,20 +170,57 @@ async def test_a_captured_step_has_ten_kernels_a_layer_and_twenty_more(
     assert launched == {2: 40, 5: 70}
 
 
-async def test_engines_that_follow_one_another_leave_nothing(checkpoint: Path) -> None:
+async def test_engines_at_once_have_streams_of_their_own(checkpoint: Path) -> None:
+    """Also behind one that was closed; what one of them captures the others do not meet."""
+
+    def stream_of(engine: AsyncEngine) -> int:
+        assert engine._parts is not None
+        stream: int = engine._parts.runner._device._stream.cuda_stream
+        return stream
+
+    config = small_config(checkpoint, **CUDA)
+    async with AsyncEngine.open(config) as before:
+        first = stream_of(before)
+    async with AsyncEngine.open(config) as engine:
+        assert stream_of(engine) == first
+        serving = asyncio.create_task(ask(engine, random.Random(2)))
+        async with AsyncEngine.open(config) as other:
+            assert stream_of(other) != first
+            await ask(other, random.Random(3))
+        await serving
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("code", ["off", "wait"])
+async def test_engines_that_follow_one_another_leave_nothing(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    # What waits for a collector is not gone.
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+    gc.disable()
     free = []
     for _ in range(4):
-        changes = {"cache__num_blocks": 10**6, "scheduler__max_num_seqs": 64}
+        changes = {
+            "cache__num_blocks": 10**6,
+            "scheduler__max_num_seqs": 64,
+            "compile__startup": code,
+        }
         async with AsyncEngine.open(small_config(checkpoint, **(CUDA | changes))) as engine:
             await engine.generate([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True))
             assert engine._parts is not None
             kv_bytes = engine._parts.kv_plan.total_bytes
             before = torch.cuda.mem_get_info()[0]
+            given_up = asyncio.create_task(
+                engine.generate([5, 6, 8], SamplingParams(max_tokens=500))
+            )
+            await asyncio.sleep(0.01)
         free.append(torch.cuda.mem_get_info()[0])
+        await asyncio.gather(given_up, return_exceptions=True)
         assert kv_bytes > 2**32
         assert free[-1] - before >= kv_bytes
     # torch has workspaces for each thread that multiplies, and they start in any of a few.
     assert min(free) > max(free) - 2**28
+    gc.enable()
 
 
 @pytest.mark.breaks

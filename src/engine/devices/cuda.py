@@ -86,8 +86,11 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        idle = _idle_streams[device]
-        self._stream = idle.pop() if idle else torch.cuda.Stream(device)
+        try:
+            self._stream = _idle_streams[device].pop()
+        except IndexError:
+            self._stream = torch.cuda.Stream(device)
+        self._is_closed = False
         self._waiter = ThreadPoolExecutor(1, "slipstream-waiter")
 
     def stream(self) -> AbstractContextManager[object]:
@@ -114,7 +117,9 @@ class CudaDevice:
     def close(self) -> None:
         """See `Device`."""
         self._waiter.shutdown(wait=True)
-        _idle_streams[self._device].append(self._stream)
+        if not self._is_closed:
+            self._is_closed = True
+            _idle_streams[self._device].append(self._stream)
 
 
 def _recorded_event() -> torch.cuda.Event:

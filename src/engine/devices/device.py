@@ -68,4 +68,4 @@ class Device(Protocol):
         """Why the device cannot be used any more, or ``None`` if it can."""
 
     def close(self) -> None:
-        """Deliver what is left. Blocks."""
+        """Deliver what is left; nothing is launched any more. Blocks; may be called twice."""
