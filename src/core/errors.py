@@ -30,7 +30,9 @@ def forget_locals(error: BaseException | None) -> None:
 
     For an error that is kept: where it came from can still be told, and what was there is free.
     """
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
