@@ -26,15 +26,19 @@ import traceback
 
 
 def forget_locals(error: BaseException | None) -> None:
-    """Keep no variable alive of functions that an error has passed through, nor its causes.
+    """Keep no variable alive of functions that an error, or one behind it, has passed through.
 
     For an error that is kept: where it came from can still be told, and what was there is free.
+    Not for one that a generator has caught and goes on after: its frame would be closed.
     """
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    found = [error]
+    while found:
+        error = found.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            found += [error.__cause__, error.__context__]
 
 
 class SlipstreamError(Exception):

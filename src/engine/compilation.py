@@ -155,7 +155,7 @@ class RegionCompilation:
         Once, and not where code is compiled ahead of time. `finish` tells what goes wrong.
         """
         self._begin()
-        regions = self._regions = Future()
+        regions: Future[tuple[list[CompiledFunction], float]] = Future()
 
         def run() -> None:
             try:
@@ -166,11 +166,13 @@ class RegionCompilation:
 
         # No daemon, see `finish_in_background`.
         threading.Thread(target=run, name="slipstream-compile-regions").start()
+        self._regions = regions
 
     def wait_just_in_time(self) -> None:
         """Wait for what `begin_just_in_time` has begun, if it has. Blocks."""
-        if self._regions is not None:
-            wait([self._regions])
+        regions = self._regions
+        if regions is not None:
+            wait([regions])
 
     def _begin(self) -> None:
         self._started = time.monotonic()
@@ -203,14 +205,15 @@ class RegionCompilation:
     def close(self) -> None:
         """Stop; processes are killed. Blocks for steps that are launched, and one trial of code.
 
-        What compiles just in time goes on to the end of the region that it is in; if nobody waits
-        for it in `finish`, this does.
+        What compiles just in time goes on to the end of the region that it is in, for which this
+        waits: the model is its until then.
         """
         self._closed.set()
-        self.wait_just_in_time()
         if self._ahead is not None:
             self._ahead.close()
-            self.join()
+        self.join()
+        self.wait_just_in_time()
+        self._regions = None
 
     def _load(self, ahead: Compilation, runner: Runner, decoder: Decoder) -> None:
         try:

@@ -159,13 +159,14 @@ def is_decode(plan: StepPlan) -> bool:
 def decode_rows(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:
     """All that a captured decode step of B rows is told, padding last: [4 B + 1] int64.
 
-    Each B long: rows; positions of their tokens; positions of the tokens to be sampled, 0 for
-    padding. Then int32, in pairs: `query_start_loc` [B + 1], `seq_lens` [B], and nothing. Whatever
-    the device need not work out by small kernels of its own.
+    First int32, in pairs: `query_start_loc` [B + 1], `seq_lens` [B], and nothing; then, each B
+    long: rows; positions of their tokens; positions of the tokens to be sampled, 0 for padding.
+    Whatever the device need not work out by small kernels of its own. The first stands where its
+    alignment is the same for every B, since that of its pointer selects a kernel's variant.
     """
     count = len(plan.rows)
     packed = np.zeros(4 * padded_rows + 1, np.int64)
-    rows, positions, sampled, pairs = np.split(packed, np.arange(1, 4) * padded_rows)
+    pairs, rows, positions, sampled = np.split(packed, np.arange(1, 4) * padded_rows + 1)
     rows[:] = padding_row
     rows[:count] = [step.row for step in plan.rows]
     positions[:count] = [step.start for step in plan.rows]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
+from src.engine.devices import give_back_memory
 from src.models.decoder import LayerKVSpec
 from src.ops.host_memory import lazy_zeros
 
@@ -187,7 +188,7 @@ def free_memory(
     """
     if device.type == "cuda":
         # What torch keeps of tensors that are gone is free for those to come.
-        torch.cuda.empty_cache()
+        give_back_memory(device.type)
         return torch.cuda.mem_get_info(device)[0]
     # Lines like "MemAvailable:   24576 kB".
     host = {

@@ -290,15 +290,17 @@ class Runner:
         if self._closing:
             return
         self._closing = True
-        self._device_thread.close()
-        self._device.close()
-        self._arrivals.close()
-        self._grammars.close()
-        self._forward_pass.stop()
-        if self._computer.graphs is not None:
-            self._computer.graphs = None
-            thaw_collector()
-        del self._computer, self._forward_pass, self._rows, self._sampler
+        try:
+            self._device_thread.close()
+            self._device.close()
+            self._arrivals.close()
+            self._grammars.close()
+            self._forward_pass.stop()
+        finally:
+            if self._computer.graphs is not None:
+                self._computer.graphs = None
+                thaw_collector()
+            del self._computer, self._forward_pass, self._rows, self._sampler
 
     def _run(
         self,

@@ -28,8 +28,9 @@ def guard_of_no_device() -> None:
 
     Once that has ended, the next thread that traces crashes (torch 2.11). This one stays.
     """
-    if torch.version.cuda is not None and not torch.cuda.is_available():
-        torch._C._ensureCUDADeviceGuardSet()
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    if ensure is not None and torch.version.cuda is not None and not torch.cuda.is_available():
+        ensure()
 
 
 @pytest.fixture(autouse=True)

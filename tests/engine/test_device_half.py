@@ -62,8 +62,8 @@ class TestInputs:
         plan = StepPlan(1, [], [], steps)
         assert is_decode(plan)
         packed = decode_rows(plan, 4, padding_row=8)
-        assert packed[:12].reshape(3, 4).tolist() == [[2, 0, 8, 8], [9, 4, 0, 0], [10, 5, 0, 0]]
-        lengths = packed[12:].view(np.int32)
+        assert packed[5:].reshape(3, 4).tolist() == [[2, 0, 8, 8], [9, 4, 0, 0], [10, 5, 0, 0]]
+        lengths = packed[:5].view(np.int32)
         assert lengths[:5].tolist() == [0, 1, 2, 2, 2]
         assert lengths[5:9].tolist() == [10, 5, 0, 0]
         for other in (RowStep(1, 1, 0, 1, False), RowStep(1, 1, 0, 2, True)):

@@ -28,6 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "eager": {"compile__enforce_eager": True},
     "compiled": {"compile__enforce_eager": False, "compile__startup": "wait"},
     "compiled just in time": {"compile__enforce_eager": False, "compile__startup": "wait"},
+    "closed while it compiles": {"compile__enforce_eager": False, "compile__startup": "background"},
     "captured": {
         "compile__enforce_eager": False,
         "compile__startup": "off",
@@ -85,7 +86,7 @@ async def test_weights_and_kv_memory_are_gone_when_it_is_closed(
     if way == "captured":
         watch.fakes_graphs = True
         monkeypatch.setattr(startup, "capture_backend", lambda device: FakeCapture())
-    if way == "compiled just in time":
+    if way in ("compiled just in time", "closed while it compiles"):
 
         def begin(_config: Any, _path: Any, _device: Any, timeline: Any, *_: Any, **__: Any) -> Any:
             return RegionCompilation(

@@ -14,13 +14,17 @@ from tests.null_cuda.build import build
 TESTS = ("tests/null_cuda/of_itself.py", "tests/null_cuda/of_engines.py")
 
 
+def _first(value: str, name: str) -> str:
+    return ":".join((value, *filter(None, [os.environ.get(name)])))
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="slipstream-null-cuda-") as folder:
         library = build(Path(folder))
+        paths = {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": folder}
         variables = {
             **os.environ,
-            "LD_PRELOAD": str(library),
-            "LD_LIBRARY_PATH": folder,
+            **{name: _first(value, name) for name, value in paths.items()},
             "TRITON_LIBCUDA_PATH": folder,
         }
         names_files = any(argument.startswith("tests") for argument in sys.argv[1:])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = ("streams.c", "memory.c", "device.c")
+# What `null_cuda_count` numbers so.
+LAUNCHES, REPLAYS, REFUSALS = 0, 1, 3
 # Triton looks for a driver of this name.
 NAME = "libcuda.so.1"
 # What of torch calls CUDA.
@@ -35,7 +37,7 @@ def build(folder: Path) -> Path:
         # Brings those which the runtime's own refer to.
         f"-I{packages / 'triton' / 'backends' / 'nvidia' / 'include'}",
     ]
-    compile_c = ("cc", "-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", *headers)
+    compile_c = ("cc", "-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", f"-I{HERE}", *headers)
     objects = []
     for source in SOURCES:
         made = folder / f"{source}.o"
@@ -83,11 +85,15 @@ def _is_function_of_cuda(name: str) -> bool:
 
 
 def _refusals(names: list[str]) -> str:
-    lines = ["#include <stdio.h>"]
+    # Not null_cuda.h, whose headers know what these take and return.
+    counts = "extern atomic_long null_cuda_counts[];"
+    lines = ["#include <stdatomic.h>", "#include <stdio.h>", counts]
     for name in names:
         code = _REFUSALS["cublas" if name.startswith("cublas") else ""]
-        told = f'fputs("null CUDA: there is no {name}\\n", stderr)'
-        lines.append(f"int {name}(void) {{ return {told}, {code}; }}")
+        told = f'fputs("null CUDA: there is no {name}\\n", stderr);'
+        lines.append(
+            f"int {name}(void) {{ {told} null_cuda_counts[{REFUSALS}]++; return {code}; }}"
+        )
     return "\n".join(lines) + "\n"
 
 

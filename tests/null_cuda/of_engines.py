@@ -24,13 +24,13 @@ from src.engine.graphs.decode import DecodeCapture
 from src.engine.row_state import RowState
 from src.models import Decoder, loader
 from src.models.loader import read_all
+from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
 from tests.support.no_waiting import watch_on_cuda
 
 pytestmark = pytest.mark.anyio
 
-_LAUNCHES, _REFUSALS = 0, 3  # as `null_cuda_count` numbers them
 CUDA: dict[str, Any] = {
     "device__type": "cuda",
     "cache__block_size": 16,
@@ -69,10 +69,19 @@ def counted(which: int) -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_is_refused(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = counted(_REFUSALS)
+    before = counted(REFUSALS)
     yield
     if "breaks" not in request.keywords:
-        assert counted(_REFUSALS) == before
+        assert counted(REFUSALS) == before
+
+
+@pytest.fixture
+def no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What waits for a collector is not gone."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def stats_of(engine: AsyncEngine) -> GraphStats:
@@ -155,9 +164,9 @@ async def test_a_captured_step_has_ten_kernels_a_layer_and_twenty_more(
     capture = DecodeCapture._compute
 
     def count(self: DecodeCapture, buffer: torch.Tensor) -> Any:
-        before = counted(_LAUNCHES)
+        before = counted(LAUNCHES)
         output = capture(self, buffer)
-        launched[layers] = counted(_LAUNCHES) - before
+        launched[layers] = counted(LAUNCHES) - before
         return output
 
     monkeypatch.setattr(DecodeCapture, "_compute", count)
@@ -193,13 +202,11 @@ async def test_engines_at_once_have_streams_of_their_own(checkpoint: Path) -> No
 
 @pytest.mark.parametrize("code", ["off", "wait"])
 async def test_engines_that_follow_one_another_leave_nothing(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, code: str
+    checkpoint: Path, no_collector: None, code: str
 ) -> None:
-    # What waits for a collector is not gone.
-    monkeypatch.setattr(gc, "collect", lambda: 0)
-    gc.disable()
     free = []
-    for _ in range(4):
+    # So many that two workspaces of 32 MiB each would show.
+    for _ in range(8):
         changes = {
             "cache__num_blocks": 10**6,
             "scheduler__max_num_seqs": 64,
@@ -220,7 +227,6 @@ async def test_engines_that_follow_one_another_leave_nothing(
         assert free[-1] - before >= kv_bytes
     # torch has workspaces for each thread that multiplies, and they start in any of a few.
     assert min(free) > max(free) - 2**28
-    gc.enable()
 
 
 @pytest.mark.breaks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import subprocess
 import sys
@@ -11,8 +12,15 @@ import pytest
 import torch
 
 from src.compile.graphs.cuda import CudaCapture
+from tests.null_cuda.build import LAUNCHES, REPLAYS
 
 GIB = 2**30
+
+
+def counted(which: int) -> int:
+    count = ctypes.CDLL(None).null_cuda_count
+    count.restype = ctypes.c_long
+    return int(count(which))
 
 
 @pytest.fixture
@@ -41,9 +49,16 @@ def test_memory_is_counted() -> None:
 
 
 def test_the_host_cannot_read_device_memory() -> None:
-    program = "import ctypes, torch; ctypes.string_at(torch.zeros(8, device='cuda').data_ptr(), 4)"
-    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE)
-    assert ended.returncode == -signal.SIGSEGV
+    program = """
+import ctypes, torch
+where = torch.zeros(8, device="cuda").data_ptr()
+print("there", flush=True)
+ctypes.string_at(where, 4)
+print("read", flush=True)
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.stdout, ended.returncode) == ("there\n", -signal.SIGSEGV)
 
 
 def test_a_graph_is_replayed(stream: torch.cuda.Stream) -> None:
@@ -52,8 +67,12 @@ def test_a_graph_is_replayed(stream: torch.cuda.Stream) -> None:
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
         given + 1
+        launched = counted(LAUNCHES)
         graph.capture_end()
+        assert counted(LAUNCHES) == launched
+        before = counted(REPLAYS)
         graph.replay()
+        assert counted(REPLAYS) == before + 1
 
 
 @pytest.mark.parametrize("call", ["item", "synchronize", "event"])

@@ -30,7 +30,7 @@ typedef struct Event {
 
 static Stream legacy_stream;
 static Stream *streams = &legacy_stream;
-static unsigned long long num_captures;
+static atomic_ullong num_captures;
 static __thread cudaError_t last_error;
 static __thread enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
@@ -236,7 +236,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   (void)flags;
   const Event *awaited = (Event *)event;
-  // Into a capture only what is of the same capture leads, and out of one nothing that is not.
+  // Into a capture only what is of the same capture leads. (Streams that join one are not shown.)
   if (is_capturing(stream) && !is_of_capture(awaited))
     return spoil(stream, cudaErrorStreamCaptureIsolation, "cudaStreamWaitEvent");
   return cudaSuccess;

@@ -98,7 +98,7 @@ class DecodeCapture:
         """Capture one size; it runs once on padding before, so that nothing is new to a kernel."""
         buffer = self.buffer[: 4 * num_rows + 1]
         buffer.zero_()
-        buffer[:num_rows] = self._rows.padding_row
+        buffer[num_rows + 1 : 2 * num_rows + 1] = self._rows.padding_row
         self._sampler.state.flush()
         self._compute(buffer)
         self._backend.begin_series()
@@ -110,7 +110,7 @@ class DecodeCapture:
 
     def _compute(self, buffer: Tensor) -> DecodeOutput:
         count = len(buffer) // 4
-        rows_b, positions_b, sampled_positions_b, pairs = buffer.split((*3 * (count,), count + 1))
+        pairs, rows_b, positions_b, sampled_positions_b = buffer.split((count + 1, *3 * (count,)))
         lengths = pairs.view(torch.int32)
         input_ids_b, slots_b = self._rows.gather(rows_b, positions_b)
         none = buffer[:0]
