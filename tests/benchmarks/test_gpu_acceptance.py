@@ -222,10 +222,10 @@ def test_a_graph_that_computes_something_else_is_seen(
 ) -> None:
     run = DecodeGraph.run
 
-    def stale(self: DecodeGraph, rows_and_positions: Any, *more: Any) -> Any:
-        # As if the graph still had the positions of an earlier step.
-        rows_and_positions[1, 0] -= 1
-        return run(self, rows_and_positions, *more)
+    def stale(self: DecodeGraph, numbers: Any, *more: Any) -> Any:
+        # As if the graph still had the position of an earlier step, behind lengths and rows.
+        numbers[2 * self.num_rows + 1] -= 1
+        return run(self, numbers, *more)
 
     monkeypatch.setattr(startup, "capture_backend", lambda device: FakeCapture())
     monkeypatch.setattr(DecodeGraph, "run", stale)
