@@ -269,18 +269,31 @@ async def test_a_checkpoint_that_cannot_be_loaded_is_one_readable_reason(tmp_pat
     await engine.close()
 
 
-async def test_closing_while_loading_leaves_no_thread(checkpoint: Path) -> None:
+async def test_closing_while_loading_leaves_no_thread(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = set(threading.enumerate())
+    loaded = threading.Event()
+    run = Loading.run
+
+    def noting(self: Loading) -> Loaded | None:
+        try:
+            return run(self)
+        finally:
+            loaded.set()
+
+    monkeypatch.setattr(Loading, "run", noting)
     engine = AsyncEngine(small_config(checkpoint))
     engine.start()
     await asyncio.sleep(0.01)
     await engine.close()
     assert engine.status.phase == "closed"
-    started = set(threading.enumerate()) - before
-    for thread in started:
+    # Who closes does not wait for the thread that loads, which may be at its first line yet.
+    assert await asyncio.to_thread(loaded.wait, 60)
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("slipstream"):
             await asyncio.to_thread(thread.join, 30)
-            assert not thread.is_alive()
+            assert not thread.is_alive(), thread.name
 
 
 def open_files() -> set[str]:
