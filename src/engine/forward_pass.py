@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from src.core.errors import SlipstreamError
-from src.engine.inputs import StepInputs
+from src.engine.inputs import AttentionRows, StepInputs
 from src.engine.kv_cache import KVCache
 from src.models.decoder import Attend, Decoder
 from src.models.regions import Regions
@@ -40,27 +40,36 @@ class ForwardPass:
         self._stopped = True
 
     def __call__(self, inputs: StepInputs, regions: Regions) -> Tensor:
-        """Hidden states [T, hidden_size].
+        """Hidden states [T, hidden_size], or [S, hidden_size] with ``inputs.last``.
 
         Raises
         ------
         RunnerClosedError
             After :meth:`stop`.
         """
+        last = self.decoder.spec.num_layers - 1
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            if inputs.last is not None and layer == last:
+                return self._attend_sampled(inputs, inputs.last, query, key, value).flatten(1)
             # Not empty_like: a slice of one token would hand its row stride on.
             out = query.new_empty(query.shape)  # [T, num_heads, head_dim]
             self.attend(inputs, layer, query, key, value, out)
             return out.flatten(1)
 
-        return self.regions(regions, inputs.input_ids_t, inputs.positions_t, attend)
+        kept = None if inputs.last is None else inputs.sample_index_s
+        return self.regions(regions, inputs.input_ids_t, inputs.positions_t, attend, kept)
 
     def regions(
-        self, regions: Regions, input_ids: Tensor, positions: Tensor, attend: Attend
+        self,
+        regions: Regions,
+        input_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        kept: Tensor | None = None,
     ) -> Tensor:
         """The same with another attention; arguments as of `Decoder.forward`."""
-        return self.decoder.forward(regions, input_ids, positions, attend)
+        return self.decoder.forward(regions, input_ids, positions, attend, kept)
 
     def attend(
         self,
@@ -77,28 +86,60 @@ class ForwardPass:
         """
         if self._stopped:
             raise RunnerClosedError("the runner was closed")
-        spec, region_spec = self.decoder.spec, self.decoder.region_spec
-        window = spec.sliding_windows[layer] or 0
-        cached = region_spec.rotates_in_op
-        if cached:
+        if self.decoder.region_spec.rotates_in_op:
             self._rotate_and_cache(inputs, layer, query, key, value, out)
+            self._attend(inputs, layer, query, None, None, out)
+        else:
+            self._attend(inputs, layer, query, key, value, out)
+
+    def _attend_sampled(
+        self, inputs: StepInputs, rows: AttentionRows, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        """Attention of the last layer, [S, num_heads, head_dim], for what is sampled from.
+
+        Keys and values of every token are written, for the steps to come.
+        """
+        if self._stopped:
+            raise RunnerClosedError("the runner was closed")
+        layer, kept = self.decoder.spec.num_layers - 1, inputs.sample_index_s
+        written: tuple[Tensor | None, Tensor | None] = (None, None)
+        out = query.new_empty(query.shape)
+        if self.decoder.region_spec.rotates_in_op:
+            self._rotate_and_cache(inputs, layer, query, key, value, out)
+        else:
+            self._attend(inputs.without_rows(), layer, query, key, value, out)
+            written = (key[kept], value[kept])
+        if len(kept):
+            self._attend(rows, layer, query[kept], *written, out[: len(kept)])
+        return out[: len(kept)]
+
+    def _attend(
+        self,
+        rows: AttentionRows,
+        layer: int,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        window = self.decoder.spec.sliding_windows[layer] or 0
         paged_attention(
             query,
-            None if cached else key,
-            None if cached else value,
+            key,
+            value,
             self.kv_cache.keys[layer],
             self.kv_cache.values[layer],
-            inputs.block_tables_b,
-            inputs.query_start_loc,
-            inputs.seq_lens_b,
-            inputs.slot_mapping_t,
+            rows.block_tables_b,
+            rows.query_start_loc,
+            rows.seq_lens_b,
+            rows.slot_mapping_t,
             out,
-            spec.attention_scale,
+            self.decoder.spec.attention_scale,
             window,
-            inputs.max_query_len,
-            inputs.max_seq_len,
-            region_spec.deterministic,
-            self._schedule(inputs, layer, window),
+            rows.max_query_len,
+            rows.max_seq_len,
+            self.decoder.region_spec.deterministic,
+            self._schedule(rows, layer, window),
         )
 
     def _rotate_and_cache(
@@ -126,15 +167,15 @@ class ForwardPass:
             out,
         )
 
-    def _schedule(self, inputs: StepInputs, layer: int, window: int) -> Tensor | None:
-        """Which keys a GPU's programs read: laid out by a step's first layer with this window."""
-        if window not in inputs.decode_schedules:
-            inputs.decode_schedules[window] = step_schedule(
+    def _schedule(self, rows: AttentionRows, layer: int, window: int) -> Tensor | None:
+        """Which keys a GPU's programs read: laid out by the first layer with this window."""
+        if window not in rows.decode_schedules:
+            rows.decode_schedules[window] = step_schedule(
                 self.kv_cache.keys[layer],
                 self.decoder.region_spec.num_heads,
-                inputs.block_tables_b,
-                inputs.query_start_loc,
-                inputs.seq_lens_b,
+                rows.block_tables_b,
+                rows.query_start_loc,
+                rows.seq_lens_b,
                 window,
             )
-        return inputs.decode_schedules[window]
+        return rows.decode_schedules[window]

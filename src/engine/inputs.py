@@ -6,7 +6,7 @@ samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,14 +18,12 @@ from src.engine.sampling import SampleBatch
 from src.engine.transfer import upload
 
 
-@dataclass(frozen=True)
-class StepInputs:
-    """Device inputs of one step.
+@dataclass(frozen=True, kw_only=True)
+class AttentionRows:
+    """What one call of attention is told of tokens and of the rows that they belong to.
 
     Attributes
     ----------
-    input_ids_t, positions_t
-        [T] int64; tokens of padding come last.
     slot_mapping_t
         [T] int64: where each token's key and value go, block * block_size + offset; -1, nowhere,
         for padding.
@@ -35,12 +33,6 @@ class StepInputs:
         [B] int32: context length of each row, this step's tokens included.
     block_tables_b
         [B, max blocks of these rows] int32.
-    sample_index_s
-        [S] int64: token index whose hidden state is sampled from.
-    samplers
-        The rows that sample.
-    sampled_rows_s, sampled_positions_s
-        [S] int64: their rows, and the positions of the tokens to be sampled.
     max_query_len, max_seq_len
         Host bounds of the above, so that no kernel launch waits for a length.
     decode_schedules
@@ -48,19 +40,52 @@ class StepInputs:
         as it has been asked for; see `src.ops.decode_schedule`.
     """
 
-    input_ids_t: Tensor
-    positions_t: Tensor
     slot_mapping_t: Tensor
     query_start_loc: Tensor
     seq_lens_b: Tensor
     block_tables_b: Tensor
+    max_query_len: int
+    max_seq_len: int
+    decode_schedules: dict[int, Tensor | None] = field(default_factory=dict)
+
+    def without_rows(self) -> AttentionRows:
+        """The same tokens, of no row: they are written, and nothing attends."""
+        return AttentionRows(
+            slot_mapping_t=self.slot_mapping_t,
+            query_start_loc=self.query_start_loc[:1],
+            seq_lens_b=self.seq_lens_b[:0],
+            block_tables_b=self.block_tables_b[:0],
+            max_query_len=self.max_query_len,
+            max_seq_len=self.max_seq_len,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs(AttentionRows):
+    """Device inputs of one step.
+
+    Attributes
+    ----------
+    input_ids_t, positions_t
+        [T] int64; tokens of padding come last.
+    sample_index_s
+        [S] int64: token index whose hidden state is sampled from.
+    samplers
+        The rows that sample.
+    sampled_rows_s, sampled_positions_s
+        [S] int64: their rows, and the positions of the tokens to be sampled.
+    last
+        The tokens that are sampled from, as rows of one token each that are written already: all
+        that the last layer computes behind its keys and values. ``None``: it computes every token.
+    """
+
+    input_ids_t: Tensor
+    positions_t: Tensor
     sample_index_s: Tensor
     samplers: SampleBatch
     sampled_rows_s: Tensor
     sampled_positions_s: Tensor
-    max_query_len: int
-    max_seq_len: int
-    decode_schedules: dict[int, Tensor | None] = field(default_factory=dict)
+    last: AttentionRows | None = None
 
 
 def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> StepInputs:
@@ -124,6 +149,23 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         max_query_len=int(counts_b.max()),
         max_seq_len=max_seq_len,
     )
+
+
+def only_sampled(inputs: StepInputs, state: RowState) -> StepInputs:
+    """The same for a step of which nobody wants other hidden states than those it samples from."""
+    count = len(inputs.samplers.rows)
+    if count == len(inputs.input_ids_t):
+        return inputs
+    device = state.device
+    last = AttentionRows(
+        slot_mapping_t=torch.full((count,), POISON, dtype=torch.int64, device=device),
+        query_start_loc=torch.arange(count + 1, dtype=torch.int32, device=device),
+        seq_lens_b=inputs.sampled_positions_s.to(torch.int32),
+        block_tables_b=state.block_tables[inputs.sampled_rows_s, : inputs.block_tables_b.shape[1]],
+        max_query_len=1,
+        max_seq_len=inputs.max_seq_len,
+    )
+    return replace(inputs, last=last)
 
 
 def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:

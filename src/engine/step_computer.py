@@ -19,7 +19,14 @@ from src.core.plan import StepPlan
 from src.core.request import Request
 from src.engine.forward_pass import Code, ForwardPass
 from src.engine.graphs import DecodeGraph, GraphPool
-from src.engine.inputs import StepInputs, build_inputs, decode_rows, decode_samplers, padding_inputs
+from src.engine.inputs import (
+    StepInputs,
+    build_inputs,
+    decode_rows,
+    decode_samplers,
+    only_sampled,
+    padding_inputs,
+)
 from src.engine.prompt_scores import PromptScores, asks_for_scores, score_prompts
 from src.engine.row_state import RowState
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler
@@ -97,6 +104,8 @@ class StepComputer:
         if graph is None and code.step is not None:
             return self._in_one_call(plan, code.step, code.regions)
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
+        if graph is None and not asks_for_scores(plan, self._requests):
+            inputs = only_sampled(inputs, self._rows)
         # They are computed while the forward runs; without a constrained row there are none.
         awaited = self._grammars.masks(inputs.samplers.rows)
         computes()
@@ -202,13 +211,14 @@ class StepComputer:
         return self._output(plan, samples, out.hidden, self.code.regions, masks)
 
     def _forward(self, inputs: StepInputs, code: Code) -> Tensor:
-        """Hidden states [T, hidden_size]."""
+        """Hidden states [T, hidden_size], or [S, hidden_size] with ``inputs.last``."""
         return self._forward_pass(inputs, code.regions)
 
     def _sample(
         self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None
     ) -> SampleOutput:
-        logits = self._decoder.logits(regions, hidden[inputs.sample_index_s])
+        sampled = hidden if inputs.last is not None else hidden[inputs.sample_index_s]
+        logits = self._decoder.logits(regions, sampled)
         samples = self._choose(logits, inputs.samplers, masks)
         self._rows.scatter_tokens(
             inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids

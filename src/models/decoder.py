@@ -216,8 +216,9 @@ class Decoder:
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         attend: Attend,
+        kept: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states after the final norm, [T, H] in the model's dtype.
+        """Hidden states after the final norm, [T, H] or [K, H] in the model's dtype.
 
         Args:
             regions: the model's own (`decoder.regions`), or compiled replacements.
@@ -225,6 +226,8 @@ class Decoder:
             positions: int64 [T], each token's index in its own sequence, below `max_positions`.
             attend: writes keys and values to the cache and attends, per layer; before that it
                 calls `ops.rotate_and_cache` where `region_spec.rotates_in_op` says so.
+            kept: int64 [K], the tokens whose hidden states are wanted, of the last layer; its
+                attention output [K, Q D] is of these alone. None: all.
         """
         spec, table = self.region_spec, self.rope_table
         query, key, value, residual = regions.first(
@@ -238,6 +241,10 @@ class Decoder:
                 spec, self.post[layer], self.pre[layer + 1], table, attn_out, residual, positions
             )
         attn_out = attend(self.spec.num_layers - 1, query, key, value)
+        if kept is not None:
+            residual = residual[kept]
+            if not len(kept):
+                return residual
         return regions.last(spec, self.post[-1], self.final_norm, attn_out, residual)
 
     def logits(self, regions: Regions, hidden: torch.Tensor) -> torch.Tensor:

@@ -143,6 +143,108 @@ async def test_one_call_and_its_parts_leave_the_same_bits(
         assert mine.view(torch.uint8).equal(theirs.view(torch.uint8))
 
 
+def numbers_of(steps: Sequence[RowStep]) -> list[int]:
+    """As a call of the kernel library has them."""
+    return [n for step in steps for n in (step.row, step.start, step.num_tokens, step.samples)]
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+async def test_logits_are_the_same_whether_other_hidden_states_are_wanted_or_not(
+    engine: AsyncEngine, steps: list[RowStep]
+) -> None:
+    """Behind its keys and values the last layer computes what is sampled from, or all."""
+    computer = computer_of(engine)
+    step = computer.code.step
+    assert step is not None
+    count = sum(each.samples for each in steps)
+
+    def compute(*, wants_hidden: bool) -> tuple[Any, Any, list[torch.Tensor]]:
+        install(computer, [0.0] * NUM_ROWS, seed=3)
+        assert step is not None
+        hidden, logits = step.compute(numbers_of(steps), count, wants_hidden=wants_hidden)
+        return hidden, logits, traces(computer)
+
+    def run() -> None:
+        hidden, expected, written = compute(wants_hidden=True)
+        assert len(hidden) == sum(each.num_tokens for each in steps)
+        none, logits, also_written = compute(wants_hidden=False)
+        assert none is None
+        if count:
+            torch.testing.assert_close(logits, expected, atol=0.02, rtol=0.02)
+        else:
+            assert logits is None
+            assert expected is None
+        for mine, theirs in zip(also_written, written, strict=True):
+            assert mine.view(torch.uint8).equal(theirs.view(torch.uint8))
+
+    await on_device(engine, run)
+
+
+async def test_deterministic_logits_are_so_to_the_bit(bfloat16: Path) -> None:
+    config = small_config(
+        bfloat16,
+        model__deterministic=True,
+        compile__enforce_eager=False,
+        compile__startup="wait",
+        scheduler__max_num_seqs=NUM_ROWS,
+        cache__block_size=BLOCK_SIZE,
+    )
+    async with AsyncEngine.open(config) as engine:
+        computer = computer_of(engine)
+        step = computer.code.step
+        assert step is not None
+
+        def run() -> None:
+            for steps in STEPS.values():
+                install(computer, [0.0] * NUM_ROWS, seed=3)
+                count = sum(each.samples for each in steps)
+                found = [
+                    step.compute(numbers_of(steps), count, wants_hidden=wants_hidden)[1]
+                    for wants_hidden in (True, False)
+                ]
+                assert count == 0 or found[0].equal(found[1])
+
+        await on_device(engine, run)
+
+
+@pytest.mark.parametrize(
+    ("steps", "scores", "tokens"),
+    [
+        ("decode", False, [3]),
+        ("prompt", False, [1]),
+        ("prompt", True, [LENGTH]),
+        ("chunk", False, []),
+        ("mixed", False, [2]),
+    ],
+)
+async def test_parts_of_a_step_compute_what_is_sampled_from_alone(
+    engine: AsyncEngine, steps: str, scores: bool, tokens: list[int]
+) -> None:
+    """``tokens`` of each call of the last region."""
+    computer = computer_of(engine)
+    seen: list[int] = []
+
+    def last(*arguments: Any) -> torch.Tensor:
+        seen.append(len(arguments[-1]))
+        assert len(arguments[-2]) == len(arguments[-1])
+        return regions.last(*arguments)
+
+    regions = computer.code.regions
+    computer.code = Code(regions._replace(last=last))
+
+    def run() -> None:
+        install(computer, [0.0] * NUM_ROWS, seed=3)
+        if scores:
+            params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1)
+            prompt = computer._rows.tokens[3, :LENGTH].tolist()
+            request = Request(key=3, prompt_token_ids=prompt, params=params, max_tokens=8)
+            computer._requests[3] = request  # type: ignore[index]
+        computer.compute(StepPlan(1, [], [], STEPS[steps]))
+
+    await on_device(engine, run)
+    assert seen == tokens
+
+
 @pytest.mark.parametrize(
     ("step", "reason"),
     [

@@ -19,23 +19,59 @@ struct alignas(64) Line {
 
 size_t lines(size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(Line); }
 
+// Rows of attention, of so many tokens each.
+struct Batch {
+  std::vector<int32_t> starts, lengths, blocks;  // [B + 1], [B], [B, max_blocks]
+
+  void clear() {
+    for (auto* each : {&starts, &lengths, &blocks}) each->clear();
+    starts.push_back(0);
+  }
+
+  void add(int64_t tokens, int64_t length, const int32_t* table, int64_t max_blocks) {
+    starts.push_back(starts.back() + int32_t(tokens));
+    lengths.push_back(int32_t(length));
+    blocks.insert(blocks.end(), table, table + max_blocks);
+  }
+
+  void put_into(AttentionArgs* attention) const {
+    attention->rows = int64_t(lengths.size()), attention->tokens = starts.back();
+    attention->query_start_loc = starts.data(), attention->seq_lens = lengths.data();
+    attention->block_tables = blocks.data();
+  }
+};
+
 // What a step computes with, gathered from the rows. Kept from step to step for its memory.
 struct Inputs {
-  std::vector<int64_t> ids, positions, slots;         // [T]
-  std::vector<int32_t> starts, lengths, blocks;       // [B + 1], [B], [B, max_blocks]
-  std::vector<int64_t> sampled, seeds, next;          // [S]: token index; of the token to be drawn
-  std::vector<int64_t> rows;                          // [S]
-  std::vector<float> temperatures;                    // [S]
-  std::vector<Line> attention, hidden;                // [T, num_heads, head_dim], [S, H]
+  std::vector<int64_t> ids, positions, slots;  // [T]
+  Batch all, last;                             // every token; the last one of each row that samples
+  std::vector<int64_t> sampled, seeds, next;   // [S]: token index; of the token to be drawn
+  std::vector<int64_t> rows;                   // [S]
+  std::vector<float> temperatures;             // [S]
+  std::vector<Line> attention;                 // [T, num_heads, head_dim]
+  std::vector<Line> query, residual, hidden;   // [S, num_heads, head_dim], [S, H], [S, H]
   int64_t max_blocks = 0;
 
   void clear() {
     for (auto* each : {&ids, &positions, &slots, &sampled, &seeds, &next, &rows}) each->clear();
-    for (auto* each : {&starts, &lengths, &blocks}) each->clear();
+    all.clear(), last.clear();
     temperatures.clear();
     max_blocks = 0;
   }
+
+  // `from` has a row of `width` bytes for each token, `stride` apart: those that are sampled from.
+  const char* pick(const char* from, size_t stride, size_t width, std::vector<Line>* to) const {
+    to->resize(lines(sampled.size() * width));
+    char* row = to->data()->bytes;
+    for (const int64_t token : sampled) {
+      std::memcpy(row, from + size_t(token) * stride, width);
+      row += width;
+    }
+    return to->data()->bytes;
+  }
 };
+
+size_t item_size(const StepContext& c) { return c.dtype == kFloat32 ? 4 : 2; }
 
 int64_t blocks_of(const StepContext& c, int64_t length) {
   return (length + c.block_size - 1) / c.block_size;
@@ -63,7 +99,6 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
     if (Status status = check(c, steps[i])) return status;
     in->max_blocks = std::max(in->max_blocks, blocks_of(c, steps[i].start + steps[i].tokens));
   }
-  in->starts.push_back(0);
   for (int64_t i = 0; i < count; ++i) {
     const RowStep& step = steps[i];
     const int64_t end = step.start + step.tokens;
@@ -78,10 +113,9 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
       // Negative, that is nowhere, for a row that has no block there.
       in->slots.push_back(block * c.block_size + position % c.block_size);
     }
-    in->starts.push_back(int32_t(in->ids.size()));
-    in->lengths.push_back(int32_t(end));
-    in->blocks.insert(in->blocks.end(), table, table + in->max_blocks);
+    in->all.add(step.tokens, end, table, in->max_blocks);
     if (!step.samples) continue;
+    in->last.add(1, end, table, in->max_blocks);
     in->sampled.push_back(int64_t(in->ids.size()) - 1);
     gather_sampling(c, step, in);
   }
@@ -91,22 +125,55 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
   return kOk;
 }
 
-int forward(const StepContext& c, Inputs& in, bool for_torch, Tensor** hidden) {
-  const int64_t tokens = int64_t(in.ids.size());
-  const size_t width = size_t(c.num_heads * c.head_dim) * (c.dtype == kFloat32 ? 4 : 2);
-  const size_t needed = lines(size_t(tokens) * width);
+AttentionArgs attention_of(const StepContext& c, Inputs& in) {
+  const size_t width = size_t(c.num_heads * c.head_dim) * item_size(c);
+  const size_t needed = lines(in.ids.size() * width);
   if (in.attention.size() < needed) in.attention.resize(needed);
   AttentionArgs attention{};
-  attention.block_tables = in.blocks.data(), attention.query_start_loc = in.starts.data();
-  attention.seq_lens = in.lengths.data(), attention.slot_mapping = in.slots.data();
-  attention.out = in.attention.data();
+  in.all.put_into(&attention);
+  attention.tokens = int64_t(in.ids.size());
+  attention.slot_mapping = in.slots.data(), attention.out = in.attention.data();
   attention.block_table_stride = attention.max_blocks = in.max_blocks;
-  attention.tokens = tokens, attention.rows = int64_t(in.lengths.size());
   attention.num_heads = c.num_heads, attention.num_kv_heads = c.num_kv_heads;
   attention.head_dim = c.head_dim, attention.num_blocks = c.num_blocks;
   attention.block_size = c.block_size, attention.dtype = c.dtype, attention.threads = c.threads;
   attention.deterministic = c.deterministic, attention.scale = c.scale;
+  return attention;
+}
 
+// The last layer from its attention on, for tokens that are sampled from: what it has for others
+// nobody reads, but for their keys and values.
+int finish_sampled(const StepContext& c, Inputs& in, AttentionArgs attention, const Tensor& residual,
+                   Tensor** hidden) {
+  attention.rows = 0;
+  if (int status = slipstream_paged_attention(&attention)) return status;
+  const int64_t samples = int64_t(in.sampled.size()), heads = c.num_heads * c.head_dim;
+  if (samples == 0) return kOk;
+  const size_t item = item_size(c);
+  const auto* query = static_cast<const char*>(attention.query);
+  attention.query = in.pick(query, size_t(attention.query_stride) * item, size_t(heads) * item,
+                            &in.query);
+  attention.query_stride = heads;
+  in.last.put_into(&attention);
+  // All are written.
+  std::fill_n(in.slots.begin(), samples, -1);
+  if (int status = slipstream_paged_attention(&attention)) return status;
+  const Bound& last = *c.calls[c.layers];
+  const char* around = in.pick(residual.data, size_t(residual.strides[0]) * item,
+                               size_t(residual.sizes[1]) * item, &in.residual);
+  Owned given[2];
+  *given[0].receive() = view(last.token_input(0), attention.out, samples);
+  *given[1].receive() = view(last.token_input(1), around, samples);
+  if (!given[0] || !given[1]) return kOutOfMemory;
+  return last.call(samples, given, hidden);
+}
+
+// Hidden states of every token, or, unless all are wanted, of those that are sampled from; none, if
+// there are none of these.
+int forward(const StepContext& c, Inputs& in, bool wants_all, Tensor** hidden) {
+  const int64_t tokens = int64_t(in.ids.size());
+  const bool is_whole = wants_all || int64_t(in.sampled.size()) == tokens;
+  AttentionArgs attention = attention_of(c, in);
   Owned given[kMaxTokenInputs];
   Tensor* results[4] = {};
   const auto& positions = c.calls[0]->token_input(1);
@@ -126,33 +193,27 @@ int forward(const StepContext& c, Inputs& in, bool for_torch, Tensor** hidden) {
     attention.key_cache = c.key_caches[layer];
     attention.value_cache = c.value_caches[layer];
     attention.sliding_window = c.sliding_windows[layer];
-    if (int status = slipstream_paged_attention(&attention)) return status;
     const bool is_last = layer == c.layers - 1;
+    if (is_last && !is_whole) return finish_sampled(c, in, attention, *residual, hidden);
+    if (int status = slipstream_paged_attention(&attention)) return status;
     const Bound& next = *c.calls[layer + 1];
     *given[0].receive() = view(next.token_input(0), attention.out, tokens);
     *given[1].receive() = residual.give();
     if (!is_last) *given[2].receive() = view(positions, in.positions.data(), tokens);
     if (!given[0] || (!is_last && !given[2])) return kOutOfMemory;
-    ByTorch result_is(is_last && for_torch);
+    // Python takes all of them.
+    ByTorch result_is(is_last && wants_all);
     if (int status = next.call(tokens, given, is_last ? hidden : results)) return status;
   }
   return kOk;
 }
 
-// Logits [S, V] of the hidden states [T, H] that are sampled from.
+// Logits [S, V] of the hidden states [T, H] or [S, H] that are sampled from.
 int logits_of(const StepContext& c, Inputs& in, const Tensor& hidden, Tensor** logits) {
   const int64_t samples = int64_t(in.sampled.size());
   const char* from = hidden.data;
-  const size_t width = size_t(hidden.sizes[1]) * (c.dtype == kFloat32 ? 4 : 2);
-  // Each token's, in order, in a decode step.
-  if (samples != hidden.sizes[0]) {
-    in.hidden.resize(lines(size_t(samples) * width));
-    char* to = in.hidden.data()->bytes;
-    for (int64_t i = 0; i < samples; ++i) {
-      std::memcpy(to + size_t(i) * width, from + size_t(in.sampled[i]) * width, width);
-    }
-    from = to;
-  }
+  const size_t width = size_t(hidden.sizes[1]) * item_size(c);
+  if (samples != hidden.sizes[0]) from = in.pick(from, width, width, &in.hidden);
   Owned given[1];
   *given[0].receive() = view(c.head->token_input(0), from, samples);
   if (!given[0]) return kOutOfMemory;
