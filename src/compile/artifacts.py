@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from src.ops.cpu.cpp_compiler import cpp_compiler
+from src.ops.cpu.scratch import make_directory
 
 if TYPE_CHECKING:
     from src.compile.job import Job
@@ -121,7 +122,7 @@ class ArtifactCache:
             Its holder lives, and has kept it for ten minutes.
         """
         directory = self._directory / job.key / self._compiler
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         with open(directory / "lock", "w") as lock:
             deadline = time.monotonic() + _LOCK_TIMEOUT
             while not _lock(lock):

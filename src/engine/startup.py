@@ -431,9 +431,11 @@ def _model_info(
 
 def _default_sampling(decoder: Decoder) -> dict[str, Any]:
     generation = decoder.config.generation
-    if generation.do_sample is False:
-        return {"temperature": 0.0}
     values = {name: getattr(generation, name) for name in _DEFAULT_SAMPLING}
+    if generation.do_sample is False:
+        # What is left shapes a greedy choice too.
+        penalty = values["repetition_penalty"]
+        values = {"temperature": 0.0, "repetition_penalty": penalty}
     return {name: value for name, value in values.items() if value is not None}
 
 

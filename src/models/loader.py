@@ -77,6 +77,9 @@ def load_model(
     if config.tie_word_embeddings and _head_differs(stored):
         # As the reference does: a head that was trained apart is not tied, whatever the flag says.
         config = replace(config, tie_word_embeddings=False)
+    elif config.tie_word_embeddings and _EMBEDDING not in stored and _HEAD in stored:
+        # Who stores what is shared once may have kept the other name.
+        stored[_EMBEDDING] = stored[_HEAD]
     positions = resolve_max_positions(max_model_len, config)
     decoder = family(
         config,

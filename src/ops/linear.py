@@ -149,7 +149,7 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
     tokens, inputs = x.shape
     if inputs % unit:
         raise ValueError(f"expected a multiple of {unit} inputs to be rounded, got {inputs}")
-    units = x.float().view(tokens, -1, unit)
+    units = x.float().view(tokens, inputs // unit, unit)
     largest = units.abs().amax(dim=2, keepdim=True)
     # Not 127 / largest, which torch rounds twice: the reciprocal, and then the product.
     inverse = torch.where(largest < _NOTHING, 0.0, torch.full_like(largest, 127.0) / largest)

@@ -68,6 +68,22 @@ async def test_a_checkpoint_says_how_much_output_there_is_by_default(
             assert result.finish_reason is FinishReason.LENGTH
 
 
+async def test_a_checkpoint_says_how_tokens_are_chosen_by_default(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    said = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.3}
+    for does_sample, expected in (
+        (True, said),
+        (False, {"temperature": 0.0, "repetition_penalty": 1.3}),
+    ):
+        directory = tmp_path / str(does_sample)
+        shutil.copytree(checkpoint, directory)
+        generation = json.dumps({**said, "do_sample": does_sample})
+        (directory / "generation_config.json").write_text(generation)
+        async with AsyncEngine.open(small_config(directory)) as engine:
+            assert engine.model_info.default_sampling == expected
+
+
 async def test_streamed_pieces_join_to_the_whole(engine: AsyncEngine) -> None:
     params = SamplingParams(temperature=1.2, seed=7, max_tokens=60, n=3, logprobs=1)
     whole = await engine.generate("Once upon a time", params)

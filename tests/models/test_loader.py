@@ -118,6 +118,16 @@ class TestPlacement:
         decoder = load_model(directory)
         assert decoder.head is decoder.embedding
 
+    def test_a_tied_head_may_stand_for_the_embedding(self, tmp_path: Path) -> None:
+        directory = make_checkpoint(tmp_path, tie=True)
+        want = load_model(directory).embedding.clone()
+        rewrite(
+            directory, lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")})
+        )
+        decoder = load_model(directory)
+        assert torch.equal(decoder.embedding, want)
+        assert decoder.head is decoder.embedding
+
     def test_a_tied_head_that_differs_is_kept_as_the_reference_does(self, tmp_path: Path) -> None:
         directory = make_checkpoint(tmp_path, tie=True)
         rewrite(

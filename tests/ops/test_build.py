@@ -18,6 +18,7 @@ from src.ops.cpu.build import BuildError, KernelCache
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.level_check import KILLED, check
 from src.ops.cpu.levels import LEVELS
+from src.ops.cpu.scratch import make_directory
 from tests.ops.comparison import COMPILED
 
 ROOT = Path(__file__).parents[2]
@@ -476,6 +477,29 @@ def test_cache_location(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.cache_root() == Path("/xdg/slipstream")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert build.cache_root() == Path.home() / ".cache" / "slipstream"
+
+
+def test_a_relative_location_is_the_same_wherever_a_compiler_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", "some/where")
+    assert build.cache_root() == tmp_path / "some" / "where"
+
+
+def test_what_is_made_is_ours_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        make_directory(tmp_path / "a" / "root" / "inner")
+    finally:
+        os.umask(before)
+    for made in ("a", "a/root", "a/root/inner"):
+        assert build._is_ours(tmp_path / made)
+        assert stat.S_IMODE((tmp_path / made).stat().st_mode) == 0o755
+    # What is there stays as it is.
+    (tmp_path / "a").chmod(0o700)
+    make_directory(tmp_path / "a" / "root" / "inner")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
 
 
 def test_command_line(kernel_cache: KernelCache) -> None:

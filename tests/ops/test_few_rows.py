@@ -89,6 +89,23 @@ def test_an_infinite_value_is_no_nan_whether_it_has_a_neighbour_or_not(
                 assert some[9].isnan().sum() == 0
 
 
+@pytest.mark.parametrize("query_rows", [*QUERY_ROWS, 40, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_query_that_is_no_number_gives_none(
+    libraries: dict[str, KernelLibrary], query_rows: int, dtype: torch.dtype
+) -> None:
+    """Nor does it reach another head, in one split or in several."""
+    for length, deterministic in ((320, False), (320, True), (2600, False), (2600, True)):
+        shape = {"rows": ((-(-query_rows // 2), length),), "dtype": dtype}
+        args = build(2, 64, **shape, deterministic=deterministic)
+        args[0][:, 0] = torch.nan
+        for library in libraries.values():
+            some = copied(args)
+            library.paged_attention(*some)
+            assert some[9][:, 0].isnan().all()
+            assert some[9][:, 1:].isfinite().all()
+
+
 @pytest.mark.parametrize("query_rows", QUERY_ROWS)
 def test_weights_add_up_to_one(libraries: dict[str, KernelLibrary], query_rows: int) -> None:
     args = build(query_rows, 64, rows=((1, 250),))

@@ -105,6 +105,23 @@ def test_masked_tokens_never_win(sampler: Sampler, temperature: float, vocab_siz
     assert sample(sampler, logits, temperature) == [0, vocab_size - 1, vocab_size // 2]
 
 
+def test_a_token_may_have_nan_beside_it(sampler: Sampler) -> None:
+    logits = torch.full((1, 333), -50.0)
+    logits[0, 200], logits[0, 67] = 0.0, -0.01
+    args = [logits, *GUMBEL_ARGMAX.build("cpu", rows=1, vocab_size=333, temperature=1.0)[1:]]
+    found = set()
+    for seed in range(60):
+        args[1] = torch.tensor([seed])
+        alone = int(sampler(*args))
+        for place in range(333):
+            if place not in (67, 200):
+                logits[0, place] = torch.nan
+        assert int(sampler(*args)) == alone
+        logits.nan_to_num_(nan=-50.0)
+        found.add(alone)
+    assert found == {67, 200}
+
+
 def test_infinite_logit_wins(sampler: Sampler) -> None:
     logits = torch.zeros(1, 200)
     logits[0, 150] = logits[0, 170] = torch.inf

@@ -31,7 +31,7 @@ from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.level_check import KILLED, PASSED, check
 from src.ops.cpu.levels import LEVELS, Level, cpu_flags, fastest_level
-from src.ops.cpu.scratch import scratch_in
+from src.ops.cpu.scratch import make_directory, scratch_in
 from src.ops.declaration import Kernel
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.linear import LINEAR
@@ -82,6 +82,8 @@ def cache_root() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME")
         root = (Path(base) if base else Path.home() / ".cache") / "slipstream"
+    # Compilers run in another directory.
+    root = root.absolute()
     return root if _is_ours(root) else _private_root(root)
 
 
@@ -277,7 +279,7 @@ class KernelCache:
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Exclusive between processes. The system drops a lock with its holder, so none goes stale."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

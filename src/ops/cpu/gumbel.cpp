@@ -105,7 +105,9 @@ struct Sampler {
     const vf low = load(logits + start), high = load(logits + start + W);
     // The margin covers float rounding, so that the screen never drops a winner.
     const float bound = float(best) - 1e-3f - 1e-5f * std::fabs(float(best));
-    const vi hopeful = (maximum(low, high) * factor > bound - float(kHighestNoise));
+    // Each by itself: the larger of a number and NaN may be NaN.
+    const float least = bound - float(kHighestNoise);
+    const vi hopeful = (low * factor > least) | (high * factor > least);
     if (!any(hopeful)) return;
     vq words[4], group;
     for (int lane = 0; lane < L; ++lane) group[lane] = uint64_t(start / 4 + lane);

@@ -1,4 +1,4 @@
-"""Directories that something is made in, beside its place in a cache."""
+"""Directories of a cache, and those that something is made in beside its place there."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ def scratch_in(directory: Path) -> Iterator[Path]:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=directory) as scratch:
         yield Path(scratch)
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory of the cache and those above it, for nobody but this user to write to.
+
+    With a umask that lets a group write, the next start would leave what this one made alone.
+    """
+    for each in (*reversed(directory.parents), directory):
+        each.mkdir(mode=0o755, exist_ok=True)

@@ -143,7 +143,9 @@ inline void softmax_row(Scratch& s, int row, int first, int last) {
   }
   const float before = s.maximum[row];
   const float now = std::max(before, reduce(highest, maximum));
-  if (now == -kInfinity) {  // every visible score is -inf
+  if (now == -kInfinity) {  // every visible score is -inf, or NaN, which is larger than nothing
+    const bool is_number = std::all_of(scores, scores + kKeys, [](float x) { return x == x; });
+    if (!is_number) s.sum[row] = std::numeric_limits<float>::quiet_NaN();
     std::fill(scores, scores + kKeys, 0.0f);
     s.rescale[row] = 1.0f;
     return;
@@ -165,7 +167,11 @@ inline void softmax_row(Scratch& s, int row, int first, int last) {
 __attribute__((noinline)) void join_splits(float* out, float& maximum, float& sum,
                                            const float* more, float more_maximum, float more_sum,
                                            int width) {
-  if (more_maximum == -kInfinity) return;
+  if (more_maximum == -kInfinity) {
+    // Nothing was seen, or nothing but NaN.
+    if (more_sum != more_sum) sum = more_sum;
+    return;
+  }
   const float now = std::max(maximum, more_maximum);
   const float keep = maximum == -kInfinity ? 0.0f : std::exp(maximum - now);
   const float weight = std::exp(more_maximum - now);
