@@ -55,7 +55,7 @@ def kernels() -> str:
 
 
 def test_every_op_is_measured(benchmark: Any, kernels: str) -> None:
-    # Those without a kernel of the CPU's are measured in benchmarks/gpu.py.
+    # Those without a kernel of the CPU's are measured in benchmarks/gpu/kernels.py.
     compiled = {op.name for op in OPS if op.active("cpu").name == kernels}
     assert {op.name for op, _ in CASES.values()} == compiled
     benchmark.pedantic(lambda: None)

@@ -30,7 +30,7 @@ def require(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         raise BenchError(
-            f"this command needs {module}: pip install 'slipstream-engine[bench]'"
+            f"this command needs {module}: pip install -e '.[bench]' in the checkout"
         ) from None
 
 

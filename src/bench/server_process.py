@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Final, NoReturn, Self
 
 from src.bench.errors import BenchError
 from src.core.config import Config
@@ -24,6 +25,8 @@ _TIMEOUT: Final = 10.0
 # Seconds until a server that was asked to end is made to.
 _END_SECONDS: Final = 30.0
 _MAX_LOG: Final = 2000
+# What ends a program from outside, and by itself passes over every `with`.
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def environment_of(config: Config, **more: str) -> dict[str, str]:
@@ -45,8 +48,49 @@ def free_port() -> int:
         return port
 
 
+@contextlib.contextmanager
+def left_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave the block as an exception, so that servers in it are ended too.
+
+    They are :class:`SystemExit` with the code that a shell shows. In another thread than the main
+    one, and for a signal about which somebody has decided otherwise, nothing changes.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    ours = [one for one in _ENDING if in_main and signal.getsignal(one) is signal.SIG_DFL]
+    for one in ours:
+        signal.signal(one, leave)
+    try:
+        yield
+    finally:
+        for one in ours:
+            signal.signal(one, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """What a signal does comes at the end of the block."""
+    came: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    handlers = {one: signal.getsignal(one) for one in (*_ENDING, signal.SIGINT) if in_main}
+    # The others do nothing, or end this process here and now.
+    handlers = {one: handler for one, handler in handlers.items() if callable(handler)}
+    for one in handlers:
+        signal.signal(one, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    for number in came:
+        signal.raise_signal(number)
+
+
 class ServerProcess:
-    """``python -m src serve`` with an environment; leaving the block ends it.
+    """``python -m src serve`` with an environment: entering the block starts it, leaving ends it.
 
     Parameters
     ----------
@@ -67,19 +111,11 @@ class ServerProcess:
         self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", module, "serve", "--host", HOST, "--port", str(self.port)]
-        command += options
-        self.begun = time.monotonic()
-        self._process = subprocess.Popen(
-            command,
-            cwd=CHECKOUT,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            # A session of its own, so that what it starts can be ended with it.
-            start_new_session=True,
-        )
+        address = ("--host", HOST, "--port", str(self.port))
+        self._command = [sys.executable, "-m", module, "serve", *address, *options]
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes]
+        self.begun = 0.0
 
     @property
     def pid(self) -> int:
@@ -130,12 +166,33 @@ class ServerProcess:
         """Ask it to end, make it if it does not in time; returns its exit code."""
         self._process.terminate()
         try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            return self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.wait(seconds)
+        finally:
+            if self._process.returncode is None:
+                # It takes too long, or who waits has to end now.
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
 
     def __enter__(self) -> Self:
+        self.begun = time.monotonic()
+        try:
+            # Not between its start and our knowing of it.
+            with _held_back():
+                self._process = subprocess.Popen(
+                    self._command,
+                    cwd=CHECKOUT,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=subprocess.STDOUT,
+                    # A session of its own, so that what it starts can be ended with it.
+                    start_new_session=True,
+                )
+        except BaseException:
+            if hasattr(self, "_process"):
+                self.end()
+            raise
         return self
 
     def __exit__(

@@ -82,7 +82,8 @@ def plan_kv_cache(
 ) -> tuple[KVCachePlan, int]:
     """Choose the number of blocks; returns the plan and the context length that it allows.
 
-    The pool is never larger than ``max_num_seqs`` sequences of ``max_model_len`` tokens can use. A
+    Where nobody said how large, the pool is no larger than ``max_num_seqs`` sequences of
+    ``max_model_len`` tokens can use; who says so also has room for the prefix cache beyond that. A
     context length that the user did not fix is lowered to what fits.
 
     Parameters
@@ -101,8 +102,9 @@ def plan_kv_cache(
     )
     free = max(0, free_memory(device) - reserved_bytes)
     budget = section.memory_bytes or _budget(section, device.type, free)
-    blocks_per_seq = -(-max_model_len // block_size)
-    num_blocks = section.num_blocks or min(budget // bytes_per_block, max_num_seqs * blocks_per_seq)
+    num_blocks = section.num_blocks or budget // bytes_per_block
+    if section.num_blocks is section.memory_bytes is section.memory_fraction is None:
+        num_blocks = min(num_blocks, max_num_seqs * -(-max_model_len // block_size))
     plan = KVCachePlan(block_size, num_blocks, bytes_per_block)
     if num_blocks < 1:
         raise ConfigError(
@@ -168,7 +170,7 @@ def allocate_kv_cache(
 
 
 def _budget(section: CacheSection, device_type: str, free: int) -> int:
-    """Bytes of KV memory when nobody said how many."""
+    """Bytes of KV memory where they are a part of what is free."""
     if section.memory_fraction is not None:
         return int(section.memory_fraction * free)
     share = int(_DEFAULT_FRACTION[device_type] * free)

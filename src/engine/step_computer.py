@@ -1,7 +1,21 @@
 """What a planned step computes, from its rows to the tokens that they sample.
 
 Three ways lead there, and give the same tokens: a captured graph; one call of the kernel library
-with compiled code; and one after the other, gather, forward pass, head and sampler.
+with compiled code; and one after the other, gather, forward pass, head and sampler::
+
+                       captured graph        one call              region by region
+    function           _replay               _in_one_call          compute itself
+    when               CUDA: a decode step   CPU: code that was    else; the forward is
+                       of a captured size    compiled ahead        a graph, if captured
+    draws              the graph, then (a)   the call, or (b)      the sampler
+    masks are awaited  before the sampler    in the call, before   behind the forward,
+                                             its draw; (b) behind  before the head
+    scatters tokens    the graph, then (a)   the call, or (b)      `scatter_tokens`
+
+(a): the sampler draws once more, from the graph's logits, if rows ask for more than a temperature
+and a seed, masks among that, and `scatter_tokens` writes over what the graph wrote.
+(b): the call ends with logits if rows ask for more than that, masks aside, or if scores of a prompt
+are wanted; then it is the sampler that draws, and `scatter_tokens` that writes.
 """
 
 from __future__ import annotations

@@ -126,9 +126,8 @@ def _debug_refusal(scope: Scope, keys: Keys) -> RequestError | None:
         if not len(keys.api) or keys.api.admits(credentials(scope)):
             return RouteNotFoundError(f"there is nothing at {scope['path'][:200]}")
         return UnauthorizedError("an API key is needed: Authorization: Bearer KEY")
-    given = bearer(scope)
-    if keys.admin.admits(given):
+    if keys.admin.admits(bearer(scope)):
         return None
-    if len(keys.api) and keys.api.admits(given):
+    if keys.api.admits(credentials(scope)):
         return PermissionDeniedError("this needs the admin key, and got an API key")
     return UnauthorizedError("this needs the admin key: Authorization: Bearer KEY")

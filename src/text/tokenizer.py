@@ -254,7 +254,7 @@ def _convert_sentencepiece(path: Path) -> tuple[Backend, dict[str, str]]:
     except ImportError as error:
         raise ModelLoadError(
             f"{path}: tokenizer.model is converted at load, which needs {error.name}: "
-            "install the extra `sentencepiece` (pip install 'slipstream-engine[sentencepiece]')"
+            "pip install -e '.[sentencepiece]' in the checkout"
         ) from None
     from transformers import AutoTokenizer
 

@@ -232,7 +232,7 @@ def test_without_aiohttp_serve_names_the_pip_line(monkeypatch: pytest.MonkeyPatc
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(errors.importlib, "import_module", missing)
-    with pytest.raises(errors.BenchError, match=r"pip install 'slipstream-engine\[bench\]'"):
+    with pytest.raises(errors.BenchError, match=r"pip install -e '\.\[bench\]'"):
         errors.require("aiohttp")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 
 import msgspec
 import pytest
 
-from src import SamplingParams
+import src
+from src import ChatOptions, SamplingParams
 from src.core.settings import CHECKOUT
 from src.engine.client import AsyncEngine
+from src.engine.prompts import RequestOptions
 
 PAGE = (CHECKOUT / "docs" / "python-api.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -37,6 +41,17 @@ def test_every_sampling_parameter_has_a_row_with_its_default() -> None:
         value = field.default
         spelt = f"`{value}`" if value is None or isinstance(value, bool | tuple) else str(value)
         assert rows.get(field.name) == spelt, field.name
+
+
+def test_every_option_of_a_request_has_a_row() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.MULTILINE))
+    assert inspect.get_annotations(RequestOptions).keys() <= rows.keys()
+    fields = [field.name for field in dataclasses.fields(ChatOptions)]
+    assert set(re.findall(r"\w+", rows["chat"])) == {"ChatOptions", *fields}
+
+
+def test_every_name_of_the_package_is_on_the_page() -> None:
+    assert not [name for name in src.__all__ if not re.search(rf"\b{name}\b", PAGE)]
 
 
 def test_every_public_name_of_the_engine_is_described() -> None:

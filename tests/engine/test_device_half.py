@@ -112,7 +112,7 @@ class TestRowState:
 
 
 class TestKVCache:
-    def plan(self, *, fixed: bool = False, length: int = 100, **section: int) -> tuple[int, int]:
+    def plan(self, *, fixed: bool = False, length: int = 100, **section: float) -> tuple[int, int]:
         plan, max_model_len = plan_kv_cache(
             LAYERS,
             msgspec.convert({"block_size": 4} | section, CacheSection),
@@ -125,8 +125,13 @@ class TestKVCache:
         assert plan.total_bytes == plan.num_blocks * plan.bytes_per_block
         return plan.num_blocks, max_model_len
 
-    def test_never_more_than_all_rows_can_use(self) -> None:
-        assert self.plan(memory_bytes=1 << 40) == (50, 100)
+    def test_the_default_is_no_more_than_all_rows_can_use(self) -> None:
+        assert self.plan() == (50, 100)
+
+    def test_what_was_asked_for_leaves_room_for_the_prefix_cache(self) -> None:
+        assert self.plan(memory_bytes=1000 * 4 * BYTES_PER_TOKEN) == (1000, 100)
+        assert self.plan(memory_fraction=0.1)[0] > 50
+        assert self.plan(num_blocks=51, memory_bytes=1) == (51, 100)
 
     def test_what_something_else_will_take_is_left(self) -> None:
         section = CacheSection(memory_fraction=0.5, block_size=4)

@@ -118,6 +118,26 @@ async def test_every_route_takes_the_right_key_only(
             check_refusal(answer, 401, "invalid_api_key")
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": ALICE}, 403),
+        ({"authorization": "Bearer other", "x-api-key": BOB}, 403),
+        # As Authorization: Bearer only.
+        ({"x-api-key": ADMIN}, 401),
+        ({"authorization": f"Bearer {ADMIN}", "x-api-key": ALICE}, 404),
+    ],
+)
+async def test_the_admin_key_is_a_bearer_s_and_an_api_key_is_known_however_it_is_sent(
+    nobody: httpx.AsyncClient, headers: dict[str, str], status: int
+) -> None:
+    answer = await nobody.get("/debug/nowhere", headers=headers)
+    if status == 404:
+        assert answer.status_code == 404
+    else:
+        check_refusal(answer, status, "permission_denied" if status == 403 else "invalid_api_key")
+
+
 async def test_what_is_nowhere_is_told_to_nobody(nobody: httpx.AsyncClient) -> None:
     for path in ("/", "/nowhere", "/v1", "/health/", "/ping/x", "//health", "/HEALTH", "/%2e/live"):
         check_refusal(await nobody.get(path), 401, "invalid_api_key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 from src.core.settings import CHECKOUT
@@ -44,6 +45,22 @@ def test_every_page_that_the_code_names_is_there() -> None:
         if not (CHECKOUT / name).is_file()
     ]
     assert not lost
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    with (CHECKOUT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    texts = {path: path.read_text() for path in (*PAGES, *CODE) if path != Path(__file__)}
+    named = {
+        extra
+        for text in texts.values()
+        for extras in re.findall(r"pip install -e '\.\[([\w,]+)\]'", text)
+        for extra in extras.split(",")
+    }
+    assert named == set(project["optional-dependencies"])
+    # It is installed from a clone: no index has it.
+    elsewhere = re.compile(rf"pip install \W*{project['name']}")
+    assert not [path.name for path, text in texts.items() if elsewhere.search(text)]
 
 
 def test_the_index_knows_every_page() -> None:

@@ -7,6 +7,7 @@ because a dependency is one whether or not it costs anything at run time.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -218,6 +219,16 @@ def test_those_above_know_of_the_engine_its_client_only() -> None:
 def test_every_module_of_the_engine_belongs_to_a_part() -> None:
     parts = {engine_part(module_of(path)) for path in FILES} - {None}
     assert parts == PURE | DEVICE | SHELL
+
+
+def test_the_page_of_the_design_names_every_part_of_the_engine() -> None:
+    page = (CHECKOUT / "docs" / "design.md").read_text()
+    (halves,) = re.findall(r"^\| (`scheduler`.*) \| (`runner`.*) \|$", page, re.MULTILINE)
+    pure, device = (set(re.findall(r"`(\w+)/?`", half)) for half in halves)
+    assert (pure, device) == (PURE, DEVICE)
+    begin = page.index("The shell is")
+    shell = page[begin : page.index("Importing the client", begin)]
+    assert set(re.findall(r"`(\w+)\.py`", shell)) == SHELL
 
 
 def test_the_halves_of_the_engine_meet_in_the_loop_only() -> None:

@@ -233,7 +233,7 @@ def test_a_missing_package_is_one_line(
     telemetry.open()
     assert not telemetry.traces
     (record,) = caplog.records
-    assert "pip install 'slipstream-engine[otel]'" in record.getMessage()
+    assert "pip install -e '.[otel]'" in record.getMessage()
 
 
 def test_the_provider_of_the_program_around_us_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,33 +19,8 @@ from src.ops import (
 )
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.cpu.kernel_library import KernelLibrary
-from tests.ops.comparison import (
-    COMPILED,
-    TOLERANCE,
-    attention_matches,
-    copied,
-    rotation_matches,
-)
-
-# Each of them exercises another dtype, head size, window, or none of the rows.
-OPCHECKED = {
-    "paged_attention": [
-        {"padding": 2},
-        {"dtype": torch.bfloat16, "head_dim": 8, "sliding_window": 7},
-    ],
-    "decode_schedule": [{"tile": 16, "members": 2, "rows": ((1, 70), (1, 80)), "head_dim": 8}],
-    "rotate_and_cache": [
-        {"padding": 2},
-        {"dtype": torch.bfloat16, "head_dim": 24, "has_norms": False},
-    ],
-    "gumbel_argmax": [{"rows": 3, "vocab_size": 65}],
-    "streamed_linear": [
-        {"tokens": 3, "inputs": 64, "outputs": 5, "has_bias": True},
-        {"tokens": 2, "inputs": 128, "outputs": 9, "dtype": torch.bfloat16, "weight": "int4/64"},
-        {"tokens": 2, "inputs": 128, "outputs": 70, "weight": "strips of int8"},
-        {"tokens": 3, "inputs": 128, "outputs": 64, "weight": "strips of int4/32"},
-    ],
-}
+from tests.ops.comparison import COMPILED, attention_matches, copied
+from tests.ops.per_op import TESTS_OF
 
 
 def cases_of(ops: Sequence[Op]) -> list[Any]:
@@ -60,6 +35,7 @@ def test_every_op_has_cases_and_is_registered() -> None:
     for op in OPS:
         assert op.cases
         assert op.overload._schema.name == f"slipstream::{op.name}"
+    assert TESTS_OF.keys() == set(OPS), "tests/ops/per_op.py has an entry for every op"
     assert PAGED_ATTENTION.mutated == ("key_cache", "value_cache", "out")
     assert ROTATE_AND_CACHE.mutated == ("query", "key_cache", "value_cache", "out")
     assert GUMBEL_ARGMAX.mutated == LINEAR.mutated == DECODE_SCHEDULE.mutated == ()
@@ -75,35 +51,21 @@ def test_compiled_kernel_equals_reference(
 ) -> None:
     args = op.build("cpu", **case)
     for library in libraries.values():
-        _matches(op, getattr(library, op.name), args)
+        TESTS_OF[op].matches(op, getattr(library, op.name), args)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "case"), cases_of(OPS))
 def test_cuda_kernel_equals_reference(op: Op, case: dict[str, Any]) -> None:
     op.uninstall_cuda()  # an engine before this may have chosen another
-    _matches(op, op.overload, op.build("cuda", **case))
-    assert op.active("cuda").name == ("reference" if op is LINEAR else "triton")
+    TESTS_OF[op].matches(op, op.overload, op.build("cuda", **case))
+    assert op.active("cuda").name == TESTS_OF[op].on_cuda
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CACHED_CASES)
 def test_cuda_kernel_finds_keys_in_the_cache(case: dict[str, Any]) -> None:
     attention_matches(PAGED_ATTENTION.overload, PAGED_ATTENTION.build("cuda", **case))
-
-
-def _matches(op: Op, kernel: Any, args: tuple[Any, ...]) -> None:
-    if op is PAGED_ATTENTION:
-        attention_matches(kernel, args)
-    elif op is ROTATE_AND_CACHE:
-        rotation_matches(kernel, args)
-    elif op is LINEAR:
-        expected = op.reference(*args)
-        # Sums are rounded once, and torch may sum bfloat16 in another order.
-        tolerance = TOLERANCE[expected.dtype]
-        torch.testing.assert_close(kernel(*args), expected, rtol=tolerance, atol=tolerance)
-    else:
-        assert torch.equal(kernel(*args), op.reference(*args))
 
 
 @pytest.fixture
@@ -119,14 +81,14 @@ def references() -> Iterator[None]:
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_opcheck(op: Op, references: None) -> None:
-    for case in OPCHECKED[op.name]:
+    for case in TESTS_OF[op].checked:
         torch_library.opcheck(op.overload, op.build("cpu", **case))
 
 
 @pytest.mark.parametrize("op", COMPILED, ids=lambda op: op.name)
 def test_opcheck_of_what_is_compiled(op: Op, library: KernelLibrary, references: None) -> None:
     op.install_cpu(Kernel("compiled", getattr(library, op.name)))
-    for case in OPCHECKED[op.name]:
+    for case in TESTS_OF[op].checked:
         torch_library.opcheck(op.overload, op.build("cpu", **case))
 
 
@@ -138,22 +100,12 @@ def test_opcheck_of_attention_without_keys(references: None) -> None:
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_cost_is_positive_and_grows(op: Op) -> None:
-    small, large = {
-        "paged_attention": ({"rows": ((1, 10),)}, {"rows": ((1, 100),)}),
-        "decode_schedule": (
-            {"tile": 64, "members": 4, "rows": ((1, 10),)},
-            {"tile": 64, "members": 4, "rows": ((1, 10), (1, 10))},
-        ),
-        "rotate_and_cache": ({"tokens": 1}, {"tokens": 2}),
-        "gumbel_argmax": ({"rows": 1, "vocab_size": 10}, {"rows": 1, "vocab_size": 100}),
-        "streamed_linear": (
-            {"tokens": 1, "inputs": 32, "outputs": 8},
-            {"tokens": 1, "inputs": 64, "outputs": 8},
-        ),
-    }[op.name]
-    less, more = (op.cost(*op.build("cpu", **case)) for case in (small, large))
+    less, more = (
+        op.cost(*op.build("cpu", **case)) for case in (TESTS_OF[op].small, TESTS_OF[op].large)
+    )
     assert 0 < less.bytes < more.bytes
-    assert 0 < less.flops < more.flops or op is DECODE_SCHEDULE
+    # An op of integers alone has no floating point operations.
+    assert 0 < less.flops < more.flops or less.flops == more.flops == 0
 
 
 def test_attention_cost_counts_what_is_visible() -> None:

@@ -48,12 +48,13 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
+    from src.bench.server_process import left_by_signals
     from src.bench.soak.server import hurt, soaked_server
     from src.bench.soak.soak import Soak
 
     if not arguments.duration > 0 or not arguments.patience > 0:
         raise ConfigError("--duration and --patience must be over 0")
-    with soaked_server(hurt(config_of(arguments))) as server:
+    with left_by_signals(), soaked_server(hurt(config_of(arguments))) as server:
         soak = Soak(
             server,
             seconds=arguments.duration,

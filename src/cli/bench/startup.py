@@ -46,16 +46,18 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
+    from src.bench.server_process import left_by_signals
     from src.bench.startup import cold_start, warm_starts
 
     config = config_of(arguments)
     if arguments.num_iters_warm and not arguments.num_iters_warmup:
         raise ConfigError("warm starts need a start that fills the cache: --num-iters-warmup 1")
-    found = {"cold": _starts(lambda: cold_start(config), arguments.num_iters_cold, arguments)}
-    if arguments.num_iters_warm:
-        with warm_starts(config) as start:
-            count = arguments.num_iters_warmup + arguments.num_iters_warm
-            found["warm"] = _starts(start, count, arguments)[arguments.num_iters_warmup :]
+    with left_by_signals():
+        found = {"cold": _starts(lambda: cold_start(config), arguments.num_iters_cold, arguments)}
+        if arguments.num_iters_warm:
+            with warm_starts(config) as start:
+                count = arguments.num_iters_warmup + arguments.num_iters_warm
+                found["warm"] = _starts(start, count, arguments)[arguments.num_iters_warmup :]
     result: dict[str, Any] = {}
     print("=" * 60)
     print("STARTUP TIME BENCHMARK RESULTS")

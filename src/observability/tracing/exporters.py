@@ -188,7 +188,7 @@ def _otlp(
     except ImportError as error:
         logger.warning(
             "%s are to be exported by OTLP over %s, but %s is not installed: "
-            "pip install 'slipstream-engine[otel]'",
+            "pip install -e '.[otel]' in the checkout",
             signal.lower(),
             protocol,
             error.name,

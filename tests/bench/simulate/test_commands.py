@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from src.bench.simulate.calibration import Calibration, load, save
@@ -170,6 +171,25 @@ def test_an_engine_here_is_calibrated(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "handover" in out
     # What was found is good for a simulation.
     assert main(["bench", "simulate", "--calibration", str(file), *LOAD]) == 0
+
+
+def test_every_line_and_unit_of_what_is_printed_is_described() -> None:
+    everything = Price(**dict.fromkeys(msgspec.structs.asdict(Price()), 1.0))
+    cost = cost_of(everything, plan=everything, dispatch=1.0, submit=1.0)
+    found = Calibration(
+        model="made up", source="a test", limits=LIMITS, pipeline_depth=2, cost=cost
+    )
+    _, _, *lines = calibrate.price_lines(found)
+    units = re.findall(r"([a-z ]+?) 1e\+06", lines[0])
+    assert "sampled row" in [unit.strip() for unit in units]
+    page = (CHECKOUT / "docs" / "simulation.md").read_text()
+    rows = {
+        name.strip("` ")
+        for cell in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+        for name in cell.split(",")
+    }
+    printed = {line.split()[0] for line in lines} | {unit.strip() for unit in units}
+    assert printed - rows == set()
 
 
 def test_a_duration_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,99 @@
+"""What the tests of every op need of one beside its declaration: a new op gets an entry here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from src.ops import (
+    DECODE_SCHEDULE,
+    GUMBEL_ARGMAX,
+    LINEAR,
+    PAGED_ATTENTION,
+    ROTATE_AND_CACHE,
+    Op,
+)
+from src.ops.declaration import Case
+from tests.ops.comparison import TOLERANCE, attention_matches, rotation_matches
+
+Comparison = Callable[[Op, Callable[..., Any], tuple[Any, ...]], None]
+
+
+@dataclass(frozen=True)
+class OpTests:
+    """What the tests of one op are told."""
+
+    # Cases for `opcheck`: each with another dtype, size or layout, or with none of the rows.
+    checked: tuple[Case, ...]
+    # Two cases, of which the second has more to read and to compute.
+    small: Case
+    large: Case
+    # Asserts that a kernel does to these arguments what the reference does.
+    matches: Comparison
+    # What serves on CUDA: an op without a kernel in `lazy` has its reference there.
+    on_cuda: str = "triton"
+
+
+def _is_the_same(op: Op, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """The same result, of an op that changes none of its arguments."""
+    assert torch.equal(kernel(*args), op.reference(*args))
+
+
+def _is_close(op: Op, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Sums are rounded once, and torch may sum bfloat16 in another order."""
+    expected = op.reference(*args)
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(kernel(*args), expected, rtol=tolerance, atol=tolerance)
+
+
+TESTS_OF: dict[Op, OpTests] = {
+    PAGED_ATTENTION: OpTests(
+        checked=(
+            {"padding": 2},
+            {"dtype": torch.bfloat16, "head_dim": 8, "sliding_window": 7},
+        ),
+        small={"rows": ((1, 10),)},
+        large={"rows": ((1, 100),)},
+        matches=lambda _, kernel, args: attention_matches(kernel, args),
+    ),
+    DECODE_SCHEDULE: OpTests(
+        checked=({"tile": 16, "members": 2, "rows": ((1, 70), (1, 80)), "head_dim": 8},),
+        small={"tile": 64, "members": 4, "rows": ((1, 10),)},
+        large={"tile": 64, "members": 4, "rows": ((1, 10), (1, 10))},
+        matches=_is_the_same,
+    ),
+    ROTATE_AND_CACHE: OpTests(
+        checked=(
+            {"padding": 2},
+            {"dtype": torch.bfloat16, "head_dim": 24, "has_norms": False},
+        ),
+        small={"tokens": 1},
+        large={"tokens": 2},
+        matches=lambda _, kernel, args: rotation_matches(kernel, args),
+    ),
+    GUMBEL_ARGMAX: OpTests(
+        checked=({"rows": 3, "vocab_size": 65},),
+        small={"rows": 1, "vocab_size": 10},
+        large={"rows": 1, "vocab_size": 100},
+        matches=_is_the_same,
+    ),
+    LINEAR: OpTests(
+        checked=(
+            {"tokens": 3, "inputs": 64, "outputs": 5, "has_bias": True},
+            {
+                "tokens": 2,
+                "inputs": 128,
+                "outputs": 9,
+                "dtype": torch.bfloat16,
+                "weight": "int4/64",
+            },
+            {"tokens": 2, "inputs": 128, "outputs": 70, "weight": "strips of int8"},
+            {"tokens": 3, "inputs": 128, "outputs": 64, "weight": "strips of int4/32"},
+        ),
+        small={"tokens": 1, "inputs": 32, "outputs": 8},
+        large={"tokens": 1, "inputs": 64, "outputs": 8},
+        matches=_is_close,
+        on_cuda="reference",
+    ),
+}
