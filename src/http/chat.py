@@ -9,6 +9,7 @@ import anyio
 import msgspec
 
 from src.core.errors import RequestError
+from src.core.structured_output import PARAM
 from src.engine.client import AsyncEngine
 from src.http.call import Call
 from src.http.chat_shape import ChatShape
@@ -30,9 +31,6 @@ from src.http.tools import tool_offer
 from src.text.answer_plan import AnswerPlan, plan_answer, reasoning_of
 
 _decode: Final = RequestDecoder(ChatRequest)
-
-# The parameter of the engine's that grammars of calls are given to.
-_GRAMMAR: Final = "structured_output"
 
 
 async def create_chat_completion(call: Call) -> None:
@@ -108,9 +106,14 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
         template=request.chat_template,
         continued=options.continue_final_message,
         structured_output=params.structured_output,
+        max_bytes=engine.config.structured_output.max_bytes,
     )
     # A grammar spells schemas, which may be large.
-    constrained = offer.choice == "required" or params.structured_output is not None
+    constrained = (
+        offer.choice == "required"
+        or params.structured_output is not None
+        or any(tool["function"].get("strict") for tool in offer.tools)
+    )
     plan = await anyio.to_thread.run_sync(planned) if constrained else planned()
     params = msgspec.structs.replace(
         params,
@@ -132,9 +135,9 @@ def spelt(error: RequestError, request: ChatRequest) -> RequestError:
     """The same error, with its field as this client spelt it."""
     if error.param == "prompt":
         error.param = "messages"
-    if error.param == _GRAMMAR and request.tool_choice not in (None, "none", "auto"):
+    if error.param == PARAM and request.tool_choice not in (None, "none", "auto"):
         # What is at fault in a grammar of calls is a schema.
         error.param = "tools"
-        error.message = error.message.replace(_GRAMMAR, error.param, 1)
+        error.message = error.message.replace(PARAM, error.param, 1)
     respell_fields(error, request)
     return error

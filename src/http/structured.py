@@ -9,13 +9,11 @@ import msgspec
 
 from src.core.config import Config
 from src.core.errors import InvalidRequestError, RequestError
-from src.core.structured_output import Kind, StructuredOutput
+from src.core.structured_output import PARAM, Kind, StructuredOutput
 from src.http.body import check_short_structure
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.structured import ResponseFormat, StructuredOutputs
 
-# The engine's own name for all of these fields.
-_ENGINE_FIELD: Final = "structured_output"
 _FIELDS: Final = (
     "response_format",
     "structured_outputs",
@@ -60,9 +58,9 @@ def structured_output(request: GenerationRequest, config: Config) -> StructuredO
 
 def respell_structured_output(error: RequestError, request: GenerationRequest) -> None:
     """Name the field of an error as the client did; where it gave none, a tool asked for it."""
-    if error.param == _ENGINE_FIELD:
+    if error.param == PARAM:
         error.param = _given(request, _FIELDS)[0] if _given(request, _FIELDS) else "tools"
-        error.message = error.message.replace(_ENGINE_FIELD, error.param, 1)
+        error.message = error.message.replace(PARAM, error.param, 1)
 
 
 def _field(request: GenerationRequest) -> str | None:

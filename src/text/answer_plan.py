@@ -91,6 +91,7 @@ def plan_answer(
     template: str | None = None,
     continued: bool = False,
     structured_output: StructuredOutput | None = None,
+    max_bytes: int | None = None,
 ) -> AnswerPlan:
     """Return the plan for the answer to a chat.
 
@@ -108,11 +109,13 @@ def plan_answer(
         Whether the prompt's last message is left open.
     structured_output
         What the request itself asks of the answer's text.
+    max_bytes
+        What the parameters of functions may have in all, where a grammar is made of them.
 
     Raises
     ------
     InvalidRequestError
-        A call is forced of a function whose parameters are no object.
+        A grammar is made of functions whose parameters are no objects, or are too large.
     """
     source = _source(tokenizer, template)
     offers = bool(offer.tools) and offer.choice != "none"
@@ -142,7 +145,7 @@ def plan_answer(
         return token_id if token_id in tokenizer.special_ids else None
 
     tags = [tag for syntax in (calls, reasoning) if syntax is not None for tag in syntax.tags]
-    form = answer_form(special, structured_output, calls, offer, reasoning, stage)
+    form = answer_form(special, structured_output, calls, offer, reasoning, stage, max_bytes)
     return AnswerPlan(
         structured_output=form.output,
         kept_special_token_ids=tuple(i for i in map(special, tags) if i is not None),
