@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
@@ -27,10 +28,11 @@ from src.http.generation import (
 )
 from src.http.keys import credentials
 from src.http.pieces import in_pieces
+from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import NEUTRAL_IN_RESPONSES, DeletedResponse, ResponseRequest
 from src.http.respelling import respell
 from src.http.responses.shape import ResponseShape
-from src.http.responses.store import StoredResponse
+from src.http.responses.store import StoredResponse, said, said_more
 from src.http.responses.translation import FIELD_NAMES, Translation, translate
 from src.http.sampling import check_neutral, unsupported
 
@@ -44,7 +46,7 @@ async def create_response(call: Call) -> None:
     _check(request)
     owner = _owner(call)
     store = call.server.responses
-    history = []
+    history: Sequence[ChatMessage] = ()
     if request.previous_response_id is not None:
         history = store.history(request.previous_response_id, owner)
     translation = translate(
@@ -124,12 +126,12 @@ class _Work:
     ) -> None:
         self._call = call
         self._chat = chat
-        self._turn = translation.turn
         self._shape = ResponseShape(request, translation, chat)
         self._stored = request.store is not False
+        self._turn = said(translation.turn) if self._stored else b""
         self._entry = StoredResponse(body=self._shape.response, owner=owner)
-        # Until it is complete it is as large as what it was asked with.
-        self._size = len(call.body)
+        # Until it is complete it is as large as what it was asked with, and what was said before.
+        self._size = len(call.body) + len(self._turn)
         http = call.server.config.http
         self._bounds = {
             "max_entries": http.max_stored_responses,
@@ -274,5 +276,5 @@ class _Work:
         if not self._call.server.responses.has(entry):
             return
         if shape.response.status in ("completed", "incomplete"):
-            entry.messages = [*self._turn, shape.message]
-        self._store(sum(map(len, in_pieces(entry.body))) + len(_encode(entry.messages)))
+            entry.messages = said_more(self._turn, shape.message)
+        self._store(sum(map(len, in_pieces(entry.body))) + len(entry.messages or b""))
