@@ -9,20 +9,19 @@ import anyio
 import msgspec
 
 from src.core.errors import RequestError
-from src.core.structured_output import PARAM
 from src.engine.client import AsyncEngine
 from src.http.call import Call
 from src.http.chat_shape import ChatShape
 from src.http.conversation import conversation
 from src.http.fields import RequestDecoder
-from src.http.generation import Job, job_timeout, run
+from src.http.generation import Delivery, Job, job_timeout, run
 from src.http.prompts import tokens_to_keep
 from src.http.protocol.chat import ChatRequest
 from src.http.sampling import (
+    FieldNames,
     check_top_logprobs,
     num_logprobs,
     refuse_unsupported,
-    respell_fields,
     sampling_params,
 )
 from src.http.server import served_name
@@ -36,6 +35,7 @@ _decode: Final = RequestDecoder(ChatRequest)
 async def create_chat_completion(call: Call) -> None:
     """Answer a conversation ``n`` times."""
     request = _decode(call)
+    names = chat_names(request)
     try:
         chat = await prepare_chat(call, request)
         shape = ChatShape(
@@ -45,9 +45,12 @@ async def create_chat_completion(call: Call) -> None:
             model=chat.model,
             prompt_token_ids=chat.prompt_token_ids,
         )
-        await run(call, chat.engine, request, chat.job, shape)
+        delivery = Delivery.of(request)
+        # An answer may take long, and there may be many.
+        del request
+        await run(call, chat.engine, delivery, chat.job, shape)
     except RequestError as error:
-        raise spelt(error, request) from None
+        raise spelt(error, names) from None
 
 
 class PreparedChat(NamedTuple):
@@ -131,13 +134,18 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     return PreparedChat(engine, name, job, prompt_token_ids, plan)
 
 
-def spelt(error: RequestError, request: ChatRequest) -> RequestError:
+def chat_names(request: ChatRequest) -> FieldNames:
+    """The names by which :func:`spelt` calls what is at fault."""
+    names = FieldNames.of(request)
+    if request.tool_choice not in (None, "none", "auto"):
+        # What is at fault in a grammar of calls is a schema.
+        names = names._replace(structured_output="tools")
+    return names
+
+
+def spelt(error: RequestError, names: FieldNames) -> RequestError:
     """The same error, with its field as this client spelt it."""
     if error.param == "prompt":
         error.param = "messages"
-    if error.param == PARAM and request.tool_choice not in (None, "none", "auto"):
-        # What is at fault in a grammar of calls is a schema.
-        error.param = "tools"
-        error.message = error.message.replace(PARAM, error.param, 1)
-    respell_fields(error, request)
+    names.respell(error)
     return error

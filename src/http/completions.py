@@ -13,14 +13,14 @@ from src.engine.client import AsyncEngine
 from src.http.call import Call
 from src.http.completion_shape import CompletionShape
 from src.http.fields import RequestDecoder
-from src.http.generation import Job, job_timeout, run
+from src.http.generation import Delivery, Job, job_timeout, run
 from src.http.prompts import Echo, Prompt, echoes_of, given_prompts, token_ids_of, tokens_to_keep
 from src.http.protocol.completions import CompletionRequest
 from src.http.sampling import (
     COMPLETION_MAX_TOKENS,
+    FieldNames,
     num_logprobs,
     refuse_unsupported,
-    respell_fields,
     sampling_params,
     unsupported,
 )
@@ -33,6 +33,7 @@ _decode: Final = RequestDecoder(CompletionRequest)
 async def create_completion(call: Call) -> None:
     """Complete one prompt or several, each ``n`` times."""
     request = _decode(call)
+    names = FieldNames.of(request)
     try:
         completion = await prepare_completion(call, request)
         echoes = await _echoes(completion, request) if request.echo else None
@@ -43,9 +44,12 @@ async def create_completion(call: Call) -> None:
             prompt_token_ids=completion.prompt_token_ids,
             echoes=echoes,
         )
-        await run(call, completion.engine, request, completion.job, shape)
+        engine, job, delivery = completion.engine, completion.job, Delivery.of(request)
+        # An answer may take long, and there may be many.
+        del request, completion
+        await run(call, engine, delivery, job, shape)
     except RequestError as error:
-        respell_fields(error, request)
+        names.respell(error)
         raise
 
 

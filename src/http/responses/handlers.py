@@ -16,7 +16,7 @@ from src.core.outputs import Delta
 from src.engine.submission import Submission
 from src.http.body import ClientDisconnectedError
 from src.http.call import Call
-from src.http.chat import PreparedChat, prepare_chat, spelt
+from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
 from src.http.errors import answer_to
 from src.http.fields import RequestDecoder
 from src.http.generation import (
@@ -56,17 +56,20 @@ async def create_response(call: Call) -> None:
         # What is referred to is as much of the prompt as what is sent.
         call.server.config.http.max_body_bytes,
     )
+    names = chat_names(translation.chat)
     try:
         chat = await prepare_chat(call, translation.chat)
         work = _Work(call, request, translation, chat, owner)
+        begin = work.answer
         if request.background:
-            await work.begin_background()
+            begin = work.begin_background
         elif request.stream:
-            await work.stream()
-        else:
-            await work.answer()
+            begin = work.stream
+        # An answer may take long, and there may be many.
+        del request, history, translation, chat
+        await begin()
     except RequestError as error:
-        raise respell(spelt(error, translation.chat), FIELD_NAMES) from None
+        raise respell(spelt(error, names), FIELD_NAMES) from None
 
 
 async def show_response(call: Call) -> None:
@@ -131,7 +134,7 @@ class _Work:
         self._turn = said(translation.turn) if self._stored else b""
         self._entry = StoredResponse(body=self._shape.response, owner=owner)
         # Until it is complete it is as large as what it was asked with, and what was said before.
-        self._size = len(call.body) + len(self._turn)
+        self._size = call.body_size + len(self._turn)
         http = call.server.config.http
         self._bounds = {
             "max_entries": http.max_stored_responses,
@@ -187,8 +190,6 @@ class _Work:
             )
         self._check_room()
         self._store(self._size)
-        # It is held for long, and has been read.
-        self._call.body = b""
         queued = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(queued), name="slipstream-response")
         server.responses.keep_running(task)
