@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import anyio
 import msgspec
 
+from src.core.config import ChatSection
 from src.core.errors import RequestError
+from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
 from src.http.call import Call
 from src.http.chat_shape import ChatShape
@@ -27,6 +30,7 @@ from src.http.sampling import (
 from src.http.server import served_name
 from src.http.structured import structured_output
 from src.http.tools import tool_offer
+from src.text.answer import ToolOffer
 from src.text.answer_plan import AnswerPlan, plan_answer, reasoning_of
 
 _decode: Final = RequestDecoder(ChatRequest)
@@ -100,24 +104,15 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     if keep is not None or request.return_token_ids or reasons or scored:
         prompt_token_ids = await engine.tokenize(messages, chat=options)
         prompt_token_ids = prompt_token_ids if keep is None else prompt_token_ids[-keep:]
-    planned = functools.partial(
-        plan_answer,
-        tokenizer,
+    plan = await _plan(
+        engine,
         settings,
         prompt_token_ids or (),
         offer,
         template=request.chat_template,
         continued=options.continue_final_message,
         structured_output=params.structured_output,
-        max_bytes=engine.config.structured_output.max_bytes,
     )
-    # A grammar spells schemas, which may be large.
-    constrained = (
-        offer.choice == "required"
-        or params.structured_output is not None
-        or any(tool["function"].get("strict") for tool in offer.tools)
-    )
-    plan = await anyio.to_thread.run_sync(planned) if constrained else planned()
     params = msgspec.structs.replace(
         params,
         structured_output=plan.structured_output,
@@ -132,6 +127,36 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
         cache_salt=request.cache_salt or "",
     )
     return PreparedChat(engine, name, job, prompt_token_ids, plan)
+
+
+async def _plan(
+    engine: AsyncEngine,
+    settings: ChatSection,
+    prompt_token_ids: Sequence[int],
+    offer: ToolOffer,
+    *,
+    template: str | None,
+    continued: bool,
+    structured_output: StructuredOutput | None,
+) -> AnswerPlan:
+    planned = functools.partial(
+        plan_answer,
+        engine.tokenizer,
+        settings,
+        prompt_token_ids,
+        offer,
+        template=template,
+        continued=continued,
+        structured_output=structured_output,
+        max_bytes=engine.config.structured_output.max_bytes,
+    )
+    # A grammar spells schemas, which may be large.
+    constrained = (
+        offer.choice == "required"
+        or structured_output is not None
+        or any(tool["function"].get("strict") for tool in offer.tools)
+    )
+    return await anyio.to_thread.run_sync(planned) if constrained else planned()
 
 
 def chat_names(request: ChatRequest) -> FieldNames:

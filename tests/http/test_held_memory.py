@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import time
 import tracemalloc
 from collections.abc import Iterator
 from types import FunctionType, MethodType, ModuleType
@@ -16,6 +17,7 @@ import pytest
 from starlette.applications import Starlette
 
 from src.engine.client import AsyncEngine
+from src.engine.step_computer import StepComputer
 from src.http.responses.store import ResponseStore
 from tests.http.waiting import until
 
@@ -94,6 +96,18 @@ RESPONSE = {"input": "Hi", "tool_choice": "none"}
 
 
 @pytest.fixture
+def slower_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's answer ends while others are still being asked for."""
+    compute = StepComputer.compute
+
+    def slow(self: StepComputer, *arguments: Any) -> Any:
+        time.sleep(0.01)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(StepComputer, "compute", slow)
+
+
+@pytest.fixture
 def traced() -> Iterator[None]:
     tracemalloc.start()
     yield
@@ -126,7 +140,7 @@ class Client:
         await self._task
 
 
-@pytest.mark.usefixtures("slow_steps", "traced", "store")
+@pytest.mark.usefixtures("slower_steps", "traced", "store")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "fields"),
@@ -181,7 +195,7 @@ async def test_a_request_is_let_go_of_before_it_is_answered(
     try:
         await until(all_run)
         # A thread may be about to forget what it has just done.
-        await until(are_let_go, 2.0)
+        await until(are_let_go, 5.0)
     finally:
         for client in clients:
             await client.leave()
