@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+PARAM: Final = "structured_output"
+"""Its name among the parameters of a request."""
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -437,6 +437,8 @@ class AsyncEngine:
                     error.retry_after = min(max(1.0, wait), _MAX_RETRY_AFTER)
                 self.metrics.on_refused(error)
                 raise
+            # They may be large, and have become token ids; the output may take long.
+            del prompt, options
             try:
                 yield submission
             finally:
@@ -473,7 +475,12 @@ class AsyncEngine:
         )
         if observed.active:
             observed.queued(
-                submission.request_id, requests, submission.choices, tokenized, parts.tokenizer
+                submission.request_id,
+                prompt,
+                requests,
+                submission.choices,
+                tokenized,
+                parts.tokenizer,
             )
         submission.start()
         self._submissions.setdefault(submission.request_id, []).append(submission)

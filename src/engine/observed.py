@@ -30,7 +30,6 @@ class Observed:
         if not self.active:
             return
         self._arrival = time.monotonic()
-        self._prompt = prompt
         # A chat may come as the token ids that its messages were rendered to.
         is_chat = options.get("chat") is not None or _is_messages(prompt)
         self._operation = "chat" if is_chat else "text_completion"
@@ -46,6 +45,7 @@ class Observed:
     def queued(
         self,
         request_id: str,
+        prompt: Prompt,
         requests: Sequence[Request],
         choices: Sequence[Choice],
         tokenized: float,
@@ -68,21 +68,10 @@ class Observed:
                 num_tokens=len(first.prompt_token_ids),
                 max_tokens=first.max_tokens,
                 params=first.params,
-                given=self._shown(first, tokenizer, trace.content_chars),
+                given=_shown(prompt, first, tokenizer, trace.content_chars),
                 completions=[CompletionTrace(c.record, c.pieces) for c in choices],
             )
         )
-
-    def _shown(
-        self, request: Request, tokenizer: Tokenizer, most: int
-    ) -> str | Sequence[Mapping[str, Any]] | None:
-        if not most:
-            return None
-        prompt: Any = self._prompt
-        if isinstance(prompt, str) or _is_messages(prompt):
-            return prompt  # type: ignore[no-any-return]
-        # No token is shorter than a character, but for parts of one.
-        return tokenizer.decode(request.prompt_token_ids[:most])
 
     def __exit__(
         self,
@@ -103,6 +92,17 @@ class Observed:
         if failure is not None:
             trace.failed(failure)
         self._telemetry.end(trace)
+
+
+def _shown(
+    prompt: Any, request: Request, tokenizer: Tokenizer, most: int
+) -> str | Sequence[Mapping[str, Any]] | None:
+    if not most:
+        return None
+    if isinstance(prompt, str) or _is_messages(prompt):
+        return prompt  # type: ignore[no-any-return]
+    # No token is shorter than a character, but for parts of one.
+    return tokenizer.decode(request.prompt_token_ids[:most])
 
 
 def _is_messages(prompt: Prompt) -> bool:

@@ -60,7 +60,9 @@ class Call:
     def __init__(self, server: Server, scope: Scope, send: Send) -> None:
         self.server = server
         self.scope = scope
+        # Until it is decoded.
         self.body = b""
+        self.body_size = 0
         self.started = False
         self.finished = False
         self.disconnected = False
@@ -279,6 +281,7 @@ class Endpoint:
             if scope["method"] not in ("GET", "HEAD"):
                 with anyio.fail_after(limits.body_timeout):
                     call.body = await read_body(scope, receive, limits.max_body_bytes)
+                    call.body_size = len(call.body)
         except ClientDisconnectedError:
             server.metrics.on_disconnect()
             return

@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import anyio
 import msgspec
 
+from src.core.config import ChatSection
 from src.core.errors import RequestError
+from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
 from src.http.call import Call
 from src.http.chat_shape import ChatShape
 from src.http.conversation import conversation
 from src.http.fields import RequestDecoder
-from src.http.generation import Job, job_timeout, run
+from src.http.generation import Delivery, Job, job_timeout, run
 from src.http.prompts import tokens_to_keep
 from src.http.protocol.chat import ChatRequest
 from src.http.sampling import (
+    FieldNames,
     check_top_logprobs,
     num_logprobs,
     refuse_unsupported,
-    respell_fields,
     sampling_params,
 )
 from src.http.server import served_name
 from src.http.structured import structured_output
 from src.http.tools import tool_offer
+from src.text.answer import ToolOffer
 from src.text.answer_plan import AnswerPlan, plan_answer, reasoning_of
 
 _decode: Final = RequestDecoder(ChatRequest)
-
-# The parameter of the engine's that grammars of calls are given to.
-_GRAMMAR: Final = "structured_output"
 
 
 async def create_chat_completion(call: Call) -> None:
     """Answer a conversation ``n`` times."""
     request = _decode(call)
+    names = chat_names(request)
     try:
         chat = await prepare_chat(call, request)
         shape = ChatShape(
@@ -47,9 +49,12 @@ async def create_chat_completion(call: Call) -> None:
             model=chat.model,
             prompt_token_ids=chat.prompt_token_ids,
         )
-        await run(call, chat.engine, request, chat.job, shape)
+        delivery = Delivery.of(request)
+        # An answer may take long, and there may be many.
+        del request
+        await run(call, chat.engine, delivery, chat.job, shape)
     except RequestError as error:
-        raise spelt(error, request) from None
+        raise spelt(error, names) from None
 
 
 class PreparedChat(NamedTuple):
@@ -99,9 +104,8 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     if keep is not None or request.return_token_ids or reasons or scored:
         prompt_token_ids = await engine.tokenize(messages, chat=options)
         prompt_token_ids = prompt_token_ids if keep is None else prompt_token_ids[-keep:]
-    planned = functools.partial(
-        plan_answer,
-        tokenizer,
+    plan = await _plan(
+        engine,
         settings,
         prompt_token_ids or (),
         offer,
@@ -109,9 +113,6 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
         continued=options.continue_final_message,
         structured_output=params.structured_output,
     )
-    # A grammar spells schemas, which may be large.
-    constrained = offer.choice == "required" or params.structured_output is not None
-    plan = await anyio.to_thread.run_sync(planned) if constrained else planned()
     params = msgspec.structs.replace(
         params,
         structured_output=plan.structured_output,
@@ -128,13 +129,48 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
     return PreparedChat(engine, name, job, prompt_token_ids, plan)
 
 
-def spelt(error: RequestError, request: ChatRequest) -> RequestError:
+async def _plan(
+    engine: AsyncEngine,
+    settings: ChatSection,
+    prompt_token_ids: Sequence[int],
+    offer: ToolOffer,
+    *,
+    template: str | None,
+    continued: bool,
+    structured_output: StructuredOutput | None,
+) -> AnswerPlan:
+    planned = functools.partial(
+        plan_answer,
+        engine.tokenizer,
+        settings,
+        prompt_token_ids,
+        offer,
+        template=template,
+        continued=continued,
+        structured_output=structured_output,
+        max_bytes=engine.config.structured_output.max_bytes,
+    )
+    # A grammar spells schemas, which may be large.
+    constrained = (
+        offer.choice == "required"
+        or structured_output is not None
+        or any(tool["function"].get("strict") for tool in offer.tools)
+    )
+    return await anyio.to_thread.run_sync(planned) if constrained else planned()
+
+
+def chat_names(request: ChatRequest) -> FieldNames:
+    """The names by which :func:`spelt` calls what is at fault."""
+    names = FieldNames.of(request)
+    if request.tool_choice not in (None, "none", "auto"):
+        # What is at fault in a grammar of calls is a schema.
+        names = names._replace(structured_output="tools")
+    return names
+
+
+def spelt(error: RequestError, names: FieldNames) -> RequestError:
     """The same error, with its field as this client spelt it."""
     if error.param == "prompt":
         error.param = "messages"
-    if error.param == _GRAMMAR and request.tool_choice not in (None, "none", "auto"):
-        # What is at fault in a grammar of calls is a schema.
-        error.param = "tools"
-        error.message = error.message.replace(_GRAMMAR, error.param, 1)
-    respell_fields(error, request)
+    names.respell(error)
     return error

@@ -23,6 +23,7 @@ from src.http.logprobs import (
     prompt_pieces,
 )
 from src.http.pieces import apart, in_pieces
+from src.http.prompts import Echo
 from src.http.protocol.completions import (
     CompletionBody,
     CompletionChoice,
@@ -43,7 +44,7 @@ def plain_piece(index: int, text: str) -> bytes:
 
 
 class CompletionShape:
-    """Spells one request's answers. ``prompt_texts`` are given when they are to be echoed."""
+    """Spells one request's answers. ``echoes`` are given where prompts are to be repeated."""
 
     def __init__(
         self,
@@ -52,14 +53,14 @@ class CompletionShape:
         *,
         model: str,
         prompt_token_ids: Sequence[list[int]],
-        prompt_texts: Sequence[str] | None,
+        echoes: Sequence[Echo] | None,
     ) -> None:
         self.id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._fingerprint = system_fingerprint(engine.config)
         self._n = request.n or 1
-        self._prompt_texts = prompt_texts
+        self._echoes = echoes
         self._prompt_token_ids = prompt_token_ids
         self._only_prompt = request.max_tokens == 0
         self._has_logprobs = request.logprobs is not None
@@ -104,10 +105,10 @@ class CompletionShape:
         for prompt, result in enumerate(results):
             scored = result.prompt_logprobs or ()
             echoed = []
-            if scored and self._has_logprobs and self._prompt_texts is not None:
+            if scored and self._has_logprobs and self._echoes is not None:
                 echoed = [LegacyColumns()]
-                token_ids = self._prompt_token_ids[prompt]
-                yield from echoed[0].grow(self._legacy_of_prompt(), token_ids, scored)
+                legacy = self._legacy_of_echo(self._echoes[prompt])
+                yield from echoed[0].grow(legacy, self._prompt_token_ids[prompt], scored)
             # Made by the first choice that shows it.
             shown = itertools.tee(prompt_pieces(self._names, scored), len(result.completions))
             for completion, of_prompt in zip(result.completions, shown, strict=True):
@@ -160,33 +161,33 @@ class CompletionShape:
     def _new_stream(self, prompt: int) -> _Stream:
         if not self._has_logprobs:
             return _Stream()
-        echoes = self._prompt_texts is not None
+        echoes = self._echoes
         return _Stream(
             output=None if self._only_prompt else self._legacy_of_output(prompt),
-            prompt=self._legacy_of_prompt() if echoes else None,
+            prompt=None if echoes is None else self._legacy_of_echo(echoes[prompt]),
             prompt_token_ids=self._prompt_token_ids[prompt],
         )
 
-    def _legacy_of_prompt(self) -> LegacyLogprobs:
-        return LegacyLogprobs(self._names, self._text_after(()))
+    def _legacy_of_echo(self, echo: Echo) -> LegacyLogprobs:
+        text = IncrementalDetokenizer(
+            self._tokenizer, skip_special_tokens=echo.skips_special_tokens
+        )
+        return LegacyLogprobs(self._names, text, num_added=echo.num_added)
 
     def _legacy_of_output(self, prompt: int) -> LegacyLogprobs:
-        begin = 0 if self._prompt_texts is None else len(self._prompt_texts[prompt])
+        begin = 0 if self._echoes is None else len(self._echoes[prompt].text)
         before = self._after_prompts.get(prompt, self._prompt_token_ids[prompt])
-        text = self._text_after(before)
+        text = IncrementalDetokenizer(
+            self._tokenizer, before, skip_special_tokens=self._skips_special_tokens
+        )
         self._after_prompts[prompt] = text.after_prompt
         return LegacyLogprobs(self._names, text, begin)
-
-    def _text_after(self, prompt: Sequence[int] | AfterPrompt) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(
-            self._tokenizer, prompt, skip_special_tokens=self._skips_special_tokens
-        )
 
     def _choice(self, prompt: int, piece: Delta | Completion, *, first: bool) -> CompletionChoice:
         """A piece of one choice; the ``first`` one brings the prompt, where that is echoed."""
         text = "" if self._only_prompt else piece.text
-        if first and self._prompt_texts is not None:
-            text = self._prompt_texts[prompt] + text
+        if first and self._echoes is not None:
+            text = self._echoes[prompt].text + text
         choice = CompletionChoice(
             prompt * self._n + piece.index,
             text,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-import anyio
 import msgspec
 
 from src.core.errors import InvalidRequestError, RequestError
@@ -14,14 +13,14 @@ from src.engine.client import AsyncEngine
 from src.http.call import Call
 from src.http.completion_shape import CompletionShape
 from src.http.fields import RequestDecoder
-from src.http.generation import Job, job_timeout, run
-from src.http.prompts import Prompt, given_prompts, token_ids_of, tokens_to_keep
+from src.http.generation import Delivery, Job, job_timeout, run
+from src.http.prompts import Echo, Prompt, echoes_of, given_prompts, token_ids_of, tokens_to_keep
 from src.http.protocol.completions import CompletionRequest
 from src.http.sampling import (
     COMPLETION_MAX_TOKENS,
+    FieldNames,
     num_logprobs,
     refuse_unsupported,
-    respell_fields,
     sampling_params,
     unsupported,
 )
@@ -34,19 +33,23 @@ _decode: Final = RequestDecoder(CompletionRequest)
 async def create_completion(call: Call) -> None:
     """Complete one prompt or several, each ``n`` times."""
     request = _decode(call)
+    names = FieldNames.of(request)
     try:
         completion = await prepare_completion(call, request)
-        texts = await _texts(completion, request) if request.echo else None
+        echoes = await _echoes(completion, request) if request.echo else None
         shape = CompletionShape(
             request,
             completion.engine,
             model=completion.model,
             prompt_token_ids=completion.prompt_token_ids,
-            prompt_texts=texts,
+            echoes=echoes,
         )
-        await run(call, completion.engine, request, completion.job, shape)
+        engine, job, delivery = completion.engine, completion.job, Delivery.of(request)
+        # An answer may take long, and there may be many.
+        del request, completion
+        await run(call, engine, delivery, job, shape)
     except RequestError as error:
-        respell_fields(error, request)
+        names.respell(error)
         raise
 
 
@@ -124,16 +127,16 @@ def _num_prompt_logprobs(request: CompletionRequest, prompts: Iterable[list[int]
     return (request.n or 1) * (shown + echoed) * sum(map(len, prompts))
 
 
-async def _texts(completion: PreparedCompletion, request: CompletionRequest) -> list[str]:
-    """The prompts as an echo shows them."""
+async def _echoes(completion: PreparedCompletion, request: CompletionRequest) -> list[Echo]:
+    """The prompts as choices repeat them; of a text that was cut, its tokens say what is left."""
     truncates = request.truncate_prompt_tokens is not None
-    decode = completion.engine.tokenizer.decode
-    return [
-        prompt
-        if isinstance(prompt, str) and not truncates
-        else await anyio.to_thread.run_sync(decode, token_ids)
-        for prompt, token_ids in zip(completion.prompts, completion.prompt_token_ids, strict=True)
-    ]
+    return await echoes_of(
+        completion.engine,
+        completion.prompt_token_ids if truncates else completion.prompts,
+        completion.prompt_token_ids,
+        adds_special_tokens=request.add_special_tokens is not False,
+        skips_special_tokens=request.skip_special_tokens is not False,
+    )
 
 
 def _params(engine: AsyncEngine, request: CompletionRequest) -> SamplingParams:

@@ -33,15 +33,17 @@ class RequestDecoder(Generic[T]):
         self._known = frozenset(kind.__struct_encode_fields__)
 
     def __call__(self, call: Call) -> T:
-        """The request in the call's body.
+        """The request in the call's body, which the call is then without.
 
         Raises
         ------
         InvalidRequestError
             It is not JSON, or not such a request; names the field.
         """
-        request = decode(call.body, self._decoder)
-        unknown = [name for name in decode(call.body, _FIELDS) if name not in self._known]
+        # Answers take long, and for so long their calls are held.
+        body, call.body = call.body, b""
+        request = decode(body, self._decoder)
+        unknown = [name for name in decode(body, _FIELDS) if name not in self._known]
         if unknown and call.server.config.http.strict_fields:
             name = unknown[0][:_MAX_SHOWN_CHARS]
             raise InvalidRequestError(

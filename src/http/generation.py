@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import anyio
 import msgspec
@@ -23,15 +23,17 @@ from src.http.pieces import Turn, gathered
 from src.http.portions import portions
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.usage import PromptTokensDetails, UsageBody
+from src.http.sampling import num_logprobs
 from src.observability.tracing import RequestTrace
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, kw_only=True):
     """One HTTP request as the engine sees it; each prompt comes with its parameters.
 
-    ``num_prompt_logprobs`` is how many the answer is to hold of its prompts.
+    ``num_prompt_logprobs`` is how many the answer is to hold of its prompts. The prompts, and
+    ``chat``, are there until they have been submitted.
     """
 
     prompts: Sequence[tuple[Prompt, SamplingParams]]
@@ -40,6 +42,29 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     timeout: float | None = None
     cache_salt: str = ""
+
+
+class Delivery(NamedTuple):
+    """How an answer is to come: what is left of its request, which may be large, meanwhile.
+
+    ``scores_prompts`` is the field that asks for log-probabilities of prompts.
+    """
+
+    model: str | None
+    streams: bool
+    with_usage: bool
+    scores_prompts: str
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> Delivery:
+        """What a request says of it."""
+        options = request.stream_options
+        return cls(
+            request.model,
+            bool(request.stream),
+            options is not None and bool(options.include_usage),
+            "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+        )
 
 
 class EventShape(Protocol):
@@ -74,10 +99,10 @@ def job_timeout(request: GenerationRequest, call: Call) -> float | None:
     return call.timeout(request.timeout, call.server.config.http.request_timeout)
 
 
-async def run(
-    call: Call, engine: AsyncEngine, request: GenerationRequest, job: Job, shape: Shape
-) -> None:
+async def run(call: Call, engine: AsyncEngine, delivery: Delivery, job: Job, shape: Shape) -> None:
     """Submit all prompts of a job and answer the call.
+
+    Whoever calls this lets go of the request first: an answer may take long, and there may be many.
 
     Raises
     ------
@@ -86,28 +111,29 @@ async def run(
     SlipstreamError
         Whatever the engine refuses a prompt for; all others are then aborted.
     """
-    describe_trace(call, shape.id, request.model, stream=bool(request.stream))
+    describe_trace(call, shape.id, delivery.model, stream=delivery.streams)
     most = call.server.config.http.max_logprobs_per_answer
-    asks_for_prompts = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-    check_number(job.num_prompt_logprobs, most, asks_for_prompts)
+    check_number(job.num_prompt_logprobs, most, delivery.scores_prompts)
+    of_token = num_logprobs(job.prompts[0][1].logprobs)
     async with submitted(engine, job, call.id, call.trace) as submissions:
-        if request.stream:
-            options = request.stream_options
-            with_usage = options is not None and bool(options.include_usage)
-            await _stream(call, submissions, shape, with_usage=with_usage)
+        if delivery.streams:
+            await _stream(call, submissions, shape, with_usage=delivery.with_usage)
         else:
-            check = functools.partial(_check_logprobs, job, submissions, most)
+            check = functools.partial(
+                _check_logprobs, job.num_prompt_logprobs, of_token, submissions, most
+            )
             results = [await collected(submission, check) for submission in submissions]
             await call.answer(*await gathered(shape.body(results, _total(submissions))))
 
 
-def _check_logprobs(job: Job, submissions: Sequence[Submission], most: int) -> None:
+def _check_logprobs(
+    of_prompts: int, of_token: int, submissions: Sequence[Submission], most: int
+) -> None:
     """Refuse an answer as soon as it is too long, rather than for what it could have become."""
-    _, params = job.prompts[0]
-    if params.logprobs is not None:
+    if of_token:
         # Those of prompts whose turn to be collected is yet to come wait in memory too.
-        made = _total(submissions).completion_tokens * (params.logprobs + 1)
-        check_number(job.num_prompt_logprobs + made, most, "logprobs")
+        made = _total(submissions).completion_tokens * of_token
+        check_number(of_prompts + made, most, "logprobs")
 
 
 def describe_trace(call: Call, response_id: str, model: str | None, *, stream: bool) -> None:
@@ -150,22 +176,34 @@ async def submitted(
 ) -> AsyncIterator[list[Submission]]:
     """All prompts of the job, or none; leaving the block aborts what is unfinished."""
     async with AsyncExitStack() as stack:
-        submissions = []
-        for prompt, params in job.prompts:
-            submission = engine.submit(
-                prompt,
-                params,
-                request_id=request_id,
-                priority=job.priority,
-                timeout=job.timeout,
-                cache_salt=job.cache_salt,
-                chat=job.chat,
-                trace=trace,
-            )
-            submissions.append(await stack.enter_async_context(submission))
-            # Others get the event loop between two prompts, which may be long.
-            await anyio.lowlevel.checkpoint()
+        submissions = await _submit(stack, engine, job, request_id, trace)
+        job.prompts, job.chat = (), None
         yield submissions
+
+
+async def _submit(
+    stack: AsyncExitStack,
+    engine: AsyncEngine,
+    job: Job,
+    request_id: str,
+    trace: RequestTrace | None,
+) -> list[Submission]:
+    submissions = []
+    for prompt, params in job.prompts:
+        submission = engine.submit(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=job.priority,
+            timeout=job.timeout,
+            cache_salt=job.cache_salt,
+            chat=job.chat,
+            trace=trace,
+        )
+        submissions.append(await stack.enter_async_context(submission))
+        # Others get the event loop between two prompts, which may be long.
+        await anyio.lowlevel.checkpoint()
+    return submissions
 
 
 async def collected(

@@ -89,12 +89,22 @@ class LegacyLogprobs:
         Grows with the tokens as the choice's own text does.
     begin
         The character at which the first of them begins.
+    num_added
+        How many of the first are no part of the text.
     """
 
-    def __init__(self, names: TokenNames, text: IncrementalDetokenizer, begin: int = 0) -> None:
+    def __init__(
+        self,
+        names: TokenNames,
+        text: IncrementalDetokenizer,
+        begin: int = 0,
+        *,
+        num_added: int = 0,
+    ) -> None:
         self._names = names
         self._text = text
         self._offset = begin
+        self._num_added = num_added
 
     def entries(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
@@ -103,7 +113,11 @@ class LegacyLogprobs:
         shape = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(token_ids, logprobs, strict=True):
             shape.tokens.append(self._names(token_id))
-            grown = len(self._text.push([token_id]))
+            grown = 0
+            if self._num_added:
+                self._num_added -= 1
+            else:
+                grown = len(self._text.push([token_id]))
             # It may first grow by U+FFFD for earlier bytes, now known to be no character.
             own = self._names.length(token_id)
             shape.text_offset.append(self._offset + max(0, grown - own))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypeVar, cast
+from os.path import commonprefix
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import anyio
 
@@ -15,6 +16,18 @@ from src.engine.prompts import ChatOptions
 Prompt: TypeAlias = str | list[int]
 
 T = TypeVar("T")
+
+
+class Echo(NamedTuple):
+    """A prompt as choices repeat it.
+
+    The text has nothing of the first ``num_added`` tokens, which the tokenizer put before it, nor
+    of special tokens where it ``skips_special_tokens``.
+    """
+
+    text: str
+    num_added: int
+    skips_special_tokens: bool
 
 
 def given_prompts(
@@ -96,6 +109,28 @@ async def token_ids_of(
         # Others get the event loop between two prompts, which may be long.
         await anyio.lowlevel.checkpoint()
     return token_ids
+
+
+async def echoes_of(
+    engine: AsyncEngine,
+    prompts: Sequence[Prompt],
+    token_ids: Sequence[list[int]],
+    *,
+    adds_special_tokens: bool,
+    skips_special_tokens: bool,
+) -> list[Echo]:
+    """Each prompt as choices repeat it: a text as it was given, token ids as text."""
+    tokenizer = engine.tokenizer
+    added = tokenizer.encode("", adds_special_tokens)
+    echoes = []
+    for prompt, ids in zip(prompts, token_ids, strict=True):
+        if isinstance(prompt, str):
+            num_added = len(commonprefix([added, ids]))
+            echoes.append(Echo(prompt, num_added, skips_special_tokens=False))
+        else:
+            text = await anyio.to_thread.run_sync(tokenizer.decode, ids, skips_special_tokens)
+            echoes.append(Echo(text, 0, skips_special_tokens))
+    return echoes
 
 
 def _fitted(token_ids: list[T], context: int, keep: int | None) -> list[T]:

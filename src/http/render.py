@@ -15,7 +15,7 @@ from src.core.errors import RequestError
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.http.call import Call
-from src.http.chat import prepare_chat, spelt
+from src.http.chat import chat_names, prepare_chat, spelt
 from src.http.completions import prepare_completion
 from src.http.fields import RequestDecoder
 from src.http.pieces import gathered, listed
@@ -23,7 +23,7 @@ from src.http.protocol.chat import ChatRequest
 from src.http.protocol.completions import CompletionRequest
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.tokens import RenderBody
-from src.http.sampling import respell_fields
+from src.http.sampling import FieldNames
 
 _decode_chat: Final = RequestDecoder(ChatRequest)
 _decode_completion: Final = RequestDecoder(CompletionRequest)
@@ -39,7 +39,7 @@ async def render_chat(call: Call) -> None:
         token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
         body = _body(chat.engine, chat.model, request, token_ids, params)
     except RequestError as error:
-        raise spelt(error, request) from None
+        raise spelt(error, chat_names(request)) from None
     await call.answer(_encode(body))
 
 
@@ -57,7 +57,7 @@ async def render_completion(call: Call) -> None:
         )
         pieces = await gathered(bodies)
     except RequestError as error:
-        respell_fields(error, request)
+        FieldNames.of(request).respell(error)
         raise
     await call.answer(*pieces)
 

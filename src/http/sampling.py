@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.sampling_params import MAX_LOGPROBS, SamplingParams, shown
-from src.core.structured_output import StructuredOutput
+from src.core.structured_output import PARAM, StructuredOutput
 from src.http.protocol.generation import NEUTRAL, GenerationRequest
-from src.http.structured import respell_structured_output
+from src.http.structured import given_field
 
 # OpenAI's and vLLM's default where a completion does not say.
 COMPLETION_MAX_TOKENS: Final = 16
@@ -117,12 +117,29 @@ def unsupported(name: str, what: str = "") -> InvalidRequestError:
     )
 
 
-def respell_fields(error: RequestError, request: GenerationRequest) -> None:
-    """Name in an error as the client spelt them: the limit of tokens, and the form of the text."""
-    respell_structured_output(error, request)
-    if error.param == "max_tokens" and request.max_completion_tokens is not None:
-        error.param = "max_completion_tokens"
-        error.message = error.message.replace("max_tokens", error.param)
+class FieldNames(NamedTuple):
+    """What a client calls the parameters that have another name in the engine.
+
+    They outlive the request, which may be large: errors may come as long as there is an answer.
+    """
+
+    structured_output: str
+    max_tokens: str
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> FieldNames:
+        """The names that a request uses."""
+        newer = request.max_completion_tokens is not None
+        return cls(given_field(request), "max_completion_tokens" if newer else "max_tokens")
+
+    def respell(self, error: RequestError) -> None:
+        """Name in an error as the client did: the limit of tokens, and the form of the text."""
+        if error.param == PARAM:
+            error.param = self.structured_output
+            error.message = error.message.replace(PARAM, error.param, 1)
+        elif error.param == "max_tokens":
+            error.param = self.max_tokens
+            error.message = error.message.replace("max_tokens", error.param)
 
 
 def check_top_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:

@@ -8,14 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from src.core.config import Config
-from src.core.errors import InvalidRequestError, RequestError
+from src.core.errors import InvalidRequestError
 from src.core.structured_output import Kind, StructuredOutput
 from src.http.body import check_short_structure
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.structured import ResponseFormat, StructuredOutputs
 
-# The engine's own name for all of these fields.
-_ENGINE_FIELD: Final = "structured_output"
 _FIELDS: Final = (
     "response_format",
     "structured_outputs",
@@ -58,11 +56,10 @@ def structured_output(request: GenerationRequest, config: Config) -> StructuredO
     return output
 
 
-def respell_structured_output(error: RequestError, request: GenerationRequest) -> None:
-    """Name the field of an error as the client did; where it gave none, a tool asked for it."""
-    if error.param == _ENGINE_FIELD:
-        error.param = _given(request, _FIELDS)[0] if _given(request, _FIELDS) else "tools"
-        error.message = error.message.replace(_ENGINE_FIELD, error.param, 1)
+def given_field(request: GenerationRequest) -> str:
+    """The field by which a client says what the text conforms to, or whose schemas do."""
+    given = _given(request, _FIELDS)
+    return given[0] if given else "tools"
 
 
 def _field(request: GenerationRequest) -> str | None:

@@ -35,8 +35,9 @@ class AnswerPlan:
         For ``SamplingParams.kept_special_token_ids``: tags that the parser must see.
     forces_calls
         Whether ``structured_output`` is a grammar of calls.
-    offer, calls
-        The tools, and how calls of them are written; ``None`` where calls are not read.
+    functions, parallel, calls
+        The names of the tools, whether an answer may have several calls, and how they are written;
+        ``None`` where calls are not read.
     eager
         Whether arguments are shown as they come.
     reasoning, reasoning_is_open
@@ -46,7 +47,8 @@ class AnswerPlan:
     structured_output: StructuredOutput | None
     kept_special_token_ids: tuple[int, ...]
     forces_calls: bool
-    offer: ToolOffer
+    functions: tuple[str, ...]
+    parallel: bool
     calls: Syntax | None
     eager: bool
     reasoning: ReasoningSyntax | None
@@ -63,8 +65,8 @@ class AnswerPlan:
         if self.calls is not None:
             parser = ToolCallParser(
                 self.calls,
-                [tool["function"]["name"] for tool in self.offer.tools],
-                parallel=self.offer.parallel,
+                self.functions,
+                parallel=self.parallel,
                 eager=self.eager,
             )
         if self.reasoning is not None:
@@ -91,6 +93,7 @@ def plan_answer(
     template: str | None = None,
     continued: bool = False,
     structured_output: StructuredOutput | None = None,
+    max_bytes: int | None = None,
 ) -> AnswerPlan:
     """Return the plan for the answer to a chat.
 
@@ -108,11 +111,13 @@ def plan_answer(
         Whether the prompt's last message is left open.
     structured_output
         What the request itself asks of the answer's text.
+    max_bytes
+        What the parameters of functions may have in all, where a grammar is made of them.
 
     Raises
     ------
     InvalidRequestError
-        A call is forced of a function whose parameters are no object.
+        A grammar is made of functions whose parameters are no objects, or are too large.
     """
     source = _source(tokenizer, template)
     offers = bool(offer.tools) and offer.choice != "none"
@@ -142,12 +147,14 @@ def plan_answer(
         return token_id if token_id in tokenizer.special_ids else None
 
     tags = [tag for syntax in (calls, reasoning) if syntax is not None for tag in syntax.tags]
-    form = answer_form(special, structured_output, calls, offer, reasoning, stage)
+    form = answer_form(special, structured_output, calls, offer, reasoning, stage, max_bytes)
     return AnswerPlan(
         structured_output=form.output,
         kept_special_token_ids=tuple(i for i in map(special, tags) if i is not None),
         forces_calls=forces_calls,
-        offer=offer,
+        # Without the schemas, which may be large: an answer is read for as long as it takes.
+        functions=tuple(tool["function"]["name"] for tool in offer.tools),
+        parallel=offer.parallel,
         calls=calls,
         eager=form.has_calls or settings.stream_tool_arguments,
         reasoning=reasoning,

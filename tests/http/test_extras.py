@@ -91,7 +91,7 @@ async def test_prompts_cannot_be_cut_to_anything(client: httpx.AsyncClient, valu
 
 async def test_an_answer_is_called_what_the_client_says(client: httpx.AsyncClient) -> None:
     assert (await complete(client, request_id="run-7"))["id"] == "cmpl-run-7"
-    for name in ("", "a b", "x" * 129, "é", "a\nb"):
+    for name in ("", "a b", "x" * 129, "é", "a\nb", "a\n"):
         answer = await client.post(COMPLETIONS, json={"prompt": "x", "request_id": name})
         assert answer.json()["error"]["param"] == "request_id"
 

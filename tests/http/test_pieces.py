@@ -35,6 +35,7 @@ from src.http.generation import Job, forward, submitted
 from src.http.logprobs import check_number
 from src.http.pieces import SLICE, apart, gathered, in_pieces, listed, sliced
 from src.http.portions import portions
+from src.http.prompts import Echo
 from src.http.protocol.completions import CompletionRequest
 from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
 from tests.http.waiting import until
@@ -131,13 +132,13 @@ def result(prompt_len: int, n: int, num_tokens: int, top: int) -> GenerationResu
 
 
 def shape(engine: AsyncEngine, of: GenerationResult, **fields: Any) -> CompletionShape:
-    texts = ["prompt"] if "echo" in fields else None
+    echoes = [Echo("prompt", 0, skips_special_tokens=True)] if "echo" in fields else None
     return CompletionShape(
         CompletionRequest(prompt="x", **fields),
         engine,
         model="tiny",
         prompt_token_ids=[of.prompt_token_ids],
-        prompt_texts=texts,
+        echoes=echoes,
     )
 
 

@@ -25,7 +25,6 @@ from src.text.answer import (
     ReasoningDelta,
     ToolCallArguments,
     ToolCallBegin,
-    ToolOffer,
 )
 from src.text.answer_plan import AnswerPlan
 from src.text.reasoning import REASONING_SYNTAXES
@@ -58,7 +57,8 @@ def chat(engine: AsyncEngine) -> PreparedChat:
         structured_output=None,
         kept_special_token_ids=(),
         forces_calls=False,
-        offer=ToolOffer(),
+        functions=(),
+        parallel=True,
         calls=None,
         eager=False,
         reasoning=REASONING_SYNTAXES["think"],

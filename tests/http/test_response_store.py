@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from src.core.errors import InvalidRequestError
 from src.http.errors import RouteNotFoundError
+from src.http.protocol.chat import ChatMessage, ContentPart, FunctionCall, ToolCall
 from src.http.protocol.responses import ResponseBody
-from src.http.responses.store import ResponseStore, StoredResponse
+from src.http.responses.store import ResponseStore, StoredResponse, said, said_more
 
 BOUNDS = {"max_entries": 6, "max_bytes": 100}
 OWNERS = (b"alice", b"bob", b"carol")
@@ -40,7 +42,7 @@ def response(owner: bytes, name: str, *, held: bool = False) -> StoredResponse:
         truncation="disabled",
     )
     abort = (lambda: None) if held else None
-    return StoredResponse(body=body, owner=owner, messages=None if held else [], abort=abort)
+    return StoredResponse(body=body, owner=owner, messages=None if held else b"[]", abort=abort)
 
 
 def test_who_has_most_makes_room() -> None:
@@ -69,6 +71,25 @@ def test_of_equals_who_put_nothing_for_longest_makes_room() -> None:
         store.put(response(b"7", "same"), 10, **BOUNDS)
     with pytest.raises(RouteNotFoundError):
         store.get("same", b"0")
+
+
+def test_what_was_said_comes_back_as_it_was() -> None:
+    """However many calls a message has: together they have been let in already."""
+    call = ToolCall(id="c", function=FunctionCall(name="f", arguments='{"a": "\u00e9"}'))
+    messages = [
+        ChatMessage(role="developer", content="Be brief."),
+        ChatMessage(role="user", content=[ContentPart(type="text", text="\U0001f642\n")] * 2000),
+        ChatMessage(role="assistant", reasoning_content="Hm.", tool_calls=[call] * 2000),
+        ChatMessage(role="tool", content="", tool_call_id="c"),
+    ]
+    answer = ChatMessage(role="assistant", content="Yes.")
+    store = ResponseStore()
+    entry = response(b"alice", "a")
+    entry.messages = said_more(said(messages), answer)
+    store.put(entry, 10, **BOUNDS)
+    history = store.history("a", b"alice")
+    assert all(isinstance(message, ChatMessage) for message in history)
+    assert msgspec.to_builtins(history) == msgspec.to_builtins([*messages, answer])
 
 
 @given(

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import httpx
@@ -504,6 +505,9 @@ async def test_a_stream_is_cancelled_from_beside(
 
 async def test_a_name_is_taken_once(client: httpx.AsyncClient) -> None:
     assert (await respond(client, input="x", request_id="mine")).id == "resp_mine"
+    name = "resp_%?#;\\..~"
+    assert (await respond(client, input="x", request_id=name.removeprefix("resp_"))).id == name
+    assert (await client.get(f"{PATH}/{quote(name)}")).json()["id"] == name
     for fields in ({}, {"stream": True}, {"background": True}):
         assert (await refused(client, request_id="mine", **fields))["param"] == "request_id"
 
@@ -711,6 +715,8 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
         ({"metadata": {"k": "x" * 513}}, "metadata"),
         ({"truncation": "middle"}, "truncation"),
         ({"request_id": "a b"}, "request_id"),
+        ({"request_id": "a/b"}, "request_id"),
+        ({"request_id": "a\n"}, "request_id"),
     ],
 )  # fmt: skip
 async def test_bad_requests(client: httpx.AsyncClient, fields: dict[str, Any], param: str) -> None:

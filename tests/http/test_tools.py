@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import msgspec
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from starlette.applications import Starlette
 
-from src.core.config import Config, ModelSection
-from src.http import create_app
+from src.core.config import Config, ModelSection, StructuredOutputSection
+from src.http import chat, create_app
+from src.text.answer_plan import AnswerPlan, plan_answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -191,6 +194,42 @@ async def test_strict_functions_leave_the_choice_to_the_model(client: openai.Asy
     said, _ = await both(client, [{"role": "user", "content": "Hello!"}], tools=strict)
     free, _ = await both(client, [{"role": "user", "content": "Hello!"}], tools=TOOLS)
     assert (said.content, said.tool_calls) == (free.content, free.tool_calls)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_schemas_are_weighed_before_a_grammar_spells_them(
+    demo_app: Starlette, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    engine = await demo_app.state.server.ready_engine()
+    section = StructuredOutputSection(max_bytes=2000)
+    monkeypatch.setattr(
+        engine, "config", msgspec.structs.replace(engine.config, structured_output=section)
+    )
+    threads = []
+
+    def plan(*arguments: Any, **options: Any) -> AnswerPlan:
+        threads.append(threading.current_thread())
+        return plan_answer(*arguments, **options)
+
+    monkeypatch.setattr(chat, "plan_answer", plan)
+    large = function("large", "", **{f"property_{index}": "string" for index in range(60)})
+    large["function"]["strict"] = True
+    body = {"messages": ASKS_NOTHING, "max_tokens": 1, "tool_choice": choice}
+    transport = httpx.ASGITransport(demo_app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
+
+        async def ask(*tools: dict[str, Any]) -> httpx.Response:
+            return await client.post("/v1/chat/completions", json={**body, "tools": list(tools)})
+
+        error = (await ask(WEATHER, large)).json()["error"]
+        assert (error["param"], error["code"]) == ("tools", "invalid_grammar")
+        assert error["message"].startswith("tools: may have at most 2000 bytes, got ")
+        assert (await ask(WEATHER, ADD)).status_code == 200
+        large["function"]["strict"] = False
+        assert (await ask(large)).status_code == (200 if choice == "auto" else 400)
+    # And off the event loop where there is a grammar.
+    aside = [thread is not threading.main_thread() for thread in threads]
+    assert aside == ([True, False, False] if choice == "auto" else [True] * 3)
 
 
 async def test_a_named_function_is_called_whatever_is_asked(client: openai.AsyncOpenAI) -> None:

@@ -212,6 +212,9 @@ CALL = ("add", '{"a": 1}')
         ("pythonic", "[add(a=1, a=2)]", None),
         ("pythonic", "[add(a=open('x'))]", None),
         ("pythonic", "[nobody(a=1)]", None),
+        ("pythonic", "[add(a=1e308)]", Read("", [("add", '{"a": 1e+308}')])),
+        ("pythonic", "[add(a=1e999)]", None),
+        ("pythonic", "[add(a={'b': [-1e999]})]", None),
         ("pythonic", "[1, 2, 3]", None),
     ],
 )  # fmt: skip

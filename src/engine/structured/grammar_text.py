@@ -13,10 +13,8 @@ from llguidance import regex_to_lark
 
 from src.core.config import StructuredOutputSection
 from src.core.errors import InvalidRequestError
-from src.core.structured_output import StructuredOutput
+from src.core.structured_output import PARAM, StructuredOutput
 from src.engine.structured.compiled import Candidate
-
-PARAM: Final = "structured_output"
 
 # One that nothing closes too: looking for its end from each of its quotes anew takes minutes.
 _STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)

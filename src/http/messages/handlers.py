@@ -8,9 +8,9 @@ import msgspec
 
 from src.core.errors import RequestError
 from src.http.call import Call
-from src.http.chat import PreparedChat, prepare_chat, spelt
+from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
 from src.http.fields import RequestDecoder
-from src.http.generation import collected, describe_trace, forward, submitted
+from src.http.generation import Delivery, collected, describe_trace, forward, submitted
 from src.http.messages.shape import MessageShape
 from src.http.messages.translation import FIELD_NAMES, translate
 from src.http.protocol.chat import ChatRequest
@@ -32,10 +32,15 @@ async def create_message(call: Call) -> None:
     """Answer a conversation, as blocks."""
     request = _decode(call)
     chat_request = _translated(call, request)
+    names = chat_names(chat_request)
     try:
-        await _answer(call, request, await prepare_chat(call, chat_request))
+        chat = await prepare_chat(call, chat_request)
+        delivery = Delivery.of(chat_request)
+        # An answer may take long, and there may be many.
+        del request, chat_request
+        await _answer(call, delivery, chat)
     except RequestError as error:
-        raise respell(spelt(error, chat_request), FIELD_NAMES) from None
+        raise respell(spelt(error, names), FIELD_NAMES) from None
 
 
 async def count_tokens(call: Call) -> None:
@@ -46,7 +51,7 @@ async def count_tokens(call: Call) -> None:
         ((prompt, _),) = chat.job.prompts
         token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
     except RequestError as error:
-        raise respell(spelt(error, chat_request), FIELD_NAMES) from None
+        raise respell(spelt(error, chat_names(chat_request)), FIELD_NAMES) from None
     await call.answer(msgspec.json.encode(TokenCount(len(token_ids))))
 
 
@@ -56,11 +61,11 @@ def _translated(call: Call, request: ConversationRequest) -> ChatRequest:
     return translate(request, sets_thinking=settings.request_templates != "none")
 
 
-async def _answer(call: Call, request: MessageRequest, chat: PreparedChat) -> None:
+async def _answer(call: Call, delivery: Delivery, chat: PreparedChat) -> None:
     shape = MessageShape(chat)
-    describe_trace(call, shape.id, request.model, stream=bool(request.stream))
+    describe_trace(call, shape.id, delivery.model, stream=delivery.streams)
     async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
-        if request.stream:
+        if delivery.streams:
             await forward(call, 0, submission, shape)
             await call.end(shape.ending(submission.usage))
         else:

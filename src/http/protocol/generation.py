@@ -113,8 +113,8 @@ class GenerationRequest(Accepted, kw_only=True):
     return_token_ids: bool | None = None
     # Only the last so many tokens of the prompt; -1: as many as fit.
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
-    # What the answer's id ends with.
-    request_id: Annotated[str, Meta(pattern="^[!-~]{1,128}$")] | None = None
+    # What the answer's id ends with. To Python, `$` alone would be before a line's end too.
+    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     # What the text must conform to; at most one asks for something. The last are vLLM's older ones.

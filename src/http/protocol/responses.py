@@ -117,7 +117,8 @@ class ResponseRequest(AcceptedByResponses, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    request_id: Annotated[str, Meta(pattern="^[!-~]{1,128}$")] | None = None
+    # As in a chat, but that it is one segment of the paths to the response.
+    request_id: Annotated[str, Meta(pattern=r"^[!-.0-~]{1,128}$(?!\n)")] | None = None
     # Ours: seconds after which the answer ends with what it has.
     timeout: Annotated[float, Meta(gt=0)] | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
@@ -15,7 +16,7 @@ from src.core.outputs import Delta
 from src.engine.submission import Submission
 from src.http.body import ClientDisconnectedError
 from src.http.call import Call
-from src.http.chat import PreparedChat, prepare_chat, spelt
+from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
 from src.http.errors import answer_to
 from src.http.fields import RequestDecoder
 from src.http.generation import (
@@ -27,10 +28,11 @@ from src.http.generation import (
 )
 from src.http.keys import credentials
 from src.http.pieces import in_pieces
+from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import NEUTRAL_IN_RESPONSES, DeletedResponse, ResponseRequest
 from src.http.respelling import respell
 from src.http.responses.shape import ResponseShape
-from src.http.responses.store import StoredResponse
+from src.http.responses.store import StoredResponse, said, said_more
 from src.http.responses.translation import FIELD_NAMES, Translation, translate
 from src.http.sampling import check_neutral, unsupported
 
@@ -44,7 +46,7 @@ async def create_response(call: Call) -> None:
     _check(request)
     owner = _owner(call)
     store = call.server.responses
-    history = []
+    history: Sequence[ChatMessage] = ()
     if request.previous_response_id is not None:
         history = store.history(request.previous_response_id, owner)
     translation = translate(
@@ -54,17 +56,20 @@ async def create_response(call: Call) -> None:
         # What is referred to is as much of the prompt as what is sent.
         call.server.config.http.max_body_bytes,
     )
+    names = chat_names(translation.chat)
     try:
         chat = await prepare_chat(call, translation.chat)
         work = _Work(call, request, translation, chat, owner)
+        begin = work.answer
         if request.background:
-            await work.begin_background()
+            begin = work.begin_background
         elif request.stream:
-            await work.stream()
-        else:
-            await work.answer()
+            begin = work.stream
+        # An answer may take long, and there may be many.
+        del request, history, translation, chat
+        await begin()
     except RequestError as error:
-        raise respell(spelt(error, translation.chat), FIELD_NAMES) from None
+        raise respell(spelt(error, names), FIELD_NAMES) from None
 
 
 async def show_response(call: Call) -> None:
@@ -124,12 +129,12 @@ class _Work:
     ) -> None:
         self._call = call
         self._chat = chat
-        self._turn = translation.turn
         self._shape = ResponseShape(request, translation, chat)
         self._stored = request.store is not False
+        self._turn = said(translation.turn) if self._stored else b""
         self._entry = StoredResponse(body=self._shape.response, owner=owner)
-        # Until it is complete it is as large as what it was asked with.
-        self._size = len(call.body)
+        # Until it is complete it is as large as what it was asked with, and what was said before.
+        self._size = call.body_size + len(self._turn)
         http = call.server.config.http
         self._bounds = {
             "max_entries": http.max_stored_responses,
@@ -185,8 +190,6 @@ class _Work:
             )
         self._check_room()
         self._store(self._size)
-        # It is held for long, and has been read.
-        self._call.body = b""
         queued = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(queued), name="slipstream-response")
         server.responses.keep_running(task)
@@ -274,5 +277,5 @@ class _Work:
         if not self._call.server.responses.has(entry):
             return
         if shape.response.status in ("completed", "incomplete"):
-            entry.messages = [*self._turn, shape.message]
-        self._store(sum(map(len, in_pieces(entry.body))) + len(_encode(entry.messages)))
+            entry.messages = said_more(self._turn, shape.message)
+        self._store(sum(map(len, in_pieces(entry.body))) + len(entry.messages or b""))

@@ -307,30 +307,33 @@ def _place(item: OutputItem, block: Block) -> dict[str, Any]:
 
 def _empty_response(request: ResponseRequest, chat: PreparedChat) -> ResponseBody:
     ((_, params),) = chat.job.prompts
+    effort = request.reasoning.effort if request.reasoning is not None else None
     return ResponseBody(
         id=f"resp_{request.request_id or uuid.uuid4().hex}",
         created_at=int(time.time()),
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
-        instructions=request.instructions,
+        instructions=_shown(request.instructions),
         max_output_tokens=request.max_output_tokens,
-        metadata=request.metadata or {},
+        metadata=_shown(request.metadata or {}),
         model=chat.model,
         output=[],
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
-        reasoning={
-            "effort": request.reasoning.effort if request.reasoning else None,
-            "summary": None,
-        },
+        reasoning=_shown({"effort": effort, "summary": None}),
         temperature=params.temperature,
-        text={"format": _format(request), "verbosity": _verbosity(request)},
-        tool_choice=request.tool_choice or "auto",
-        tools=[tool for tool in request.tools or () if tool["type"] in UNDERSTOOD_TOOLS],
+        text=_shown({"format": _format(request), "verbosity": _verbosity(request)}),
+        tool_choice=_shown(request.tool_choice or "auto"),
+        tools=_shown([tool for tool in request.tools or () if tool["type"] in UNDERSTOOD_TOOLS]),
         top_logprobs=request.top_logprobs or 0,
         top_p=params.top_p,
         truncation=request.truncation or "disabled",
     )
+
+
+def _shown(given: object) -> Any:
+    """What a client said, to be shown again and nothing else: as JSON it takes what it counts."""
+    return msgspec.Raw(_encode(given))
 
 
 def _format(request: ResponseRequest) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.http.errors import RouteNotFoundError
-from src.http.protocol.chat import ChatMessage
+from src.http.protocol.chat import ChatMessage, ContentPart, ToolCall
 from src.http.protocol.responses import OutputItem, ResponseBody
 
 # Names are the clients' to choose, so those of one owner tell nothing of another's.
@@ -28,14 +28,15 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     owner
         Whose it is: nobody else gets to see it.
     messages
-        All that was said up to its end; ``None`` while it is being generated.
+        All that was said up to its end, as :func:`said` spells it; ``None`` while it is being
+        generated.
     abort
         Ends it, while it is being generated.
     """
 
     body: ResponseBody
     owner: bytes
-    messages: list[ChatMessage] | None = None
+    messages: bytes | None = None
     abort: Callable[[], object] | None = None
 
     @property
@@ -47,6 +48,30 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     def is_held(self) -> bool:
         """Whether it must not be forgotten: its answer is to be had from nowhere else."""
         return self.body.background and self.abort is not None
+
+
+class _Said(ChatMessage, kw_only=True):
+    """A message that has been let in: one may have more calls than a client can send at once."""
+
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(list[_Said]).decode
+
+
+def said(messages: Sequence[ChatMessage]) -> bytes:
+    """Messages as they are kept: as objects they would take several times the memory that counts.
+
+    The garbage collector would look at each of them, over and over.
+    """
+    return _encode(messages)
+
+
+def said_more(before: bytes, message: ChatMessage) -> bytes:
+    """Messages as they are kept, of which there is one at least, and another one."""
+    return before[:-1] + b"," + _encode(message) + b"]"
 
 
 class _Share:
@@ -164,7 +189,7 @@ class ResponseStore:
             )
         return entry
 
-    def history(self, response_id: str, owner: bytes) -> list[ChatMessage]:
+    def history(self, response_id: str, owner: bytes) -> Sequence[ChatMessage]:
         """All that was said up to the end of a response.
 
         Raises
@@ -185,7 +210,7 @@ class ResponseStore:
                 f"previous_response_id: the response {response_id[:100]!r} is {entry.body.status}",
                 param="previous_response_id",
             )
-        return entry.messages
+        return _decode(entry.messages)
 
     def item(self, item_id: str, owner: bytes) -> OutputItem | None:
         """An item of a response that is complete; ``None`` if there is none that may be seen."""

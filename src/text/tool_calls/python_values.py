@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, Final
 
@@ -63,7 +64,10 @@ def read_literal(source: Source, depth: int = 0) -> Steps[Any]:
             return (yield from _read_dict(source, depth))
         return (yield from _read_list(source, depth, _CLOSING[first]))
     if first == "-" or first.isdigit():
-        return json.loads((yield from read_number(source)))
+        number = json.loads((yield from read_number(source)))
+        if isinstance(number, float) and not math.isfinite(number):
+            raise MismatchError
+        return number
     word = yield from source.run(NAME_RUN)
     if word not in _WORDS:
         raise MismatchError
