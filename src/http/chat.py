@@ -30,6 +30,7 @@ from src.http.sampling import (
 from src.http.server import served_name
 from src.http.structured import structured_output
 from src.http.tools import tool_offer
+from src.http.truncation import newest_turns, tokens_of_answer
 from src.text.answer import ToolOffer
 from src.text.answer_plan import AnswerPlan, plan_answer, reasoning_of
 
@@ -71,8 +72,12 @@ class PreparedChat(NamedTuple):
     plan: AnswerPlan
 
 
-async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
+async def prepare_chat(
+    call: Call, request: ChatRequest, *, drops_turns: bool = False
+) -> PreparedChat:
     """Check a request and turn it into a job, for every endpoint that holds conversations.
+
+    With ``drops_turns`` a conversation that is too long loses its oldest turns.
 
     Raises
     ------
@@ -96,7 +101,11 @@ async def prepare_chat(call: Call, request: ChatRequest) -> PreparedChat:
         logprobs=logprobs,
         structured_output=structured_output(request, engine.config),
     )
-    keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_model_len, max_tokens or 1)
+    reserved = tokens_of_answer(info, max_tokens)
+    keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_model_len, reserved)
+    if drops_turns:
+        keep = info.max_model_len - reserved
+        messages = await newest_turns(engine, messages, options, keep)
     prompt_token_ids = None
     tokenizer = engine.tokenizer
     reasons = reasoning_of(tokenizer, settings, request.chat_template) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -50,7 +49,8 @@ async def test_helpers_that_keep_watch_starve_no_loop_and_sleep_afterwards() -> 
     """With as many threads as CPUs, a hundredth of the sleeps of a millisecond is 1 ms late.
 
     Helpers that watch without end take 0.3 s of every 0.3, whether they offer their CPU or not.
-    Others on the machine make the loop late as well, but hardly at every attempt.
+    Others on the machine make the loop late as well, but in the pause after a step too, and hardly
+    at every attempt.
     """
     ensure_built(wait=True)
     late, used = [], []
@@ -60,14 +60,12 @@ async def test_helpers_that_keep_watch_starve_no_loop_and_sleep_afterwards() -> 
         await while_decoding(engine, 8, 50, seed=0)
         for attempt in range(8):
             busy, _ = await while_decoding(engine, 8, 400, seed=1 + attempt)
-            late.append(percentile(busy, 0.99) - before)
             started = time.process_time()
-            await asyncio.sleep(0.3)
+            idle = percentile(await while_idle(0.3), 0.99)
             used.append(time.process_time() - started)
+            late.append(percentile(busy, 0.99) - max(before, idle))
             if min(late) < 0.0025 and min(used) < 0.1:
                 break
-    if min(late) >= 0.0025 and os.getloadavg()[0] > 2 * usable_cpus():
-        pytest.skip(f"others keep the machine busy: a load of {os.getloadavg()[0]:.1f}")
     assert min(late) < 0.0025, late
     assert min(used) < 0.1, used
 

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 
 from src.core.errors import EngineDeadError, InvalidRequestError
 from src.engine.client import AsyncEngine
-from src.engine.prompts import RequestBuilder
+from src.engine.prompts import ChatOptions, RequestBuilder
 from src.engine.submission import Submission
 from src.http.body import ClientDisconnectedError
 from src.http.call import Call
@@ -133,6 +133,43 @@ async def test_items_are_the_messages_of_a_chat(client: httpx.AsyncClient) -> No
         {"role": "user", "content": "And now?"},
     ]
     assert response.output_text == await chat_text(client, messages)
+
+
+async def test_the_oldest_turns_of_a_long_conversation_are_dropped(
+    client: httpx.AsyncClient, engine: AsyncEngine
+) -> None:
+    context = engine.model_info.max_model_len
+    long = " ".join(["word"] * (context // 20))
+    turns = [
+        {"role": "user", "content": f"0 {long}"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": f"1 {long}"},
+        {"role": "assistant", "content": "no"},
+        {"role": "user", "content": "2 And now?"},
+    ]
+    system = {"role": "system", "content": "Be brief."}
+
+    async def prompt_len(kept: list[dict[str, str]]) -> int:
+        return len(await engine.tokenize([system, *kept], chat=ChatOptions()))
+
+    lengths = [await prompt_len(turns[start:]) for start in (0, 2, 4)]
+    for most in (lengths[0], lengths[0] - 1, lengths[1], lengths[1] - 1, lengths[2]):
+        response = await respond(
+            client,
+            instructions="Be brief.",
+            input=turns,
+            truncation="auto",
+            max_output_tokens=context - most,
+        )
+        assert response.usage is not None
+        assert response.usage.input_tokens == max(n for n in lengths if n <= most)
+    # A turn that is too long by itself loses its beginning, and what nobody limits gets a quarter.
+    alone = await respond(
+        client, input="word " * 2 * context, truncation="auto", max_output_tokens=None
+    )
+    assert alone.usage is not None
+    assert alone.usage.input_tokens == context - context // 4
+    assert alone.usage.output_tokens > 1
 
 
 async def test_a_stream_has_every_event_in_order(client: httpx.AsyncClient) -> None:

@@ -58,7 +58,8 @@ async def create_response(call: Call) -> None:
     )
     names = chat_names(translation.chat)
     try:
-        chat = await prepare_chat(call, translation.chat)
+        drops_turns = request.truncation == "auto"
+        chat = await prepare_chat(call, translation.chat, drops_turns=drops_turns)
         work = _Work(call, request, translation, chat, owner)
         begin = work.answer
         if request.background:

@@ -121,8 +121,6 @@ def translate(
         stream=request.stream,
         **{name: getattr(request, name) for name in _SAME},
     )
-    if request.truncation == "auto":
-        chat.truncate_prompt_tokens = -1
     return Translation(chat, turn, namespaces)
 
 

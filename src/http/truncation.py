@@ -1,0 +1,56 @@
+"""What goes of a conversation that is too long, for clients that ask for it to be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from src.core.errors import PromptTooLongError
+from src.engine.client import AsyncEngine
+from src.engine.prompts import ChatOptions
+from src.engine.status import ModelInfo
+
+
+def tokens_of_answer(info: ModelInfo, max_tokens: int | None) -> int:
+    """Tokens of the context that a prompt leaves to the answer: what it is to have at most.
+
+    Where nobody says how many, or more than there are, a quarter.
+    """
+    most = max_tokens or info.default_max_tokens
+    return most if most and most < info.max_model_len else info.max_model_len // 4
+
+
+async def newest_turns(
+    engine: AsyncEngine,
+    messages: Sequence[dict[str, Any]],
+    options: ChatOptions,
+    max_tokens: int,
+) -> list[dict[str, Any]]:
+    """The messages without their oldest turns, of which as few go as ``max_tokens`` ask for.
+
+    A turn is a message of the user with all up to the next one. Messages of the system that lead
+    stay, and so does the newest turn, whatever its length.
+    """
+    roles = [message["role"] for message in messages]
+    lead = next((i for i, role in enumerate(roles) if role not in ("system", "developer")), 0)
+    turns = [i for i, role in enumerate(roles) if i > lead and role == "user"]
+
+    def since(start: int) -> list[dict[str, Any]]:
+        return [*messages[:lead], *messages[start:]]
+
+    async def fit(start: int) -> bool:
+        try:
+            return len(await engine.tokenize(since(start), chat=options)) <= max_tokens
+        except PromptTooLongError:
+            return False
+
+    if not turns or await fit(lead):
+        return list(messages)
+    low, high = 0, len(turns) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if await fit(turns[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return since(turns[low])
