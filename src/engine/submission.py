@@ -146,6 +146,7 @@ def _text_of(
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
         kept_special_ids=params.kept_special_token_ids,
+        stands_alone=request.grammar is not None,
         min_tokens=params.min_tokens,
         judge=request.grammar.judge() if params.stop and request.grammar is not None else None,
     )

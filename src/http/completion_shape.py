@@ -43,7 +43,10 @@ def plain_piece(index: int, text: str) -> bytes:
 
 
 class CompletionShape:
-    """Spells one request's answers. ``prompt_texts`` are given when they are to be echoed."""
+    """Spells one request's answers. ``prompt_texts`` are given when they are to be echoed.
+
+    ``stand_alone`` says that outputs do, as `IncrementalDetokenizer` has it.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class CompletionShape:
         model: str,
         prompt_token_ids: Sequence[list[int]],
         prompt_texts: Sequence[str] | None,
+        stand_alone: bool = False,
     ) -> None:
         self.id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -65,6 +69,7 @@ class CompletionShape:
         self._has_logprobs = request.logprobs is not None
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
         self._tokenizer = engine.tokenizer
+        self._stand_alone = stand_alone
         self._skips_special_tokens = request.skip_special_tokens is not False
         self._names = TokenNames(
             engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids), prefix="bytes:"
@@ -179,7 +184,10 @@ class CompletionShape:
 
     def _text_after(self, prompt: Sequence[int] | AfterPrompt) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(
-            self._tokenizer, prompt, skip_special_tokens=self._skips_special_tokens
+            self._tokenizer,
+            prompt,
+            skip_special_tokens=self._skips_special_tokens,
+            stands_alone=self._stand_alone,
         )
 
     def _choice(self, prompt: int, piece: Delta | Completion, *, first: bool) -> CompletionChoice:

@@ -43,6 +43,7 @@ async def create_completion(call: Call) -> None:
             model=completion.model,
             prompt_token_ids=completion.prompt_token_ids,
             prompt_texts=texts,
+            stand_alone=any(p.structured_output is not None for _, p in completion.job.prompts),
         )
         await run(call, completion.engine, request, completion.job, shape)
     except RequestError as error:
