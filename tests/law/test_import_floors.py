@@ -81,6 +81,7 @@ SHELL = {
     "client",
     "engine_thread",
     "llm",
+    "preparation",
     "prompts",
     "streams",
     "submission",
