@@ -11,7 +11,7 @@ import copy
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -35,6 +35,7 @@ from src.engine.inspector import Inspector
 from src.engine.loading import Loading
 from src.engine.observed import Observed
 from src.engine.observer import EngineObserver
+from src.engine.preparation import Preparation
 from src.engine.prompts import (
     ChatOptions,
     Prompt,
@@ -94,7 +95,8 @@ class AsyncEngine:
         self._dead: asyncio.Future[BaseException] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._draining = False
-        self._submissions: dict[str, list[Submission]] = {}
+        # By name: on their way into the queue, and behind that.
+        self._unfinished: dict[str, list[Preparation | Submission]] = {}
         section = self.config.observability
         self.metrics = EngineMetrics(
             served_names(self.config.model)[0], legacy_names=section.legacy_metrics
@@ -439,11 +441,11 @@ class AsyncEngine:
                 raise
             # They may be large, and have become token ids; the output may take long.
             del prompt, options
-            try:
-                yield submission
-            finally:
-                submission.abort()
-                self._unregister(submission)
+            with self._named(submission.request_id, submission):
+                try:
+                    yield submission
+                finally:
+                    submission.abort()
 
     async def _queue(
         self,
@@ -452,49 +454,44 @@ class AsyncEngine:
         options: RequestOptions,
         observed: Observed,
     ) -> Submission:
-        arrival = time.monotonic()
         check_options(params, options)
         parts, _ = self._check_admits()
-        prompt_token_ids = await parts.builder.tokenize(prompt, options.get("chat"))
-        tokenized = time.monotonic()
-        requests = await parts.builder.requests(
-            prompt_token_ids,
-            with_defaults(params, parts.info.default_sampling),
-            arrival=arrival,
-            priority=options.get("priority", 0),
-            timeout=options.get("timeout"),
-            cache_salt=options.get("cache_salt", ""),
-        )
-        # It may have begun to shut down while the prompt was tokenized.
+        params = with_defaults(params, parts.info.default_sampling)
+        parts.builder.check(params, options)
+        name = options.get("request_id") or uuid.uuid4().hex
+        preparation = Preparation(parts.builder, parts.scheduler, params, options)
+        with self._named(name, preparation):
+            requests = await preparation.requests(prompt)
+        # It may have begun to shut down meanwhile.
         parts, loop = self._check_admits()
-        submission = Submission(
-            loop,
-            parts.tokenizer,
-            options.get("request_id") or uuid.uuid4().hex,
-            requests,
-        )
+        submission = Submission(loop, parts.tokenizer, name, requests)
         if observed.active:
             observed.queued(
-                submission.request_id,
+                name,
                 prompt,
                 requests,
                 submission.choices,
-                tokenized,
+                preparation.tokenized,
                 parts.tokenizer,
             )
-        submission.start()
-        self._submissions.setdefault(submission.request_id, []).append(submission)
+        submission.start(preparation.ended)
         return submission
 
     def abort(self, request_id: str) -> bool:
         """End the request of this name; its reader sees the end. ``False`` when there is none."""
-        submissions = self._submissions.get(request_id, [])
-        for submission in submissions:
-            submission.abort()
-        return bool(submissions)
+        found = self._unfinished.get(request_id, [])
+        for each in found:
+            each.abort()
+        return bool(found)
 
-    def _unregister(self, submission: Submission) -> None:
-        submissions = self._submissions[submission.request_id]
-        submissions.remove(submission)
-        if not submissions:
-            del self._submissions[submission.request_id]
+    @contextlib.contextmanager
+    def _named(self, name: str, request: Preparation | Submission) -> Iterator[None]:
+        """Within it :meth:`abort` finds the request by its name."""
+        namesakes = self._unfinished.setdefault(name, [])
+        namesakes.append(request)
+        try:
+            yield
+        finally:
+            namesakes.remove(request)
+            if not namesakes:
+                del self._unfinished[name]

@@ -105,6 +105,13 @@ class EngineLoop:
         if request.deadline is not None:
             self._watch_deadline(request.key, request.deadline)
 
+    def turn_away(self, choices: Sequence[Choice], reason: FinishReason) -> None:
+        """End completions that never were queued: their reader sees that, and nothing else."""
+        for choice in choices:
+            self._observer.submitted(choice)
+            choice.take(RequestEvent(key=choice.request.key, finish_reason=reason))
+            self._observer.ended(choice, reason)
+
     def _watch_deadline(self, key: int, deadline: float) -> None:
         delay = deadline - time.monotonic()
         if delay > 0:

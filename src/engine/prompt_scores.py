@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from src.core.outputs import TokenLogprobs
-from src.core.plan import RowStep, StepPlan
+from src.core.plan import RowInstall, RowStep, StepPlan
 from src.core.request import Request
 from src.engine.sampling import LogprobTensors, gather_logprobs
 
@@ -36,14 +36,23 @@ class PromptScores:
         return [entry for part in parts for entry in part.to_lists()]
 
 
-def asks_for_scores(plan: StepPlan, requests: Sequence[Request | None]) -> bool:
-    """Whether the step computes what a request, ``requests`` by row, wants scored."""
-    return any(_num_scored(step, requests[step.row]) for step in plan.rows)
+def still_unscored(request: Request, install: RowInstall) -> Request | None:
+    """The request, if it waits for scores of its prompt when it is installed like this.
+
+    They are delivered with its first token, so one that resumes with output has got them.
+    """
+    has_output = len(install.token_ids) > install.prompt_len
+    return None if has_output or request.params.prompt_logprobs is None else request
+
+
+def asks_for_scores(plan: StepPlan, unscored: Sequence[Request | None]) -> bool:
+    """Whether the step computes what the request of a row, if it is ``unscored``, waits for."""
+    return any(_num_scored(step, unscored[step.row]) for step in plan.rows)
 
 
 def score_prompts(
     plan: StepPlan,
-    requests: Sequence[Request | None],
+    unscored: Sequence[Request | None],
     hidden: Tensor,
     tokens: Tensor,
     logits: Callable[[Tensor], Tensor],
@@ -52,8 +61,8 @@ def score_prompts(
 
     Parameters
     ----------
-    requests
-        By row.
+    unscored
+        By row, whoever waits for scores.
     hidden
         [T, hidden_size], the step's tokens in the plan's order.
     tokens
@@ -64,7 +73,7 @@ def score_prompts(
     slices: dict[int, list[LogprobTensors]] = {}
     first_token = 0
     for index, step in enumerate(plan.rows):
-        request = requests[step.row]
+        request = unscored[step.row]
         top = None if request is None else request.params.prompt_logprobs
         count = _num_scored(step, request)
         if top is not None and count:

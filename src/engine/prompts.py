@@ -112,6 +112,20 @@ class RequestBuilder:
         self._model_end_token_ids = frozenset(model_end_token_ids)
         self._keys = itertools.count()
 
+    def check(self, params: SamplingParams, options: RequestOptions) -> None:
+        """Check what does not depend on the prompt.
+
+        Raises
+        ------
+        InvalidRequestError
+            A parameter or an option is out of range.
+        """
+        params.validate(vocab_size=self._info.vocab_size)
+        check_limits(params, self._limits)
+        _check_rest(
+            options.get("priority", 0), options.get("timeout"), options.get("cache_salt", "")
+        )
+
     async def tokenize(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
         """Token ids of a text, of token ids (checked), or of chat messages.
 
@@ -147,7 +161,7 @@ class RequestBuilder:
         timeout: float | None,
         cache_salt: str,
     ) -> list[Request]:
-        """One request per completion, with everything resolved.
+        """One request per completion, with everything resolved; the rest is checked already.
 
         ``arrival`` is when it reached the engine, in seconds of ``time.monotonic``; its
         ``timeout`` counts from there.
@@ -155,14 +169,11 @@ class RequestBuilder:
         Raises
         ------
         InvalidRequestError
-            A parameter is out of range.
+            A parameter goes with none of such a prompt, or a grammar cannot be compiled.
         PromptTooLongError
             Prompt and output do not fit the context.
         """
-        params.validate(vocab_size=self._info.vocab_size)
-        check_limits(params, self._limits)
-        _check_rest(priority, timeout, cache_salt)
-        max_tokens = self._max_tokens(len(prompt_token_ids), params)
+        max_tokens = self.max_tokens(len(prompt_token_ids), params)
         end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             end_token_ids |= self._model_end_token_ids
@@ -198,6 +209,25 @@ class RequestBuilder:
                 grammar_times=grammar_times,
             )
             for index in range(params.n)
+        ]
+
+    def unprepared(
+        self, prompt_token_ids: list[int], params: SamplingParams, *, arrival: float, priority: int
+    ) -> list[Request]:
+        """The completions of a request that ended before all was known, its prompt perhaps.
+
+        They are for its reader and for the records, and never queued.
+        """
+        return [
+            Request(
+                key=next(self._keys),
+                prompt_token_ids=prompt_token_ids,
+                params=params,
+                max_tokens=params.max_tokens or self._info.max_model_len,
+                priority=priority,
+                arrival=arrival,
+            )
+            for _ in range(params.n)
         ]
 
     async def _compile(
@@ -263,7 +293,14 @@ class RequestBuilder:
                 )
         return list(prompt)
 
-    def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
+    def max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
+        """Output tokens at most, resolved.
+
+        Raises
+        ------
+        InvalidRequestError, PromptTooLongError
+            The context does not leave what is asked for.
+        """
         context, room = self._info.max_model_len, self._room(prompt_len)
         if params.max_tokens is not None and params.max_tokens > room:
             raise PromptTooLongError(

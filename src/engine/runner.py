@@ -30,6 +30,7 @@ from src.engine.forward_pass import Code, ForwardPass, RunnerClosedError
 from src.engine.graphs import GraphPool, GraphStats
 from src.engine.in_flight import InFlight
 from src.engine.kv_cache import KVCache
+from src.engine.prompt_scores import still_unscored
 from src.engine.row_state import RowState
 from src.engine.sampling import Sampler
 from src.engine.step_computer import StepComputer, StepOutput
@@ -86,14 +87,15 @@ class Runner:
         self._forward_pass = ForwardPass(decoder, kv_cache)
         self._rows = rows
         self._sampler = sampler
-        # Of the device thread alone: row -> its newest owner, and unfinished requests by key.
-        self._requests: list[Request | None] = [None] * rows.padding_row
+        # Of the device thread alone: row -> its newest owner, while that waits for scores of its
+        # prompt, and unfinished requests by key.
+        self._unscored: list[Request | None] = [None] * rows.padding_row
         self._known: dict[int, Request] = {}
         self._grammars = RowGrammars(
             rows.padding_row, decoder.spec.vocab_size, on_cpu=device.is_host
         )
         self._computer = StepComputer(
-            self._forward_pass, Code(regions), rows, sampler, self._grammars, self._requests
+            self._forward_pass, Code(regions), rows, sampler, self._grammars, self._unscored
         )
         self._num_threads = num_threads
         # Of the device thread: what computes a step is not settled.
@@ -327,7 +329,8 @@ class Runner:
         try:
             with torch.inference_mode(), self._device.stream():
                 for install in plan.installs:
-                    self._requests[install.row] = self._known[install.request_key]
+                    request = self._known[install.request_key]
+                    self._unscored[install.row] = still_unscored(request, install)
                     self._sampler.state.neutralize(install.row)
                 self._rows.neutralize(plan)
         except Exception as again:
@@ -382,7 +385,7 @@ class Runner:
     def _apply(self, plan: StepPlan) -> None:
         for install in plan.installs:
             request = self._known[install.request_key]
-            self._requests[install.row] = request
+            self._unscored[install.row] = still_unscored(request, install)
             self._rows.install(install)
             self._sampler.state.install(install.row, request, install.prompt_len)
             output = install.token_ids[install.prompt_len :]

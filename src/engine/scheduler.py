@@ -153,6 +153,18 @@ class Scheduler:
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._waiting.check_room(num_tokens, len(requests))
 
+    def check_queue(self, num_requests: int, num_tokens: int) -> None:
+        """Refuse requests of one prompt, before they are made, unless they fit the queue now.
+
+        Raises
+        ------
+        InvalidRequestError
+            If they never fit it together.
+        QueueFullError
+            If they do not fit now.
+        """
+        self._waiting.check_room(num_tokens, num_requests)
+
     def add(self, request: Request, twin: int | None = None) -> None:
         """Put a request into the waiting queue.
 

@@ -75,8 +75,8 @@ class StepComputer:
 
     Parameters
     ----------
-    requests
-        Row -> its newest owner.
+    unscored
+        Row -> its newest owner, while that waits for scores of its prompt.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class StepComputer:
         rows: RowState,
         sampler: Sampler,
         grammars: RowGrammars,
-        requests: Sequence[Request | None],
+        unscored: Sequence[Request | None],
     ) -> None:
         self.code = code
         self.graphs: GraphPool | None = None
@@ -102,7 +102,7 @@ class StepComputer:
         self._rows = rows
         self._sampler = sampler
         self._grammars = grammars
-        self._requests = requests
+        self._unscored = unscored
 
     def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
         """Compute the step; its rows have been written.
@@ -118,7 +118,7 @@ class StepComputer:
         if graph is None and code.step is not None:
             return self._in_one_call(plan, code.step, code.regions)
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
-        if graph is None and not asks_for_scores(plan, self._requests):
+        if graph is None and not asks_for_scores(plan, self._unscored):
             inputs = only_sampled(inputs, self._rows)
         # They are computed while the forward runs; without a constrained row there are none.
         awaited = self._grammars.masks(inputs.samplers.rows)
@@ -174,7 +174,7 @@ class StepComputer:
         batch = SampleBatch(
             [row.row for row in sampling], [row.start + row.num_tokens for row in sampling]
         )
-        wants_hidden = asks_for_scores(plan, self._requests)
+        wants_hidden = asks_for_scores(plan, self._unscored)
         only_draws = self._sampler.only_draws(batch) and not wants_hidden
         awaited = self._grammars.masks(batch.rows, as_bits=only_draws)
         numbers = list(
@@ -258,7 +258,7 @@ class StepComputer:
         if hidden is not None:
             scores = score_prompts(
                 plan,
-                self._requests,
+                self._unscored,
                 hidden,
                 self._rows.tokens,
                 lambda positions: self._decoder.logits(regions, positions),

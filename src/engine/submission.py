@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from src.core.outputs import (
     Completion,
     Delta,
+    FinishReason,
     GenerationResult,
     TokenLogprobs,
     Usage,
@@ -57,15 +58,18 @@ class Submission:
         """Tokens so far, over all completions."""
         return self._stream.usage
 
-    def start(self) -> None:
-        """Queue all completions, or none of them.
+    def start(self, ended: FinishReason | None = None) -> None:
+        """Queue all completions, or none of them; or end them, if they have ``ended`` before that.
 
         Raises
         ------
         QueueFullError, InvalidRequestError
             Whatever the scheduler refuses one of them for.
         """
-        self._loop.submit(self._choices)
+        if ended is None:
+            self._loop.submit(self._choices)
+        else:
+            self._loop.turn_away(self._choices, ended)
 
     def abort(self) -> None:
         """End what is unfinished. Does nothing after the end."""
@@ -146,6 +150,7 @@ def _text_of(
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
         kept_special_ids=params.kept_special_token_ids,
+        stands_alone=request.grammar is not None,
         min_tokens=params.min_tokens,
         judge=request.grammar.judge() if params.stop and request.grammar is not None else None,
     )

@@ -44,7 +44,10 @@ def plain_piece(index: int, text: str) -> bytes:
 
 
 class CompletionShape:
-    """Spells one request's answers. ``echoes`` are given where prompts are to be repeated."""
+    """Spells one request's answers. ``echoes`` are given where prompts are to be repeated.
+
+    ``stand_alone`` says that outputs do, as `IncrementalDetokenizer` has it.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class CompletionShape:
         model: str,
         prompt_token_ids: Sequence[list[int]],
         echoes: Sequence[Echo] | None,
+        stand_alone: bool = False,
     ) -> None:
         self.id = f"cmpl-{request.request_id or uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -66,6 +70,7 @@ class CompletionShape:
         self._has_logprobs = request.logprobs is not None
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
         self._tokenizer = engine.tokenizer
+        self._stand_alone = stand_alone
         self._skips_special_tokens = request.skip_special_tokens is not False
         self._names = TokenNames(
             engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids), prefix="bytes:"
@@ -178,7 +183,10 @@ class CompletionShape:
         begin = 0 if self._echoes is None else len(self._echoes[prompt].text)
         before = self._after_prompts.get(prompt, self._prompt_token_ids[prompt])
         text = IncrementalDetokenizer(
-            self._tokenizer, before, skip_special_tokens=self._skips_special_tokens
+            self._tokenizer,
+            before,
+            skip_special_tokens=self._skips_special_tokens,
+            stands_alone=self._stand_alone,
         )
         self._after_prompts[prompt] = text.after_prompt
         return LegacyLogprobs(self._names, text, begin)

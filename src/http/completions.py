@@ -43,6 +43,7 @@ async def create_completion(call: Call) -> None:
             model=completion.model,
             prompt_token_ids=completion.prompt_token_ids,
             echoes=echoes,
+            stand_alone=any(p.structured_output is not None for _, p in completion.job.prompts),
         )
         engine, job, delivery = completion.engine, completion.job, Delivery.of(request)
         # An answer may take long, and there may be many.

@@ -5,7 +5,8 @@ Definition of the text of an output
 The text of output ``O`` after prompt ``P`` is the decoding of ``P + O`` without the text that ``P``
 alone had made certain. So a SentencePiece-style first token keeps the space that stands before it
 in the whole text (prompt and text can be joined), and loses it only where nothing visible stands
-before it. A character whose first bytes are the end of the prompt belongs to the output.
+before it. A character whose first bytes are the end of the prompt belongs to the output, unless
+that stands alone: a text with a form of its own has the form that its own tokens spell.
 
 For ByteLevel, Metaspace and WordPiece decoders that is exactly
 ``tokenizer.decode(P + O)[len(tokenizer.decode(P)):]`` (the prompt not ending within a character).
@@ -61,6 +62,8 @@ class IncrementalDetokenizer:
         added tokens. Other decoders put none.
     kept_special_ids
         Special tokens that are text in the output even where they are skipped.
+    stands_alone
+        Whether what the prompt ends with is left out, if that is the beginning of a character.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
         kept_special_ids: Collection[int] = (),
+        stands_alone: bool = False,
     ) -> None:
         self._pieces = tokenizer.pieces
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
@@ -90,7 +94,8 @@ class IncrementalDetokenizer:
         else:
             self.after_prompt = self._read_prompt(prompt_token_ids)
         self._first, self._strip_left, tail, self._after_added = self.after_prompt
-        self._utf8.decode(tail)
+        if not stands_alone:
+            self._utf8.decode(tail)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; return the text that has become certain by them."""

@@ -45,7 +45,7 @@ class OutputText:
         Stop strings; none of them empty.
     include_stop
         Whether the stop string that ended the text stays in it.
-    kept_special_ids
+    kept_special_ids, stands_alone
         See there too.
     min_tokens
         A stop string completed by an earlier token than this (counted from 1) is plain text.
@@ -67,6 +67,7 @@ class OutputText:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
         kept_special_ids: Collection[int] = (),
+        stands_alone: bool = False,
         min_tokens: int = 0,
         judge: TextJudge | None = None,
     ) -> None:
@@ -76,6 +77,7 @@ class OutputText:
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
             kept_special_ids=kept_special_ids,
+            stands_alone=stands_alone,
         )
         self._judge = judge
         may_end = None if judge is None else judge.completes

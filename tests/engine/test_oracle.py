@@ -14,7 +14,9 @@ import torch
 from src import AsyncEngine, FinishReason, SamplingParams
 from src.compile import Compilation
 from src.core.plan import StepPlan
+from src.engine import step_computer
 from src.engine.compilation import RegionCompilation
+from src.engine.prompt_scores import PromptScores, score_prompts
 from src.engine.step_computer import StepComputer
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
@@ -116,6 +118,42 @@ async def test_logprobs_are_those_of_transformers(checkpoint: Path, reference: A
         assert [value for _, value in entry.top] == pytest.approx(
             row.topk(count).values.tolist(), abs=1e-4
         )
+
+
+@pytest.mark.parametrize("path", ["preempted", "preempted, chunked"])
+async def test_delivered_scores_are_not_computed_again(
+    path: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who resumes with output has got the scores of its prompt; one without has not."""
+    scored = []
+
+    def counting(*given: Any) -> PromptScores | None:
+        scores = score_prompts(*given)
+        if scores is not None:
+            parts = [part for slices in scores.slices.values() for part in slices]
+            scored.append(sum(len(part.token_ids) for part in parts))
+        return scores
+
+    monkeypatch.setattr(step_computer, "score_prompts", counting)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, prompt_logprobs=2)
+    prompts = random_prompts(12, longest=40)
+
+    async def run(**changes: Any) -> list[Any]:
+        config = small_config(checkpoint, model__deterministic=True, **changes)
+        async with AsyncEngine.open(config) as engine:
+            results = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
+            if changes:
+                assert engine.stats.preemptions > 0
+            assert_idle(engine)
+        return [(result.token_ids, result.prompt_logprobs) for result in results]
+
+    wanted = await run()
+    num_scores = sum(len(prompt) - 1 for prompt in prompts)
+    assert sum(scored) == num_scores
+    scored.clear()
+    assert await run(**PATHS[path]) == wanted
+    # Who lost its row within its prompt computes that again; whole prompts have none within.
+    assert sum(scored) == num_scores or (path.endswith("chunked") and sum(scored) > num_scores)
 
 
 async def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:

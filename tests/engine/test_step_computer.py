@@ -238,7 +238,7 @@ async def test_parts_of_a_step_compute_what_is_sampled_from_alone(
             params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1)
             prompt = computer._rows.tokens[3, :LENGTH].tolist()
             request = Request(key=3, prompt_token_ids=prompt, params=params, max_tokens=8)
-            computer._requests[3] = request  # type: ignore[index]
+            computer._unscored[3] = request  # type: ignore[index]
         computer.compute(StepPlan(1, [], [], STEPS[steps]))
 
     await on_device(engine, run)
@@ -507,7 +507,7 @@ async def test_a_step_scores_what_is_left_of_the_prompt(
         install(computer, [0.0] * NUM_ROWS, seed=3)
         tokens = computer._rows.tokens[2, :LENGTH].tolist()
         request = Request(key=2, prompt_token_ids=tokens, params=params, max_tokens=8)
-        computer._requests[2] = request  # type: ignore[index]
+        computer._unscored[2] = request  # type: ignore[index]
         scores = computer.compute(StepPlan(1, [], [], [step])).prompt_scores
         found = None if scores is None else scores.of_row(0)
         assert (None if found is None else len(found)) == num_scores

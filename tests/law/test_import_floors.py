@@ -82,6 +82,7 @@ SHELL = {
     "client",
     "engine_thread",
     "llm",
+    "preparation",
     "prompts",
     "streams",
     "submission",

@@ -87,3 +87,25 @@ def test_special_tokens_show_only_when_they_are_asked_for() -> None:
     assert (
         OutputText(tokenizer, stop=["<|end|>"], skip_special_tokens=False).push(ids).text == "one"
     )
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_an_output_that_stands_alone_begins_with_its_own_bytes(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    *prompt, last = tokenizer.encode("fox \u2603", add_special_tokens=False)
+    assert tokenizer.decode([last]) == "\ufffd"
+    ids = tokenizer.encode("|x", add_special_tokens=False)
+
+    def text(given: list[int], *, stands_alone: bool) -> str:
+        first = OutputText(tokenizer, prompt, stands_alone=stands_alone)
+        first.push(given)
+        # Other completions of the same prompt, which is not read again.
+        output = OutputText(tokenizer, first.after_prompt, stands_alone=stands_alone)
+        pushed = "".join(output.push([i]).text for i in given) + output.finish()
+        assert pushed == detokenize(tokenizer, given, prompt) or stands_alone
+        return pushed
+
+    assert text([last], stands_alone=False) == "\u2603"
+    assert text(ids, stands_alone=False).startswith("\ufffd")
+    assert text(ids, stands_alone=True).strip() == "|x"
+    assert text([last], stands_alone=True) == "\ufffd"

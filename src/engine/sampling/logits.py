@@ -16,6 +16,11 @@ from torch import Tensor
 # does against those outside of allowed_token_ids (-inf), which therefore always hold.
 BANNED = -1e30
 
+# Logits that are penalized stay below this in size, whatever the penalty: banned tokens would win
+# against what is lower still, and -inf is for those that may never be chosen. It is the largest
+# float32 below 1e30, and no temperature makes it infinite.
+_LARGEST = 9.9999994e29
+
 # Penalties work on at most this many elements of temporaries at a time.
 _MAX_PENALTY_ELEMENTS = 1 << 26
 
@@ -173,9 +178,10 @@ def _penalize(
     ids = torch.where(known, ids, ids[:, :1])  # [n, L] int64
     targets = entries[:, None] * logits.shape[1] + ids
     flat = logits.view(-1)
-    values = flat[targets]  # [n, L]
+    before = flat[targets]  # [n, L]
     repetition = penalties.repetition[part]
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(before > 0, before / repetition, before * repetition)
+    values.clamp_(-_LARGEST, _LARGEST)
     if penalties.counts_output:
         is_output = known & (index >= penalties.prompt_lens[part][:, None])
         counts = torch.zeros(len(ids), logits.shape[1], device=logits.device)  # [n, V] float32
@@ -183,4 +189,5 @@ def _penalize(
         count = counts.gather(1, ids)  # [n, L]
         values -= penalties.frequency[part] * count
         values -= penalties.presence[part] * (count > 0)
-    flat[targets] = values
+    # Bans stay as they are: a small penalty would lift them.
+    flat[targets] = torch.where(before > BANNED, values, before)

@@ -32,6 +32,9 @@ from src.engine.sampling.truncation import (
 )
 from src.engine.transfer import upload
 
+_SMALLEST = torch.finfo(torch.float32).tiny
+_LARGEST = torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True)
 class EntryIds:
@@ -172,13 +175,16 @@ class Selection:
         ).view(2, -1)
         entries, prompt_lens = packed
         numbers = floats[entries].float()
+        # Any number over 0 may be asked for: neither 0 nor inf may become of it, whose products
+        # with inf and 0 are no numbers.
+        repetition = numbers[:, REPETITION, None].clamp(_SMALLEST, _LARGEST)
         return Penalties(
             entries=entries,
             rows=rows_s[entries],
             prompt_lens=prompt_lens,
             presence=numbers[:, PRESENCE, None],
             frequency=numbers[:, FREQUENCY, None],
-            repetition=numbers[:, REPETITION, None],
+            repetition=repetition,
             counts_output=any(params[entry].counts_output for entry in self.penalized),
         )
 

@@ -186,8 +186,9 @@ class TextJudge:
 
     It goes by the text, and not by the tokens that the model chose: a stop string may end within
     one. Text that the grammar does not know, such as special tokens that are hidden from it, is
-    beyond it: everything is complete from there on. So it is where the budget is used up, as the
-    row then fails.
+    beyond it: everything is complete from there on. Where the matcher gives up instead, over its
+    limits or over the budget of all who follow the grammar, nobody can tell any more, and nothing
+    is: a stop string is plain text then, since a cut at it could break what was asked for.
     """
 
     def __init__(
@@ -196,16 +197,18 @@ class TextJudge:
         self._matcher = matcher
         self._tokenize = tokenize
         self._budget = budget
-        self._is_lost = False
+        self._is_beyond = False
+        self._has_given_up = False
         self._num_tokens = 0
 
     def advance(self, text: str) -> None:
         """The text goes on with this."""
-        if self._is_lost:
+        # Without text there is nothing to follow: it may be held back.
+        if not text or self._is_beyond or self._has_given_up:
             return
         token_ids = self._tokenize(text)
         if self._consume(token_ids) < len(token_ids):
-            self._is_lost = True
+            self._is_beyond = True
         self._num_tokens += len(token_ids)
         if self._num_tokens >= REFUELED_TOKENS:
             self._num_tokens = 0
@@ -215,22 +218,25 @@ class TextJudge:
 
     def completes(self, text: str) -> bool:
         """Whether the text would be complete if it went on with this and ended."""
-        if self._is_lost:
-            return True
+        if self._has_given_up or self._is_beyond:
+            return not self._has_given_up
         token_ids = self._tokenize(text)
         taken = self._consume(token_ids)
         complete = taken == len(token_ids) and self._matcher.is_accepting()
         if not self._matcher.rollback(taken):
-            self._is_lost = True
-        return complete or self._is_lost
+            self._has_given_up = True
+        return complete and not self._has_given_up
 
     def _consume(self, token_ids: list[int]) -> int:
         """How many of the tokens the matcher took."""
+        if not token_ids:
+            return 0
         started = time.thread_time()
         taken = self._matcher.try_consume_tokens(token_ids)
         self._charge(started, len(token_ids))
         return taken
 
     def _charge(self, started: float, num_calls: int) -> None:
-        if not self._budget.allows(time.thread_time() - started, num_calls):
-            self._is_lost = True
+        seconds = time.thread_time() - started
+        if not self._budget.allows(seconds, num_calls) or self._matcher.is_error():
+            self._has_given_up = True

@@ -29,7 +29,7 @@ def adjusted(owner: Owner, logits: np.ndarray) -> np.ndarray:
         values[token_id] = min(values[token_id], BANNED)
     for token_id, bias in (params.logit_bias or {}).items():
         values[token_id] += bias
-    for token_id in range(len(values)):
+    for token_id in np.flatnonzero(values > BANNED):
         if token_id in owner.token_ids:
             factor = params.repetition_penalty
             values[token_id] *= 1 / factor if values[token_id] > 0 else factor

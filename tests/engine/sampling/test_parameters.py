@@ -250,6 +250,66 @@ def test_any_mixture_against_the_oracle(batch: list[Owner], seed: int) -> None:
             assert stayed[token_id]
 
 
+extremes = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-38, -1e-45, 1e29, -1e29, 3e38, -3e38])
+
+
+@st.composite
+def forbidding(draw: st.DrawFn) -> Owner:
+    """All that forbids tokens, together with penalties of every size."""
+    sizes = st.sampled_from([5e-324, 1e-300, 1e-39, 1e-30, 1.0, 1e9, 1e30, 1e39, 1.7e308])
+    return sequence(
+        draw(st.lists(token_ids, min_size=1, max_size=30)),
+        draw(st.lists(token_ids, max_size=30)),
+        seed=draw(st.integers(0, 99)),
+        end=draw(st.frozensets(token_ids, max_size=3)),
+        bad=draw(st.lists(st.lists(token_ids, min_size=1, max_size=2).map(tuple), max_size=5)),
+        temperature=draw(st.sampled_from([0.0, 1e-5, 0.7, 2.0])),
+        presence_penalty=draw(penalties),
+        frequency_penalty=draw(penalties),
+        repetition_penalty=draw(sizes | st.floats(5e-324, 1.7e308)),
+        logit_bias=draw(st.none() | st.dictionaries(token_ids, st.sampled_from([-100.0, 100.0]))),
+        allowed_token_ids=draw(st.none() | st.lists(token_ids, min_size=1, max_size=9).map(tuple)),
+        min_tokens=draw(st.integers(0, 60)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(forbidding(), min_size=1, max_size=4),
+    st.lists(st.floats(-30, 30, width=32) | extremes, min_size=V, max_size=V),
+    st.frozensets(token_ids, max_size=V - 1),
+)
+def test_no_penalty_breaks_a_promise(
+    batch: list[Owner], raw: list[float], outside: frozenset[int]
+) -> None:
+    """Whatever their size, over any logits: ``outside`` a grammar, or banned, is not chosen."""
+    bench, rows = Bench(V), range(len(batch))
+    for row, owner in enumerate(batch):
+        bench.install(row, owner)
+    before = torch.tensor([raw] * len(batch))
+    before[:, list(outside)] = -math.inf
+    after, output = bench.sample(rows, before)
+    assert not after.isnan().any()
+    for owner, logits, token_id in zip(batch, after, output.token_ids.tolist(), strict=True):
+        allowed = set(owner.request.params.allowed_token_ids or range(V)) - outside
+        # What was finite is finite still, and the rest is not.
+        assert set(logits.isfinite().nonzero().flatten().tolist()) == allowed
+        assert token_id in allowed or not allowed
+        # A ban that is no lower than the logits of the model: then the others win.
+        free = {v for v in allowed - banned(owner) if raw[v] > BANNED}
+        assert token_id in free or not free
+
+
+def banned(owner: Owner) -> set[int]:
+    found = {word[-1] for word in owner.request.bad_words_token_ids if len(word) == 1}
+    for word in owner.request.bad_words_token_ids:
+        if len(word) > 1 and owner.output[1 - len(word) :] == list(word[:-1]):
+            found.add(word[-1])
+    if len(owner.output) < owner.request.params.min_tokens:
+        found |= owner.request.end_token_ids
+    return found
+
+
 def test_allowed_ids_are_brought_to_the_device_once_for_all_completions() -> None:
     bench = Bench(V, num_rows=3)
     owner = sequence(allowed_token_ids=tuple(range(9)))

@@ -188,3 +188,14 @@ def test_every_path_gives_the_same_tokens(
     for one, other in zip(oracle, results, strict=True):
         assert [c.token_ids for c in one.completions] == [c.token_ids for c in other.completions]
         assert [c.text for c in one.completions] == [c.text for c in other.completions]
+
+
+@pytest.mark.parametrize("stop", [(), (" ",)])
+def test_a_prompt_may_end_within_a_character(llm: LLM, stop: tuple[str, ...]) -> None:
+    tokenizer = llm.engine.tokenizer
+    prompt = tokenizer.encode("Write: \U0001f642")[:-1]
+    assert tokenizer.decode(prompt).endswith("\ufffd")
+    form = StructuredOutput.json({"enum": ["a", "b"]}, any_whitespace=False)
+    params = SamplingParams(n=2, max_tokens=20, seed=1, stop=stop, structured_output=form)
+    (result,) = llm.generate([prompt], [params])
+    assert {completion.text for completion in result.completions} <= {'"a"', '"b"'}

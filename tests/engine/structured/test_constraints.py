@@ -272,7 +272,8 @@ def test_a_long_output_resumes(rows: RowGrammars) -> None:
     judge = grammar.judge()
     for token_id in text:
         judge.advance(given.tokens[token_id].decode())
-    assert not judge._is_lost
+    assert not judge._has_given_up
+    assert not judge._is_beyond
 
 
 def test_a_dead_end_is_no_end(rows: RowGrammars) -> None:
