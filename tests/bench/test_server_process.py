@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def signal_self(*numbers: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """As a terminal has them: who runs tests behind `nohup` hands on that SIGHUP is ignored."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("command", ["startup", "soak"])
 def test_a_command_that_is_ended_leaves_no_server(
@@ -69,13 +81,11 @@ def test_a_command_that_is_ended_leaves_no_server(
             os.killpg(server, signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_what_somebody_else_decided_about_a_signal_stays() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with pytest.raises(SystemExit) as ended, left_by_signals():
-            signal_self(signal.SIGHUP, signal.SIGTERM)
-        assert ended.value.code == 128 + signal.SIGTERM
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with pytest.raises(SystemExit) as ended, left_by_signals():
+        signal_self(signal.SIGHUP, signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
