@@ -69,7 +69,11 @@ class ModelCost:
         return max(weights, compute) + rows * context * self.kv_bytes / roof.bandwidth
 
     def prefill_flops(self, tokens: int) -> float:
-        """Of a prompt of ``tokens``, its one head left out."""
+        """Of a prompt of ``tokens``, its one head left out.
+
+        As everybody counts them, every token in every layer: the last one takes most of them no
+        further than their keys and values, some 3 % less in a model of 32 layers.
+        """
         return tokens * (self.layer_flops + self.pair_flops * tokens / 2)
 
     def offline_seconds(self, rows: int, inputs: int, outputs: int, roof: Roofline) -> float:
