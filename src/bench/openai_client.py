@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -11,7 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from src.bench.answers import Answer, Deliveries
-from src.bench.errors import BenchError, error_message, require
+from src.bench.connections import Connections, Reply
+from src.bench.errors import BenchError, error_message
 from src.bench.samples import Sample
 
 API_KEY_VARIABLE: Final = "OPENAI_API_KEY"
@@ -112,9 +114,9 @@ def key_headers() -> dict[str, str]:
 class OpenAIClient:
     """Streams one answer per call of :meth:`ask`; open it with :meth:`open`."""
 
-    def __init__(self, endpoint: Endpoint, session: Any) -> None:
+    def __init__(self, endpoint: Endpoint, connections: Connections) -> None:
         self._endpoint = endpoint
-        self._session = session
+        self._connections = connections
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -124,17 +126,10 @@ class OpenAIClient:
         Raises
         ------
         BenchError
-            aiohttp is not installed.
+            httptools is not installed.
         """
-        aiohttp = require("aiohttp")
-        connector = aiohttp.TCPConnector(
-            limit=0, ttl_dns_cache=300, keepalive_timeout=60, ssl=endpoint.verify
-        )
-        timeout = aiohttp.ClientTimeout(total=_SECONDS)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, trust_env=True
-        ) as session:
-            yield cls(endpoint, session)
+        async with Connections.open(endpoint.url, endpoint.verify) as connections:
+            yield cls(endpoint, connections)
 
     async def ask(self, sample: Sample, request_id: str) -> Answer:
         """One answer; whatever goes wrong is its ``error``."""
@@ -148,11 +143,12 @@ class OpenAIClient:
         }
         answer = Answer(start=time.perf_counter(), prompt_tokens=sample.prompt_len)
         try:
-            async with self._session.post(endpoint.url, data=body, headers=headers) as response:
-                if response.status == 200:
-                    await self._read(response.content, answer)
-                else:
-                    answer.error = f"HTTP {response.status}: {error_message(await response.read())}"
+            async with asyncio.timeout(_SECONDS):
+                reply = await self._connections.post(body, headers)
+            if reply.status == 200:
+                self._read(reply, answer)
+            else:
+                answer.error = f"HTTP {reply.status}: {error_message(reply.body)}"
         except Exception as error:
             answer.error = f"{type(error).__name__}: {error}"
         if answer.error:
@@ -179,15 +175,14 @@ class OpenAIClient:
             fields["ignore_eos"] = True
         return {**fields, **endpoint.fields}
 
-    async def _read(self, content: Any, answer: Answer) -> None:
+    def _read(self, reply: Reply, answer: Answer) -> None:
         """Time the events of a stream, and count its tokens."""
         deliveries = Deliveries(answer)
         usage: _Usage | None = None
         pieces: list[str] = []
         ended = False
         events = EventLines()
-        async for data in content.iter_any():
-            now = time.perf_counter()
+        for now, data in reply.pieces:
             for event in events.feed(data):
                 if event == _DONE:
                     ended = True

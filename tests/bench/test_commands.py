@@ -227,13 +227,13 @@ def test_a_value_that_cannot_be_is_a_usage_error(
     assert "expected" in capsys.readouterr().err
 
 
-def test_without_aiohttp_serve_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_httptools_serve_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(errors.importlib, "import_module", missing)
     with pytest.raises(errors.BenchError, match=r"pip install -e '\.\[bench\]'"):
-        errors.require("aiohttp")
+        errors.require("httptools")
 
 
 def test_latency_measures_batches(

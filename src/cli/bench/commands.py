@@ -1,7 +1,7 @@
 """``python -m src bench``: which subcommands there are.
 
 Each is a module with ``add_command(commands)``. All are imported for any ``--help``: what is heavy
-(numpy, aiohttp, matplotlib, torch) comes in inside of their ``run``.
+(numpy, httptools, matplotlib, torch) comes in inside of their ``run``.
 """
 
 from __future__ import annotations
