@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
+import sys
 from collections.abc import Sequence
 
 import torch
 
-_LARGE_PAGE = 2**21
+LARGE_PAGE = 2**21
 """Bytes of what x86-64, and arm64 with small pages of 4 KiB, call a huge page."""
+_POPULATE_WRITE = 23
+"""`MADV_POPULATE_WRITE`, of Linux 5.14; Python has no name for it."""
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -34,16 +38,37 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """
     count = math.prod(shape)
     size = count * dtype.itemsize
-    if size < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if size < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(tuple(shape), dtype=dtype)
     try:
-        memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size} bytes for a tensor {list(shape)}: {error.strerror}") from error
-    start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _LARGE_PAGE
+    start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % LARGE_PAGE
     # A kernel may be built without them.
     with contextlib.suppress(OSError):
         # What is left over would otherwise take one too, where all memory is given so.
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE_PAGE * _LARGE_PAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE, start, size // LARGE_PAGE * LARGE_PAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(tuple(shape))
+
+
+def take(tensor: torch.Tensor, start: int, size: int) -> bool:
+    """Have the system give pages of `lazy_zeros` now that would else be given as they are touched.
+
+    What they hold stays as it is, also while somebody writes it. Other threads of Python go on.
+
+    Args:
+        tensor: whole, as `lazy_zeros` made it.
+        start: in bytes from its begin, at a page's.
+        size: in bytes.
+
+    Returns:
+        Whether the system can do that, and has the memory.
+    """
+    if sys.platform != "linux":
+        return False
+    size = min(size, tensor.nbytes - start)
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return bool(madvise(tensor.data_ptr() + start, size, _POPULATE_WRITE) == 0)

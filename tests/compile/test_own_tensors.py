@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -204,22 +205,73 @@ def test_a_size_that_went_wrong_fails(library: KernelLibrary, size: int) -> None
     assert call.status("empty_strided", *arguments, ctypes.byref(made)) == 1
 
 
+class Spare:
+    """Memory that this thread has freed, and may have for nothing the next time."""
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self._call = TensorFunctions(library.path)
+
+    @property
+    def size(self) -> int:
+        return self._call.status("count_spare_bytes")
+
+    def make(self, size: int) -> tuple[ctypes.c_void_p, bool]:
+        """A tensor of so many bytes, and whether its memory had been spare."""
+        before = self.size
+        arguments = (ctypes.c_int64(1), longs(size // 4), longs(1), FLOAT, CPU, CPU)
+        made = self._call.make("empty_strided", *arguments)
+        return made, before - self.size >= size
+
+    def free(self, made: ctypes.c_void_p) -> None:
+        assert self._call.status("delete_tensor_object", made) == 0
+
+    def use(self, *sizes: int) -> bool:
+        """Tensors that live together for a while; whether all of their memory had been spare."""
+        made = [self.make(size) for size in sizes]
+        for tensor, _ in made:
+            self.free(tensor)
+        return all(was_spare for _, was_spare in made)
+
+
+def in_fresh_thread(library: KernelLibrary, function: Callable[[Spare], None]) -> None:
+    """What a thread may keep depends on what it has ever used."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: function(Spare(library))).result()
+
+
 def test_sizes_that_do_not_come_back_keep_nobody_out(library: KernelLibrary) -> None:
-    call = TensorFunctions(library.path)
+    def try_out(spare: Spare) -> None:
+        for megabytes in range(1, 30):
+            spare.use(megabytes << 20)
+        assert 32 << 20 < spare.size <= 64 << 20
+        for size in (12_000, 280_000):
+            spare.use(size)
+            assert spare.size <= 64 << 20
+            assert spare.use(size)
 
-    def make(count: int) -> ctypes.c_void_p:
-        return call.make(
-            "empty_strided", ctypes.c_int64(1), longs(count), longs(1), FLOAT, CPU, CPU
-        )
+    in_fresh_thread(library, try_out)
 
-    for megabytes in range(1, 40):
-        assert call.status("delete_tensor_object", make(megabytes << 18)) == 0
-    full = call.status("count_spare_bytes")
-    assert 32 << 20 < full <= 64 << 20
-    for count in (3000, 70_000):
-        assert call.status("delete_tensor_object", make(count)) == 0
-        kept = call.status("count_spare_bytes")
-        assert kept <= 64 << 20
-        again = make(count)
-        assert kept - call.status("count_spare_bytes") >= 4 * count
-        assert call.status("delete_tensor_object", again) == 0
+
+def test_what_comes_back_stays_whatever_comes_between(library: KernelLibrary) -> None:
+    def try_out(spare: Spare) -> None:
+        layer = (4 << 20, 23 << 20, 11 << 20)
+        spare.use(*layer)
+        for megabytes in range(1, 30):
+            spare.use(megabytes * 999_424)
+            assert spare.use(*layer)
+
+    in_fresh_thread(library, try_out)
+
+
+def test_what_was_needed_at_once_stays_however_large(library: KernelLibrary) -> None:
+    def try_out(spare: Spare) -> None:
+        spare.use(120 << 20, 60 << 20)
+        assert spare.use(120 << 20, 60 << 20)
+        # Used in turn, not at once.
+        spare.use(40 << 20, 30 << 20)
+        assert spare.use(120 << 20, 60 << 20)
+        for megabytes in range(1, 200, 7):
+            spare.use(megabytes << 20)
+        assert spare.size <= 2 * (240 << 20)
+
+    in_fresh_thread(library, try_out)

@@ -4,6 +4,7 @@
 // writes into the code.
 #include "tensors.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -14,8 +15,8 @@
 namespace {
 
 constexpr size_t kLeast = 512;
-// Of each thread, bytes: what a step of a prompt used stays for the next one, up to here.
-constexpr size_t kMostSpare = size_t(64) << 20;
+// Bytes that a thread may keep, used or not, however few it has ever used at once.
+constexpr size_t kLeastKept = size_t(64) << 20;
 constexpr int kClasses = 4 * 64;
 // What no tensor has, bytes: a size that went wrong.
 constexpr int64_t kMostBytes = int64_t(1) << 47;
@@ -45,30 +46,30 @@ class Spare {
 
   Memory* memory(size_t bytes) {
     const SizeClass size(bytes);
-    ++in_use_;
     Memory*& first = memories_[size.index];
-    if (first != nullptr) {
+    Memory* memory = first;
+    if (memory != nullptr) {
       spare_ -= size.capacity;
-      Memory* memory = pop(&first);
+      pop(&first);
       memory->references = 1;
-      return memory;
+    } else {
+      make_room(size.capacity);
+      void* place = std::aligned_alloc(alignof(Memory), sizeof(Memory) + size.capacity);
+      if (place == nullptr) return nullptr;
+      memory = new (place) Memory{1, size.capacity};
     }
-    void* place = std::aligned_alloc(alignof(Memory), sizeof(Memory) + size.capacity);
-    if (place == nullptr) --in_use_;
-    return place == nullptr ? nullptr : new (place) Memory{1, size.capacity};
+    ++in_use_;
+    used_ += size.capacity;
+    most_used_ = std::max(most_used_, used_);
+    return memory;
   }
 
   void take(Memory* memory) {
     --in_use_;
-    const int index = SizeClass(memory->capacity).index;
-    // Sizes that do not come back would else keep out those that do.
-    for (int largest = kClasses - 1; spare_ + memory->capacity > kMostSpare;) {
-      while (largest > index && memories_[largest] == nullptr) --largest;
-      if (largest <= index) return std::free(memory);
-      spare_ -= memories_[largest]->capacity;
-      std::free(pop(&memories_[largest]));
-    }
-    push(memory, &memories_[index]);
+    used_ -= memory->capacity;
+    make_room(memory->capacity);
+    memory->freed = ++clock_;
+    push(memory, &memories_[SizeClass(memory->capacity).index]);
     spare_ += memory->capacity;
   }
 
@@ -89,6 +90,23 @@ class Spare {
   int64_t bytes() const { return int64_t(spare_); }
 
  private:
+  // For so many more. What a step of a prompt used stays for the next one: large memory comes from
+  // the system, zeroed page by page, which takes a tenth of such a step. Twice what was used at
+  // once, since what is used in turn is of different sizes. What was not used for longest goes:
+  // sizes that do not come back would else keep out those that do.
+  void make_room(size_t bytes) {
+    const size_t most = std::max(kLeastKept, 2 * most_used_);
+    while (spare_ > 0 && used_ + spare_ + bytes > most) {
+      Memory** oldest = nullptr;
+      for (Memory*& first : memories_) {
+        if (first == nullptr) continue;
+        if (oldest == nullptr || first->freed < (*oldest)->freed) oldest = &first;
+      }
+      spare_ -= (*oldest)->capacity;
+      std::free(pop(oldest));
+    }
+  }
+
   template <class T>
   static T* pop(T** first) {
     T* taken = *first;
@@ -103,7 +121,8 @@ class Spare {
 
   Memory* memories_[kClasses] = {};
   Tensor* tensors_ = nullptr;
-  size_t spare_ = 0;
+  size_t spare_ = 0, used_ = 0, most_used_ = 0;  // bytes
+  int64_t clock_ = 0;
   int64_t in_use_ = 0;  // tensors and memories that were taken, less those given back here
 };
 

@@ -16,6 +16,7 @@ struct alignas(64) Memory {
   Handle torch = nullptr;    // torch's tensor that has them, and goes with this
   Tensor* source = nullptr;  // what else they may belong to
   Memory* next = nullptr;    // while it is spare
+  int64_t freed = 0;         // when it became so
 };
 
 struct Tensor {
