@@ -30,6 +30,7 @@ from src.engine.forward_pass import Code, ForwardPass, RunnerClosedError
 from src.engine.graphs import GraphPool, GraphStats
 from src.engine.in_flight import InFlight
 from src.engine.kv_cache import KVCache
+from src.engine.memory_ahead import MemoryAhead
 from src.engine.prompt_scores import still_unscored
 from src.engine.row_state import RowState
 from src.engine.sampling import Sampler
@@ -85,6 +86,7 @@ class Runner:
     ) -> None:
         self._device = device
         self._forward_pass = ForwardPass(decoder, kv_cache)
+        self._memory = MemoryAhead(kv_cache) if device.is_host else None
         self._rows = rows
         self._sampler = sampler
         # Of the device thread alone: row -> its newest owner, while that waits for scores of its
@@ -107,6 +109,7 @@ class Runner:
         # Steps, counted by the event loop: all, and those that have not arrived.
         self._num_launched = 0
         self._num_outstanding = 0
+        self._awaits_pause = False
         self._arrivals = Arrivals(self._arrive)
         # Where the host computes, once there are kernels.
         self._places: Places | None = None
@@ -234,7 +237,7 @@ class Runner:
                 else:
                     graphs.capture_first()
             self._computer.graphs = graphs
-            self._capture_soon()
+            self.use_pauses()
 
         try:
             begun = self._device_thread.call(begin)
@@ -242,45 +245,58 @@ class Runner:
             raise RunnerClosedError("the runner was closed") from None
         begun.result()
 
-    def _arrive(self, arrival: tuple[InFlight, StepResult | Exception]) -> None:
-        """On the event loop: a step has; when none has been launched for a while, capture."""
-        in_flight, outcome = arrival
-        self._num_outstanding -= 1
-        if self._may_capture:
-            loop = asyncio.get_running_loop()
-            loop.call_later(_IDLE_SECONDS, self._capture_after_pause, self._num_launched)
-        in_flight.arrive(outcome)
+    def use_pauses(self) -> None:
+        """Begin with what is done while there are no steps, which is begun again after each pause.
 
-    def _capture_after_pause(self, num_launched: int) -> None:
-        """Capture, unless a step was launched after the first ``num_launched`` of them."""
-        # That nothing is outstanding at this moment says little: so it is between any two steps.
-        if self._num_launched == num_launched:
-            self._capture_soon()
-
-    @property
-    def _may_capture(self) -> bool:
-        """Whether something is left to capture, and nobody has to wait for it."""
-        # Closed, it has nothing left to capture with.
-        if self._closing or self._num_outstanding > 0:
-            return False
-        graphs = self._computer.graphs
-        return graphs is not None and not graphs.is_complete
-
-    def _capture_soon(self) -> None:
-        if self._may_capture:
+        That is capturing the steps that are not captured yet, or taking memory.
+        """
+        if self._pause_work() is not None:
             # Closed at this very moment, it takes no more.
             with contextlib.suppress(RuntimeError):
-                self._device_thread.post(self._capture_one)
+                self._device_thread.post(self._use_pause)
 
-    def _capture_one(self) -> None:
-        """On the device thread: one shape, and then another one, unless a step came meanwhile."""
-        if not self._may_capture:
-            return
+    def _pause_work(self) -> Callable[[], None] | None:
+        """A piece of what is left to do in pauses; ``None`` as well where somebody would wait."""
+        # Closed, it has nothing left to do it with.
+        if self._closing or self._num_outstanding > 0:
+            return None
         graphs = self._computer.graphs
-        assert graphs is not None
-        with torch.inference_mode(), self._device.stream():
-            graphs.capture_next()
-        self._capture_soon()
+        if graphs is not None and not graphs.is_complete:
+            return graphs.capture_next
+        memory = self._memory
+        if memory is not None and not memory.is_complete and not is_compiling():
+            return memory.take_next
+        return None
+
+    def _use_pause(self) -> None:
+        """On the device thread: one piece, and then another one, unless a step came meanwhile."""
+        work = self._pause_work()
+        if work is not None:
+            with torch.inference_mode(), self._device.stream():
+                work()
+            self.use_pauses()
+
+    def _arrive(self, arrival: tuple[InFlight, StepResult | Exception]) -> None:
+        """On the event loop: a step has; when none is launched for a while, use that."""
+        in_flight, outcome = arrival
+        self._num_outstanding -= 1
+        self._await_pause()
+        in_flight.arrive(outcome)
+
+    def _await_pause(self) -> None:
+        if not self._awaits_pause and self._pause_work() is not None:
+            self._awaits_pause = True
+            loop = asyncio.get_running_loop()
+            loop.call_later(_IDLE_SECONDS, self._look_for_pause, self._num_launched)
+
+    def _look_for_pause(self, num_launched: int) -> None:
+        """Use it, unless a step was launched after the first ``num_launched`` of them."""
+        self._awaits_pause = False
+        # That nothing is outstanding at this moment says little: so it is between any two steps.
+        if self._num_launched == num_launched:
+            self.use_pauses()
+        else:
+            self._await_pause()
 
     def close(self) -> None:
         """Let the launched steps end, stop the threads, and let go of the model. Blocks.
@@ -302,7 +318,7 @@ class Runner:
             if self._computer.graphs is not None:
                 self._computer.graphs = None
                 thaw_collector()
-            del self._computer, self._forward_pass, self._rows, self._sampler
+            del self._computer, self._forward_pass, self._memory, self._rows, self._sampler
 
     def _run(
         self,
@@ -392,6 +408,8 @@ class Runner:
             self._grammars.install(install.row, request, output)
         for append in plan.block_appends:
             self._rows.append_blocks(append)
+        if self._memory is not None:
+            self._memory.follow(plan)
         self._grammars.begin()
 
     def _read(self, plan: StepPlan, output: StepOutput) -> StepResult:

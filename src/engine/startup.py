@@ -287,6 +287,7 @@ def _build_parts(
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
         runner.warm_up()
     _settle_code(config, report, timeline, runner, decoder, compilation, graph_plan)
+    runner.use_pauses()
     info = _model_info(config, decoder, device, max_model_len)
     limits = SchedulerLimits.of(
         config,
