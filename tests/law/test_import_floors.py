@@ -63,6 +63,7 @@ DEVICE = {
     "step_computer",
     "graphs",
     "kv_cache",
+    "memory_ahead",
     "sampling",
     "arrivals",
     "device_thread",
