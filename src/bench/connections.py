@@ -8,13 +8,14 @@ model's server takes; one that notes the piece and its time takes 16 (`benchmark
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import msgspec
 
@@ -22,6 +23,8 @@ from src.bench.errors import BenchError, require
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+# What a path and a query may have unquoted, and "%", since they may be quoted already.
+_SAFE: Final = "/?:@!$&'()*+,;=-._~%"
 
 
 class Reply(msgspec.Struct):
@@ -36,22 +39,29 @@ class Reply(msgspec.Struct):
 
 
 class Connections:
-    """Connections to one address, as many as there are requests at once; they are kept."""
+    """Connections to one address, as many as there are requests at once; they are kept.
+
+    No proxy is used, and no redirection followed: what is measured is the server that was named.
+    """
 
     def __init__(self, url: str, verify: bool = True) -> None:
         parts = urlsplit(url)
-        self._host = parts.hostname or ""
-        self._tls: ssl.SSLContext | None = None
+        tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
-            verified = ssl.create_default_context
-            self._tls = verified() if verify else ssl._create_unverified_context()
-        self._port = parts.port or (443 if self._tls else 80)
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        place = parts.netloc.rpartition("@")[2]
-        self._begin = f"POST {path} HTTP/1.1\r\nHost: {place}\r\n"
+            tls = ssl.create_default_context() if verify else ssl._create_unverified_context()
+        try:
+            port = parts.port or (443 if tls else 80)
+        except ValueError as error:
+            raise BenchError(f"{url}: {error}") from None
+        self._tls = tls
+        self._address = (parts.hostname or "", port)
+        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        self._begin = f"POST {quote(target, safe=_SAFE)} HTTP/1.1\r\n"
+        self._headers = _headers_of(parts)
         self._parser = require("httptools").HttpResponseParser
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
+        self._is_closed = False
 
     @classmethod
     @asynccontextmanager
@@ -61,14 +71,17 @@ class Connections:
         Raises
         ------
         BenchError
-            httptools is not installed.
+            The URL has no address, or httptools is not installed.
         """
         connections = cls(url, verify)
         try:
             yield connections
         finally:
+            connections._is_closed = True
             for connection in connections._open:
-                connection.close()
+                connection.abort()
+            # A transport is closed in the loop's next turn.
+            await asyncio.sleep(0)
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Reply:
         """Send a body, and wait for the whole answer.
@@ -82,13 +95,19 @@ class Connections:
         ValueError
             What came is no HTTP.
         """
-        head = self._begin + header_lines({**headers, "Content-Length": str(len(body))})
+        # One of a kind, however it is spelt; the length is ours to say.
+        named = {
+            name.lower(): (name, value) for name, value in {**self._headers, **headers}.items()
+        }
+        named["content-length"] = ("Content-Length", str(len(body)))
+        head = self._begin + header_lines(dict(named.values()))
         connection = await self._take()
         try:
-            reply = await connection.exchange(head.encode("latin-1") + body)
+            reply = await connection.exchange(head.encode("ascii") + body)
         except BaseException:
             self._open.discard(connection)
-            connection.close()
+            # At once, not when all is sent to somebody who may take nothing.
+            connection.abort()
             raise
         if connection.is_open:
             self._idle.append(connection)
@@ -103,9 +122,14 @@ class Connections:
                 return connection
             self._open.discard(connection)
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: _Connection(self._parser), self._host, self._port, ssl=self._tls
+        transport, connection = await loop.create_connection(
+            lambda: _Connection(self._parser),
+            *self._address,
+            ssl=self._tls,
         )
+        if self._is_closed:
+            transport.abort()
+            raise ConnectionAbortedError("the client was closed")
         self._open.add(connection)
         return connection
 
@@ -124,12 +148,22 @@ def header_lines(headers: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
 
 
+def _headers_of(parts: SplitResult) -> dict[str, str]:
+    """What an address says that every request carries."""
+    headers = {"Host": parts.netloc.rpartition("@")[2]}
+    if parts.username is not None:
+        secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(secret).decode()}"
+    return headers
+
+
 class _Connection(asyncio.Protocol):
     """One request at a time. Methods named ``on_`` are the parser's."""
 
     def __init__(self, parser: Any) -> None:
         self._new_parser = parser
         self._transport: asyncio.Transport | None = None
+        # While somebody waits for it.
         self._answer: asyncio.Future[Reply] | None = None
         self._begin()
 
@@ -137,22 +171,24 @@ class _Connection(asyncio.Protocol):
         self._parser = self._new_parser(self)
         self._pieces: list[tuple[float, bytes]] = []
         self._now = 0.0
-        self._ends_itself = False
+        self._has_length = self._has_headers = False
 
     @property
     def is_open(self) -> bool:
         """Whether another request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def close(self) -> None:
+    def abort(self) -> None:
+        """Hang up at once; whoever waits is told."""
+        self._fail(ConnectionAbortedError("the client hung up"))
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
 
     async def exchange(self, request: bytes) -> Reply:
         self._begin()
-        self._answer = asyncio.get_running_loop().create_future()
         if self._transport is None:
             raise ConnectionResetError("the server hung up")
+        self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._answer
 
@@ -163,42 +199,56 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        if self._answer is None:
+            # Nobody has asked, so it must not be taken for the next answer.
+            self.abort()
+            return
         self._now = time.perf_counter()
         try:
             self._parser.feed_data(data)
         except Exception as error:
             # Also what the parser has no name for: whoever waits is told.
             self._fail(ValueError(f"this is no HTTP: {error}"))
-            self.close()
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         # HTTP/1.0 ends a body by hanging up.
-        has_status = bool(self._now) and self._parser.get_status_code() >= 200
-        if exc is None and has_status and not self._ends_itself:
+        if exc is None and self._has_headers and not self._has_length:
             self._finish()
-        else:
-            self._fail(exc or ConnectionResetError("the server hung up"))
+        self._fail(exc or ConnectionResetError("the server hung up"))
 
     # The parser's.
 
     def on_header(self, name: bytes, _: bytes) -> None:
-        self._ends_itself |= name.lower() in (b"content-length", b"transfer-encoding")
+        self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        # 100 says that something follows.
+        self._has_headers = self._parser.get_status_code() >= 200
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append((self._now, body))
 
+    def on_message_begin(self) -> None:
+        if self._answer is None:
+            self.abort()
+
     def on_message_complete(self) -> None:
-        # 100 says that something follows.
-        if self._parser.get_status_code() >= 200:
-            if not self._parser.should_keep_alive():
-                self.close()
-            self._finish()
+        if not self._has_headers:
+            return
+        if not self._parser.should_keep_alive() and self._transport is not None:
+            self._transport.close()
+        self._finish()
 
     def _finish(self) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(Reply(self._parser.get_status_code(), self._pieces))
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_result(Reply(self._parser.get_status_code(), self._pieces))
+        # What comes behind it is no part of it.
+        self._pieces = []
 
     def _fail(self, error: Exception) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)

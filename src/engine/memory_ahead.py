@@ -57,8 +57,9 @@ class MemoryAhead:
 
     def follow(self, plan: StepPlan) -> None:
         """Note the blocks that a step begins to use."""
-        for taken in (*plan.installs, *plan.block_appends):
-            self._used = max(self._used, max(taken.block_ids, default=-1) + 1)
+        tables = [install.block_ids for install in plan.installs]
+        tables += [append.block_ids for append in plan.block_appends]
+        self._used = max(self._used, 1 + max(map(max, filter(None, tables)), default=-1))
 
     def take_next(self) -> None:
         """Take one page of the layer that has the fewest blocks; milliseconds at most."""

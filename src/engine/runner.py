@@ -264,7 +264,7 @@ class Runner:
         if graphs is not None and not graphs.is_complete:
             return graphs.capture_next
         memory = self._memory
-        if memory is not None and not memory.is_complete and not is_compiling():
+        if memory is not None and not memory.is_complete:
             return memory.take_next
         return None
 
@@ -280,8 +280,10 @@ class Runner:
         """On the event loop: a step has; when none is launched for a while, use that."""
         in_flight, outcome = arrival
         self._num_outstanding -= 1
-        self._await_pause()
-        in_flight.arrive(outcome)
+        try:
+            in_flight.arrive(outcome)
+        finally:
+            self._await_pause()
 
     def _await_pause(self) -> None:
         if not self._awaits_pause and self._pause_work() is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 
@@ -64,11 +66,17 @@ def take(tensor: torch.Tensor, start: int, size: int) -> bool:
         size: in bytes.
 
     Returns:
-        Whether the system can do that, and has the memory.
+        Whether the system did.
     """
     if sys.platform != "linux":
         return False
     size = min(size, tensor.nbytes - start)
+    return _madvise()(tensor.data_ptr() + start, size, _POPULATE_WRITE) == 0
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    # Python's own keeps the interpreter lock meanwhile.
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return bool(madvise(tensor.data_ptr() + start, size, _POPULATE_WRITE) == 0)
+    return cast("Callable[[int, int, int], int]", madvise)

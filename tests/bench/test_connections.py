@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -49,11 +51,33 @@ class Scripted:
                     break
             else:
                 await reader.read()
-        except asyncio.IncompleteReadError:
+        except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             self.was_left.set()
-            writer.close()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    context: ssl.SSLContext | None = None,
+) -> AsyncIterator[str]:
+    """A server's address; its connections have ended when this ends."""
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with contextlib.suppress(OSError):
+            await serve(reader, writer)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(serve_and_close, "127.0.0.1", 0, ssl=context) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*tasks)
 
 
 def asked(
@@ -64,12 +88,8 @@ def asked(
     async def run() -> Any:
         scripted = server()
         context, verify = tls or (None, True)
-        async with await asyncio.start_server(
-            scripted.serve, "127.0.0.1", 0, ssl=context
-        ) as listening:
-            port = listening.sockets[0].getsockname()[1]
-            scheme = "https" if tls else "http"
-            url = f"{scheme}://127.0.0.1:{port}/v1/anything?x=1"
+        async with listening(scripted.serve, context) as address:
+            url = f"{'https' if tls else 'http'}://{address}/v1/anything?x=1"
             async with Connections.open(url, verify) as connections:
                 return await asyncio.wait_for(ask(connections, scripted), 10)
 
@@ -99,10 +119,11 @@ def test_pieces_have_the_times_at_which_they_came() -> None:
         writer.close()
 
     async def run() -> tuple[float, Reply]:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
-            port = listening.sockets[0].getsockname()[1]
-            async with Connections.open(f"http://127.0.0.1:{port}/") as connections:
-                return time.perf_counter(), await connections.post(b"{}", {})
+        async with (
+            listening(serve) as address,
+            Connections.open(f"http://{address}/") as connections,
+        ):
+            return time.perf_counter(), await connections.post(b"{}", {})
 
     begun, reply = asyncio.run(run())
     (first, one), (second, more) = reply.pieces
@@ -161,10 +182,67 @@ def test_a_body_may_end_with_its_connection() -> None:
     assert asked(lambda: Scripted(parts, hang_up=True), once).body == b"all of it"
 
 
-@pytest.mark.parametrize("cut", [0, 9, 60, len(CHUNKED) - 3])
+@pytest.mark.parametrize("cut", [0, 9, 17, 30, 45, 60, len(CHUNKED) - 3])
 def test_half_an_answer_is_an_error(cut: int) -> None:
     with pytest.raises(OSError, match="hung up"):
         asked(lambda: Scripted([CHUNKED[:cut]], hang_up=True), once)
+
+
+@pytest.mark.parametrize("behind", [b"junk", COUNTED, b"HTTP/1.1 200 OK\r\n"])
+def test_what_comes_behind_an_answer_is_no_part_of_it_nor_of_the_next(behind: bytes) -> None:
+    async def twice(connections: Connections, server: Scripted) -> Scripted:
+        reply = await connections.post(b"{}", {})
+        assert (reply.status, reply.body) == (200, b"one-more")
+        await asyncio.sleep(0.02)
+        assert reply.body == b"one-more"
+        assert (await connections.post(b"{}", {})).body == b"late"
+        return server
+
+    for parts in ([CHUNKED + behind], [CHUNKED, behind]):
+        assert asked(lambda parts=parts: Scripted(parts, [COUNTED]), twice).num_connections == 2
+
+
+def test_a_client_that_is_closed_takes_no_half_for_an_answer() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\nhalf")
+        await reader.read()
+        writer.close()
+
+    async def run() -> None:
+        async with listening(serve) as address:
+            async with Connections.open(f"http://{address}/") as connections:
+                asking = asyncio.ensure_future(connections.post(b"{}", {}))
+                await asyncio.sleep(0.05)
+            with pytest.raises(ConnectionAbortedError):
+                await asking
+
+    asyncio.run(run())
+
+
+def test_an_address_says_who_asks_and_a_header_is_sent_once() -> None:
+    server = Scripted([COUNTED], [COUNTED])
+
+    async def run() -> None:
+        async with listening(server.serve) as address:
+            url = f"http://me:a%20b@{address}/a path/größe?q=%41 b"
+            async with Connections.open(url) as connections:
+                await connections.post(b"{}", {"host": "elsewhere", "content-length": "70"})
+                await connections.post(b"{}", {"authorization": "Bearer key"})
+
+    asyncio.run(run())
+    first, second = (head.decode().split("\r\n") for head in server.heads)
+    assert first[0] == "POST /a%20path/gr%C3%B6%C3%9Fe?q=%41%20b HTTP/1.1"
+    assert sorted(first[1:4]) == [
+        f"Authorization: Basic {base64.b64encode(b'me:a b').decode()}",
+        "Content-Length: 2",
+        "host: elsewhere",
+    ]
+    assert [line for line in second if "uthorization" in line] == ["authorization: Bearer key"]
+
+
+def test_an_address_without_a_port_that_there_is_is_refused() -> None:
+    with pytest.raises(BenchError, match="out of range"):
+        Connections("http://127.0.0.1:99999/")
 
 
 def test_what_is_no_http_is_an_error() -> None:

@@ -263,6 +263,18 @@ def test_what_comes_back_stays_whatever_comes_between(library: KernelLibrary) ->
     in_fresh_thread(library, try_out)
 
 
+def test_what_is_used_now_and_then_hides_nothing_older_of_its_size(library: KernelLibrary) -> None:
+    def try_out(spare: Spare) -> None:
+        turn = [1 << 20, *(megabytes << 20 for megabytes in (2, 3, 5, 7, 10, 14, 16, 20))]
+        spare.use(*[1 << 20] * 60)
+        for size in turn * 3:
+            spare.use(size)
+        for size in turn:
+            assert spare.use(size)
+
+    in_fresh_thread(library, try_out)
+
+
 def test_what_was_needed_at_once_stays_however_large(library: KernelLibrary) -> None:
     def try_out(spare: Spare) -> None:
         spare.use(120 << 20, 60 << 20)

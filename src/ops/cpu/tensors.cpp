@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kLeast = 512;
 // Bytes that a thread may keep, used or not, however few it has ever used at once.
-constexpr size_t kLeastKept = size_t(64) << 20;
+constexpr int64_t kLeastKept = int64_t(64) << 20;
 constexpr int kClasses = 4 * 64;
 // What no tensor has, bytes: a size that went wrong.
 constexpr int64_t kMostBytes = int64_t(1) << 47;
@@ -34,94 +34,127 @@ struct SizeClass {
   int index;
 };
 
+// Spare memory of one size, the last freed first.
+class Stack {
+ public:
+  void push(Memory* memory) {
+    memory->next = newest_;
+    memory->previous = nullptr;
+    (newest_ == nullptr ? oldest_ : newest_->previous) = memory;
+    newest_ = memory;
+  }
+  Memory* pop() {
+    Memory* taken = newest_;
+    newest_ = taken->next;
+    (newest_ == nullptr ? oldest_ : newest_->previous) = nullptr;
+    return taken;
+  }
+  Memory* drop_oldest() {
+    Memory* dropped = oldest_;
+    oldest_ = dropped->previous;
+    (oldest_ == nullptr ? newest_ : oldest_->next) = nullptr;
+    return dropped;
+  }
+  bool is_empty() const { return newest_ == nullptr; }
+  int64_t oldest() const { return oldest_->freed; }
+
+ private:
+  Memory *newest_ = nullptr, *oldest_ = nullptr;
+};
+
 // What a thread has freed and will soon need again.
+//
+// Large memory comes from the system, zeroed page by page, which takes a tenth of a prompt's step:
+// so what a step used stays for the next one. That is twice what was ever used at once, since what
+// is used in turn is of different sizes. Beyond that what was not used for longest goes: sizes that
+// do not come back would else keep out those that do.
 class Spare {
  public:
   ~Spare() {
-    for (Memory*& first : memories_) {
-      while (first != nullptr) std::free(pop(&first));
-    }
-    while (tensors_ != nullptr) delete pop(&tensors_);
+    make_room(0, 0);
+    while (tensors_ != nullptr) delete std::exchange(tensors_, tensors_->next);
   }
 
   Memory* memory(size_t bytes) {
     const SizeClass size(bytes);
-    Memory*& first = memories_[size.index];
-    Memory* memory = first;
-    if (memory != nullptr) {
-      spare_ -= size.capacity;
-      pop(&first);
+    const auto capacity = int64_t(size.capacity);
+    Stack& stack = stacks_[size.index];
+    Memory* memory = nullptr;
+    if (!stack.is_empty()) {
+      memory = stack.pop();
       memory->references = 1;
+      spare_ -= capacity;
     } else {
-      make_room(size.capacity);
-      void* place = std::aligned_alloc(alignof(Memory), sizeof(Memory) + size.capacity);
+      make_room(capacity, std::max(kLeastKept, 2 * most_used_));
+      void* place = allocate(size.capacity);
+      if (place == nullptr) {
+        make_room(0, 0);
+        place = allocate(size.capacity);
+      }
       if (place == nullptr) return nullptr;
       memory = new (place) Memory{1, size.capacity};
     }
     ++in_use_;
-    used_ += size.capacity;
+    used_ += capacity;
     most_used_ = std::max(most_used_, used_);
     return memory;
   }
 
   void take(Memory* memory) {
+    const auto capacity = int64_t(memory->capacity);
     --in_use_;
-    used_ -= memory->capacity;
-    make_room(memory->capacity);
+    // Another thread may have made it.
+    used_ = std::max<int64_t>(0, used_ - capacity);
+    make_room(capacity, std::max(kLeastKept, 2 * most_used_));
     memory->freed = ++clock_;
-    push(memory, &memories_[SizeClass(memory->capacity).index]);
-    spare_ += memory->capacity;
+    stacks_[SizeClass(memory->capacity).index].push(memory);
+    spare_ += capacity;
   }
 
   Tensor* tensor() {
-    Tensor* tensor = tensors_ == nullptr ? new (std::nothrow) Tensor : pop(&tensors_);
+    Tensor* tensor = tensors_;
+    if (tensor == nullptr) {
+      tensor = new (std::nothrow) Tensor;
+    } else {
+      tensors_ = tensor->next;
+    }
     if (tensor != nullptr) ++in_use_;
     return tensor;
   }
 
   void take(Tensor* tensor) {
     --in_use_;
-    push(tensor, &tensors_);
+    tensor->next = tensors_;
+    tensors_ = tensor;
   }
 
   // Torch's tensors come and go as well.
   void count(int64_t more) { in_use_ += more; }
   int64_t in_use() const { return in_use_; }
-  int64_t bytes() const { return int64_t(spare_); }
+  int64_t bytes() const { return spare_; }
 
  private:
-  // For so many more. What a step of a prompt used stays for the next one: large memory comes from
-  // the system, zeroed page by page, which takes a tenth of such a step. Twice what was used at
-  // once, since what is used in turn is of different sizes. What was not used for longest goes:
-  // sizes that do not come back would else keep out those that do.
-  void make_room(size_t bytes) {
-    const size_t most = std::max(kLeastKept, 2 * most_used_);
+  static void* allocate(size_t capacity) {
+    return std::aligned_alloc(alignof(Memory), sizeof(Memory) + capacity);
+  }
+
+  // For so many bytes more, of so many in all.
+  void make_room(int64_t bytes, int64_t most) {
     while (spare_ > 0 && used_ + spare_ + bytes > most) {
-      Memory** oldest = nullptr;
-      for (Memory*& first : memories_) {
-        if (first == nullptr) continue;
-        if (oldest == nullptr || first->freed < (*oldest)->freed) oldest = &first;
+      Stack* oldest = nullptr;
+      for (Stack& stack : stacks_) {
+        if (stack.is_empty()) continue;
+        if (oldest == nullptr || stack.oldest() < oldest->oldest()) oldest = &stack;
       }
-      spare_ -= (*oldest)->capacity;
-      std::free(pop(oldest));
+      Memory* memory = oldest->drop_oldest();
+      spare_ -= int64_t(memory->capacity);
+      std::free(memory);
     }
   }
 
-  template <class T>
-  static T* pop(T** first) {
-    T* taken = *first;
-    *first = taken->next;
-    return taken;
-  }
-  template <class T>
-  static void push(T* item, T** first) {
-    item->next = *first;
-    *first = item;
-  }
-
-  Memory* memories_[kClasses] = {};
+  Stack stacks_[kClasses];
   Tensor* tensors_ = nullptr;
-  size_t spare_ = 0, used_ = 0, most_used_ = 0;  // bytes
+  int64_t spare_ = 0, used_ = 0, most_used_ = 0;  // bytes
   int64_t clock_ = 0;
   int64_t in_use_ = 0;  // tensors and memories that were taken, less those given back here
 };

@@ -15,8 +15,10 @@ struct alignas(64) Memory {
   size_t capacity;           // bytes, which follow this; 0 if they lie elsewhere
   Handle torch = nullptr;    // torch's tensor that has them, and goes with this
   Tensor* source = nullptr;  // what else they may belong to
-  Memory* next = nullptr;    // while it is spare
-  int64_t freed = 0;         // when it became so
+  // While it is spare: freed before and after this, of its size; and when it was.
+  Memory* next = nullptr;
+  Memory* previous = nullptr;
+  int64_t freed = 0;
 };
 
 struct Tensor {
