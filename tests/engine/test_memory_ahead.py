@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import re
 import sys
 import time
 from pathlib import Path
@@ -119,6 +120,18 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
+def resident_at(addresses: list[int]) -> int:
+    """Bytes of the mappings with these addresses that are in memory."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(number, 16) for number in match.groups())
+            counts = any(begin <= address < end for address in addresses)
+        elif counts and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
 @linux_only
 def test_pages_are_taken_with_what_they_hold() -> None:
     tensor = lazy_zeros((16 * MIB,), torch.uint8)
@@ -140,12 +153,21 @@ async def test_an_engine_takes_memory_in_its_pauses(
     monkeypatch.setattr(startup, "allocate_kv_cache", allocate_kv_cache)
     path = make_checkpoint(tmp_path, tokenizer=True)
     config = small_config(path, cache__memory_bytes=2**30, cache__block_size=16)
-    before = resident()
     async with AsyncEngine.open(config) as engine:
-        await engine.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))
-        deadline = time.monotonic() + 30
-        while resident() - before < 250 * MIB and time.monotonic() < deadline:
+        cache = engine._parts.runner._forward_pass.kv_cache
+        places = [tensor.data_ptr() for tensor in (*cache.keys, *cache.values)]
+        # Without any request, and no further.
+        deadline = time.monotonic() + 60
+        while resident_at(places) < 250 * MIB and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(0.2)
-        # Code and activations take some too, but no three quarters of the pool.
-        assert 250 * MIB <= resident() - before <= 700 * MIB
+        await asyncio.sleep(0.3)
+        assert 250 * MIB <= resident_at(places) <= 300 * MIB
+        # What is used moves it on: 16 requests of 200 tokens that share nothing.
+        prompts = [[3 + (number * 7 + first) % 300 for number in range(200)] for first in range(16)]
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
+        used = 16 * 200 // cache.plan.block_size * cache.plan.bytes_per_block
+        deadline = time.monotonic() + 60
+        while resident_at(places) < 256 * MIB + used and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        assert 256 * MIB + used <= resident_at(places) <= 310 * MIB + used
