@@ -35,7 +35,7 @@ SIDE_BY_SIDE = (
     *(f"tests/engine/test_{name}.py" for name in ("compilation", "peak_memory", "rounded_inputs")),
     *("tests/engine/test_step_computer.py", "tests/engine/test_strips.py"),
     *(f"tests/{name}" for name in ("compile", "ops", "models", "text", "core", "demo", "docs")),
-    *(f"tests/engine/{name}" for name in ("structured", "sampling", "pure")),
+    *(f"tests/engine/{name}" for name in ("grammar", "sampling", "pure")),
     *("tests/replay", "tests/law"),
 )
 PYPROJECT = nox.project.load_toml("pyproject.toml")

@@ -89,21 +89,21 @@ def configuration(directory: Path, rows: int) -> Config:
 @contextlib.contextmanager
 def clocks() -> Iterator[Clocks]:
     """A clock around each phase of a step; every one of them goes once per step."""
+    from src.engine.execution.step_computer import StepComputer
+    from src.engine.execution.worker import Worker
     from src.engine.loop import EngineLoop
-    from src.engine.runner import Runner
-    from src.engine.scheduler import Scheduler
-    from src.engine.step_computer import StepComputer
+    from src.engine.scheduling.scheduler import Scheduler
     from src.ops.cpu.step import CompiledStep
 
     found = Clocks()
     # At the end there is nothing to plan, and so nothing to launch: no step.
     found.measure("plan", Scheduler, "schedule", keeps=lambda plan: plan is not None)
     found.measure("launch", EngineLoop, "_launch", keeps=bool)
-    found.measure("hand_over", Runner, "_run")
-    found.measure("apply", Runner, "_apply")
+    found.measure("hand_over", Worker, "_run")
+    found.measure("apply", Worker, "_apply")
     found.measure("inputs", StepComputer, "compute")
     found.measure(_KERNELS, CompiledStep, "_call")
-    found.measure("read", Runner, "_read")
+    found.measure("read", Worker, "_read")
     found.measure("commit", EngineLoop, "_commit")
     try:
         yield found
@@ -128,7 +128,7 @@ async def steps_of(
     # The prompts take steps of their own, and their rows need not begin to decode at once.
     await side_by_side(engine_client(engine), prompts, steps + rows, rows)
     # The clients hear of the last step before its thread is done with it.
-    await asyncio.wrap_future(engine._loaded.runner.call(lambda: None))
+    await asyncio.wrap_future(engine._loaded.worker.call(lambda: None))
     records = [record for record in engine.timeline if record.step_id > before]
     columns = [found.values[name] for name in (*PHASES, _KERNELS)]
     if any(len(values) != len(records) for values in columns):

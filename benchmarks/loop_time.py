@@ -216,11 +216,11 @@ def sending_seconds() -> float:
 @contextlib.contextmanager
 def phases() -> Iterator[Clocks]:
     """Clocks around the parts of a turn, and around what a token meets on its way out."""
+    from src.engine.execution.worker import Worker
     from src.engine.loop import EngineLoop
-    from src.engine.observer import EngineObserver
-    from src.engine.runner import Runner
-    from src.engine.scheduler import Scheduler
-    from src.engine.streams import Choice
+    from src.engine.requests.streams import Choice
+    from src.engine.scheduling.scheduler import Scheduler
+    from src.engine.telemetry.observer import EngineObserver
     from src.http.chat_shape import ChatShape
     from src.http.completion_shape import CompletionShape
     from src.http.direct import DirectWriter
@@ -231,7 +231,7 @@ def phases() -> Iterator[Clocks]:
         ("loop", EngineLoop, "_turn"),
         ("scheduler", Scheduler, "schedule"),
         ("scheduler", Scheduler, "commit"),
-        ("launch", Runner, "launch"),
+        ("launch", Worker, "launch"),
         ("detokenize", OutputText, "go_on"),
         ("deliver", Choice, "take"),
         *(("observe", EngineObserver, m) for m in ("launched", "committed", "delivered", "turned")),

@@ -33,7 +33,7 @@ from src.core.config import Config
 from src.core.settings import load_config
 from src.core.steps import StepRecord
 from src.core.views import TimelineView
-from src.engine.scheduler import SchedulerLimits
+from src.engine.scheduling.scheduler import SchedulerLimits
 
 # Of the throughput with all requests at once, the rate of the run with a steady load.
 STEADY = 0.6

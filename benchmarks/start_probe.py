@@ -47,7 +47,7 @@ async def probe(patience: float) -> dict[str, float]:
                         if name not in seen and is_built():
                             seen[name] = time.monotonic()
                     await asyncio.sleep(0.01)
-        runner = engine._loaded.runner
+        runner = engine._loaded.worker
         seen["compilation"] = runner.compile_seconds
         seen["graphs"] = runner.num_graphs
     # Compilers are children of this process, and have been waited for.

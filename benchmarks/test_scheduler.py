@@ -10,8 +10,8 @@ import pytest
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
-from src.engine.blocks import BlockPool
-from src.engine.scheduler import Scheduler, SchedulerLimits
+from src.engine.kv.block_pool import BlockPool
+from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 
 # What others do on the machine does not count.
 pytestmark = pytest.mark.benchmark(timer=time.thread_time)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from src.core.structured_output import StructuredOutput
     from src.engine.client import AsyncEngine
     from src.engine.llm import LLM
-    from src.engine.prompts import ChatOptions
+    from src.engine.requests.prompts import ChatOptions
 
 __all__ = [
     "LLM",
@@ -34,7 +34,7 @@ __all__ = [
 _HOMES = {
     "LLM": "src.engine.llm",
     "AsyncEngine": "src.engine.client",
-    "ChatOptions": "src.engine.prompts",
+    "ChatOptions": "src.engine.requests.prompts",
     "Config": "src.core.config",
     "SamplingParams": "src.core.sampling_params",
     "StructuredOutput": "src.core.structured_output",

@@ -77,7 +77,7 @@ async def _traced(
     finally:
         await asyncio.wrap_future(parts.profiler.stop())
     trace = await asyncio.to_thread(parts.profiler.export)
-    return trace, _ON_HOST if parts.runner.is_on_cpu else _ON_DEVICE
+    return trace, _ON_HOST if parts.worker.is_on_cpu else _ON_DEVICE
 
 
 def kernels_in(trace: bytes, category: str) -> Kernels:

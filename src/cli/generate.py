@@ -10,7 +10,7 @@ from src.cli.loading import open_engine
 from src.cli.options import Commands, add_sampling, config_of, sampling_of
 from src.cli.options import add_command as add
 from src.core.config import Config
-from src.engine.prompts import Prompt
+from src.engine.requests.prompts import Prompt
 
 
 def add_command(commands: Commands) -> None:

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replay(log: Path) -> int:
-    from src.engine.replay import ReplayError, read_lines, replay
+    from src.engine.scheduling.replay import ReplayError, read_lines, replay
 
     try:
         with log.open("rb") as lines:

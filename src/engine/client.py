@@ -30,21 +30,22 @@ from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
 from src.core.version import VERSION
-from src.engine.companions import Companions
-from src.engine.inspector import Inspector
+from src.engine.background_tasks import BackgroundTasks
 from src.engine.loading import Loading
-from src.engine.observed import Observed
-from src.engine.observer import EngineObserver
-from src.engine.preparation import Preparation
-from src.engine.prompts import (
+from src.engine.requests.preparation import Preparation
+from src.engine.requests.prompts import (
     ChatOptions,
     Prompt,
     RequestOptions,
     check_options,
     with_defaults,
 )
-from src.engine.start_observer import StartObserver
-from src.engine.status import (
+from src.engine.requests.submission import ResultCollector, Submission
+from src.engine.telemetry.inspector import Inspector
+from src.engine.telemetry.observed import Observed
+from src.engine.telemetry.observer import EngineObserver
+from src.engine.telemetry.start_observer import StartObserver
+from src.engine.telemetry.status import (
     STARTUP_PHASES,
     EngineStats,
     EngineStatus,
@@ -52,8 +53,7 @@ from src.engine.status import (
     Stall,
     served_names,
 )
-from src.engine.submission import ResultCollector, Submission
-from src.engine.timeline import Timeline
+from src.engine.telemetry.timeline import Timeline
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry
 from src.text.tokenizer import Tokenizer
@@ -104,7 +104,9 @@ class AsyncEngine:
         self.telemetry = Telemetry(section, served_names(self.config.model)[0], VERSION)
         self._observer = EngineObserver(self.metrics, section, self.telemetry)
         self.inspector = Inspector(self._observer, lambda: self._loaded)
-        self._companions = Companions(self, self._observer.progress)
+        self._background = BackgroundTasks(
+            section, self.metrics, self._observer.progress, self._status, lambda: self.stats
+        )
         self._start = StartObserver(self.metrics, self.telemetry)
 
     @classmethod
@@ -144,7 +146,7 @@ class AsyncEngine:
             self._dead = asyncio.get_running_loop().create_future()
             self._start.begin()
             self._set_status("importing", STARTUP_PHASES["importing"], "importing torch")
-            self._companions.start()
+            self._background.start()
             self._main_task = asyncio.create_task(self._main(), name="slipstream-engine")
 
     async def wait_ready(self, timeout: float | None = None) -> None:
@@ -220,7 +222,7 @@ class AsyncEngine:
         await asyncio.shield(self._closing)
 
     async def _release(self) -> None:
-        self._companions.stop()
+        self._background.stop()
         await self.inspector.close()
         task, self._main_task = self._main_task, None
         if task is not None:
@@ -281,7 +283,7 @@ class AsyncEngine:
         )
         self._loop = loaded.loop_class(
             parts.scheduler,
-            parts.runner,
+            parts.worker,
             self._observer,
             pipeline_depth=self.config.scheduler.pipeline_depth,
         )
@@ -356,7 +358,7 @@ class AsyncEngine:
             prefix_cache_queries=scheduler.stats.prefix_cache_queries,
             prefix_cache_hits=scheduler.stats.prefix_cache_hits,
             pool_is_whole=scheduler.pool_is_whole(),
-            compiled=self._loaded.runner.compiled,
+            compiled=self._loaded.worker.compiled,
         )
 
     # Requests
@@ -381,7 +383,7 @@ class AsyncEngine:
         params
             Without them the checkpoint's own defaults.
         options
-            See :class:`~src.engine.prompts.RequestOptions`.
+            See :class:`~src.engine.requests.prompts.RequestOptions`.
 
         Raises
         ------

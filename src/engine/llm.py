@@ -19,8 +19,8 @@ from src.core.outputs import FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.engine_thread import EngineThread
-from src.engine.prompts import ChatMessage, ChatOptions, Prompt
-from src.engine.submission import ResultCollector, Submission
+from src.engine.requests.prompts import ChatMessage, ChatOptions, Prompt
+from src.engine.requests.submission import ResultCollector, Submission
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 

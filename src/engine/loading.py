@@ -57,8 +57,8 @@ class Loading:
         # Here and not at the top: these bring torch in, which takes seconds.
         with paused_collector():
             from src.engine.loop import EngineLoop
-            from src.engine.readings import model_facts, read_engine
             from src.engine.startup import build_engine
+            from src.engine.telemetry.readings import model_facts, read_engine
 
         parts = build_engine(self._config, self._report, self._timeline)
         with self._lock:

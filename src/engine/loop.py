@@ -23,12 +23,12 @@ from src.core.errors import (
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
-from src.engine.in_flight import InFlight, failed_step
-from src.engine.observer import EngineObserver
-from src.engine.pace import Pace
-from src.engine.runner import DeviceLostError, Runner
-from src.engine.scheduler import Scheduler
-from src.engine.streams import Choice
+from src.engine.execution.in_flight import InFlight, failed_step
+from src.engine.execution.worker import DeviceLostError, Worker
+from src.engine.requests.streams import Choice
+from src.engine.scheduling.pace import Pace
+from src.engine.scheduling.scheduler import Scheduler
+from src.engine.telemetry.observer import EngineObserver
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _MAX_CONSECUTIVE_FAILURES = 3
 
 
 class EngineLoop:
-    """Drives the scheduler and the runner until it is cancelled.
+    """Drives the scheduler and the worker until it is cancelled.
 
     Parameters
     ----------
@@ -49,20 +49,20 @@ class EngineLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        worker: Worker,
         observer: EngineObserver,
         *,
         pipeline_depth: int,
     ) -> None:
         self.scheduler = scheduler
-        self._runner = runner
+        self._worker = worker
         self._observer = observer
         self._depth = pipeline_depth
         self._choices: dict[int, Choice] = {}
         self._in_flight: deque[InFlight] = deque()
-        # Requests not yet seen by the runner, until a plan installs them.
+        # Requests not yet seen by the worker, until a plan installs them.
         self._unannounced: dict[int, Request] = {}
-        # Keys that ended since the last launch, for the runner to forget.
+        # Keys that ended since the last launch, for the worker to forget.
         self._forgettable: list[int] = []
         self._unpublished: list[tuple[Choice, RequestEvent]] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -214,7 +214,7 @@ class EngineLoop:
         forgettable, self._forgettable = self._forgettable, []
         is_launched = True
         try:
-            in_flight = self._runner.launch(plan, admitted, forgettable, self._wake.set)
+            in_flight = self._worker.launch(plan, admitted, forgettable, self._wake.set)
         # Nothing of it is on the device: as a step that failed there, it fails its requests.
         except Exception as error:
             in_flight = failed_step(plan, error)

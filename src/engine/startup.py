@@ -19,26 +19,26 @@ from src.core.config import Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
-from src.engine.attention import choose_attention, require_attention
-from src.engine.compilation import HEAD_START, RegionCompilation
 from src.engine.devices import give_back_memory, open_device
-from src.engine.forward_pass import RunnerClosedError
-from src.engine.graphs import GraphPlan, plan_graphs
-from src.engine.kv_cache import (
+from src.engine.execution.attention_choice import choose_attention, require_attention
+from src.engine.execution.compilation import HEAD_START, RegionCompilation
+from src.engine.execution.forward_pass import WorkerClosedError
+from src.engine.execution.graphs import GraphPlan, plan_graphs
+from src.engine.execution.kv_cache import (
     KVCachePlan,
     allocate_kv_cache,
     block_size_of,
     plan_kv_cache,
 )
-from src.engine.plan_log import PlanLog, RecordingScheduler
-from src.engine.profiler import StepProfiler
-from src.engine.prompts import RequestBuilder
-from src.engine.row_state import RowState
-from src.engine.runner import Runner
+from src.engine.execution.profiler import StepProfiler
+from src.engine.execution.row_state import RowState
+from src.engine.execution.worker import Worker
+from src.engine.grammar.compiler import GrammarCompiler
+from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
-from src.engine.scheduler import Scheduler, SchedulerLimits
-from src.engine.status import STARTUP_PHASES, ModelInfo, served_names
-from src.engine.structured.compiler import GrammarCompiler
+from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
+from src.engine.telemetry.status import STARTUP_PHASES, ModelInfo, served_names
 from src.models import Decoder, load_model, outline_model, resolve_model
 from src.ops.cpu.build import (
     cache_root,
@@ -68,7 +68,7 @@ class EngineParts:
     builder: RequestBuilder
     grammars: GrammarCompiler
     scheduler: Scheduler
-    runner: Runner
+    worker: Worker
     kv_plan: KVCachePlan
     # What serves it, by name.
     attention: str
@@ -279,15 +279,15 @@ def _build_parts(
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    runner, kv_plan, max_model_len, graph_plan = _build_runner(config, decoder, ends)
+    worker, kv_plan, max_model_len, graph_plan = _build_runner(config, decoder, ends)
     if compilation is not None:
-        # Once more, for it ends before the runner that it brings its code to.
+        # Once more, for it ends before the worker that it brings its code to.
         ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
-        runner.warm_up()
-    _settle_code(config, report, timeline, runner, decoder, compilation, graph_plan)
-    runner.use_pauses()
+        worker.warm_up()
+    _settle_code(config, report, timeline, worker, decoder, compilation, graph_plan)
+    worker.use_pauses()
     info = _model_info(config, decoder, device, max_model_len)
     limits = SchedulerLimits.of(
         config,
@@ -305,11 +305,11 @@ def _build_parts(
         builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits),
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
-        runner=runner,
+        worker=worker,
         kv_plan=kv_plan,
         attention=attention or kernel_status(),
         plan_log=plan_log,
-        profiler=StepProfiler(runner.call),
+        profiler=StepProfiler(worker.call),
         compilation=compilation,
         ends=ends.pop_all(),
     )
@@ -317,8 +317,8 @@ def _build_parts(
 
 def _build_runner(
     config: Config, decoder: Decoder, ends: contextlib.ExitStack
-) -> tuple[Runner, KVCachePlan, int, GraphPlan | None]:
-    """The runner with its KV memory, the context that this allows, and what is to be captured."""
+) -> tuple[Worker, KVCachePlan, int, GraphPlan | None]:
+    """The worker with its KV memory, the context that this allows, and what is to be captured."""
     device = decoder.spec.device
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
@@ -334,7 +334,7 @@ def _build_runner(
         max_model_len_is_fixed=config.model.max_model_len is not None,
         reserved_bytes=0 if graph_plan is None else graph_plan.bytes,
     )
-    runner = Runner(
+    worker = Worker(
         step_device,
         decoder,
         decoder.regions,
@@ -348,15 +348,15 @@ def _build_runner(
         Sampler(SamplingState(max_num_seqs, decoder.spec.vocab_size, device)),
         num_threads=config.device.num_threads or usable_cpus(),
     )
-    ends.callback(runner.close)
-    return runner, kv_plan, max_model_len, graph_plan
+    ends.callback(worker.close)
+    return worker, kv_plan, max_model_len, graph_plan
 
 
 def _settle_code(
     config: Config,
     report: Report,
     timeline: StartTimeline,
-    runner: Runner,
+    worker: Worker,
     decoder: Decoder,
     compilation: RegionCompilation | None,
     graph_plan: GraphPlan | None,
@@ -367,17 +367,17 @@ def _settle_code(
         if graph_plan is not None:
             everything = config.compile.cuda_graphs == "wait"
             timeline.begin("capture")
-            with contextlib.suppress(RunnerClosedError):
-                runner.capture_graphs(graph_plan.backend, graph_plan.ladder, everything=everything)
+            with contextlib.suppress(WorkerClosedError):
+                worker.capture_graphs(graph_plan.backend, graph_plan.ladder, everything=everything)
                 timeline.end("capture")
 
     if compilation is not None and not _awaits_code(config):
         # Graphs of code that is about to be replaced would be captured for nothing.
-        compilation.finish_in_background(runner, decoder, capture)
+        compilation.finish_in_background(worker, decoder, capture)
         return
     if compilation is not None:
         report("compile", STARTUP_PHASES["compile"], "compiling")
-        compilation.finish(runner, decoder)
+        compilation.finish(worker, decoder)
     if graph_plan is not None:
         report("capture", STARTUP_PHASES["capture"], "capturing steps")
     capture()

@@ -266,12 +266,13 @@ class Endpoint:
         """Read the body, run the handler until it is done or the client has gone."""
         server: Server = scope["app"].state.server
         call = Call(server, scope, send)
-        call.trace = begin_trace(call)
+        call.trace = begin_trace(server.engine, scope, call.received)
         try:
             await self._serve(call, receive)
         finally:
             call.close()
-            end_trace(call)
+            if call.trace is not None:
+                end_trace(server.engine, call.trace, call.status, disconnected=call.disconnected)
 
     async def _serve(self, call: Call, receive: Receive) -> None:
         server, scope = call.server, call.scope

@@ -8,7 +8,7 @@ import msgspec
 
 from src.core.config import ChatSection, Config, HttpSection
 from src.core.errors import InvalidRequestError
-from src.engine.prompts import ChatOptions
+from src.engine.requests.prompts import ChatOptions
 from src.http.body import check_structure
 from src.http.protocol.chat import MAX_MESSAGES, ChatMessage, ChatRequest
 from src.http.sampling import unsupported

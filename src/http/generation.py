@@ -14,8 +14,8 @@ from src.core.errors import DeadlineExceededError, RequestAbortedError, RequestE
 from src.core.outputs import Delta, FinishReason, GenerationResult, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.engine.prompts import ChatOptions, Prompt
-from src.engine.submission import ResultCollector, Submission
+from src.engine.requests.prompts import ChatOptions, Prompt
+from src.engine.requests.submission import ResultCollector, Submission
 from src.http.call import Call
 from src.http.errors import GenerationFailedError
 from src.http.logprobs import check_number

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from src.engine.status import ModelInfo
+from src.engine.telemetry.status import ModelInfo
 from src.http.call import Call
 from src.http.protocol.models import ModelCard, ModelList
 from src.http.server import served_name

@@ -11,7 +11,7 @@ import anyio
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.sampling_params import shown
 from src.engine.client import AsyncEngine
-from src.engine.prompts import ChatOptions
+from src.engine.requests.prompts import ChatOptions
 
 Prompt: TypeAlias = str | list[int]
 
@@ -125,7 +125,7 @@ async def echoes_of(
     echoes = []
     for prompt, ids in zip(prompts, token_ids, strict=True):
         if isinstance(prompt, str):
-            num_added = len(commonprefix([added, ids]))
+            num_added = len(commonprefix([added, ids]))  # noqa: RUF071
             echoes.append(Echo(prompt, num_added, skips_special_tokens=False))
         else:
             text = await anyio.to_thread.run_sync(tokenizer.decode, ids, skips_special_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from src.core.config import Config
 from src.core.errors import ModelNotFoundError, NotReadyError
 from src.engine.client import AsyncEngine
-from src.engine.status import EngineStatus, ModelInfo, Stall
+from src.engine.telemetry.status import EngineStatus, ModelInfo, Stall
 from src.http.keys import Keys
 from src.http.outbox import Outbox, SendAll
 from src.http.responses.store import ResponseStore

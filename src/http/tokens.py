@@ -10,7 +10,7 @@ import msgspec
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.sampling_params import shown
 from src.engine.client import AsyncEngine
-from src.engine.prompts import ChatOptions
+from src.engine.requests.prompts import ChatOptions
 from src.http.call import Call
 from src.http.conversation import conversation
 from src.http.fields import RequestDecoder

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from starlette.types import Scope
+
+from src.engine.client import AsyncEngine
 from src.http.body import header
 from src.observability.tracing import RequestTrace
-
-if TYPE_CHECKING:
-    from src.http.call import Call
 
 # Path of an endpoint that generates -> what the conventions call it.
 OPERATIONS: Final = {
@@ -22,17 +22,18 @@ OPERATIONS: Final = {
 _SESSION_ID = re.compile(r"[!-~]{1,128}")
 
 
-def begin_trace(call: Call) -> RequestTrace | None:
-    """Start the request's span; ``None`` when it generates nothing or is not sampled."""
-    scope = call.scope
-    engine = call.server.engine
+def begin_trace(engine: AsyncEngine | None, scope: Scope, received: float) -> RequestTrace | None:
+    """Start the request's span; ``None`` when it generates nothing or is not sampled.
+
+    ``received`` is when the request arrived, on the monotonic clock.
+    """
     if engine is None or not engine.telemetry.traces:
         return None
     route = scope["path"].removeprefix(scope.get("root_path", ""))
     operation = OPERATIONS.get(route)
     if operation is None:
         return None
-    trace = engine.telemetry.begin(operation, scope["headers"], received=call.received)
+    trace = engine.telemetry.begin(operation, scope["headers"], received=received)
     if trace is None:
         return None
     trace.attributes = {
@@ -53,12 +54,13 @@ def begin_trace(call: Call) -> RequestTrace | None:
     return trace
 
 
-def end_trace(call: Call) -> None:
-    """The request is over, whichever way."""
-    trace, engine = call.trace, call.server.engine
-    if trace is None or engine is None:
+def end_trace(
+    engine: AsyncEngine | None, trace: RequestTrace, status: int | None, *, disconnected: bool
+) -> None:
+    """End the span of a request that is over; ``status`` is that of its answer, if it has one."""
+    if engine is None:
         return
-    trace.disconnected = call.disconnected
-    if call.status is not None:
-        trace.attributes["http.response.status_code"] = call.status
+    trace.disconnected = disconnected
+    if status is not None:
+        trace.attributes["http.response.status_code"] = status
     engine.telemetry.end(trace)

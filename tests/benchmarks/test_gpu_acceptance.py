@@ -28,7 +28,7 @@ from benchmarks.roofline import Roofline
 from src.core.settings import CHECKOUT
 from src.core.steps import StepRecord
 from src.engine import startup
-from src.engine.graphs import DecodeGraph
+from src.engine.execution.graphs import DecodeGraph
 from src.ops import GUMBEL_ARGMAX, PAGED_ATTENTION, Op
 from src.ops.declaration import Kernel
 from tests.support.fake_capture import FakeCapture

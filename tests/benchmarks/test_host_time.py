@@ -14,7 +14,7 @@ from benchmarks import host_time
 from benchmarks.clocks import Clocks
 from src import Config
 from src.engine.loop import EngineLoop
-from src.engine.scheduler import Scheduler
+from src.engine.scheduling.scheduler import Scheduler
 from tests.benchmarks.conftest import Lines
 from tests.support.engines import small_config
 

@@ -17,8 +17,8 @@ from src.cli.batch_file import BatchRequest, check_requests, finished, problem
 from src.cli.main import main
 from src.core.errors import ConfigError
 from src.core.settings import CHECKOUT
-from src.engine.row_state import RowState
-from src.engine.step_computer import StepComputer
+from src.engine.execution.row_state import RowState
+from src.engine.execution.step_computer import StepComputer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.compiling import compile_options
 

@@ -13,7 +13,7 @@ import src
 from src import ChatOptions, SamplingParams
 from src.core.settings import CHECKOUT
 from src.engine.client import AsyncEngine
-from src.engine.prompts import RequestOptions
+from src.engine.requests.prompts import RequestOptions
 
 PAGE = (CHECKOUT / "docs" / "python-api.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -37,7 +37,7 @@ def guard_of_no_device() -> None:
 def poisoned_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """KV memory starts as NaN: a read of what was never written shows in every logit."""
     from src.engine import startup
-    from src.engine.kv_cache import allocate_kv_cache
+    from src.engine.execution.kv_cache import allocate_kv_cache
 
     monkeypatch.setattr(startup, "allocate_kv_cache", partial(allocate_kv_cache, poison=True))
 

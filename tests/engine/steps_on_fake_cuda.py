@@ -16,14 +16,14 @@ import src.models.loader
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
-from src.engine.forward_pass import Code, ForwardPass
-from src.engine.graphs.decode import DecodeCapture
-from src.engine.kv_cache import KVCachePlan, allocate_kv_cache
-from src.engine.row_state import RowState
+from src.engine.execution.forward_pass import Code, ForwardPass
+from src.engine.execution.graphs.decode import DecodeCapture
+from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
+from src.engine.execution.row_state import RowState
+from src.engine.execution.step_computer import StepComputer, StepOutput
+from src.engine.grammar.masks import RowMasks
+from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
-from src.engine.step_computer import StepComputer, StepOutput
-from src.engine.structured.masks import RowMasks
-from src.engine.structured.row_grammars import RowGrammars
 from src.models import load_model
 from tests.support.fake_cuda import DEVICE, NobodyWaits, fake_cuda
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from src.engine.arrivals import Arrivals
+from src.engine.execution.step_results import StepResults
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,9 @@ def loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "no C":
         monkeypatch.setattr(ctypes, "PyDLL", _raise(OSError("no such library")))
     if request.param == "no signal":
-        monkeypatch.setattr("src.engine.arrivals._signaling", lambda: lambda event, value: -1)
+        monkeypatch.setattr(
+            "src.engine.execution.step_results._signaling", lambda: lambda event, value: -1
+        )
     if request.param == "no readers":
         error = NotImplementedError()
         monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", _raise(error))
@@ -77,7 +79,7 @@ class Taker:
 
 async def test_all_is_taken_on_the_loop_in_its_order(loop_kind: str) -> None:
     taker = Taker()
-    arrivals = Arrivals(taker.take)
+    arrivals = StepResults(taker.take)
     arrivals.listen(asyncio.get_running_loop())
     arrivals.listen(asyncio.get_running_loop())
 
@@ -99,7 +101,7 @@ async def test_one_that_cannot_be_taken_keeps_no_other_one_waiting(loop_kind: st
     taker, told = Taker(), []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    arrivals = Arrivals(taker.take)
+    arrivals = StepResults(taker.take)
     arrivals.listen(loop)
     for number in (1, -2, 3):
         arrivals.post(number)
@@ -111,7 +113,7 @@ async def test_one_that_cannot_be_taken_keeps_no_other_one_waiting(loop_kind: st
 
 async def test_what_is_posted_before_the_end_is_taken(loop_kind: str) -> None:
     taker = Taker()
-    arrivals = Arrivals(taker.take)
+    arrivals = StepResults(taker.take)
     arrivals.listen(asyncio.get_running_loop())
     arrivals.post(1)
     arrivals.post(2)
@@ -122,7 +124,7 @@ async def test_what_is_posted_before_the_end_is_taken(loop_kind: str) -> None:
 
 def test_a_loop_that_is_gone_takes_nothing(loop_kind: str) -> None:
     taken: list[int] = []
-    arrivals = Arrivals(taken.append)
+    arrivals = StepResults(taken.append)
 
     async def listen() -> None:
         arrivals.listen(asyncio.get_running_loop())
@@ -135,8 +137,8 @@ def test_a_loop_that_is_gone_takes_nothing(loop_kind: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for descriptors")
 def test_no_descriptor_stays_open() -> None:
-    async def listen(closes: bool) -> Arrivals[int]:
-        arrivals = Arrivals(taken.append)
+    async def listen(closes: bool) -> StepResults[int]:
+        arrivals = StepResults(taken.append)
         arrivals.listen(asyncio.get_running_loop())
         arrivals.post(1)
         if closes:

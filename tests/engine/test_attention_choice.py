@@ -14,8 +14,9 @@ import torch
 from src.core.config import DeviceSection
 from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
-from src.engine import attention, startup
-from src.engine.attention import choose_attention
+from src.engine import startup
+from src.engine.execution import attention_choice as attention
+from src.engine.execution.attention_choice import choose_attention
 from src.models import Decoder, load_model
 from src.ops import PAGED_ATTENTION, Kernel
 from src.ops.attention_libraries import LIBRARIES, AttentionShape, LibraryUnavailableError
@@ -49,7 +50,7 @@ def chosen(section: DeviceSection, decoder: Decoder) -> tuple[str, str]:
 def test_without_a_library_triton_serves_and_the_log_says_why(
     decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "src.engine.attention"):
+    with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         assert chosen(DeviceSection(), decoder) == ("triton", "triton")
     (line,) = caplog.messages
     assert line.startswith("attention: triton serves prefill and decode; flash_attention_3 is not")
@@ -64,7 +65,7 @@ def test_a_library_that_is_there_and_able_serves_prefill(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stand_in.install(monkeypatch)
-    with caplog.at_level(logging.INFO, "src.engine.attention"):
+    with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         section = DeviceSection(attention=setting)
         assert chosen(section, decoder) == (BOTH, "flash_attention_3")
     assert caplog.messages == ["attention: flash_attention_3 serves prefill, triton decode"]

@@ -21,7 +21,8 @@ from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
 from src.core.settings import CHECKOUT
 from src.core.start_timeline import StartTimeline
-from src.engine import compilation, startup
+from src.engine import startup
+from src.engine.execution import compilation
 from src.models import Decoder, load_model, outline_model
 from src.models.regions import TOKEN_ARGUMENTS
 from src.ops.cpu.build import cache_root, ensure_built
@@ -70,7 +71,7 @@ async def main():
                 engine.generate(prompt, SamplingParams(max_tokens=source.randint(1, 12)))
                 for prompt in prompts
             ))
-        graphs = engine._parts.runner.num_graphs
+        graphs = engine._parts.worker.num_graphs
         steps = [
             (step.num_rows, step.num_tokens, step.decode_rows, step.sampled_rows)
             for step in engine.timeline
@@ -161,7 +162,7 @@ async def test_graphs_that_serve_are_counted_whatever_the_depth(
         async with AsyncEngine.open(small_config(directory, **changes)) as engine:
             await engine.generate([5, 17, 3], GREEDY)
             assert engine._parts is not None
-            assert engine._parts.runner.num_graphs == expected
+            assert engine._parts.worker.num_graphs == expected
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from src.core.plan import StepResult, StepTimes
 from src.engine import startup
 from src.engine.devices import host
 from src.engine.devices.cuda import CudaSpan
-from src.engine.graphs import decode
-from src.engine.row_state import RowState
+from src.engine.execution.graphs import decode
+from src.engine.execution.row_state import RowState
 from tests.support.engines import assert_idle, small_config
 from tests.support.fake_capture import FakeCapture
 

@@ -12,10 +12,10 @@ import torch
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
-from src.engine import transfer
-from src.engine.inputs import build_inputs, decode_rows, is_decode, padding_inputs
-from src.engine.kv_cache import _budget, allocate_kv_cache, free_memory, plan_kv_cache
-from src.engine.row_state import POISON, RowState
+from src.engine.devices import transfer
+from src.engine.execution.inputs import build_inputs, decode_rows, is_decode, padding_inputs
+from src.engine.execution.kv_cache import _budget, allocate_kv_cache, free_memory, plan_kv_cache
+from src.engine.execution.row_state import POISON, RowState
 from src.models.decoder import LayerKVSpec
 
 CPU = torch.device("cpu")
@@ -169,7 +169,7 @@ class TestKVCache:
         self, caplog: pytest.LogCaptureFixture, num_blocks: int, warns: bool
     ) -> None:
         """It is taken as it is written to, so nothing else would tell in time."""
-        with caplog.at_level("WARNING", logger="src.engine.kv_cache"):
+        with caplog.at_level("WARNING", logger="src.engine.execution.kv_cache"):
             self.plan(num_blocks=num_blocks)
         assert ("more than" in caplog.text) == warns
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from src.engine.device_thread import DeviceThread
+from src.engine.devices.device_thread import DeviceThread
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 20
@@ -22,7 +22,7 @@ SECONDS = 20
 # Ends its main thread while the other one computes, with nobody to close it.
 UNCLOSED = """
 import time
-from src.engine.device_thread import DeviceThread
+from src.engine.devices.device_thread import DeviceThread
 
 thread = DeviceThread(lambda: None)
 thread.post(lambda: time.sleep(0.5))

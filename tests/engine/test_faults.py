@@ -15,15 +15,15 @@ import pytest
 from src import AsyncEngine, GenerationResult, SamplingParams
 from src.core.config import CompileSection, Config
 from src.core.errors import EngineDeadError
+from src.engine.execution.row_state import RowState
+from src.engine.execution.step_computer import StepComputer
+from src.engine.execution.worker import DeviceLostError, Worker
 from src.engine.loop import EngineLoop
-from src.engine.observer import EngineObserver
-from src.engine.row_state import RowState
-from src.engine.runner import DeviceLostError, Runner
+from src.engine.requests.streams import Choice, RequestStream
 from src.engine.sampling import SamplingState
-from src.engine.scheduler import Scheduler
-from src.engine.step_computer import StepComputer
-from src.engine.step_recorder import StepRecorder
-from src.engine.streams import Choice, RequestStream
+from src.engine.scheduling.scheduler import Scheduler
+from src.engine.telemetry.observer import EngineObserver
+from src.engine.telemetry.step_recorder import StepRecorder
 from src.observability.metrics import EngineMetrics
 from src.ops.cpu.step import CompiledStep
 from tests.support.engines import assert_idle, greedy, small_config
@@ -102,14 +102,14 @@ def expected(reference: Any) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("code", "owner", "name"),
     [
-        ("any", Runner, "launch"),
-        ("any", Runner, "_apply"),
+        ("any", Worker, "launch"),
+        ("any", Worker, "_apply"),
         ("any", RowState, "install"),
         ("any", StepComputer, "compute"),
         ("uncompiled", StepComputer, "_forward"),
         ("uncompiled", StepComputer, "_sample"),
         ("compiled", CompiledStep, "draw"),
-        ("any", Runner, "_read"),
+        ("any", Worker, "_read"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -141,8 +141,8 @@ async def test_a_fault_on_the_way_through_the_device_is_its_requests(
         for prompt, tokens in zip(PROMPTS, expected, strict=True):
             assert (await engine.generate(prompt, PARAMS)).token_ids == tokens
         assert_nothing_is_left(engine, tasks)
-        runner = engine._parts.runner
-        assert len(runner._known) <= 1
+        worker = engine._parts.worker
+        assert len(worker._known) <= 1
 
 
 class PanicError(BaseException):
@@ -165,7 +165,7 @@ async def test_a_panic_on_the_device_thread_is_its_requests_too(
 
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
-    [(Runner, "launch", 13), (Runner, "_apply", 13), (SamplingState, "install", 6)],
+    [(Worker, "launch", 13), (Worker, "_apply", 13), (SamplingState, "install", 6)],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 async def test_a_step_behind_one_that_got_no_blocks_does_not_fail_too(
@@ -284,7 +284,7 @@ def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    Fault(monkeypatch, Runner, "launch", again=True)
+    Fault(monkeypatch, Worker, "launch", again=True)
 
 
 def unwritable_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from src import AsyncEngine, SamplingParams
 from src.core.plan import StepTimes
-from src.engine import health
-from src.engine.health import FIRST_PATIENCE, FIRST_STEPS, Heartbeat, Progress, Watchdog
-from src.engine.status import Stall
-from src.engine.step_computer import StepComputer
+from src.engine.execution.step_computer import StepComputer
+from src.engine.telemetry import health
+from src.engine.telemetry.health import FIRST_PATIENCE, FIRST_STEPS, Heartbeat, Progress, Watchdog
+from src.engine.telemetry.status import Stall
 from tests.support.engines import assert_idle, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -200,8 +200,8 @@ async def test_there_is_a_line_with_figures_while_there_is_work(
     async with AsyncEngine.open(config) as engine:
         await engine.generate([5, 6, 7], SamplingParams(max_tokens=30, ignore_eos=True))
         await asyncio.sleep(0.2)
-        lines = [r.message for r in caplog.records if r.name == "src.engine.stats_line"]
+        lines = [r.message for r in caplog.records if r.name == "src.engine.telemetry.stats_line"]
         assert any("generation" in line and " bubble " in line for line in lines)
         caplog.clear()
         await asyncio.sleep(0.2)
-        assert not [r for r in caplog.records if r.name == "src.engine.stats_line"]
+        assert not [r for r in caplog.records if r.name == "src.engine.telemetry.stats_line"]

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from src import AsyncEngine, SamplingParams
 from src.core.errors import EngineDeadError
 from src.engine import startup
-from src.engine.compilation import RegionCompilation
+from src.engine.execution.compilation import RegionCompilation
 from src.models import Decoder, load_model, loader
 from src.models.loader import read_all
 from src.ops.cpu.build import cache_root
@@ -70,7 +70,7 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
         assert parts.compilation is not None
         await asyncio.to_thread(parts.compilation.join)
         assert engine.stats.compiled
-        assert parts.runner.num_graphs == 4
+        assert parts.worker.num_graphs == 4
         attempts = counters["stats"]["unique_graphs"]
         assert attempts == 4
         for count in (1, 2, 12):
@@ -80,7 +80,7 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
             for prompt, result in zip(prompts, results, strict=False):
                 assert result.token_ids == greedy(reference, prompt, 24)
         # What the code was not compiled for fails the step, says why, and nobody compiles.
-        decoder = parts.runner._forward_pass.decoder
+        decoder = parts.worker._forward_pass.decoder
         with monkeypatch.context() as patch:
             patch.setattr(decoder, "rope_table", decoder.rope_table.double())
             with pytest.raises(EngineDeadError, match="a step of this request failed") as failed:

@@ -17,13 +17,13 @@ from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
 from src.core.settings import CHECKOUT
-from src.engine import prefix
-from src.engine.in_flight import InFlight
+from src.engine.execution.in_flight import InFlight
+from src.engine.execution.worker import DeviceLostError
+from src.engine.kv import prefix_cache as prefix
 from src.engine.loop import EngineLoop
-from src.engine.observer import EngineObserver
-from src.engine.runner import DeviceLostError
-from src.engine.scheduler import Scheduler
-from src.engine.submission import Submission
+from src.engine.requests.submission import Submission
+from src.engine.scheduling.scheduler import Scheduler
+from src.engine.telemetry.observer import EngineObserver
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry
 from src.text import Tokenizer
@@ -66,11 +66,11 @@ class Harness:
         self.observer = EngineObserver(
             EngineMetrics("m", legacy_names=False), section, Telemetry(section, "m", "0")
         )
-        self.runner = HeldRunner()
+        self.worker = HeldRunner()
         self.scheduler = Scheduler(make_limits(**limits))
         self.loop = EngineLoop(
             self.scheduler,
-            self.runner,  # type: ignore[arg-type]
+            self.worker,  # type: ignore[arg-type]
             self.observer,
             pipeline_depth=2,
         )
@@ -83,7 +83,7 @@ class Harness:
         return submission
 
     async def until_launched(self, count: int) -> None:
-        while len(self.runner.launched) < count:
+        while len(self.worker.launched) < count:
             await asyncio.sleep(0)
 
     async def end(self) -> None:
@@ -136,7 +136,7 @@ async def test_what_was_committed_in_the_turn_of_a_fault_reaches_its_readers(
     await harness.until_launched(2)
     if method is not None:
         fails(harness, monkeypatch, method[0], at=method[1])
-    first, second = harness.runner.launched[:2]
+    first, second = harness.worker.launched[:2]
     # Both are there when the loop turns.
     first.arrive(result_of(first.plan))
     second.arrive(error or result_of(second.plan))
@@ -164,7 +164,7 @@ async def test_a_fault_in_the_last_publication_keeps_nobody_from_an_end(
     monkeypatch.setattr(bad.choices[0], "take", broken)
     monkeypatch.setattr(harness.scheduler, "finish", untold)
     fails(harness, monkeypatch, "schedule", at=1)
-    first = harness.runner.launched[0]
+    first = harness.worker.launched[0]
     first.arrive(result_of(first.plan))
     assert [isinstance((await read(each))[1], EngineDeadError) for each in (bad, good)] == [
         True
@@ -196,7 +196,7 @@ async def answered(harness: Harness, first: int, end: int, seconds: float) -> No
     """The device answers these steps, each of which is said to have taken so long."""
     for number in range(first, end):
         await harness.until_launched(number + 1)
-        step = harness.runner.launched[number]
+        step = harness.worker.launched[number]
         step.times.device_end = time.monotonic()
         step.times.device_start = step.times.device_end - seconds
         step.arrive(result_of(step.plan))
@@ -209,7 +209,7 @@ async def test_who_comes_while_a_step_runs_joins_the_next_one_if_that_is_planned
         first = harness.submit(1, max_tokens=12)
         await answered(harness, 0, 6, seconds=2.0)
         await asyncio.sleep(0.02)
-        running = len(harness.runner.launched)
+        running = len(harness.worker.launched)
         # Late, nothing is queued behind the step that runs.
         assert running == (7 if plan_late else 8)
         second = harness.submit(2, max_tokens=2)
@@ -217,11 +217,11 @@ async def test_who_comes_while_a_step_runs_joins_the_next_one_if_that_is_planned
         if plan_late:
             await harness.until_launched(8)
             assert time.monotonic() - begun > 0.2
-            assert len(harness.runner.launched[7].plan.rows) == 2
+            assert len(harness.worker.launched[7].plan.rows) == 2
         else:
             await asyncio.sleep(0.02)
-            assert len(harness.runner.launched) == 8
-            assert len(harness.runner.launched[7].plan.rows) == 1
+            assert len(harness.worker.launched) == 8
+            assert len(harness.worker.launched[7].plan.rows) == 1
         await harness.end()
         for submission in (first, second):
             await read(submission)
@@ -258,11 +258,11 @@ async def test_while_a_plan_is_timed_all_else_goes_on() -> None:
         assert (await read(late))[1] is FinishReason.DEADLINE
         harness.loop.abort(1)
         assert (await read(aborted))[1] is FinishReason.ABORT
-        assert len(harness.runner.launched) == 7
+        assert len(harness.worker.launched) == 7
         # Once the step that runs has ended, the next one is launched; and that one fails.
         await answered(harness, 6, 7, seconds=1000.0)
         await harness.until_launched(8)
-        harness.runner.launched[7].arrive(RuntimeError("injected"))
+        harness.worker.launched[7].arrive(RuntimeError("injected"))
         assert isinstance((await read(failed))[1], EngineDeadError)
         # Of steps with prompts it has seen too few to wait, so one is behind it.
         await answered(harness, 8, 9, seconds=1000.0)
@@ -306,7 +306,7 @@ async def test_the_plans_that_are_kept_have_no_prompts() -> None:
     harness.submit(1, max_tokens=3)
     await harness.until_launched(1)
     (shown, *_) = msgspec.to_builtins(list(harness.observer.plans))
-    assert harness.runner.launched[0].plan.installs[0].token_ids == [5, 6]
+    assert harness.worker.launched[0].plan.installs[0].token_ids == [5, 6]
     assert shown["installs"][0].keys() == {
         "row", "generation", "key", "num_tokens", "prompt_len", "block_ids"
     }  # fmt: skip

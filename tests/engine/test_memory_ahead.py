@@ -18,8 +18,8 @@ from torch import Tensor
 from src import AsyncEngine, SamplingParams
 from src.core.plan import BlockAppend, RowInstall, StepPlan
 from src.engine import startup
-from src.engine.kv_cache import KVCache, KVCachePlan, allocate_kv_cache
-from src.engine.memory_ahead import MemoryAhead
+from src.engine.execution.kv_cache import KVCache, KVCachePlan, allocate_kv_cache
+from src.engine.execution.page_prefault import PagePrefault
 from src.models.decoder import LayerKVSpec
 from src.ops.host_memory import LARGE_PAGE, lazy_zeros, take
 from tests.support.checkpoints import make_checkpoint
@@ -66,7 +66,7 @@ class Taken:
         return min(tensor.nbytes, mine[-1] + LARGE_PAGE) if mine else 0
 
 
-def finish(memory: MemoryAhead) -> None:
+def finish(memory: PagePrefault) -> None:
     while not memory.is_complete:
         memory.take_next()
 
@@ -81,7 +81,7 @@ def test_every_layer_is_taken_as_far_as_is_wanted_and_no_further(
     num_blocks: int, heads: list[int], ahead: int, used: list[int]
 ) -> None:
     cache, taken = pool(num_blocks, tuple(heads)), Taken()
-    memory = MemoryAhead(cache, ahead, taken)
+    memory = PagePrefault(cache, ahead, taken)
     most = 0
     for block in (0, *used):
         block = min(block, num_blocks - 1)
@@ -100,7 +100,7 @@ def test_every_layer_is_taken_as_far_as_is_wanted_and_no_further(
 
 def test_what_steps_have_touched_is_passed_over() -> None:
     cache, taken = pool(4096), Taken()
-    memory = MemoryAhead(cache, MIB, taken)
+    memory = PagePrefault(cache, MIB, taken)
     memory.follow(step_that_uses(0, appended=(2000, 1)))
     finish(memory)
     assert min(start for _, start in taken.pieces) == 2001 * 8192 // LARGE_PAGE * LARGE_PAGE
@@ -108,7 +108,7 @@ def test_what_steps_have_touched_is_passed_over() -> None:
 
 def test_a_system_that_cannot_is_asked_once() -> None:
     taken = Taken(gives=False)
-    memory = MemoryAhead(pool(4096), 64 * MIB, taken)
+    memory = PagePrefault(pool(4096), 64 * MIB, taken)
     assert not memory.is_complete
     finish(memory)
     memory.follow(step_that_uses(4000))
@@ -154,7 +154,7 @@ async def test_an_engine_takes_memory_in_its_pauses(
     path = make_checkpoint(tmp_path, tokenizer=True)
     config = small_config(path, cache__memory_bytes=2**30, cache__block_size=16)
     async with AsyncEngine.open(config) as engine:
-        cache = engine._parts.runner._forward_pass.kv_cache
+        cache = engine._parts.worker._forward_pass.kv_cache
         places = [tensor.data_ptr() for tensor in (*cache.keys, *cache.values)]
         # Without any request, and no further.
         deadline = time.monotonic() + 60

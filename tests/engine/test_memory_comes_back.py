@@ -14,8 +14,8 @@ import pytest
 from src import AsyncEngine, SamplingParams
 from src.core.errors import EngineDeadError, ShuttingDownError
 from src.engine import startup
-from src.engine.compilation import RegionCompilation
-from src.engine.scheduler import Scheduler
+from src.engine.execution.compilation import RegionCompilation
+from src.engine.scheduling.scheduler import Scheduler
 from src.ops.cpu.build import cache_root
 from tests.support.engines import small_config
 from tests.support.fake_capture import FakeCapture
@@ -47,10 +47,10 @@ class Watch:
 
     def note(self, engine: AsyncEngine) -> None:
         assert engine._parts is not None
-        runner = engine._parts.runner
-        cache = runner._forward_pass.kv_cache
-        weights = runner._forward_pass.decoder.parameters().values()
-        every = (runner._rows.tokens, *cache.keys, *cache.values, *weights)
+        worker = engine._parts.worker
+        cache = worker._forward_pass.kv_cache
+        weights = worker._forward_pass.decoder.parameters().values()
+        every = (worker._rows.tokens, *cache.keys, *cache.values, *weights)
         self.parts = [weakref.ref(part) for part in every]
 
     def give_back(self, device_type: str) -> None:

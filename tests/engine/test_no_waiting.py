@@ -12,8 +12,9 @@ from torch import Tensor
 
 from src import AsyncEngine, SamplingParams
 from src.core.errors import SlipstreamError
-from src.engine import row_state, startup
-from src.engine.row_state import RowState
+from src.engine import startup
+from src.engine.execution import row_state
+from src.engine.execution.row_state import RowState
 from src.engine.sampling import sampler
 from tests.support.engines import assert_idle, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture

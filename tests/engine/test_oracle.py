@@ -14,10 +14,10 @@ import torch
 from src import AsyncEngine, FinishReason, SamplingParams
 from src.compile import Compilation
 from src.core.plan import StepPlan
-from src.engine import step_computer
-from src.engine.compilation import RegionCompilation
-from src.engine.prompt_scores import PromptScores, score_prompts
-from src.engine.step_computer import StepComputer
+from src.engine.execution import step_computer
+from src.engine.execution.compilation import RegionCompilation
+from src.engine.execution.step_computer import StepComputer
+from src.engine.sampling.prompt_logprobs import PromptLogprobs, score_prompts
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
@@ -127,7 +127,7 @@ async def test_delivered_scores_are_not_computed_again(
     """One who resumes with output has got the scores of its prompt; one without has not."""
     scored = []
 
-    def counting(*given: Any) -> PromptScores | None:
+    def counting(*given: Any) -> PromptLogprobs | None:
         scores = score_prompts(*given)
         if scores is not None:
             parts = [part for slices in scores.slices.values() for part in slices]

@@ -20,7 +20,8 @@ PROGRAM = """
 import asyncio, json, sys
 from pathlib import Path
 from src import AsyncEngine, SamplingParams
-from src.engine import compilation, startup
+from src.engine.execution import compilation
+from src.engine import startup
 from src.ops.cpu.build import ensure_built
 from tests.support.engines import small_config
 
@@ -36,7 +37,7 @@ async def weights_of_served(directory, **settings):
     async with AsyncEngine.open(config) as engine:
         await engine.generate([5, 17, 3], SamplingParams(temperature=0, max_tokens=4))
         assert engine.stats.compiled is not config.compile.enforce_eager
-        decoder = engine._parts.runner._forward_pass.decoder
+        decoder = engine._parts.worker._forward_pass.decoder
         assert (decoder.pre[0].qkv_weight.dim() == 3) == engine.stats.compiled
         return sum(tensor.nbytes for tensor in decoder.parameters().values())
 

@@ -20,10 +20,10 @@ from src.core.errors import ConfigError, EngineDeadError, ModelLoadError
 from src.core.plan import StepPlan
 from src.core.steps import StepRecord
 from src.engine import startup
+from src.engine.execution.step_computer import StepComputer
+from src.engine.execution.worker import Worker
 from src.engine.loading import Loaded, Loading
-from src.engine.runner import Runner
-from src.engine.scheduler import Scheduler
-from src.engine.step_computer import StepComputer
+from src.engine.scheduling.scheduler import Scheduler
 from src.text.output import OutputText
 from tests.support.engines import assert_idle, small_config
 
@@ -50,10 +50,10 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
     """
     launched = threading.Semaphore(0)
     waited_in_vain: list[int] = []
-    launch, compute = Runner.launch, StepComputer.compute
+    launch, compute = Worker.launch, StepComputer.compute
     step = 0
 
-    def counting_launch(self: Runner, *arguments: Any) -> Any:
+    def counting_launch(self: Worker, *arguments: Any) -> Any:
         in_flight = launch(self, *arguments)
         launched.release()
         return in_flight
@@ -67,7 +67,7 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
             waited_in_vain.append(step)
         return compute(self, *arguments)
 
-    monkeypatch.setattr(Runner, "launch", counting_launch)
+    monkeypatch.setattr(Worker, "launch", counting_launch)
     monkeypatch.setattr(StepComputer, "compute", patient_compute)
     config = small_config(checkpoint, scheduler__pipeline_depth=depth)
     async with AsyncEngine.open(config) as engine:
@@ -437,7 +437,7 @@ async def test_warming_up_writes_nothing_and_draws_for_nobody(checkpoint: Path) 
         parts = engine._parts
         assert parts is not None
         busy = asyncio.create_task(engine.generate([8, 9, 10], LONG))
-        await asyncio.to_thread(parts.runner.warm_up)
+        await asyncio.to_thread(parts.worker.warm_up)
         during = await busy
         assert (await engine.generate([5, 6, 7], LONG)).token_ids == before.token_ids
         assert (await engine.generate([8, 9, 10], LONG)).token_ids == during.token_ids

@@ -13,8 +13,7 @@ import pytest
 from src import AsyncEngine, SamplingParams
 from src.core.errors import ConfigError
 from src.core.outputs import FinishReason
-from src.engine.plan_log import PlanLog, RecordingScheduler
-from src.engine.replay import (
+from src.engine.scheduling.replay import (
     END_TOKEN,
     AddLine,
     CommitLine,
@@ -28,6 +27,7 @@ from src.engine.replay import (
     read_lines,
     replay,
 )
+from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 from tests.replay import driver
 from tests.support.engines import small_config

@@ -20,8 +20,8 @@ from src.core.errors import (
 )
 from src.core.outputs import GenerationResult
 from src.core.structured_output import StructuredOutput
-from src.engine.prompts import RequestBuilder
-from src.engine.structured.compiler import GrammarCompiler
+from src.engine.grammar.compiler import GrammarCompiler
+from src.engine.requests.prompts import RequestBuilder
 from tests.support.engines import assert_idle, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

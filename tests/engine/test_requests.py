@@ -25,8 +25,8 @@ from src.core.errors import (
     RequestAbortedError,
     ShuttingDownError,
 )
-from src.engine.prompts import _OPTION_TYPES, RequestOptions
-from src.engine.step_computer import StepComputer
+from src.engine.execution.step_computer import StepComputer
+from src.engine.requests.prompts import _OPTION_TYPES, RequestOptions
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

@@ -17,9 +17,9 @@ from src import AsyncEngine, SamplingParams
 from src.core.plan import RowInstall, RowStep, StepPlan
 from src.core.request import Request
 from src.core.structured_output import StructuredOutput
-from src.engine.forward_pass import Code
-from src.engine.step_computer import StepComputer, StepOutput
-from src.engine.structured.masks import RowMasks, added_masks, packed_masks
+from src.engine.execution.forward_pass import Code
+from src.engine.execution.step_computer import StepComputer, StepOutput
+from src.engine.grammar.masks import RowMasks, added_masks, packed_masks
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.step import CompiledStep
 from tests.support.checkpoints import make_checkpoint
@@ -65,7 +65,7 @@ async def engine(
 
 def computer_of(engine: AsyncEngine) -> StepComputer:
     assert engine._parts is not None
-    return engine._parts.runner._computer
+    return engine._parts.worker._computer
 
 
 async def on_device(engine: AsyncEngine, function: Callable[[], T]) -> T:
@@ -74,7 +74,7 @@ async def on_device(engine: AsyncEngine, function: Callable[[], T]) -> T:
             return function()
 
     assert engine._parts is not None
-    return await asyncio.wrap_future(engine._parts.runner.call(run))
+    return await asyncio.wrap_future(engine._parts.worker.call(run))
 
 
 def install(computer: StepComputer, temperatures: list[float], seed: int) -> None:

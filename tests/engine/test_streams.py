@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from src.core.errors import EngineDeadError
 from src.core.outputs import Delta, FinishReason, Usage
-from src.engine.streams import RequestStream
+from src.engine.requests.streams import RequestStream
 
 pytestmark = pytest.mark.timeout(60)
 

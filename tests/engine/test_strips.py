@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from src import AsyncEngine, SamplingParams
-from src.engine import compilation, startup
+from src.engine import startup
+from src.engine.execution import compilation
 from src.models import Decoder, load_model, outline_model
 from src.models.quantization import QuantizedWeight
 from src.ops.cpu import build
@@ -126,7 +127,7 @@ async def test_answers_are_those_of_the_reference(
             assert [len(result.token_ids) for result in await meanwhile] == [12] * 5
             assert engine.stats.compiled
             results = await asyncio.gather(*(engine.generate(p, SCORED) for p in prompts))
-            decoder = parts.runner._forward_pass.decoder
+            decoder = parts.worker._forward_pass.decoder
             assert set(dims(decoder)) == {3}
     assert "weights laid out in strips" in caplog.text
     reference = load_reference(directory, torch.float32)
@@ -155,7 +156,7 @@ async def test_a_head_that_only_the_weights_tell_from_the_embedding_stays_in_row
         result = await engine.generate([5, 17, 3], GREEDY)
         parts = engine._parts
         assert parts is not None
-        decoder = parts.runner._forward_pass.decoder
+        decoder = parts.worker._forward_pass.decoder
         assert decoder.head is not decoder.embedding
         assert dims(decoder) == [3] * 8 + [2]
     assert len(result.token_ids) == 12
@@ -174,6 +175,6 @@ async def test_kernels_that_turn_out_to_gain_nothing_leave_rows(
         result = await engine.generate([5, 17, 3], GREEDY)
         parts = engine._parts
         assert parts is not None
-        assert set(dims(parts.runner._forward_pass.decoder)) == {2}
+        assert set(dims(parts.worker._forward_pass.decoder)) == {2}
     assert len(result.token_ids) == 12
     assert "goes on uncompiled: it is compiled for weights in strips" in caplog.text

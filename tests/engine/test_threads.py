@@ -26,7 +26,7 @@ async def main():
     config = small_config(Path(sys.argv[1]), device__num_threads=3)
     async with AsyncEngine.open(config) as engine:
         await engine.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=4))
-        thread = engine._parts.runner._device_thread
+        thread = engine._parts.worker._device_thread
         print(thread.call(torch.get_num_threads).result())
 
 asyncio.run(main())

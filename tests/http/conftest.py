@@ -23,7 +23,7 @@ from src.core.config import (
     SchedulerSection,
 )
 from src.engine.client import AsyncEngine
-from src.engine.step_computer import StepComputer
+from src.engine.execution.step_computer import StepComputer
 from src.http import create_app
 from tests.http.processes import ServerProcess
 from tests.support.checkpoints import make_checkpoint

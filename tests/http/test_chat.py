@@ -8,7 +8,7 @@ import pytest
 
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.engine.prompts import ChatOptions
+from src.engine.requests.prompts import ChatOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

@@ -344,7 +344,7 @@ async def test_a_profile_is_bounded(admin: httpx.AsyncClient, steps: str) -> Non
 async def test_a_profile_without_steps_ends(
     debugged: Starlette, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("src.engine.inspector.PROFILE_SECONDS", 0.2)
+    monkeypatch.setattr("src.engine.telemetry.inspector.PROFILE_SECONDS", 0.2)
     assert (await admin.post("/debug/profile")).status_code == 202
     assert (await profiled(admin)).status_code == 200
     await complete(admin)
@@ -353,7 +353,7 @@ async def test_a_profile_without_steps_ends(
 async def test_a_trace_that_is_too_large_is_a_failure_of_its_own(
     admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("src.engine.profiler.MAX_TRACE_BYTES", 10)
+    monkeypatch.setattr("src.engine.execution.profiler.MAX_TRACE_BYTES", 10)
     assert (await admin.post("/debug/profile?steps=1")).status_code == 202
     await complete(admin)
     answer = await profiled(admin)

@@ -13,9 +13,9 @@ from starlette.applications import Starlette
 
 from src.core.config import Config
 from src.core.version import VERSION
-from src.engine import health
+from src.engine.execution.step_computer import StepComputer
 from src.engine.startup import build_engine
-from src.engine.step_computer import StepComputer
+from src.engine.telemetry import health
 from src.http import create_app
 from tests.http.waiting import until
 

@@ -17,7 +17,7 @@ import pytest
 from starlette.applications import Starlette
 
 from src.engine.client import AsyncEngine
-from src.engine.step_computer import StepComputer
+from src.engine.execution.step_computer import StepComputer
 from src.http.responses.store import ResponseStore
 from tests.http.waiting import until
 

@@ -27,7 +27,7 @@ from src.core.outputs import (
 )
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.engine.submission import Submission
+from src.engine.requests.submission import Submission
 from src.http import logprobs as logprobs_module
 from src.http.call import _PIECE, _parcels
 from src.http.completion_shape import CompletionShape

@@ -20,8 +20,8 @@ from starlette.applications import Starlette
 
 from src.core.errors import EngineDeadError, InvalidRequestError
 from src.engine.client import AsyncEngine
-from src.engine.prompts import ChatOptions, RequestBuilder
-from src.engine.submission import Submission
+from src.engine.requests.prompts import ChatOptions, RequestBuilder
+from src.engine.requests.submission import Submission
 from src.http.body import ClientDisconnectedError
 from src.http.call import Call
 from src.http.protocol.logprobs import ChatLogprob

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.engine.prompts import ChatOptions
+from src.engine.requests.prompts import ChatOptions
 from src.http import create_app
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

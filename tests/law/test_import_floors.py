@@ -41,66 +41,23 @@ SIDEWAYS = {
 # The top of the package offers names of any floor, resolved when they are asked for.
 FRONT_DOOR = "src"
 
-PURE = {
-    "scheduler",
-    "blocks",
-    "prefix",
-    "rows",
-    "lifecycle",
-    "admission",
-    "stop",
-    "residents",
-    "draft",
-    "replay",
-    "pace",
-}
-DEVICE = {
-    "runner",
-    "inputs",
-    "row_state",
-    "devices",
-    "forward_pass",
-    "step_computer",
-    "graphs",
-    "kv_cache",
-    "memory_ahead",
-    "sampling",
-    "arrivals",
-    "device_thread",
-    "in_flight",
-    "per_params",
-    "transfer",
-    "prompt_scores",
-    "profiler",
-    "structured",
-}
+# Rooms of the engine: the pure half plans with integers, the device half computes with torch.
+PURE = {"scheduling", "kv"}
+DEVICE = {"devices", "sampling", "grammar", "execution"}
+# Joins the halves: a file at the top of the engine, or a room.
 SHELL = {
-    "attention",
     "loop",
     "startup",
     "loading",
-    "compilation",
     "client",
     "engine_thread",
     "llm",
-    "preparation",
-    "prompts",
-    "streams",
-    "submission",
-    "status",
-    "timeline",
-    "step_recorder",
-    "companions",
-    "health",
-    "readings",
-    "start_observer",
-    "stats_line",
-    "plan_log",
-    "inspector",
-    "request_tracks",
-    "observer",
-    "observed",
+    "background_tasks",
+    "requests",
+    "telemetry",
 }
+# Rooms of one half know those before them in this order, and themselves.
+ROOMS_IN_ORDER = (("kv", "scheduling"), ("devices", "sampling", "grammar", "execution"))
 KNOWS_BOTH_HALVES = {
     "loop",  # drives one with the other
     "startup",  # builds both, and hands them to the loop
@@ -169,7 +126,7 @@ def imports_in(package: str | None) -> list[tuple[Path, int, str]]:
 
 
 def engine_part(module: str) -> str | None:
-    """`scheduler` of `src.engine.scheduler`, `sampling` of `src.engine.sampling.state`."""
+    """`loop` of `src.engine.loop`, `sampling` of `src.engine.sampling.state`."""
     parts = module.split(".")
     return parts[2] if parts[:2] == ["src", "engine"] and len(parts) > 2 else None
 
@@ -209,12 +166,20 @@ def test_no_torch_in(package: str) -> None:
 
 def test_those_above_know_of_the_engine_its_client_only() -> None:
     # `replay` is for a log that came from elsewhere: it needs no engine.
-    allowed = {"client", "llm", "prompts", "replay", "status", "submission"}
+    allowed = {
+        "client",
+        "llm",
+        "requests.prompts",
+        "requests.submission",
+        "scheduling.replay",
+        "telemetry.status",
+    }
     # `simulate` asks the scheduler what it would do, and when, in a time of its own.
-    of_package = {"http": allowed, "cli": allowed, "bench": allowed | {"scheduler", "pace"}}
+    simulated = {"scheduling.scheduler", "scheduling.admission", "scheduling.pace"}
+    of_package = {"http": allowed, "cli": allowed, "bench": allowed | simulated}
     for package, parts in of_package.items():
         for path, line, imported in imports_in(package):
-            part = engine_part(imported)
+            part = imported.removeprefix("src.engine.") if engine_part(imported) else None
             assert part is None or part in parts, f"{ids(path)}:{line} imports {imported}"
 
 
@@ -225,12 +190,50 @@ def test_every_module_of_the_engine_belongs_to_a_part() -> None:
 
 def test_the_page_of_the_design_names_every_part_of_the_engine() -> None:
     page = (CHECKOUT / "docs" / "design.md").read_text()
-    (halves,) = re.findall(r"^\| (`scheduler`.*) \| (`runner`.*) \|$", page, re.MULTILINE)
-    pure, device = (set(re.findall(r"`(\w+)/?`", half)) for half in halves)
-    assert (pure, device) == (PURE, DEVICE)
-    begin = page.index("The shell is")
-    shell = page[begin : page.index("Importing the client", begin)]
-    assert set(re.findall(r"`(\w+)\.py`", shell)) == SHELL
+    rooms = re.findall(r"^\| `([\w.]+?)/?` \| (pure|device|shell) \|", page, re.MULTILINE)
+    named = {half: {room for room, of in rooms if of == half} for _, half in rooms}
+    assert named == {
+        "pure": PURE,
+        "device": DEVICE,
+        "shell": {part if part in ("requests", "telemetry") else f"{part}.py" for part in SHELL},
+    }
+
+
+def test_every_file_of_a_room_is_named_on_the_page_of_the_design() -> None:
+    page = (CHECKOUT / "docs" / "design.md").read_text()
+    for path in FILES:
+        module = module_of(path)
+        if engine_part(module) and path.name != "__init__.py":
+            assert f"`{path.stem}`" in page or f"`{path.name}`" in page, ids(path)
+
+
+def test_rooms_of_a_half_know_those_before_them() -> None:
+    for order in ROOMS_IN_ORDER:
+        for path, line, imported in imports_in("engine"):
+            here, there = engine_part(module_of(path)), engine_part(imported)
+            if here in order and there in order:
+                where = f"{ids(path)}:{line} imports {imported}"
+                assert order.index(there) <= order.index(here), f"{where}: {order}"
+
+
+def test_no_imports_in_a_circle() -> None:
+    """Those for type checkers only count too: two files that need each other are one subject."""
+    graph = {
+        module_of(path): {name for _, name in IMPORTS[path] if name.startswith("src.")}
+        for path in FILES
+    }
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join((*way[way.index(module) :], module))
+        if module in done or module not in graph:
+            return
+        for name in sorted(graph[module] - {module}):
+            visit(name, (*way, module))
+        done.add(module)
+
+    for module in graph:
+        visit(module, ())
 
 
 def test_the_halves_of_the_engine_meet_in_the_loop_only() -> None:
@@ -241,13 +244,11 @@ def test_the_halves_of_the_engine_meet_in_the_loop_only() -> None:
             assert there in PURE, f"{where}: the pure half knows itself only"
         if here in DEVICE and there is not None:
             assert there in DEVICE, f"{where}: the device half knows itself only"
-    for part in SHELL - KNOWS_BOTH_HALVES:
-        known = {
-            engine_part(imported)
-            for path, _, imported in imports_in("engine")
-            if engine_part(module_of(path)) == part
-        }
-        assert not (known & PURE and known & DEVICE), f"{part}.py knows both halves"
+    for path in FILES:
+        module = module_of(path)
+        if engine_part(module) in SHELL - KNOWS_BOTH_HALVES:
+            known = {engine_part(imported) for _, imported in IMPORTS[path]}
+            assert not (known & PURE and known & DEVICE), f"{ids(path)} knows both halves"
 
 
 def test_the_pure_half_has_no_device_no_clock_and_no_chance() -> None:
@@ -271,13 +272,13 @@ def test_no_import_hides_from_these_laws(tmp_path: Path) -> None:
         "import torch.nn as nn\n"
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from src.engine import loop\n"
-        "def late():\n    from src.engine.runner import Runner\n"
+        "def late():\n    from src.engine.execution.worker import Worker\n"
         "    importlib.import_module('src.http')\n"
     )
     assert [name for _, name in sorted(imports_of(file))] == [
         "torch.nn",
         "typing",
         "src.engine.loop",
-        "src.engine.runner",
+        "src.engine.execution.worker",
         "src.http",
     ]

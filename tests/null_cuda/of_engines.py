@@ -18,10 +18,10 @@ import torch
 
 from src import AsyncEngine, SamplingParams
 from src.core.settings import CHECKOUT
-from src.engine.compilation import RegionCompilation
-from src.engine.graphs import GraphStats
-from src.engine.graphs.decode import DecodeCapture
-from src.engine.row_state import RowState
+from src.engine.execution.compilation import RegionCompilation
+from src.engine.execution.graphs import GraphStats
+from src.engine.execution.graphs.decode import DecodeCapture
+from src.engine.execution.row_state import RowState
 from src.models import Decoder, loader
 from src.models.loader import read_all
 from tests.null_cuda.build import LAUNCHES, REFUSALS
@@ -86,7 +86,7 @@ def no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def stats_of(engine: AsyncEngine) -> GraphStats:
     assert engine._parts is not None
-    return engine._parts.runner.graph_stats
+    return engine._parts.worker.graph_stats
 
 
 async def ask(engine: AsyncEngine, source: random.Random) -> None:
@@ -184,7 +184,7 @@ async def test_engines_at_once_have_streams_of_their_own(checkpoint: Path) -> No
 
     def stream_of(engine: AsyncEngine) -> int:
         assert engine._parts is not None
-        stream: int = engine._parts.runner._device._stream.cuda_stream
+        stream: int = engine._parts.worker._device._stream.cuda_stream
         return stream
 
     config = small_config(checkpoint, **CUDA)

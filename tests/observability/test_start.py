@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from src.compile import CompilationClosedError, CompilationError
 from src.core.config import CompileSection, Config
 from src.core.errors import ModelLoadError
-from src.engine import compilation, startup
+from src.engine import startup
 from src.engine.client import AsyncEngine
+from src.engine.execution import compilation
 from src.observability.tracing import providers
 from tests.observability.conftest import traced_config
 
@@ -83,7 +84,7 @@ def tables(caplog: pytest.LogCaptureFixture) -> list[dict[str, tuple[float, str]
         first, *lines = record.getMessage().splitlines()
         if " ready in " in first:
             assert record.levelno == logging.INFO
-            assert record.name == "src.engine.start_observer"
+            assert record.name == "src.engine.telemetry.start_observer"
             rows = [line.split(maxsplit=2) for line in lines[1:]]
             found.append({name: (float(began), rest) for name, began, rest in rows})
     return found

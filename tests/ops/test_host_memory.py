@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from src.engine.kv_cache import KVCachePlan, allocate_kv_cache
+from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.models.decoder import LayerKVSpec
 from src.models.loader import load_model
 from src.models.quantization import plain

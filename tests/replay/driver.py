@@ -3,7 +3,7 @@
 A trace is JSON: ``limits``, pipeline ``depth`` and ``events``. Each is at a ``step`` of the loop
 and is an ``add`` with a request's fields, a ``finish`` with a key or an ``expire`` with a time.
 
-Plans are written as in a plan log (`src/engine/replay.py`), one JSON line each:
+Plans are written as in a plan log (`src/engine/scheduling/replay.py`), one JSON line each:
 ``[step_id, installs, block_appends, rows]``.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from src.core.plan import StepPlan
-from src.engine.replay import plan_line
-from src.engine.scheduler import Scheduler, SchedulerLimits
+from src.engine.scheduling.replay import plan_line
+from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 
 HERE = Path(__file__).parent

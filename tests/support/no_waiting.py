@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from src.engine import transfer
-from src.engine.runner import Runner
+from src.engine.devices import transfer
+from src.engine.execution.step_computer import StepComputer, StepOutput
+from src.engine.execution.worker import Worker
 from src.engine.sampling import truncation
-from src.engine.step_computer import StepComputer, StepOutput
 
 aten = torch.ops.aten
 
@@ -94,7 +94,7 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     Rows are written and tokens are sampled as they are on a GPU, where a CPU has other ways.
     """
     seen: list[str] = []
-    apply, compute = Runner._apply, StepComputer.compute
+    apply, compute = Worker._apply, StepComputer.compute
 
     @contextmanager
     def watched(name: str) -> Iterator[None]:
@@ -106,7 +106,7 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise
         seen.append(name)
 
-    def watched_apply(self: Runner, *args: Any) -> None:
+    def watched_apply(self: Worker, *args: Any) -> None:
         with watched("apply"):
             apply(self, *args)
 
@@ -117,7 +117,7 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return output.to_host()
 
     monkeypatch.setattr(transfer, "host_view", lambda tensor: None)
-    monkeypatch.setattr(Runner, "_apply", watched_apply)
+    monkeypatch.setattr(Worker, "_apply", watched_apply)
     monkeypatch.setattr(StepComputer, "compute", watched_compute)
     monkeypatch.setattr(truncation, "kth_by_selection", truncation.kth_by_radix)
     monkeypatch.setattr(truncation, "lowest_by_pruning", truncation.lowest_by_radix)
@@ -127,9 +127,9 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def watch_on_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The same by CUDA itself: whatever torch knows to synchronize is an error."""
     seen: list[str] = []
-    execute = Runner._execute
+    execute = Worker._execute
 
-    def watched(self: Runner, *args: Any) -> None:
+    def watched(self: Worker, *args: Any) -> None:
         seen.append("execute")
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -137,5 +137,5 @@ def watch_on_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(Runner, "_execute", watched)
+    monkeypatch.setattr(Worker, "_execute", watched)
     return seen

@@ -14,8 +14,8 @@ from src.core.config import ChatSection
 from src.core.errors import InvalidRequestError
 from src.core.settings import CHECKOUT
 from src.core.structured_output import StructuredOutput
-from src.engine.structured.compiled import compile_matcher
-from src.engine.structured.vocabulary import Vocabulary
+from src.engine.grammar.compiled import compile_matcher
+from src.engine.grammar.vocabulary import Vocabulary
 from src.text.answer import ToolOffer
 from src.text.answer_plan import AnswerPlan, plan_answer
 from src.text.chat_template import ChatTemplate

@@ -20,7 +20,7 @@ from src.core.errors import ConfigError
 from src.core.sampling_params import SamplingParams
 from src.core.views import PoolView, TimelineView
 from src.engine.client import AsyncEngine
-from src.engine.scheduler import SchedulerLimits
+from src.engine.scheduling.scheduler import SchedulerLimits
 
 # Steps of the busiest seconds of a driven engine must not fall out of its timeline.
 TIMELINE_STEPS: Final = 1_000_000

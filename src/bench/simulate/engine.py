@@ -23,8 +23,8 @@ from src.bench.simulate.step_cost import StepCost, Work
 from src.core.errors import SlipstreamError
 from src.core.outputs import RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
-from src.engine.pace import Pace
-from src.engine.scheduler import Scheduler, SchedulerLimits
+from src.engine.scheduling.pace import Pace
+from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 
 # Part of its price that no scatter takes a step below.
 _QUICKEST = 0.25

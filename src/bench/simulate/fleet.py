@@ -11,7 +11,7 @@ from src.bench.simulate.outcome import Journal, Outcome, outcome_of
 from src.bench.simulate.requests import SimulatedRequest
 from src.bench.simulate.step_cost import StepCost
 from src.core.errors import ConfigError
-from src.engine.scheduler import SchedulerLimits
+from src.engine.scheduling.scheduler import SchedulerLimits
 
 Routing = Literal["round-robin", "least-requests"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from src.bench.figures import Summary, summarize
-from src.engine.scheduler import SchedulerStats
+from src.engine.scheduling.scheduler import SchedulerStats
 
 NEVER = -1.0
 

@@ -18,7 +18,7 @@ from src.bench.simulate.fleet import Routing, simulate
 from src.bench.simulate.outcome import Outcome
 from src.bench.simulate.requests import RandomWorkload, SimulatedRequest, traced_requests
 from src.core.errors import ConfigError
-from src.engine.scheduler import SchedulerLimits
+from src.engine.scheduling.scheduler import SchedulerLimits
 
 # What of a study may differ from one run to the next, beside a scheduler's limits.
 _OWN: Final = ("request_rate", "replicas", "routing", "pipeline_depth")

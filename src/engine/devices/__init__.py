@@ -1,6 +1,6 @@
 """How steps run on one kind of device: on the host itself, or queued on an accelerator.
 
-`device` is the protocol, `host` and `cuda` are its two implementations. The runner knows neither by
+`device` is the protocol, `host` and `cuda` are its two implementations. The worker knows neither by
 name.
 """
 

@@ -1,4 +1,4 @@
-"""What the runner asks of a device."""
+"""What the worker asks of a device."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from src.core.outputs import TokenLogprobs
+from src.engine.devices.transfer import upload
 from src.engine.sampling.logits import add_bias, ban, ban_completions, keep_only, penalize
 from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs
 from src.engine.sampling.selection import Selection
 from src.engine.sampling.state import SEED, TEMPERATURE, SamplingState
-from src.engine.transfer import upload
 from src.ops import gumbel_argmax
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from src.engine.devices.transfer import upload
 from src.engine.sampling.logits import BadSequences, Penalties
 from src.engine.sampling.state import (
     FREQUENCY,
@@ -30,7 +31,6 @@ from src.engine.sampling.truncation import (
     truncate_min_p,
     truncate_short,
 )
-from src.engine.transfer import upload
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 _LARGEST = torch.finfo(torch.float32).max

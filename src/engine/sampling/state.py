@@ -12,10 +12,10 @@ from torch import Tensor
 
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
-from src.engine import transfer
-from src.engine.per_params import PerParams
+from src.engine.devices import transfer
+from src.engine.devices.transfer import upload
 from src.engine.sampling.logits import BadWords
-from src.engine.transfer import upload
+from src.engine.sampling.per_params import PerParams
 
 # Columns of the device tables.
 TEMPERATURE, TOP_P, MIN_P_OFFSET, PRESENCE, FREQUENCY, REPETITION = range(6)

@@ -13,7 +13,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
 from src.core.outputs import Delta
-from src.engine.submission import Submission
+from src.engine.requests.submission import Submission
 from src.http.body import ClientDisconnectedError
 from src.http.call import Call
 from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt

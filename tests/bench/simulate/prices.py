@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from src.bench.simulate.step_cost import Price, StepCost, Work
 from src.core.steps import StepRecord
-from src.engine.scheduler import SchedulerLimits
+from src.engine.scheduling.scheduler import SchedulerLimits
 
 LIMITS = SchedulerLimits(
     max_num_seqs=8,

@@ -20,9 +20,10 @@ from src import AsyncEngine, SamplingParams
 from src.compile import ahead
 from src.compile.graphs import GraphShape, PaddingLadder
 from src.core.structured_output import StructuredOutput
-from src.engine import runner, startup
+from src.engine import startup
 from src.engine.devices.host import HostDevice
-from src.engine.graphs import GraphPool, GraphStats
+from src.engine.execution import worker
+from src.engine.execution.graphs import GraphPool, GraphStats
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture
 
@@ -68,7 +69,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 def stats_of(engine: AsyncEngine) -> GraphStats:
     parts = engine._parts
     assert parts is not None
-    return parts.runner.graph_stats
+    return parts.worker.graph_stats
 
 
 async def generate(engine: AsyncEngine, prompts: list[Any], params: list[Any]) -> list[Any]:
@@ -210,7 +211,7 @@ async def test_a_step_is_not_kept_waiting_by_captures(
     checkpoint: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than a machine stands still.
-    monkeypatch.setattr(runner, "_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(worker, "_IDLE_SECONDS", 0.5)
     install(FakeCapture())
     config = small_config(checkpoint, **CAPTURED | {"compile__cuda_graphs": "background"})
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -320,7 +321,7 @@ async def test_a_tensor_that_is_replaced_is_found(checkpoint: Path, install: Ins
         await engine.generate([5], GREEDY)
         parts = engine._parts
         assert parts is not None
-        cache = parts.runner._forward_pass.kv_cache
+        cache = parts.worker._forward_pass.kv_cache
         cache.keys[1] = torch.zeros_like(cache.keys[1])
         with pytest.raises(Exception, match="a step of this request failed") as failure:
             await engine.generate([5], GREEDY)

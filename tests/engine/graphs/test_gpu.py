@@ -17,7 +17,7 @@ from src import AsyncEngine, SamplingParams
 from src.compile.graphs.cuda import CudaCapture
 from src.core.settings import CHECKOUT
 from src.engine import startup
-from src.engine.graphs import DecodeGraph, GraphStats, MixedGraph
+from src.engine.execution.graphs import DecodeGraph, GraphStats, MixedGraph
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.no_waiting import watch_on_cuda
 
@@ -46,7 +46,7 @@ def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 def stats_of(engine: AsyncEngine) -> GraphStats:
     parts = engine._parts
     assert parts is not None
-    return parts.runner.graph_stats
+    return parts.worker.graph_stats
 
 
 @pytest.mark.parametrize("startup_mode", ["off", "wait"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from src.compile.graphs import GraphShape, PaddingLadder
-from src.engine.graphs import trial_bytes
+from src.engine.execution.graphs import trial_bytes
 from tests.support.fake_capture import FakeCapture
 
 # Bytes that are left after so many captures.

@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.compile.graphs import GraphShape, PaddingLadder
 from src.core.plan import RowInstall, RowStep, StepPlan
-from src.engine import forward_pass
-from src.engine.forward_pass import Code, ForwardPass
-from src.engine.graphs import DecodeGraph, GraphPool, MixedGraph
-from src.engine.inputs import build_inputs, decode_rows
-from src.engine.kv_cache import KVCachePlan, allocate_kv_cache
-from src.engine.row_state import RowState
+from src.engine.execution import forward_pass
+from src.engine.execution.forward_pass import Code, ForwardPass
+from src.engine.execution.graphs import DecodeGraph, GraphPool, MixedGraph
+from src.engine.execution.inputs import build_inputs, decode_rows
+from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
+from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
 from src.models import load_model
 from tests.support.checkpoints import make_checkpoint

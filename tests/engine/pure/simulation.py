@@ -6,11 +6,11 @@ from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
-from src.engine.lifecycle import Phase
-from src.engine.scheduler import Scheduler, SchedulerLimits
-from tests.engine.pure.fake_runner import (
+from src.engine.scheduling.request_state import Phase
+from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from tests.engine.pure.fake_worker import (
     END_TOKEN,
-    FakeRunner,
+    FakeWorker,
     expected_output,
     prompt_logprob,
 )
@@ -63,7 +63,7 @@ class Simulation:
         self.limits = limits
         self.depth = depth
         self.scheduler = scheduler or Scheduler(limits)
-        self.runner = FakeRunner(limits)
+        self.worker = FakeWorker(limits)
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.first_events: dict[int, RequestEvent] = {}
@@ -71,13 +71,13 @@ class Simulation:
         self.plans: list[StepPlan] = []
 
     def add(self, request: Request) -> None:
-        self.runner.requests[request.key] = request
+        self.worker.requests[request.key] = request
         self.scheduler.add(request)
         self.outputs[request.key] = []
 
     def launch(self) -> StepPlan | None:
         """Plan and launch one step, unless the pipeline is full."""
-        if len(self.runner.in_flight) >= self.depth:
+        if len(self.worker.in_flight) >= self.depth:
             return None
         scheduler = self.scheduler
         states = sorted(scheduler._requests.values(), key=lambda state: state.rank)
@@ -98,7 +98,7 @@ class Simulation:
         if running:
             assert running[0].phase is Phase.RUNNING, "the first in line was preempted"
         if plan is None:
-            assert self.runner.in_flight or not scheduler.has_work, "nothing planned: deadlock"
+            assert self.worker.in_flight or not scheduler.has_work, "nothing planned: deadlock"
             return None
         led = self.led()
         waiting = [key for key in waiting if key not in led]
@@ -119,7 +119,7 @@ class Simulation:
             per_row = self.limits.prefill_tokens_per_decode * decoding
             most = max(self.limits.max_mixed_prefill_tokens, per_row)
             assert prefill <= most, "decoding rows wait for more of prompts than they should"
-        self.runner.launch(plan)
+        self.worker.launch(plan)
         self.plans.append(plan)
         return plan
 
@@ -138,9 +138,9 @@ class Simulation:
 
     def commit(self) -> list[RequestEvent]:
         """Commit the oldest launched step, if there is one."""
-        if not self.runner.in_flight:
+        if not self.worker.in_flight:
             return []
-        events = self.scheduler.commit(self.runner.next_result())
+        events = self.scheduler.commit(self.worker.next_result())
         self.scheduler.check()
         for event in events:
             self._record(event)
@@ -158,7 +158,7 @@ class Simulation:
         events = self.scheduler.expire(now)
         self.scheduler.check()
         for event in events:
-            deadline = self.runner.requests[event.key].deadline
+            deadline = self.worker.requests[event.key].deadline
             assert deadline is not None
             assert deadline <= now
             self._record(event)
@@ -168,8 +168,8 @@ class Simulation:
 
     def fail_step(self) -> None:
         """The oldest launched step fails, if there is one, and its requests with it."""
-        if self.runner.in_flight:
-            plan, _ = self.runner.in_flight.popleft()
+        if self.worker.in_flight:
+            plan, _ = self.worker.in_flight.popleft()
             for key in self.scheduler.keys_of(plan):
                 self.finish(key, FinishReason.ERROR)
             rows = [RowResult(step.row, step.generation, []) for step in plan.rows]
@@ -185,7 +185,7 @@ class Simulation:
     def drain(self) -> None:
         """Run until nothing is left to do; everything must end, and the books must balance."""
         work = sum(
-            len(self.runner.requests[key].prompt_token_ids) + self.runner.requests[key].max_tokens
+            len(self.worker.requests[key].prompt_token_ids) + self.worker.requests[key].max_tokens
             for key in self.outputs
         )
         for _ in range(100 + 20 * work):
@@ -200,7 +200,7 @@ class Simulation:
         assert self.finished.keys() == self.outputs.keys()
 
     def _record(self, event: RequestEvent) -> None:
-        request = self.runner.requests[event.key]
+        request = self.worker.requests[event.key]
         assert event.key not in self.finished, "an event after the last one"
         output = self.outputs[event.key]
         output.extend(event.token_ids)

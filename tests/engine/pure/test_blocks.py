@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from src.engine.blocks import BlockPool, InvariantError, blocks_for
+from src.engine.kv.block_pool import BlockPool, InvariantError, blocks_for
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])

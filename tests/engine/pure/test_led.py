@@ -150,7 +150,7 @@ def test_everybody_is_served_whoever_waits_for_whom(
         simulation.add(make_request(key, prompt, 3, priority=data.draw(st.integers(0, 2))))
         if data.draw(st.booleans()):
             simulation.launch()
-            while len(simulation.runner.in_flight) >= depth:
+            while len(simulation.worker.in_flight) >= depth:
                 simulation.commit()
         if key and data.draw(st.integers(0, 5)) == 0:
             simulation.finish(data.draw(st.integers(0, key - 1)), FinishReason.ABORT)

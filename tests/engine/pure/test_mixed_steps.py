@@ -8,7 +8,7 @@ import pytest
 from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.plan import StepPlan
-from src.engine.scheduler import SchedulerLimits
+from src.engine.scheduling.scheduler import SchedulerLimits
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from src.core.plan import RowStep, StepPlan
-from src.engine import pace
-from src.engine.pace import Pace
+from src.engine.scheduling import pace
+from src.engine.scheduling.pace import Pace
 
 seconds = st.floats(0.0, 10.0)
 counts = st.lists(st.integers(1, 300), min_size=1, max_size=4)

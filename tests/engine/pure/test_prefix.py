@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from src.engine import prefix
-from src.engine.blocks import InvariantError
-from src.engine.prefix import HashChain, Match, PrefixCache
+from src.engine.kv import prefix_cache as prefix
+from src.engine.kv.block_pool import InvariantError
+from src.engine.kv.prefix_cache import HashChain, Match, PrefixCache
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 

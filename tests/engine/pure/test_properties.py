@@ -1,6 +1,6 @@
 """Random arrivals, lengths, prefixes, stops and interruptions through tiny pools.
 
-The checks live in ``simulation.py`` (the books, after every call) and ``fake_runner.py`` (what the
+The checks live in ``simulation.py`` (the books, after every call) and ``fake_worker.py`` (what the
 device would have computed, before every step).
 """
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from src.core.errors import QueueFullError, RequestError
 from src.core.outputs import FinishReason
 from src.core.request import Request
-from src.engine.scheduler import SchedulerLimits
+from src.engine.scheduling.scheduler import SchedulerLimits
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 
 # SLIPSTREAM_TEST_EXAMPLES=20000 looks longer, and with fresh randomness.

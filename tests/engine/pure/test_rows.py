@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from src.engine.blocks import InvariantError
-from src.engine.rows import RowTable
+from src.engine.kv.block_pool import InvariantError
+from src.engine.scheduling.rows import RowTable
 
 
 def test_the_lowest_free_row_comes_first_and_generations_count() -> None:

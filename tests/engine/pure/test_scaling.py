@@ -14,7 +14,7 @@ from typing import Any
 
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
-from src.engine.scheduler import Scheduler
+from src.engine.scheduling.scheduler import Scheduler
 from tests.engine.pure.simulation import make_limits, make_request
 
 MANY = 100_000

@@ -9,8 +9,8 @@ from src.core.errors import InvalidRequestError, PromptTooLongError, QueueFullEr
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
-from src.engine.scheduler import InvariantError, Scheduler
-from tests.engine.pure.fake_runner import expected_output
+from src.engine.scheduling.scheduler import InvariantError, Scheduler
+from tests.engine.pure.fake_worker import expected_output
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 
 
@@ -24,7 +24,7 @@ def turn(simulation: Simulation) -> StepPlan:
     """Launch one step and commit the oldest if the pipeline is full."""
     plan = simulation.launch()
     assert plan is not None
-    if len(simulation.runner.in_flight) == simulation.depth:
+    if len(simulation.worker.in_flight) == simulation.depth:
         simulation.commit()
     return plan
 
@@ -293,7 +293,7 @@ def test_no_answer_depends_on_preemption() -> None:
     simulation.drain()
     assert simulation.scheduler.stats.preemptions >= 2
     for key, output in simulation.outputs.items():
-        assert output == expected_output(simulation.runner.requests[key])[0]
+        assert output == expected_output(simulation.worker.requests[key])[0]
 
 
 # The pipeline.

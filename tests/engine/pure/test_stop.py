@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from src.core.outputs import FinishReason
-from src.engine.stop import finish_reason
-from tests.engine.pure.fake_runner import END_TOKEN
+from src.engine.scheduling.stop_rules import finish_reason
+from tests.engine.pure.fake_worker import END_TOKEN
 from tests.engine.pure.simulation import make_request
 
 

@@ -1,0 +1,57 @@
+"""What runs beside an engine for as long as it is open: heartbeat, watchdog, periodic line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from src.core.config import ObservabilitySection
+from src.engine.telemetry.health import Heartbeat, Progress, Watchdog
+from src.engine.telemetry.stats_line import StatsLine
+from src.engine.telemetry.status import EngineStats, EngineStatus
+from src.observability.metrics import EngineMetrics
+
+
+class BackgroundTasks:
+    """Started and stopped with their engine, on its event loop."""
+
+    def __init__(
+        self,
+        section: ObservabilitySection,
+        metrics: EngineMetrics,
+        progress: Progress,
+        status: EngineStatus,
+        read_stats: Callable[[], EngineStats],
+    ) -> None:
+        self._metrics = metrics
+        self._status = status
+        self._read_stats = read_stats
+        self._stats_interval = section.stats_interval
+        self._heartbeat = Heartbeat(metrics.on_loop_lag)
+        self._watchdog: Watchdog | None = None
+        if section.stall_seconds:
+            self._watchdog = Watchdog(progress, self._heartbeat, section.stall_seconds)
+        self._stats_task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch, on the running event loop."""
+        self._heartbeat.start()
+        if self._watchdog is not None:
+            self._watchdog.start()
+        if self._stats_interval:
+            self._stats_task = asyncio.create_task(self._log_stats(), name="slipstream-stats")
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._heartbeat.stop()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        if self._stats_task is not None:
+            self._stats_task.cancel()
+
+    async def _log_stats(self) -> None:
+        line = StatsLine(self._metrics)
+        while True:
+            await asyncio.sleep(self._stats_interval)
+            if self._status.healthy:
+                line.write(self._read_stats())

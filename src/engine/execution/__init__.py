@@ -1,0 +1,1 @@
+"""The device half: a worker's rows, KV memory, inputs, forward passes and graphs."""

@@ -1,0 +1,136 @@
+"""Decode steps as one graph: gather, forward pass, head, draw, and the tokens back into their rows.
+
+The host writes rows, positions and lengths into one buffer and launches one graph. Everything else
+the graph finds on the device, where the rows are. It draws by temperature and seed for every row: a
+step with rows that ask for more has its tokens drawn once more, from the graph's logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from src.compile.graphs import CaptureBackend, Captured
+from src.engine.devices.transfer import upload_into
+from src.engine.execution.forward_pass import Code, ForwardPass
+from src.engine.execution.inputs import StepInputs
+from src.engine.execution.row_state import POISON, RowState
+from src.engine.sampling import SampleBatch, Sampler
+
+
+class DecodeOutput(NamedTuple):
+    """What a replay leaves, until the next replay of anything; B rows, padding last.
+
+    Attributes
+    ----------
+    hidden
+        [B, hidden_size].
+    logits
+        [B, V] float32.
+    token_ids
+        [B] int64, by temperature and seed alone.
+    rows, positions
+        [B] int64: where ``token_ids`` were written.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    token_ids: Tensor
+    rows: Tensor
+    positions: Tensor
+
+
+class DecodeGraph:
+    """One captured decode step of ``num_rows`` rows."""
+
+    def __init__(
+        self,
+        buffer: Tensor,
+        captured: Captured,
+        output: DecodeOutput,
+        flush: Callable[[], None],
+    ) -> None:
+        self.num_rows = len(buffer) // 4
+        self._buffer = buffer
+        self._captured = captured
+        self._output = output
+        self._flush = flush
+
+    def run(
+        self, numbers: np.ndarray, computes: Callable[[], object] = lambda: None
+    ) -> DecodeOutput:
+        """Launch the step of these [4 * num_rows + 1] int64; see `inputs.decode_rows`.
+
+        ``computes`` is called when nothing is left to launch but the graph.
+        """
+        self._flush()
+        upload_into(self._buffer, numbers)
+        computes()
+        self._captured.replay()
+        return self._output
+
+
+class DecodeCapture:
+    """Captures decode steps of up to ``max_rows`` rows."""
+
+    def __init__(
+        self,
+        backend: CaptureBackend,
+        forward: ForwardPass,
+        code: Code,
+        rows: RowState,
+        sampler: Sampler,
+        max_rows: int,
+    ) -> None:
+        self._backend = backend
+        self._forward = forward
+        self._code = code
+        self._rows = rows
+        self._sampler = sampler
+        # [4 * max_rows + 1] int64: as `inputs.decode_rows` has it, of as many rows as a graph has
+        self.buffer = torch.zeros(4 * max_rows + 1, dtype=torch.int64, device=rows.device)
+
+    def capture(self, num_rows: int) -> DecodeGraph:
+        """Capture one size; it runs once on padding before, so that nothing is new to a kernel."""
+        buffer = self.buffer[: 4 * num_rows + 1]
+        buffer.zero_()
+        buffer[num_rows + 1 : 2 * num_rows + 1] = self._rows.padding_row
+        self._sampler.state.flush()
+        self._compute(buffer)
+        self._backend.begin_series()
+        self._backend.begin()
+        output = self._compute(buffer)
+        captured = self._backend.end()
+        borrowed = DecodeOutput(*(self._backend.borrowed(tensor) for tensor in output))
+        return DecodeGraph(buffer, captured, borrowed, self._sampler.state.flush)
+
+    def _compute(self, buffer: Tensor) -> DecodeOutput:
+        count = len(buffer) // 4
+        pairs, rows_b, positions_b, sampled_positions_b = buffer.split((count + 1, *3 * (count,)))
+        lengths = pairs.view(torch.int32)
+        input_ids_b, slots_b = self._rows.gather(rows_b, positions_b)
+        none = buffer[:0]
+        inputs = StepInputs(
+            input_ids_t=input_ids_b,
+            positions_t=positions_b,
+            slot_mapping_t=slots_b.clamp(min=POISON),
+            query_start_loc=lengths[: count + 1],
+            seq_lens_b=lengths[count + 1 : -1],
+            # Whole, since nobody knows here how long the rows will be.
+            block_tables_b=self._rows.block_tables[rows_b],
+            sample_index_s=none,
+            samplers=SampleBatch([], [], none),
+            sampled_rows_s=rows_b,
+            sampled_positions_s=sampled_positions_b,
+            max_query_len=1,
+            max_seq_len=self._rows.max_model_len,
+        )
+        hidden = self._forward(inputs, self._code.regions)
+        logits = self._forward.decoder.logits(self._code.regions, hidden)
+        token_ids = self._sampler.draw(logits, rows_b, sampled_positions_b)
+        self._rows.scatter_tokens(rows_b, sampled_positions_b, token_ids)
+        return DecodeOutput(hidden, logits, token_ids, rows_b, sampled_positions_b)

@@ -1,0 +1,79 @@
+"""Whether, and what, an engine captures; decided before its KV memory is sized."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from src.compile.graphs import CaptureBackend, PaddingLadder
+from src.core.collector import frozen_collector, thaw_collector
+from src.core.config import MIB, Config
+from src.engine.devices import Device
+from src.engine.execution.forward_pass import Code, ForwardPass
+from src.engine.execution.graphs.memory import trial_bytes
+from src.engine.execution.graphs.pool import GraphPool
+from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
+from src.engine.execution.row_state import RowState
+from src.engine.sampling import Sampler, SamplingState
+from src.models.decoder import Decoder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """What to capture by what, and the bytes of the device that it will take."""
+
+    backend: CaptureBackend
+    ladder: PaddingLadder
+    bytes: int
+
+
+def plan_graphs(
+    config: Config, device: Device, decoder: Decoder, backend: CaptureBackend | None
+) -> GraphPlan | None:
+    """Try on the largest shapes what graphs will take; ``None`` if there will be none.
+
+    Parameters
+    ----------
+    backend
+        ``None`` where the device cannot capture.
+    """
+    if backend is None or not config.compile.captures:
+        return None
+    ladder = PaddingLadder(config.scheduler.max_num_seqs, config.compile.cuda_graph_max_tokens)
+    with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
+        try:
+            taken = _trial(config, decoder, backend, ladder)
+        except Exception:
+            # In the stream that captures, or it would go on with it.
+            backend.abandon()
+            logger.exception("steps cannot be captured: they run without graphs")
+            taken = None
+    if taken is None:
+        thaw_collector()
+        return None
+    logger.info("%d shapes will be captured, in %.0f MiB", len(ladder.shapes), taken / MIB)
+    return GraphPlan(backend, ladder, taken)
+
+
+def _trial(config: Config, decoder: Decoder, backend: CaptureBackend, ladder: PaddingLadder) -> int:
+    spec, max_num_seqs = decoder.spec, config.scheduler.max_num_seqs
+    block_size = block_size_of(config.cache, spec.device)
+    # One block, which padding does not write to.
+    cache = allocate_kv_cache(
+        decoder.kv_cache_spec(), KVCachePlan(block_size, 1, bytes_per_block=0), spec.device
+    )
+    rows = RowState(
+        max_num_seqs=max_num_seqs,
+        max_model_len=spec.max_positions,
+        block_size=block_size,
+        device=spec.device,
+    )
+    sampler = Sampler(SamplingState(max_num_seqs, spec.vocab_size, spec.device))
+    pool = GraphPool(
+        backend, ladder, ForwardPass(decoder, cache), Code(decoder.regions), rows, sampler
+    )
+    return trial_bytes(backend, ladder.shapes, pool.capture)

@@ -1,0 +1,226 @@
+"""Turns a plan of integers into the device inputs of one step.
+
+Suffixes: ``_t`` one entry per token of the step, ``_b`` per row of the plan, ``_s`` per row that
+samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from src.core.plan import StepPlan
+from src.engine.devices.transfer import upload
+from src.engine.execution.row_state import POISON, RowState
+from src.engine.sampling import SampleBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRows:
+    """What one call of attention is told of tokens and of the rows that they belong to.
+
+    Attributes
+    ----------
+    slot_mapping_t
+        [T] int64: where each token's key and value go, block * block_size + offset; -1, nowhere,
+        for padding.
+    query_start_loc
+        [B + 1] int32: first token of each row.
+    seq_lens_b
+        [B] int32: context length of each row, this step's tokens included.
+    block_tables_b
+        [B, max blocks of these rows] int32.
+    max_query_len, max_seq_len
+        Host bounds of the above, so that no kernel launch waits for a length.
+    decode_schedules
+        Sliding window -> what the attention of all layers with that window is told to read, as far
+        as it has been asked for; see `src.ops.decode_schedule`.
+    """
+
+    slot_mapping_t: Tensor
+    query_start_loc: Tensor
+    seq_lens_b: Tensor
+    block_tables_b: Tensor
+    max_query_len: int
+    max_seq_len: int
+    decode_schedules: dict[int, Tensor | None] = field(default_factory=dict)
+
+    def without_rows(self) -> AttentionRows:
+        """The same tokens, of no row: they are written, and nothing attends."""
+        return AttentionRows(
+            slot_mapping_t=self.slot_mapping_t,
+            query_start_loc=self.query_start_loc[:1],
+            seq_lens_b=self.seq_lens_b[:0],
+            block_tables_b=self.block_tables_b[:0],
+            max_query_len=self.max_query_len,
+            max_seq_len=self.max_seq_len,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs(AttentionRows):
+    """Device inputs of one step.
+
+    Attributes
+    ----------
+    input_ids_t, positions_t
+        [T] int64; tokens of padding come last.
+    sample_index_s
+        [S] int64: token index whose hidden state is sampled from.
+    samplers
+        The rows that sample.
+    sampled_rows_s, sampled_positions_s
+        [S] int64: their rows, and the positions of the tokens to be sampled.
+    last
+        The tokens that are sampled from, as rows of one token each that are written already: all
+        that the last layer computes behind its keys and values. ``None``: it computes every token.
+    """
+
+    input_ids_t: Tensor
+    positions_t: Tensor
+    sample_index_s: Tensor
+    samplers: SampleBatch
+    sampled_rows_s: Tensor
+    sampled_positions_s: Tensor
+    last: AttentionRows | None = None
+
+
+def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> StepInputs:
+    """Gather the inputs of ``plan`` from the rows, with one host-to-device copy.
+
+    Fewer tokens than ``padded_tokens`` are followed by padding, which is of no row.
+    """
+    rows_b = np.fromiter((step.row for step in plan.rows), np.int64, len(plan.rows))
+    starts_b = np.fromiter((step.start for step in plan.rows), np.int64, len(plan.rows))
+    counts_b = np.fromiter((step.num_tokens for step in plan.rows), np.int64, len(plan.rows))
+    samples_b = np.fromiter((step.samples for step in plan.rows), np.bool_, len(plan.rows))
+    ends_b = np.cumsum(counts_b)
+    seq_lens_b = starts_b + counts_b
+    num_tokens, num_rows = int(ends_b[-1]), len(rows_b)
+
+    rows_t = np.repeat(rows_b, counts_b)
+    positions_t = np.arange(num_tokens) + np.repeat(starts_b - (ends_b - counts_b), counts_b)
+    padding = max(0, padded_tokens - num_tokens)
+    if padding:
+        rows_t = np.concatenate((rows_t, np.full(padding, state.padding_row)))
+        positions_t = np.concatenate((positions_t, np.zeros(padding, np.int64)))
+    num_padded = num_tokens + padding
+    sample_index_s = ends_b[samples_b] - 1
+    sampled_rows_s, sampled_positions_s = rows_b[samples_b], seq_lens_b[samples_b]
+    num_samples = len(sample_index_s)
+
+    packed = upload(
+        np.concatenate(
+            (rows_t, positions_t, rows_b, sample_index_s, sampled_rows_s, sampled_positions_s)
+        ),
+        torch.int64,
+        state.device,
+    )
+    (
+        device_rows_t,
+        device_positions_t,
+        device_rows_b,
+        device_sample_index_s,
+        device_sampled_rows_s,
+        device_sampled_positions_s,
+    ) = packed.split((num_padded, num_padded, num_rows, num_samples, num_samples, num_samples))
+    lengths = upload(np.concatenate(((0,), ends_b, seq_lens_b)), torch.int32, state.device)
+
+    max_seq_len = int(seq_lens_b.max())
+    input_ids_t, slot_mapping_t = state.gather(device_rows_t, device_positions_t)
+    if padding:
+        slot_mapping_t.clamp_(min=POISON)
+    return StepInputs(
+        input_ids_t=input_ids_t,
+        positions_t=device_positions_t,
+        slot_mapping_t=slot_mapping_t,
+        query_start_loc=lengths[: num_rows + 1],
+        seq_lens_b=lengths[num_rows + 1 :],
+        block_tables_b=state.block_tables[device_rows_b, : -(-max_seq_len // state.block_size)],
+        sample_index_s=device_sample_index_s,
+        samplers=SampleBatch(
+            sampled_rows_s.tolist(), sampled_positions_s.tolist(), device_sampled_positions_s
+        ),
+        sampled_rows_s=device_sampled_rows_s,
+        sampled_positions_s=device_sampled_positions_s,
+        max_query_len=int(counts_b.max()),
+        max_seq_len=max_seq_len,
+    )
+
+
+def only_sampled(inputs: StepInputs, state: RowState) -> StepInputs:
+    """The same for a step of which nobody wants other hidden states than those it samples from."""
+    count = len(inputs.samplers.rows)
+    if count == len(inputs.input_ids_t):
+        return inputs
+    device = state.device
+    last = AttentionRows(
+        slot_mapping_t=torch.full((count,), POISON, dtype=torch.int64, device=device),
+        query_start_loc=torch.arange(count + 1, dtype=torch.int32, device=device),
+        seq_lens_b=inputs.sampled_positions_s.to(torch.int32),
+        block_tables_b=state.block_tables[inputs.sampled_rows_s, : inputs.block_tables_b.shape[1]],
+        max_query_len=1,
+        max_seq_len=inputs.max_seq_len,
+    )
+    return replace(inputs, last=last)
+
+
+def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
+    """Inputs of a step of padding: a row with nothing to do, and tokens that are written nowhere.
+
+    The row, and bounds of more than one query token, have every kernel of attention launched that a
+    request's step may launch.
+    """
+    device = state.device
+    zeros_t = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    return StepInputs(
+        input_ids_t=zeros_t,
+        positions_t=zeros_t.clone(),
+        slot_mapping_t=zeros_t - 1,
+        query_start_loc=torch.zeros(2, dtype=torch.int32, device=device),
+        seq_lens_b=torch.zeros(1, dtype=torch.int32, device=device),
+        block_tables_b=state.block_tables[state.padding_row :],
+        sample_index_s=none,
+        samplers=SampleBatch([], [], none),
+        sampled_rows_s=none,
+        sampled_positions_s=none,
+        max_query_len=2,
+        max_seq_len=1,
+    )
+
+
+def is_decode(plan: StepPlan) -> bool:
+    """Whether every row of the step computes one token and samples the next."""
+    return all(step.samples and step.num_tokens == 1 for step in plan.rows)
+
+
+def decode_rows(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:
+    """All that a captured decode step of B rows is told, padding last: [4 B + 1] int64.
+
+    First int32, in pairs: `query_start_loc` [B + 1], `seq_lens` [B], and nothing; then, each B
+    long: rows; positions of their tokens; positions of the tokens to be sampled, 0 for padding.
+    Whatever the device need not work out by small kernels of its own. The first stands where its
+    alignment is the same for every B, since that of its pointer selects a kernel's variant.
+    """
+    count = len(plan.rows)
+    packed = np.zeros(4 * padded_rows + 1, np.int64)
+    pairs, rows, positions, sampled = np.split(packed, np.arange(1, 4) * padded_rows + 1)
+    rows[:] = padding_row
+    rows[:count] = [step.row for step in plan.rows]
+    positions[:count] = [step.start for step in plan.rows]
+    sampled[:count] = positions[:count] + 1
+    lengths = pairs.view(np.int32)
+    lengths[: padded_rows + 1] = np.minimum(np.arange(padded_rows + 1), count)
+    lengths[padded_rows + 1 : -1] = sampled
+    return packed
+
+
+def decode_samplers(plan: StepPlan, positions_s: Tensor) -> SampleBatch:
+    """The rows of a decode step, which all sample; ``positions_s`` [B] int64 is on the device."""
+    return SampleBatch(
+        [step.row for step in plan.rows], [step.start + 1 for step in plan.rows], positions_s
+    )

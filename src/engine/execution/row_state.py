@@ -1,0 +1,112 @@
+"""What lives on the device for as long as a request holds its row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from src.core.plan import BlockAppend, RowInstall, StepPlan
+from src.engine.devices import transfer
+from src.engine.devices.transfer import upload
+
+# No token and no block has this number: consuming what was never produced fails loudly.
+POISON = -1
+
+
+class RowState:
+    """Token buffer and block table of every row, and of one more that padding is of.
+
+    A step's inputs are gathered from here and its sampled tokens are scattered back, so the next
+    step can be launched before the host has seen a token.
+
+    Attributes
+    ----------
+    padding_row
+        The row after the last: its tokens are some token of the vocabulary, and it has no block, so
+        that nothing is ever written for it but those tokens.
+    max_model_len
+        Tokens that a row holds.
+    tokens
+        [max_num_seqs + 1, max_model_len] int32: (row, position) -> token id.
+    block_tables
+        [max_num_seqs + 1, max_blocks] int32: (row, position // block_size) -> block.
+    """
+
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
+    ) -> None:
+        self.device = device
+        self.block_size = block_size
+        self.padding_row = max_num_seqs
+        self.max_model_len = max_model_len
+        max_blocks = -(-max_model_len // block_size)
+        self.tokens = torch.full(
+            (max_num_seqs + 1, max_model_len), POISON, dtype=torch.int32, device=device
+        )
+        self.tokens[self.padding_row].zero_()
+        self.block_tables = torch.full(
+            (max_num_seqs + 1, max_blocks), POISON, dtype=torch.int32, device=device
+        )
+        self._token_table, self._block_table = _Table(self.tokens), _Table(self.block_tables)
+
+    def install(self, install: RowInstall) -> None:
+        """Give the row to a request: its known tokens and the blocks it has so far."""
+        self._token_table.replace(install.row, install.token_ids)
+        self._block_table.replace(install.row, install.block_ids)
+
+    def append_blocks(self, append: BlockAppend) -> None:
+        """Continue the row's block table."""
+        self._block_table.write(append.row, append.index, append.block_ids)
+
+    def gather(self, rows_t: Tensor, positions_t: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids and slots [T] int64 of positions [T] int64 of rows [T] int64.
+
+        A slot is block * block_size + offset, and negative where the row has no block: nothing is
+        written there.
+        """
+        input_ids_t = self.tokens[rows_t, positions_t].to(torch.int64)
+        blocks_t = self.block_tables[rows_t, positions_t // self.block_size]
+        # Of a wider type than the blocks, as their product with the size would not be.
+        slots_t = torch.add(positions_t % self.block_size, blocks_t, alpha=self.block_size)
+        return input_ids_t, slots_t
+
+    def neutralize(self, plan: StepPlan) -> None:
+        """After a failed step: give its rows the blocks that are theirs, and tokens like any other.
+
+        A step that is queued behind it still names its rows. Their results are dropped, but they
+        must not make that step fail for the rows that joined it, nor write keys and values where a
+        row's former owner had its blocks.
+        """
+        for install in plan.installs:
+            self.install(install)
+        for append in plan.block_appends:
+            self.append_blocks(append)
+        for step in plan.rows:
+            self.tokens[step.row].clamp_(min=0)
+
+    def scatter_tokens(self, rows_s: Tensor, positions_s: Tensor, token_ids_s: Tensor) -> None:
+        """Write sampled tokens back into their rows: [S] int64 each."""
+        self.tokens[rows_s, positions_s] = token_ids_s.to(torch.int32)
+
+
+class _Table:
+    """Writes into the rows of a [rows, columns] int32 tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._host = transfer.host_view(tensor)
+
+    def write(self, row: int, index: int, values: list[int]) -> None:
+        end = index + len(values)
+        if self._host is not None:
+            self._host[row, index:end] = values
+        elif values:
+            self._tensor[row, index:end] = upload(values, torch.int32, self._tensor.device)
+
+    def replace(self, row: int, values: list[int]) -> None:
+        """The row's values from now on; what is behind them is poison."""
+        if self._host is not None:
+            self._host[row, len(values) :] = POISON
+        else:
+            self._tensor[row, len(values) :].fill_(POISON)
+        self.write(row, 0, values)

@@ -1,0 +1,276 @@
+"""What a planned step computes, from its rows to the tokens that they sample.
+
+Three ways lead there, and give the same tokens: a captured graph; one call of the kernel library
+with compiled code; and one after the other, gather, forward pass, head and sampler::
+
+                       captured graph        one call              region by region
+    function           _replay               _in_one_call          compute itself
+    when               CUDA: a decode step   CPU: code that was    else; the forward is
+                       of a captured size    compiled ahead        a graph, if captured
+    draws              the graph, then (a)   the call, or (b)      the sampler
+    masks are awaited  before the sampler    in the call, before   behind the forward,
+                                             its draw; (b) behind  before the head
+    scatters tokens    the graph, then (a)   the call, or (b)      `scatter_tokens`
+
+(a): the sampler draws once more, from the graph's logits, if rows ask for more than a temperature
+and a seed, masks among that, and `scatter_tokens` writes over what the graph wrote.
+(b): the call ends with logits if rows ask for more than that, masks aside, or if scores of a prompt
+are wanted; then it is the sampler that draws, and `scatter_tokens` that writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from src.core.plan import StepPlan
+from src.core.request import Request
+from src.engine.devices.transfer import upload
+from src.engine.execution.forward_pass import Code, ForwardPass
+from src.engine.execution.graphs import DecodeGraph, GraphPool
+from src.engine.execution.inputs import (
+    StepInputs,
+    build_inputs,
+    decode_rows,
+    decode_samplers,
+    only_sampled,
+    padding_inputs,
+)
+from src.engine.execution.row_state import RowState
+from src.engine.grammar.masks import RowMasks
+from src.engine.grammar.row_grammars import RowGrammars
+from src.engine.sampling import SampleBatch, SampleOutput, Sampler
+from src.engine.sampling.prompt_logprobs import PromptLogprobs, asks_for_scores, score_prompts
+from src.engine.sampling.state import SEED, TEMPERATURE
+from src.models.regions import Regions
+from src.ops.cpu.compiled import Caller
+from src.ops.cpu.step import CompiledStep, MaskGate, StepAttention, StepCalls, StepRows
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step leaves on the device until the copy-out has run."""
+
+    samples: SampleOutput | None
+    prompt_scores: PromptLogprobs | None
+    failures: Sequence[tuple[int, str]] = ()
+
+    def to_host(self) -> StepOutput:
+        """Begin the copy to host memory, without waiting for it."""
+        return StepOutput(
+            None if self.samples is None else self.samples.to_host(),
+            None if self.prompt_scores is None else self.prompt_scores.to_host(),
+            self.failures,
+        )
+
+
+class StepComputer:
+    """A model with its KV memory, rows and sampler. Of the device thread, but for `try_out`.
+
+    Parameters
+    ----------
+    unscored
+        Row -> its newest owner, while that waits for scores of its prompt.
+
+    Attributes
+    ----------
+    code
+        What steps run, from the next one on.
+    graphs
+        Captured steps of ``code``, if there are any.
+    """
+
+    def __init__(
+        self,
+        forward_pass: ForwardPass,
+        code: Code,
+        rows: RowState,
+        sampler: Sampler,
+        grammars: RowGrammars,
+        unscored: Sequence[Request | None],
+    ) -> None:
+        self.code = code
+        self.graphs: GraphPool | None = None
+        self._forward_pass = forward_pass
+        self._decoder = forward_pass.decoder
+        self._rows = rows
+        self._sampler = sampler
+        self._grammars = grammars
+        self._unscored = unscored
+
+    def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
+        """Compute the step; its rows have been written.
+
+        ``computes`` is called, unless the step is one call on the host, when its inputs have been
+        enqueued and nothing else.
+        """
+        graph = None if self.graphs is None else self.graphs.find(plan)
+        if isinstance(graph, DecodeGraph):
+            return self._replay(plan, graph, computes)
+        # One look: the compiler may swap it between two steps.
+        code = self.code
+        if graph is None and code.step is not None:
+            return self._in_one_call(plan, code.step, code.regions)
+        inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
+        if graph is None and not asks_for_scores(plan, self._unscored):
+            inputs = only_sampled(inputs, self._rows)
+        # They are computed while the forward runs; without a constrained row there are none.
+        awaited = self._grammars.masks(inputs.samplers.rows)
+        computes()
+        hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
+        masks = None if awaited is None else awaited.result()
+        samples = (
+            self._sample(inputs, hidden, code.regions, masks) if inputs.samplers.rows else None
+        )
+        return self._output(plan, samples, hidden, code.regions, masks)
+
+    def try_out(self, code: Code, num_tokens: int) -> None:
+        """Run padding through code that is not in use yet; nothing is written anywhere."""
+        if code.step is not None:
+            hidden = code.step.try_out(num_tokens)
+        else:
+            hidden = self._forward(padding_inputs(num_tokens, self._rows), code)
+        self._decoder.logits(code.regions, hidden)
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Run padding and a draw by the code in use: what Triton compiles is compiled here."""
+        hidden = self._forward(padding_inputs(num_tokens, self._rows), self.code)
+        logits = self._decoder.logits(self.code.regions, hidden[:1])
+        row = torch.full((1,), self._rows.padding_row, device=self._rows.device)
+        self._sampler.state.flush()
+        self._sampler.draw(logits, row, torch.zeros_like(row))
+
+    def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
+        """A step in one call, of regions that were compiled ahead of time."""
+        decoder, cache, rows = self._decoder, self._forward_pass.kv_cache, self._rows
+        assert not decoder.region_spec.rotates_in_op, "nothing rotates between its regions"
+        *layers, head = (region.bind(*given) for region, given in decoder.calls(regions))
+        floats, ints = self._sampler.state.tables
+        attention = StepAttention(
+            cache.keys,
+            cache.values,
+            [window or 0 for window in decoder.spec.sliding_windows],
+            decoder.region_spec.num_heads,
+            decoder.spec.attention_scale,
+            decoder.region_spec.deterministic,
+        )
+        where = StepRows(
+            rows.tokens,
+            rows.block_tables,
+            floats[:, TEMPERATURE],
+            ints[:, SEED],
+            decoder.spec.vocab_size,
+        )
+        return CompiledStep(caller, StepCalls(layers, head), attention, where)
+
+    def _in_one_call(self, plan: StepPlan, step: CompiledStep, regions: Regions) -> StepOutput:
+        sampling = [row for row in plan.rows if row.samples]
+        batch = SampleBatch(
+            [row.row for row in sampling], [row.start + row.num_tokens for row in sampling]
+        )
+        wants_hidden = asks_for_scores(plan, self._unscored)
+        only_draws = self._sampler.only_draws(batch) and not wants_hidden
+        awaited = self._grammars.masks(batch.rows, as_bits=only_draws)
+        numbers = list(
+            chain.from_iterable(
+                (row.row, row.start, row.num_tokens, row.samples) for row in plan.rows
+            )
+        )
+        self._sampler.state.flush()
+        if only_draws:
+            gate = None
+            if awaited is not None:
+                gate = step.gate()
+                awaited.add_done_callback(partial(_open, gate))
+            try:
+                token_ids = step.draw(numbers, len(sampling), gate)
+            except ValueError:
+                if awaited is not None and awaited.done():
+                    # Why there are no masks says more than that there are none.
+                    awaited.result()
+                raise
+            samples = SampleOutput(token_ids, None, (), ()) if sampling else None
+            return StepOutput(samples, None, () if awaited is None else awaited.result().failures)
+        hidden, logits = step.compute(numbers, len(sampling), wants_hidden=wants_hidden)
+        masks = None if awaited is None else awaited.result()
+        samples = None
+        if logits is not None:
+            rows_s = upload(batch.rows, torch.int64, self._rows.device)
+            positions_s = upload(batch.positions, torch.int64, self._rows.device)
+            samples = self._choose(logits, replace(batch, positions_s=positions_s), masks)
+            self._rows.scatter_tokens(rows_s, positions_s, samples.token_ids)
+        return self._output(plan, samples, hidden, regions, masks)
+
+    def _replay(
+        self, plan: StepPlan, graph: DecodeGraph, computes: Callable[[], object]
+    ) -> StepOutput:
+        """A step that is one captured graph, and what its rows ask for beyond a draw."""
+        num_rows = len(plan.rows)
+        awaited = self._grammars.masks([step.row for step in plan.rows])
+        out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row), computes)
+        positions_s = out.positions[:num_rows]
+        batch = decode_samplers(plan, positions_s)
+        masks = None if awaited is None else awaited.result()
+        if masks is None and self._sampler.only_draws(batch):
+            samples = SampleOutput(out.token_ids[:num_rows], None, (), ())
+        else:
+            samples = self._choose(out.logits[:num_rows], batch, masks)
+            self._rows.scatter_tokens(out.rows[:num_rows], positions_s, samples.token_ids)
+        return self._output(plan, samples, out.hidden, self.code.regions, masks)
+
+    def _forward(self, inputs: StepInputs, code: Code) -> Tensor:
+        """Hidden states [T, hidden_size], or [S, hidden_size] with ``inputs.last``."""
+        return self._forward_pass(inputs, code.regions)
+
+    def _sample(
+        self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None
+    ) -> SampleOutput:
+        sampled = hidden if inputs.last is not None else hidden[inputs.sample_index_s]
+        logits = self._decoder.logits(regions, sampled)
+        samples = self._choose(logits, inputs.samplers, masks)
+        self._rows.scatter_tokens(
+            inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
+        )
+        return samples
+
+    def _choose(self, logits: Tensor, batch: SampleBatch, masks: RowMasks | None) -> SampleOutput:
+        """One token per row of the batch, of logits [S, V], which may be overwritten."""
+        if masks is not None:
+            batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
+        return self._sampler.sample(logits, batch, self._rows.tokens)
+
+    def _output(
+        self,
+        plan: StepPlan,
+        samples: SampleOutput | None,
+        hidden: Tensor | None,
+        regions: Regions,
+        masks: RowMasks | None,
+    ) -> StepOutput:
+        """What the step leaves; without ``hidden`` nobody asks for scores of a prompt."""
+        scores = None
+        if hidden is not None:
+            scores = score_prompts(
+                plan,
+                self._unscored,
+                hidden,
+                self._rows.tokens,
+                lambda positions: self._decoder.logits(regions, positions),
+            )
+        return StepOutput(samples, scores, () if masks is None else masks.failures)
+
+
+def _open(gate: MaskGate, done: Future[RowMasks]) -> None:
+    """Let a step draw whose masks are there, or fail one whose masks will not be."""
+    try:
+        masks = done.result()
+    except BaseException:
+        gate.fail()
+    else:
+        gate.open(masks.table, masks.rows)

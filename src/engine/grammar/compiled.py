@@ -1,0 +1,233 @@
+"""A grammar that is ready to be followed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from src.engine.grammar.constraints import Constraint
+from src.engine.grammar.limits import MAX_LEXER_STATES, STEP_LEXER_FUEL, STEP_MAX_ITEMS
+
+# Seconds that one call may take; that it takes in the ordinary; and that calls may take beyond
+# the ordinary, all together.
+_LONGEST_CALL: Final = 0.25
+ORDINARY_CALL: Final = 0.003
+_EXCESS: Final = 2.0
+# Of each second that passes, the part by which the excess is forgiven.
+_FORGIVEN: Final = 0.05
+
+# Tokens after which a matcher that computes no masks computes one: that gives the lexer its fuel.
+REFUELED_TOKENS: Final = 32
+
+_MAX_MESSAGE_CHARS: Final = 300
+_QUOTED_LINE: Final = re.compile(r"\n *[0-9]+ \|")
+
+
+# Where a grammar leaves no choice the library would choose the tokens; the model does, so that a
+# mask follows from the text alone, whatever tokens a request forbids.
+_OPTIONS: Final = '%llguidance {"no_forcing": true}'
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A grammar's text that nobody has read yet: Lark, or GBNF that is to be turned into that."""
+
+    text: str
+    is_gbnf: bool = False
+
+
+class GrammarError(Exception):
+    """A grammar cannot be compiled or followed; the message is for the client."""
+
+
+def parser_limits() -> LLParserLimits:
+    """What bounds the work on one grammar."""
+    return LLParserLimits(
+        step_lexer_fuel=STEP_LEXER_FUEL,
+        step_max_items=STEP_MAX_ITEMS,
+        max_lexer_states=MAX_LEXER_STATES,
+        verbose_errors=False,
+    )
+
+
+def with_options(lark: str) -> str:
+    """A grammar with what all are compiled with."""
+    return f"{lark}\n{_OPTIONS}\n"
+
+
+def compile_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+    """A matcher at the beginning of the output, with its first mask computed.
+
+    Raises
+    ------
+    GrammarError
+        The grammar has a fault or does not end well within its limits, or nothing matches it.
+    """
+    text = with_options(lark)
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+    raise_fault(matcher)
+    matcher.compute_bitmask()
+    raise_fault(matcher)
+    return matcher
+
+
+def raise_fault(matcher: LLMatcher) -> None:
+    """Raise what has put a matcher into its error state.
+
+    Raises
+    ------
+    GrammarError
+        If it is in that.
+    """
+    if matcher.is_error():
+        raise GrammarError(fault_of(matcher))
+
+
+def fault_of(matcher: LLMatcher) -> str:
+    """Why a matcher is in its error state, in one short line."""
+    # The lines of the grammar that follow are the client's own.
+    message = _QUOTED_LINE.split(matcher.get_error().partition("<non-verbose/>")[0])[0]
+    if message.strip() == "NoExtensionBias":
+        return "no text conforms to it, or none that the model's tokens can spell"
+    return " ".join(message.split())[:_MAX_MESSAGE_CHARS] or "the grammar cannot be followed"
+
+
+class TimeBudget:
+    """What following one grammar may take, of all its rows together.
+
+    Many rows of one grammar wait for each other, so a budget of each row would be many. It fills up
+    again, slowly: a grammar that is a little slow may be followed for as long as the server runs.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._excess = 0.0
+        self._updated = clock()
+
+    def allows(self, seconds: float, num_calls: int = 1) -> bool:
+        """Whether calls that took so long together are within it; they are counted."""
+        now = self._clock()
+        forgiven = (now - self._updated) * _FORGIVEN
+        self._updated = now
+        excess = max(0.0, seconds - num_calls * ORDINARY_CALL)
+        self._excess = max(0.0, self._excess - forgiven) + excess
+        return excess == 0.0 or (seconds <= _LONGEST_CALL and self._excess <= _EXCESS)
+
+
+class CompiledGrammar:
+    """A compiled grammar, shared by all requests that ask for it.
+
+    Parameters
+    ----------
+    matcher
+        At the beginning of the output; never moved.
+    tokenizer
+        Of the vocabulary that it was compiled for.
+    lanes
+        The same as constraints. Those of different lanes can be followed side by side. There may
+        be none.
+
+    Attributes
+    ----------
+    budget
+        Of all that follow it.
+    is_worn
+        Whether a lane's lexer has taken all that it may: nobody begins with a constraint any more.
+    is_spent
+        Whether the matchers' lexer, which they share, has too: nobody can begin at all.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, tokenizer: LLTokenizer, lanes: Sequence[Constraint] = ()
+    ) -> None:
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._lanes = lanes
+        self.budget = TimeBudget()
+        self.is_worn = False
+        self.is_spent = False
+
+    def begin(self, lane: int) -> Constraint | None:
+        """One of a lane's constraints, at the beginning of the output, if there is any."""
+        if not self._lanes or self.is_worn:
+            return None
+        return self._lanes[lane % len(self._lanes)].clone()
+
+    def begin_matcher(self) -> LLMatcher:
+        """A matcher at the beginning of the output."""
+        return self._matcher.deep_copy()
+
+    def examine(self) -> None:
+        """A matcher has failed: find out whether another one could begin."""
+        probe = self.begin_matcher()
+        probe.compute_bitmask()
+        self.is_spent = probe.is_error()
+
+    def judge(self) -> TextJudge:
+        """Follows the text of one output."""
+        return TextJudge(self._matcher.deep_copy(), self._tokenizer.greedy_tokenize, self.budget)
+
+
+class TextJudge:
+    """Tells whether a text that grows is complete under a grammar.
+
+    It goes by the text, and not by the tokens that the model chose: a stop string may end within
+    one. Text that the grammar does not know, such as special tokens that are hidden from it, is
+    beyond it: everything is complete from there on. Where the matcher gives up instead, over its
+    limits or over the budget of all who follow the grammar, nobody can tell any more, and nothing
+    is: a stop string is plain text then, since a cut at it could break what was asked for.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, tokenize: Callable[[str], list[int]], budget: TimeBudget
+    ) -> None:
+        self._matcher = matcher
+        self._tokenize = tokenize
+        self._budget = budget
+        self._is_beyond = False
+        self._has_given_up = False
+        self._num_tokens = 0
+
+    def advance(self, text: str) -> None:
+        """The text goes on with this."""
+        # Without text there is nothing to follow: it may be held back.
+        if not text or self._is_beyond or self._has_given_up:
+            return
+        token_ids = self._tokenize(text)
+        if self._consume(token_ids) < len(token_ids):
+            self._is_beyond = True
+        self._num_tokens += len(token_ids)
+        if self._num_tokens >= REFUELED_TOKENS:
+            self._num_tokens = 0
+            started = time.thread_time()
+            self._matcher.compute_bitmask()
+            self._charge(started, 1)
+
+    def completes(self, text: str) -> bool:
+        """Whether the text would be complete if it went on with this and ended."""
+        if self._has_given_up or self._is_beyond:
+            return not self._has_given_up
+        token_ids = self._tokenize(text)
+        taken = self._consume(token_ids)
+        complete = taken == len(token_ids) and self._matcher.is_accepting()
+        if not self._matcher.rollback(taken):
+            self._has_given_up = True
+        return complete and not self._has_given_up
+
+    def _consume(self, token_ids: list[int]) -> int:
+        """How many of the tokens the matcher took."""
+        if not token_ids:
+            return 0
+        started = time.thread_time()
+        taken = self._matcher.try_consume_tokens(token_ids)
+        self._charge(started, len(token_ids))
+        return taken
+
+    def _charge(self, started: float, num_calls: int) -> None:
+        seconds = time.thread_time() - started
+        if not self._budget.allows(seconds, num_calls) or self._matcher.is_error():
+            self._has_given_up = True

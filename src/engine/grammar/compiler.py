@@ -1,0 +1,387 @@
+"""Compiles grammars off the event loop, within bounds, and remembers the last of them.
+
+Each grammar is tried in another process first (`trial`): what crashes or hangs a compiler does so
+to that one. What passes is compiled here, in a thread, in about the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from llguidance import LLTokenizer
+
+from src.core.config import StructuredOutputSection
+from src.core.errors import (
+    QueueFullError,
+    ShuttingDownError,
+    SlipstreamError,
+    UnavailableError,
+)
+from src.core.settings import CHECKOUT, PREFIX
+from src.core.structured_output import StructuredOutput
+from src.engine.grammar.compiled import (
+    Candidate,
+    CompiledGrammar,
+    GrammarError,
+    compile_matcher,
+    with_options,
+)
+from src.engine.grammar.constraints import (
+    MAX_LANE_STATES,
+    ConstraintTokenizer,
+    constraint_tokenizer,
+    num_lanes,
+)
+from src.engine.grammar.grammar_text import grammar_candidate, refusal
+from src.engine.grammar.trial import Setup, Verdict, read_frame, write_frame
+from src.engine.grammar.vocabulary import Vocabulary
+from src.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Grammars that are compiled at a time; one that takes long holds up one of them.
+_WORKERS: Final = 2
+# Grammars that may wait for that.
+_MAX_WAITING: Final = 256
+# Seconds for a process to begin, on a busy machine.
+_START_SECONDS: Final = 60.0
+# Seconds until those are to come back for whom none began.
+_RETRY_AFTER: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """A vocabulary as matchers are compiled with it, and as constraints are, if there are any."""
+
+    matchers: LLTokenizer
+    constraints: ConstraintTokenizer | None
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Tokenizers:
+        """Those of a vocabulary; some tenths of a second for a large one."""
+        return cls(vocabulary.build(), constraint_tokenizer(vocabulary))
+
+
+@dataclass
+class _Compilation:
+    """One that is under way: ``job`` in the pool, ``done`` on the event loop, and who wants it."""
+
+    job: Future[CompiledGrammar]
+    done: asyncio.Task[CompiledGrammar]
+    num_waiting: int = 0
+
+
+def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
+    """A grammar, ready to be followed.
+
+    Raises
+    ------
+    GrammarError
+        See `compile_matcher`.
+    """
+    matcher = compile_matcher(tokenizers.matchers, lark)
+    lanes = []
+    if tokenizers.constraints is not None:
+        text, count = with_options(lark), num_lanes()
+        most = MAX_LANE_STATES // count
+        roots = [tokenizers.constraints.compile(text, most) for _ in range(count)]
+        lanes = [root for root in roots if root is not None]
+    return CompiledGrammar(matcher, tokenizers.matchers, lanes)
+
+
+class GrammarCompiler:
+    """The grammars of one model. Nothing is built before the first is asked for.
+
+    Parameters
+    ----------
+    vocab_size
+        Width of the model's logits.
+    end_token_ids
+        The model's own.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        end_token_ids: Sequence[int],
+        bounds: StructuredOutputSection,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_token_ids = tuple(i for i in end_token_ids if 0 <= i < vocab_size)
+        self._bounds = bounds
+        self._pool = ThreadPoolExecutor(_WORKERS, "slipstream-compile-grammar")
+        self._lock = threading.Lock()
+        self._built: tuple[Vocabulary, Tokenizers] | None = None
+        self._idle: queue.LifoQueue[_Trial] = queue.LifoQueue()
+        self._trials: set[_Trial] = set()
+        self._closed = False
+        # Of the event loop alone: the last grammars, the newest last.
+        self._known: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
+        self._compiling: dict[StructuredOutput, _Compilation] = {}
+
+    async def compile(self, output: StructuredOutput) -> CompiledGrammar:
+        """The grammar, compiled now or before.
+
+        Raises
+        ------
+        InvalidRequestError
+            It cannot be compiled, or takes too long or too much.
+        QueueFullError
+            Too many wait for theirs.
+        UnavailableError
+            There is no process to try it in.
+        ShuttingDownError
+            The compiler was closed, before or meanwhile.
+        """
+        self._check_open()
+        known = self._known.get(output)
+        if known is not None and not known.is_spent:
+            self._known.move_to_end(output)
+            return known
+        compilation = self._compiling.get(output) or self._begin(output)
+        compilation.num_waiting += 1
+        # Somebody else may wait for the same one: who goes away does not take it along.
+        try:
+            return await asyncio.shield(compilation.done)
+        except SlipstreamError as error:
+            # A copy for each: one that is raised over and over keeps every traceback.
+            raise copy.copy(error) from None
+        finally:
+            compilation.num_waiting -= 1
+            # Unless a thread has begun with it, what nobody waits for any more holds up nobody.
+            if compilation.num_waiting == 0 and compilation.job.cancel():
+                self._compiling.pop(output, None)
+
+    def close(self) -> None:
+        """End the processes; what is being compiled is refused."""
+        with self._lock:
+            self._closed = True
+            trials = list(self._trials)
+        for trial in trials:
+            trial.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for trial in trials:
+            trial.close()
+
+    def _begin(self, output: StructuredOutput) -> _Compilation:
+        if len(self._compiling) >= _MAX_WAITING:
+            raise QueueFullError("too many grammars wait to be compiled")
+        try:
+            job = self._pool.submit(self._compile_now, output)
+        except RuntimeError:  # it was shut down a moment ago
+            self._check_open()
+            raise
+        done = asyncio.ensure_future(self._finish(job))
+        compilation = self._compiling[output] = _Compilation(job, done)
+        done.add_done_callback(lambda _: self._finished(output, compilation))
+        return compilation
+
+    async def _finish(self, job: Future[CompiledGrammar]) -> CompiledGrammar:
+        try:
+            return await asyncio.wrap_future(job)
+        except asyncio.CancelledError:
+            # A pool that is shut down gives up what it had not begun.
+            self._check_open()
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDownError("the engine was closed")
+
+    def _finished(self, output: StructuredOutput, compilation: _Compilation) -> None:
+        # One that nobody waited for has left already, and another may be there instead.
+        if self._compiling.get(output) is compilation:
+            del self._compiling[output]
+        done = compilation.done
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._known[output] = done.result()
+        self._known.move_to_end(output)
+        while len(self._known) > self._bounds.cached_grammars:
+            self._known.popitem(last=False)
+
+    def _compile_now(self, output: StructuredOutput) -> CompiledGrammar:
+        candidate = grammar_candidate(output, self._bounds)
+        vocabulary, tokenizers = self._vocabulary()
+        try:
+            lark = self._tried(candidate, vocabulary)
+            return compile_grammar(tokenizers, lark)
+        except GrammarError as error:
+            # A process that closing has killed has nothing to say of its grammar.
+            self._check_open()
+            raise refusal(str(error)) from None
+
+    def _vocabulary(self) -> tuple[Vocabulary, Tokenizers]:
+        with self._lock:
+            if self._built is None:
+                if not self._end_token_ids:
+                    raise refusal("this model has no end token, so no output can be complete")
+                if self._tokenizer.cleans_up:
+                    raise refusal("this model's tokenizer changes its text afterwards")
+                vocabulary = Vocabulary.of(self._tokenizer, self._vocab_size, self._end_token_ids)
+                self._built = vocabulary, Tokenizers.of(vocabulary)
+            return self._built
+
+    def _tried(self, candidate: Candidate, vocabulary: Vocabulary) -> str:
+        """The Lark that is to be compiled, once another process has survived it."""
+        trial = self._idle_trial() or self._start_trial(vocabulary)
+        try:
+            verdict = trial.verdict(candidate, self._bounds.compile_seconds)
+        except BaseException:
+            self._discard(trial)
+            raise
+        self._idle.put(trial)
+        if verdict.fault:
+            raise GrammarError(verdict.fault)
+        return verdict.lark
+
+    def _idle_trial(self) -> _Trial | None:
+        while True:
+            try:
+                trial = self._idle.get_nowait()
+            except queue.Empty:
+                return None
+            if trial.is_usable:
+                return trial
+            # Its end is no fault of the grammar that comes next.
+            self._discard(trial)
+
+    def _start_trial(self, vocabulary: Vocabulary) -> _Trial:
+        bounds = self._bounds
+        setup = Setup(vocabulary, bounds.compile_memory_bytes, 2 * bounds.compile_seconds)
+        try:
+            trial = _Trial()
+        except OSError:
+            logger.exception("no grammar can be tried")
+            raise _no_trial() from None
+        with self._lock:
+            self._trials.add(trial)
+        try:
+            # Behind that: who closes ends all that are there.
+            self._check_open()
+            trial.set_up(setup)
+        except BaseException:
+            self._discard(trial)
+            self._check_open()
+            logger.exception("no grammar can be tried")
+            raise
+        return trial
+
+    def _discard(self, trial: _Trial) -> None:
+        with self._lock:
+            self._trials.discard(trial)
+        trial.kill()
+        trial.close()
+
+
+def _no_trial() -> UnavailableError:
+    # No fault of the grammar's, nor for ever: the machine lacks memory or time.
+    return UnavailableError(
+        "the process that tries grammars did not start",
+        retry_after=_RETRY_AFTER,
+        code="compiler_unavailable",
+    )
+
+
+class _Trial:
+    """One process of `trial`."""
+
+    def __init__(self) -> None:
+        # The server's keys are no concern of it.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "src.engine.grammar.trial"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=CHECKOUT,
+            env=environment,
+        )
+        self._is_killed = False
+
+    def set_up(self, setup: Setup) -> None:
+        """Tell it the vocabulary, and wait until it has that.
+
+        Raises
+        ------
+        UnavailableError
+            It does not come up.
+        """
+        if self._ask(msgspec.msgpack.encode(setup), _START_SECONDS) is None:
+            raise _no_trial()
+
+    def verdict(self, candidate: Candidate, seconds: float) -> Verdict:
+        """What it says of a grammar.
+
+        Raises
+        ------
+        GrammarError
+            It says nothing: it ran out of time, memory or stack, and is gone.
+        """
+        answer = self._ask(msgspec.msgpack.encode(candidate), seconds)
+        if answer is None:
+            logger.info("a grammar could not be compiled within its bounds")
+            raise GrammarError(
+                f"it takes more than {seconds:g} s, too much memory or too deep a stack to compile"
+            )
+        return msgspec.msgpack.decode(answer, type=Verdict)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be asked again."""
+        # One that was killed a moment ago may not have ended yet.
+        return not self._is_killed and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it; who waits for its answer learns that there is none."""
+        self._end()
+        self._process.wait()
+
+    def _end(self) -> None:
+        self._is_killed = True
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let go of it, once it has ended."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            # What was not written yet has no reader any more.
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _ask(self, frame: bytes, seconds: float) -> bytes | None:
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        # Its end is the end of what is read here.
+        timer = threading.Timer(seconds, self._end)
+        timer.start()
+        answer = None
+        try:
+            with contextlib.suppress(OSError):
+                write_frame(requests, frame)
+                answer = read_frame(answers)
+        finally:
+            timer.cancel()
+            # One that has begun to fire kills behind the answer: it is known afterwards.
+            timer.join()
+        if answer is None:
+            self.kill()
+            self.close()
+        return answer

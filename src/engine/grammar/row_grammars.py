@@ -1,0 +1,378 @@
+"""Masks of what constrained rows may sample next, computed while the device runs the forward.
+
+One thread follows the grammars. It learns a step's tokens where the step ends, not where the event
+loop commits it: the device's next forward is running or queued by then, and only that step's
+*sampling* waits for the masks. Batches without a constrained row never come here.
+
+A row's grammar stands where its output tokens have brought it, so it is rebuilt from them when a
+request resumes, and neither the batch nor the pipeline's depth has a say in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher
+
+from src.core.request import Request
+from src.engine.grammar.compiled import REFUELED_TOKENS, CompiledGrammar, fault_of
+from src.engine.grammar.constraints import Constraint
+from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarSteps, Made, Mover, Outcome
+from src.engine.grammar.masks import MaskTable, RowMasks
+
+logger = logging.getLogger(__name__)
+
+# Steps of one batch that are remembered together.
+_HISTORY = 1024
+# Added to what the process has: a tenth of another thread's share. Not less, since it holds the
+# interpreter lock now and then, also on a machine that has no CPU to spare.
+_NICENESS = 10
+_TOO_SLOW = "following the grammar takes too long"
+
+
+class _Follower:
+    """One row's grammar, of the grammar thread alone.
+
+    Attributes
+    ----------
+    matcher
+        Where the output stands.
+    token_ids
+        What led there, if it began with a constraint.
+    ended
+        Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
+    fault
+        Why it cannot go on.
+    """
+
+    __slots__ = ("_abandoned", "_grammar", "ended", "fault", "key", "matcher", "token_ids")
+
+    def __init__(self, request: Request, lane: int | None, abandoned: Set[int]) -> None:
+        assert isinstance(request.grammar, CompiledGrammar)
+        self.key = request.key
+        self._grammar = request.grammar
+        self._abandoned = abandoned
+        begun = None if lane is None else self._grammar.begin(lane)
+        self.matcher: Constraint | LLMatcher = begun or self._grammar.begin_matcher()
+        self.token_ids: list[int] = []
+        self.ended = False
+        self.fault: str | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether anybody wants to know more of it."""
+        return not (self.ended or self.key in self._abandoned)
+
+    def fail(self, reason: str) -> None:
+        """It cannot go on."""
+        self.ended = True
+        self.fault = reason
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """The output begins with these, as its matcher learns now."""
+        assert isinstance(self.matcher, LLMatcher)
+        for start in range(0, len(token_ids), REFUELED_TOKENS):
+            if not self.is_live:
+                return
+            chunk = list(token_ids[start : start + REFUELED_TOKENS])
+            # This thread's own time: a machine that is busy with other things is no fault of it.
+            started = time.thread_time()
+            self.matcher.consume_tokens(chunk)
+            self.matcher.compute_bitmask()
+            self.charge(time.thread_time() - started, len(chunk) + 1)
+
+    def charge(self, seconds: float, num_calls: int) -> None:
+        """Its matcher took so long for some calls; where that is beyond its budget it fails."""
+        if not self._grammar.budget.allows(seconds, num_calls):
+            self.fail(_TOO_SLOW)
+
+    def fall_back(self, *, is_complete: bool) -> bool:
+        """Leave a constraint that failed, or may be complete; whether a matcher gets on."""
+        self.matcher = self._grammar.begin_matcher()
+        self.consume(self.token_ids)
+        if self.matcher.is_error():
+            self.give_up()
+        elif self.is_live and not is_complete:
+            # The lane's lexer has taken all that it may, or the constraint would have got on too.
+            self._grammar.is_worn = True
+        return self.is_live
+
+    def give_up(self) -> None:
+        """Its matcher is in its error state."""
+        assert isinstance(self.matcher, LLMatcher)
+        self.fail(fault_of(self.matcher))
+        self._grammar.examine()
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows that are moved together, prepared for many steps.
+
+    Attributes
+    ----------
+    followers
+        Place among the rows -> who follows there; those that nobody needs are left out.
+    history
+        Tokens of the rows, [S] int64 of each step, that no follower has been told.
+    """
+
+    rows: list[int]
+    followers: dict[int, _Follower]
+    parts: Sequence[GrammarSteps]
+    history: list[np.ndarray] = field(default_factory=list)
+
+
+class RowGrammars:
+    """The grammars of the rows, driven by the device thread.
+
+    Parameters
+    ----------
+    max_num_rows
+        Rows, ``max_num_seqs``.
+    vocab_size
+        Width of the logits.
+    on_cpu
+        Whether the logits are on the host too.
+    """
+
+    def __init__(self, max_num_rows: int, vocab_size: int, *, on_cpu: bool) -> None:
+        self._on_cpu = on_cpu
+        # Of the device thread: the rows that are constrained, and what the grammar thread has not
+        # been told yet.
+        self._rows: dict[int, int] = {}
+        self._arrivals: list[tuple[int, Request, list[int]]] = []
+        self._departures: list[int] = []
+        # Keys of ended requests of which something may be queued; written by any thread.
+        self._ended: set[int] = set()
+        self._forgotten: list[int] = []
+        # Of the grammar thread: row -> its grammar, and what it may sample.
+        self._followers: dict[int, _Follower] = {}
+        self._table = MaskTable(max_num_rows, vocab_size)
+        self._mover = Mover(self._table, vocab_size)
+        self._batch: _Batch | None = None
+        # A forward pass on another device leaves the CPUs to whoever wants them.
+        begin = _give_way if on_cpu else None
+        self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
+
+    def install(self, row: int, request: Request, output_token_ids: list[int]) -> None:
+        """Give ``row`` to a request that has this output so far."""
+        if self._rows.pop(row, None) is not None:
+            self._departures.append(row)
+        if request.grammar is not None:
+            self._rows[row] = request.key
+            self._arrivals.append((row, request, output_token_ids))
+
+    def abandon(self, key: int) -> None:
+        """The request has ended, and :meth:`forget` will say so: what is queued for it is skipped.
+
+        Of any thread: the device thread may be waiting for that very work.
+        """
+        self._ended.add(key)
+
+    def forget(self, key: int) -> None:
+        """The request has ended: let go of its grammar, if it has one."""
+        self._ended.add(key)
+        self._forgotten.append(key)
+        # More than one, where it lost a row that nobody has taken since.
+        for row in [row for row, owner in self._rows.items() if owner == key]:
+            del self._rows[row]
+            self._departures.append(row)
+
+    def begin(self) -> None:
+        """Begin to compute the first masks of those who were installed."""
+        forgotten, self._forgotten = self._forgotten, []
+        if not self._arrivals and not self._departures:
+            # Without a row it has nothing queued either, or only what is of no row any more.
+            self._ended.difference_update(forgotten)
+            return
+        arrivals, self._arrivals = self._arrivals, []
+        departures, self._departures = self._departures, []
+        self._submit(
+            [row for row, _, _ in arrivals], self._exchange, departures, arrivals, forgotten
+        )
+
+    def masks(self, rows: Sequence[int], *, as_bits: bool = False) -> Future[RowMasks] | None:
+        """What these rows may sample next; ``None`` if none of them is constrained.
+
+        On the CPU, ``as_bits`` says that bits are enough, and need not be made what is added.
+        """
+        if self._rows.keys().isdisjoint(rows):
+            return None
+        owners = [self._rows.get(row) for row in rows]
+        return self._thread.submit(
+            self._gather, list(rows), owners, adds=self._on_cpu and not as_bits
+        )
+
+    def follow(self, rows: Sequence[int], read: Callable[[], Any]) -> None:
+        """These rows sample the tokens that ``read`` returns; it may block until they are there."""
+        if not self._rows.keys().isdisjoint(rows):
+            self._submit(list(rows), self._advance, list(rows), read)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._thread.shutdown(wait=True)
+        self._mover.close()
+
+    def _submit(self, rows: list[int], function: Callable[..., None], *arguments: Any) -> None:
+        def contained() -> None:
+            try:
+                function(*arguments)
+            # A panic of the library is no Exception. Whatever it is, it is these requests' affair.
+            except BaseException:
+                logger.exception("grammars could not be followed")
+                self._batch = None
+                for row in rows:
+                    if row in self._followers:
+                        self._followers[row].fail("the grammar could not be followed")
+
+        self._thread.submit(contained)
+
+    # On the grammar thread.
+
+    def _exchange(
+        self,
+        departures: list[int],
+        arrivals: list[tuple[int, Request, list[int]]],
+        forgotten: list[int],
+    ) -> None:
+        self._dissolve()
+        for row in departures:
+            self._followers.pop(row, None)
+        try:
+            for row, request, output_token_ids in arrivals:
+                # A panic of the library is no Exception. The others arrive all the same.
+                try:
+                    self._arrive(row, request, output_token_ids)
+                except BaseException:
+                    logger.exception("a grammar could not be begun")
+                    self._followers.pop(row, None)
+            rows = dict.fromkeys(row for row, _, _ in arrivals)
+            self._move(self._prepare(list(rows)).parts)
+        finally:
+            # Whatever was queued for them has been.
+            self._ended.difference_update(forgotten)
+
+    def _arrive(self, row: int, request: Request, output_token_ids: list[int]) -> None:
+        self._followers.pop(row, None)
+        if request.key in self._ended:
+            return
+        # A constraint would have to compute a mask for every token that is there already.
+        is_new = self._mover.can_constrain() and not output_token_ids
+        lane = self._mover.lane(row) if is_new else None
+        follower = _Follower(request, lane, self._ended)
+        if isinstance(follower.matcher, Constraint):
+            self._table.check_size(follower.matcher.tokenizer.vocab_size)
+        self._table.install(row, request)
+        self._followers[row] = follower
+        if output_token_ids:
+            follower.consume(output_token_ids)
+
+    def _advance(self, rows: list[int], read: Callable[[], Any]) -> None:
+        try:
+            token_ids = np.array(read(), np.int64)
+        # The step failed, and its requests with it.
+        except Exception as error:
+            logger.debug("the tokens of a failed step are not followed: %s", error)
+            return
+        if len(token_ids) != len(rows) or token_ids.min() < 0:
+            raise ValueError(f"expected tokens of {len(rows)} rows, got {token_ids.tolist()}")
+        batch = self._batch
+        # Somebody of it may have ended.
+        if batch is None or batch.rows != rows or self._ended or len(batch.history) == _HISTORY:
+            self._dissolve()
+            batch = self._batch = self._prepare(rows)
+        batch.history.append(token_ids)
+        for part in batch.parts:
+            part.take(token_ids)
+        self._move(batch.parts)
+
+    def _prepare(self, rows: list[int]) -> _Batch:
+        """Those of the rows that anybody wants to know more of."""
+        followers = {
+            entry: follower
+            for entry, row in enumerate(rows)
+            if (follower := self._followers.get(row)) is not None and follower.is_live
+        }
+        matchers = [follower.matcher for follower in followers.values()]
+        chosen = [rows[entry] for entry in followers]
+        return _Batch(rows, followers, self._mover.prepare(matchers, chosen, list(followers)))
+
+    def _dissolve(self) -> None:
+        """Let each that was moved with others know what led it where it stands."""
+        batch, self._batch = self._batch, None
+        if batch is not None and batch.history:
+            history = np.stack(batch.history)  # [steps, S]
+            for entry, follower in batch.followers.items():
+                follower.token_ids += history[:, entry].tolist()
+
+    def _move(self, parts: Sequence[GrammarSteps]) -> None:
+        """Make moves, and fail those that cannot go on."""
+        while parts:
+            left: list[GrammarSteps] = []
+            for part, made in zip(parts, self._mover.make(parts), strict=True):
+                left += self._settle(part, made)
+                # Others may have ended while one took long.
+                behind = range(made.num_moves, len(part))
+                if live := [i for i in behind if self._followers[part.rows[i]].is_live]:
+                    left.append(part.only(live))
+            parts = left
+
+    def _settle(self, part: GrammarSteps, made: Made) -> list[GrammarSteps]:
+        """The last of some may have been slow, or lead nowhere; returns what is to be made then."""
+        last, outcome = made.num_moves - 1, made.outcome
+        row, matcher = part.rows[last], part.matchers[last]
+        follower = self._followers[row]
+        follower.charge(made.seconds, 1 if part.numbers[last, 2] == NO_TOKEN else 2)
+        if outcome == Outcome.MOVED and not follower.ended:
+            return []
+        self._dissolve()
+        if follower.ended or outcome == Outcome.ENDED:
+            follower.ended = True
+        elif outcome == Outcome.NOTHING_POSSIBLE:
+            follower.fail("no token continues what the grammar asks for")
+        elif isinstance(matcher, LLMatcher):
+            follower.give_up()
+        elif follower.fall_back(is_complete=outcome == Outcome.COMPLETE):
+            return [GrammarSteps([follower.matcher], [row], [0])]
+        return []
+
+    def _gather(self, rows: list[int], owners: list[int | None], *, adds: bool) -> RowMasks:
+        failures = []
+        for entry, (row, owner) in enumerate(zip(rows, owners, strict=True)):
+            # What an ended request samples is of no use, but something it must be able to.
+            if owner is None or owner in self._ended:
+                rows[entry] = -1
+                continue
+            follower = self._followers.get(row)
+            if follower is None or follower.key != owner:
+                failures.append((owner, "the grammar could not be begun"))
+                rows[entry] = -1
+            elif follower.fault is not None:
+                failures.append((owner, follower.fault))
+                rows[entry] = -1
+        return RowMasks(
+            self._table.table, rows, self._table.added(rows) if adds else None, failures
+        )
+
+
+def _give_way() -> None:
+    """Let others have the CPUs before the calling thread, and before those that it begins.
+
+    Masks are wanted when a forward pass ends and computed while it runs: by the CPUs that it
+    leaves, since each part of it that has to wait makes the step longer.
+    """
+    # Elsewhere niceness is of whole processes.
+    if sys.platform == "linux":
+        niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
+        # Where that is forbidden, it stays as it is.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -1,0 +1,124 @@
+"""A process that tries to compile grammars, so that the server need not find out.
+
+A grammar may make a compiler run for minutes, take all memory or exhaust its stack, and no thread
+can be ended for that. This process can: it limits its own memory and stack, and is killed when it
+takes too long.
+
+Run as ``python -m src.engine.grammar.trial``. Frames on standard input and output are a length
+(4 bytes, big-endian) and MessagePack: first a :class:`Setup` and an empty answer, then
+:class:`Candidate` and :class:`Verdict` in turns.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import sys
+import threading
+from typing import IO, Final
+
+import msgspec
+from llguidance import LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from src.engine.grammar.compiled import Candidate, GrammarError, compile_matcher
+from src.engine.grammar.vocabulary import Vocabulary
+
+# A fraction of what the server's threads have: what fits here fits there.
+_STACK_BYTES: Final = 1 << 20
+_LENGTH: Final = struct.Struct(">I")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What the process is told first.
+
+    ``memory_bytes`` is what it may take beyond its own, ``seconds`` after which it ends itself if
+    nobody is left to do it.
+    """
+
+    vocabulary: Vocabulary
+    memory_bytes: int
+    seconds: float
+
+
+class Verdict(msgspec.Struct):
+    """What became of a grammar: the Lark that is to be compiled, or what is wrong with it."""
+
+    lark: str = ""
+    fault: str = "the compiler failed"
+
+
+def write_frame(stream: IO[bytes], content: bytes) -> None:
+    """Write one frame."""
+    stream.write(_LENGTH.pack(len(content)) + content)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """Read one frame; ``None`` at the end of the stream."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    content = stream.read(length)
+    return content if len(content) == length else None
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    first = read_frame(requests)
+    if first is None:
+        return
+    setup = msgspec.msgpack.decode(first, type=Setup)
+    tokenizer = setup.vocabulary.build()
+    _limit_memory(setup.memory_bytes)
+    threading.stack_size(_STACK_BYTES)
+    write_frame(answers, b"")
+    while (content := read_frame(requests)) is not None:
+        verdict = Verdict()
+        signal.setitimer(signal.ITIMER_REAL, setup.seconds)
+        thread = threading.Thread(target=_try, args=(tokenizer, content, verdict))
+        thread.start()
+        thread.join()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        write_frame(answers, msgspec.msgpack.encode(verdict))
+
+
+def _try(tokenizer: LLTokenizer, content: bytes, verdict: Verdict) -> None:
+    candidate = msgspec.msgpack.decode(content, type=Candidate)
+    try:
+        verdict.lark = _lark(candidate.text) if candidate.is_gbnf else candidate.text
+        compile_matcher(tokenizer, verdict.lark)
+    except GrammarError as error:
+        verdict.fault = str(error)
+    else:
+        verdict.fault = ""
+
+
+def _lark(text: str) -> str:
+    """Lark for a text in GBNF."""
+    try:
+        lark: str = any_to_lark(text)
+    # The converter raises whatever it meets.
+    except Exception as error:
+        raise GrammarError(f"it cannot be read as GBNF: {error}") from None
+    return lark
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    """Take no more memory than that, and give way to the server."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    os.nice(10)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with open("/proc/self/statm", "rb") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A request's way in and out: prompts, preparation, submission, streams."""

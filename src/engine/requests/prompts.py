@@ -1,0 +1,407 @@
+"""From what a caller hands over to requests of token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+import msgspec
+
+from src.core.config import LimitsSection
+from src.core.errors import InvalidRequestError, PromptTooLongError
+from src.core.limits import check_limits
+from src.core.request import Request
+from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
+from src.engine.telemetry.status import ModelInfo
+from src.observability.tracing import RequestTrace
+from src.text import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from src.core.structured_output import StructuredOutput
+    from src.engine.grammar.compiled import CompiledGrammar
+    from src.engine.grammar.compiler import GrammarCompiler
+
+ChatMessage = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[ChatMessage]
+
+_RENDER_ARGUMENTS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
+
+# Characters up to which tokenizing costs the event loop less than a thread would.
+_INLINE_CHARS = 2048
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How chat messages become a prompt; the fields of ``ChatTemplate.render``.
+
+    ``template`` is the source of one to take instead of the checkpoint's.
+    ``add_special_tokens`` says whether the tokenizer adds bos (and what else the model wants), to a
+    plain text too; ``None`` adds it to a plain text, and not to messages, whose template has it.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    documents: Sequence[Mapping[str, Any]] | None = None
+    template: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool | None = None
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may be said of a request beside its prompt and its sampling parameters.
+
+    Attributes
+    ----------
+    request_id
+        The caller's name for it, for ``AsyncEngine.abort``; made up when not given.
+    priority
+        Smaller goes first, under ``scheduler.policy = "priority"``.
+    timeout
+        Seconds after its arrival at which it ends with what it has.
+    cache_salt
+        Prefix-cache entries are shared only between requests of the same salt.
+    chat
+        How messages become a prompt.
+    trace
+        The trace that it belongs to, ``None`` for one that is not sampled. Without this it gets one
+        of its own, where requests are traced.
+    """
+
+    request_id: str | None
+    priority: int
+    timeout: float | None
+    cache_salt: str
+    chat: ChatOptions | None
+    trace: RequestTrace | None
+
+
+_OPTION_TYPES: Final[dict[str, type]] = {
+    "request_id": str,
+    "priority": Integral,
+    "timeout": Real,
+    "cache_salt": str,
+    "chat": ChatOptions,
+    "trace": RequestTrace,
+}
+_NEVER_NONE: Final = ("priority", "cache_salt")
+
+
+class RequestBuilder:
+    """Validates, tokenizes and resolves; the only place that does."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        model_end_token_ids: Sequence[int],
+        grammars: GrammarCompiler,
+        limits: LimitsSection,
+    ) -> None:
+        self._limits = limits
+        self._grammars = grammars
+        self._tokenizer = tokenizer
+        self._info = info
+        self._model_end_token_ids = frozenset(model_end_token_ids)
+        self._keys = itertools.count()
+
+    def check(self, params: SamplingParams, options: RequestOptions) -> None:
+        """Check what does not depend on the prompt.
+
+        Raises
+        ------
+        InvalidRequestError
+            A parameter or an option is out of range.
+        """
+        params.validate(vocab_size=self._info.vocab_size)
+        check_limits(params, self._limits)
+        _check_rest(
+            options.get("priority", 0), options.get("timeout"), options.get("cache_salt", "")
+        )
+
+    async def tokenize(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
+        """Token ids of a text, of token ids (checked), or of chat messages.
+
+        Raises
+        ------
+        InvalidRequestError
+            It is empty, malformed, or holds ids that the model does not have.
+        PromptTooLongError
+            It is longer than the context before it was even tokenized.
+        """
+        options = chat or ChatOptions()
+        adds = options.add_special_tokens
+        if isinstance(prompt, str):
+            ids = await self._encode(prompt, add_special_tokens=adds is None or adds)
+        elif isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
+            raise _wrong_prompt(prompt)
+        elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
+            text = await self._render(prompt, options)
+            ids = await self._encode(text, add_special_tokens=bool(adds))
+        else:
+            ids = self._checked(prompt)
+        if not ids:
+            raise InvalidRequestError("prompt must have at least one token", param="prompt")
+        return ids
+
+    async def requests(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        arrival: float,
+        priority: int,
+        timeout: float | None,
+        cache_salt: str,
+    ) -> list[Request]:
+        """One request per completion, with everything resolved; the rest is checked already.
+
+        ``arrival`` is when it reached the engine, in seconds of ``time.monotonic``; its
+        ``timeout`` counts from there.
+
+        Raises
+        ------
+        InvalidRequestError
+            A parameter goes with none of such a prompt, or a grammar cannot be compiled.
+        PromptTooLongError
+            Prompt and output do not fit the context.
+        """
+        max_tokens = self.max_tokens(len(prompt_token_ids), params)
+        end_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            end_token_ids |= self._model_end_token_ids
+        seed = params.seed
+        if seed is None:
+            seed = secrets.randbits(63)
+        grammar = grammar_times = None
+        if params.structured_output is not None:
+            # Where no grammar allows more, an end token ends the output, ignored or not.
+            end_token_ids |= self._model_end_token_ids
+            grammar, grammar_times = await self._compile(params, params.structured_output)
+        bad_words: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words:
+            bad_words = await asyncio.to_thread(self._bad_words, params)
+        # All completions have the same prompt: the first one's scores serve them all.
+        unscored = params
+        if params.prompt_logprobs is not None:
+            unscored = msgspec.structs.replace(params, prompt_logprobs=None)
+        return [
+            Request(
+                key=next(self._keys),
+                prompt_token_ids=prompt_token_ids,
+                params=unscored if index else params,
+                max_tokens=max_tokens,
+                seed=_wrapped(seed + index),
+                end_token_ids=end_token_ids,
+                bad_words_token_ids=bad_words,
+                priority=priority,
+                arrival=arrival,
+                deadline=None if timeout is None else arrival + timeout,
+                cache_salt=cache_salt,
+                grammar=grammar,
+                grammar_times=grammar_times,
+            )
+            for index in range(params.n)
+        ]
+
+    def unprepared(
+        self, prompt_token_ids: list[int], params: SamplingParams, *, arrival: float, priority: int
+    ) -> list[Request]:
+        """The completions of a request that ended before all was known, its prompt perhaps.
+
+        They are for its reader and for the records, and never queued.
+        """
+        return [
+            Request(
+                key=next(self._keys),
+                prompt_token_ids=prompt_token_ids,
+                params=params,
+                max_tokens=params.max_tokens or self._info.max_model_len,
+                priority=priority,
+                arrival=arrival,
+            )
+            for _ in range(params.n)
+        ]
+
+    async def _compile(
+        self, params: SamplingParams, constraint: StructuredOutput
+    ) -> tuple[CompiledGrammar, tuple[float, float]]:
+        """The grammar of a request, and when it was asked for and there."""
+        self._check_stop_tokens(params)
+        asked = time.monotonic()
+        grammar = await self._grammars.compile(constraint)
+        return grammar, (asked, time.monotonic())
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= _INLINE_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
+
+    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+        # No token spells more characters than the longest, so a text over this bound cannot fit and
+        # is not tokenized at all.
+        if len(text) > self._info.max_model_len * self._tokenizer.max_token_chars:
+            raise PromptTooLongError(
+                f"prompt of {len(text)} characters is longer than the model's context of "
+                f"{self._info.max_model_len} tokens",
+                param="prompt",
+            )
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    async def _render(self, prompt: Sequence[Any], chat: ChatOptions) -> str:
+        if clash := [name for name in chat.template_kwargs if name in _RENDER_ARGUMENTS]:
+            raise InvalidRequestError(
+                f"chat_template_kwargs: {clash[0]!r} has a field of its own",
+                param="chat_template_kwargs",
+            )
+        # A template is the checkpoint's program: it runs in a thread, since it may be slow.
+        return await asyncio.to_thread(
+            self._template(chat).render,
+            prompt,
+            tools=chat.tools,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            documents=chat.documents,
+            **chat.template_kwargs,
+        )
+
+    def _template(self, chat: ChatOptions) -> ChatTemplate:
+        if chat.template is None:
+            return self._tokenizer.chat_template
+        return ChatTemplate(chat.template, special_tokens=self._tokenizer.special_tokens)
+
+    def _checked(self, prompt: Sequence[Any]) -> list[int]:
+        self._room(len(prompt))
+        most = self._info.vocab_size - 1
+        # In C, since a context may be long; who fails here learns below which one is wrong.
+        if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) <= most:
+            return list(prompt)
+        for token_id in prompt:
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
+                raise _wrong_prompt(token_id)
+            if not 0 <= token_id <= most:
+                raise InvalidRequestError(
+                    f"prompt token ids must be from 0 to {most}, got {shown(token_id)}",
+                    param="prompt",
+                )
+        return list(prompt)
+
+    def max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
+        """Output tokens at most, resolved.
+
+        Raises
+        ------
+        InvalidRequestError, PromptTooLongError
+            The context does not leave what is asked for.
+        """
+        context, room = self._info.max_model_len, self._room(prompt_len)
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise PromptTooLongError(
+                f"the model's context is {context} tokens: the prompt's {prompt_len} and "
+                f"max_tokens of {params.max_tokens} are {prompt_len + params.max_tokens}",
+                param="max_tokens",
+            )
+        if params.min_tokens > room:
+            raise InvalidRequestError(
+                f"min_tokens must be at most {room}, what the context leaves, got "
+                f"{params.min_tokens}",
+                param="min_tokens",
+            )
+        if params.max_tokens is not None:
+            return params.max_tokens
+        wanted = self._info.default_max_tokens
+        return room if wanted is None else min(room, max(1, wanted, params.min_tokens))
+
+    def _room(self, prompt_len: int) -> int:
+        """Tokens of output that the context leaves."""
+        room = self._info.max_model_len - prompt_len
+        if room < 1:
+            raise PromptTooLongError(
+                f"the model's context is {self._info.max_model_len} tokens, the prompt has "
+                f"{prompt_len} and leaves no room for output",
+                param="prompt",
+            )
+        return room
+
+    def _check_stop_tokens(self, params: SamplingParams) -> None:
+        """A token of text that ended the output would cut it anywhere."""
+        for token_id in params.stop_token_ids:
+            if token_id not in self._tokenizer.special_ids:
+                raise InvalidRequestError(
+                    f"stop_token_ids: with structured output only special tokens may end the "
+                    f"output, {token_id} is text",
+                    param="stop_token_ids",
+                )
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        # A word is spelt by other tokens at the start of a text than after a space.
+        spellings: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                if ids:
+                    spellings[ids] = None
+        return tuple(spellings)
+
+
+def check_options(params: SamplingParams | None, options: RequestOptions) -> None:
+    """What a program hands over beside a prompt is what it is taken for.
+
+    Raises
+    ------
+    InvalidRequestError
+        Something is of another type.
+    TypeError
+        There is no option of such a name.
+    """
+    unknown = options.keys() - _OPTION_TYPES.keys()
+    if unknown:
+        names = ", ".join(_OPTION_TYPES)
+        raise TypeError(f"a request has no option {min(unknown)!r}; there are {names}")
+    for name, value, kind in (
+        ("params", params, SamplingParams),
+        *((name, value, _OPTION_TYPES[name]) for name, value in options.items()),
+    ):
+        if value is None and name not in _NEVER_NONE:
+            continue
+        if not isinstance(value, kind):
+            raise InvalidRequestError(
+                f"{name}: expected {kind.__name__}, got {type(value).__name__}", param=name
+            )
+
+
+def with_defaults(params: SamplingParams | None, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The caller's parameters, or the checkpoint's own when the caller gave none."""
+    return msgspec.structs.replace(SamplingParams(), **defaults) if params is None else params
+
+
+def _check_rest(priority: int, timeout: float | None, cache_salt: str) -> None:
+    if not INT64_MIN <= priority <= INT64_MAX:
+        raise InvalidRequestError(
+            f"priority must be from {INT64_MIN} to {INT64_MAX}, got {shown(priority)}",
+            param="priority",
+        )
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise InvalidRequestError(
+            f"timeout must be a finite number of seconds over 0, got {timeout}", param="timeout"
+        )
+    if not cache_salt.isascii() and any("\ud800" <= char <= "\udfff" for char in cache_salt):
+        raise InvalidRequestError("cache_salt must be valid Unicode", param="cache_salt")
+
+
+def _wrong_prompt(given: object) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"prompt must be text, token ids or messages, got {type(given).__name__}", param="prompt"
+    )
+
+
+def _wrapped(seed: int) -> int:
+    """Into int64."""
+    return (seed - INT64_MIN) % (1 << 64) + INT64_MIN

@@ -1,0 +1,1 @@
+"""What the device computes next, decided with integers: no device, no clock, no randomness."""

@@ -1,0 +1,277 @@
+"""The door and the queue behind it: limits, refusals, waiting order, deadlines."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from operator import attrgetter
+from typing import Final, Literal
+
+import msgspec
+
+from src.core.config import Config
+from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
+from src.core.request import Request
+from src.engine.kv.block_pool import blocks_for
+from src.engine.scheduling.request_state import Phase, Rank, RequestState
+
+# Waiting requests that are stepped over in one step, at most, because they do not fit or because
+# somebody is computing their prefix: the cost of a step must not grow with the queue.
+MAX_MISFITS_PER_STEP: Final = 8
+MAX_LED_PER_STEP: Final = 32
+_DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
+_PLANS_LATE: Final = ("cpu",)
+# Dead heap entries are tolerated up to this number or half of the heap, whichever is more.
+_MIN_DEAD: Final = 64
+_FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_LED_PER_STEP)
+
+
+class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds a scheduler; all counts, resolved.
+
+    Attributes
+    ----------
+    max_num_seqs
+        Rows: requests that run at the same time.
+    max_num_batched_tokens
+        Tokens of one step at most, decode and prefill together.
+    max_mixed_prefill_tokens
+        Prefill tokens at most of a step in which rows decode. ``None``: what these leave of the
+        budget.
+    prefill_tokens_per_decode
+        So many for each of these rows, if that is more.
+    block_size, num_blocks
+        Tokens of a block, and blocks of the pool.
+    max_model_len
+        Tokens of a request at most, prompt and output together.
+    policy
+        ``fcfs`` orders by arrival, ``priority`` by the request's priority and then arrival.
+    max_waiting_requests, max_waiting_tokens
+        Bounds of the waiting queue. An empty queue takes any request.
+    max_bypasses
+        Admissions that may overtake a first-in-line request that does not fit.
+    lookahead_tokens
+        Admission leaves the blocks that running rows and the newcomer will take in this many
+        tokens, so that what was just admitted is not preempted at once.
+    enable_prefix_caching
+        Whether computed blocks are found again by content.
+    plan_late
+        For who calls the scheduler: whether a step is planned shortly before the one that runs
+        ends (:class:`~src.engine.scheduling.pace.Pace`), or as soon as that one runs.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_mixed_prefill_tokens: int | None = None
+    prefill_tokens_per_decode: int = 8
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    max_waiting_requests: int = 2048
+    max_waiting_tokens: int = 8_388_608
+    max_bypasses: int = 64
+    lookahead_tokens: int = 8
+    enable_prefix_caching: bool = True
+    plan_late: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
+                     "max_model_len", "max_waiting_requests", "max_waiting_tokens"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_mixed_prefill_tokens is not None and self.max_mixed_prefill_tokens < 1:
+            raise ConfigError(
+                f"max_mixed_prefill_tokens must be at least 1, got {self.max_mixed_prefill_tokens}"
+            )
+        for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        *,
+        device_type: str,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
+    ) -> SchedulerLimits:
+        """Those of an engine with these settings, once its memory and its model are known."""
+        section = config.scheduler
+        mixed = section.max_mixed_prefill_tokens or _DEFAULT_MIXED_PREFILL.get(device_type)
+        plan_late = section.plan_late
+        return cls(
+            max_num_seqs=section.max_num_seqs,
+            max_num_batched_tokens=section.max_num_batched_tokens,
+            max_mixed_prefill_tokens=mixed,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            policy=section.policy,
+            max_waiting_requests=section.max_waiting_requests,
+            max_waiting_tokens=section.max_waiting_tokens,
+            max_bypasses=section.max_bypasses,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            plan_late=device_type in _PLANS_LATE if plan_late is None else plan_late,
+        )
+
+
+def check_request(request: Request, limits: SchedulerLimits) -> None:
+    """Refuse what can never run.
+
+    Raises
+    ------
+    PromptTooLongError
+        If the prompt and the requested output exceed the model's context or the whole KV memory.
+    InvalidRequestError
+        If there is no prompt or no output is asked for.
+    """
+    prompt_len = len(request.prompt_token_ids)
+    if prompt_len < 1:
+        raise InvalidRequestError("the prompt must have at least 1 token, got 0", param="prompt")
+    if request.max_tokens < 1:
+        raise InvalidRequestError(
+            f"max_tokens must be at least 1, got {request.max_tokens}", param="max_tokens"
+        )
+    total = prompt_len + request.max_tokens
+    if total > limits.max_model_len:
+        raise PromptTooLongError(
+            f"the prompt has {prompt_len} tokens and max_tokens is {request.max_tokens}: "
+            f"{total} together, but the model's context is {limits.max_model_len} tokens"
+        )
+    # The last token's KV is never computed.
+    needed = blocks_for(total - 1, limits.block_size)
+    if needed > limits.num_blocks:
+        raise PromptTooLongError(
+            f"the prompt has {prompt_len} tokens and max_tokens is {request.max_tokens}: "
+            f"{needed} blocks of KV memory, but there are only {limits.num_blocks} "
+            f"of {limits.block_size} tokens each"
+        )
+
+
+class WaitingQueue:
+    """Waiting requests in order of rank.
+
+    The first few are kept sorted, where admission looks at them; the rest is a heap. A request that
+    ends while it waits in the heap stays there as a dead entry until it surfaces, or until dead
+    entries outnumber the living and the heap is built anew. Every operation is O(log n) amortized,
+    looking at the first few O(1).
+    """
+
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.num_tokens = 0
+        # Sorted by rank; every one ranks before everything in the heap; none is dead.
+        self._front: list[RequestState] = []
+        self._heap: list[tuple[Rank, RequestState]] = []
+        self._num_dead = 0
+
+    def __len__(self) -> int:
+        return len(self._front) + len(self._heap) - self._num_dead
+
+    def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
+        """Refuse newcomers, of ``num_tokens`` together, if the queue has no room for all of them.
+
+        Raises
+        ------
+        InvalidRequestError
+            If they did not even fit an empty queue, which takes any single request.
+        QueueFullError
+            Saying which bound was met.
+        """
+        if num_requests > self.max_requests:
+            raise InvalidRequestError(
+                f"n is {num_requests}, but at most {self.max_requests} requests may wait", param="n"
+            )
+        if num_requests > 1 and num_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"n is {num_requests}: {num_tokens} prompt tokens together, but at most "
+                f"{self.max_tokens} may wait",
+                param="n",
+            )
+        if len(self) + num_requests > self.max_requests:
+            asked = f", {num_requests} more are asked for" if num_requests > 1 else ""
+            raise QueueFullError(
+                f"{len(self)} requests are waiting{asked}, at most {self.max_requests} may",
+                code="queue_full",
+            )
+        if len(self) > 0 and self.num_tokens + num_tokens > self.max_tokens:
+            raise QueueFullError(
+                f"{self.num_tokens} tokens are waiting, with {num_tokens} more they would exceed "
+                f"{self.max_tokens}",
+                code="queue_full",
+            )
+
+    def push(self, state: RequestState) -> None:
+        """Put a request at its rank's place."""
+        self.num_tokens += len(state.token_ids)
+        if self._front and state.rank < self._front[-1].rank:
+            insort(self._front, state, key=attrgetter("rank"))
+            if len(self._front) > _FRONT_SIZE:
+                last = self._front.pop()
+                heapq.heappush(self._heap, (last.rank, last))
+        else:
+            heapq.heappush(self._heap, (state.rank, state))
+
+    def peek(self, index: int) -> RequestState | None:
+        """The request that is ``index`` places behind the first, if there is one."""
+        while len(self._front) <= index and self._heap:
+            _, state = heapq.heappop(self._heap)
+            if state.phase is Phase.WAITING:
+                self._front.append(state)
+            else:
+                self._num_dead -= 1
+        return self._front[index] if index < len(self._front) else None
+
+    def pop(self, index: int) -> RequestState:
+        """Take out the request that ``peek(index)`` returned."""
+        state = self._front.pop(index)
+        self.num_tokens -= len(state.token_ids)
+        return state
+
+    def discard(self, state: RequestState) -> None:
+        """Drop a request that has just ended while waiting."""
+        self.num_tokens -= len(state.token_ids)
+        if self._front and state.rank <= self._front[-1].rank:
+            del self._front[bisect_left(self._front, state.rank, key=attrgetter("rank"))]
+            return
+        self._num_dead += 1
+        if self._num_dead > max(_MIN_DEAD, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
+            heapq.heapify(self._heap)
+            self._num_dead = 0
+
+
+class Deadlines:
+    """Unfinished requests by deadline; O(log n) amortized, and no trace of finished ones."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, RequestState]] = []
+        self._num_dead = 0
+
+    def push(self, state: RequestState) -> None:
+        """Watch a request, if it has a deadline."""
+        if state.request.deadline is not None:
+            heapq.heappush(self._heap, (state.request.deadline, state.key, state))
+
+    def discard(self, state: RequestState) -> None:
+        """Stop watching a request that has just ended for another reason."""
+        if state.request.deadline is None:
+            return
+        self._num_dead += 1
+        if self._num_dead > max(_MIN_DEAD, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if entry[2].phase is not Phase.ENDED]
+            heapq.heapify(self._heap)
+            self._num_dead = 0
+
+    def pop_expired(self, now: float) -> RequestState | None:
+        """One unfinished request whose deadline is at or before ``now``; no longer watched."""
+        while self._heap and self._heap[0][0] <= now:
+            state = heapq.heappop(self._heap)[2]
+            if state.phase is not Phase.ENDED:
+                return state
+            self._num_dead -= 1
+        return None

@@ -1,0 +1,288 @@
+"""A scheduler's life as lines of integers, and the same life lived again without a device.
+
+A plan log is JSON lines in the order in which things happened to the scheduler. Each is an array
+that begins with what happened::
+
+    ["limits", version, {...}]                          it was built
+    ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...]]
+    ["finish", key, reason]                             a request was ended from outside
+    ["expire", [key, ...]]                              deadlines passed
+    ["plan", step_id, installs, block_appends, rows]    it was asked for a step
+    ["nothing"]                                         ... and there was nothing to launch
+    ["commit", step_id, [[token, ...], ...]]            a result came back, row by row
+    ["reset"]                                           the prefix cache was emptied
+    ["cut", why]                                        the log ends before the engine did
+
+with installs ``[row, generation, key, number of tokens, prompt_len, block_ids]``, block appends
+``[row, index, block_ids]`` and rows ``[row, generation, start, num_tokens, samples]``.
+
+A token is any integer that stands for the same prefix everywhere; :data:`END_TOKEN` is one that
+ended its request. Times are not in it: a deadline is a line at the place where it was noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from src.core.outputs import FinishReason
+from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.request import Request
+from src.core.sampling_params import SamplingParams
+from src.engine.kv.block_pool import InvariantError
+from src.engine.scheduling.admission import SchedulerLimits
+from src.engine.scheduling.plan_builder import SchedulerStats
+from src.engine.scheduling.scheduler import Scheduler
+
+VERSION: Final = 1
+END_TOKEN: Final = -1
+
+
+class _Line(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that happened; the module's text has the fields of each."""
+
+
+class LimitsLine(_Line, frozen=True, tag="limits"):
+    """A scheduler was built."""
+
+    version: int
+    limits: SchedulerLimits
+
+
+class AddLine(_Line, frozen=True, tag="add"):
+    """A request was queued."""
+
+    key: int
+    priority: int
+    max_tokens: int
+    min_tokens: int
+    prompt_logprobs: int | None
+    salt: int
+    token_ids: list[int]
+
+
+class FinishLine(_Line, frozen=True, tag="finish"):
+    """A request was ended from outside."""
+
+    key: int
+    reason: FinishReason
+
+
+class ExpireLine(_Line, frozen=True, tag="expire"):
+    """The deadlines of these requests had passed."""
+
+    keys: list[int]
+
+
+class PlanLine(_Line, frozen=True, tag="plan"):
+    """A step was planned."""
+
+    step_id: int
+    installs: list[tuple[int, int, int, int, int, list[int]]]
+    block_appends: list[tuple[int, int, list[int]]]
+    rows: list[tuple[int, int, int, int, int]]
+
+
+class NothingLine(_Line, frozen=True, tag="nothing"):
+    """There was nothing to launch."""
+
+
+class CommitLine(_Line, frozen=True, tag="commit"):
+    """A result was committed; the tokens of each row of the plan."""
+
+    step_id: int
+    token_ids: list[list[int]]
+
+
+class ResetLine(_Line, frozen=True, tag="reset"):
+    """The prefix cache was emptied."""
+
+
+class CutLine(_Line, frozen=True, tag="cut"):
+    """The log ends here, though the engine went on."""
+
+    why: str
+
+
+Line: TypeAlias = (
+    LimitsLine
+    | AddLine
+    | FinishLine
+    | ExpireLine
+    | PlanLine
+    | NothingLine
+    | CommitLine
+    | ResetLine
+    | CutLine
+)
+_decoder: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
+
+
+class ReplayError(ValueError):
+    """What was given is not a plan log."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where a replay first departs from the log: the line's number from 1, and what is there."""
+
+    line: int
+    recorded: str
+    replayed: str
+
+
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a replay.
+
+    Attributes
+    ----------
+    num_lines, num_plans
+        Lines and plans that were replayed.
+    stats
+        The scheduler's own counters at the end.
+    difference
+        The first one, after which nothing was replayed; ``None`` if there is none.
+    cut
+        Why the log ends before the engine did, if it does.
+    """
+
+    num_lines: int
+    num_plans: int
+    stats: SchedulerStats
+    difference: Difference | None
+    cut: str | None
+
+
+def plan_line(plan: StepPlan) -> PlanLine:
+    """A plan without its tokens."""
+    return PlanLine(
+        plan.step_id,
+        [
+            (i.row, i.generation, i.request_key, len(i.token_ids), i.prompt_len, i.block_ids)
+            for i in plan.installs
+        ],
+        [(a.row, a.index, a.block_ids) for a in plan.block_appends],
+        [(r.row, r.generation, r.start, r.num_tokens, int(r.samples)) for r in plan.rows],
+    )
+
+
+def read_lines(lines: Iterable[str | bytes]) -> Iterator[Line]:
+    """The lines of a log.
+
+    Raises
+    ------
+    ReplayError
+        Naming the line that is none.
+    """
+    for number, line in enumerate(lines, 1):
+        try:
+            yield _decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ReplayError(f"line {number} is not a plan log's: {error}") from None
+
+
+def replay(lines: Iterable[Line]) -> ReplayReport:
+    """Do to a new scheduler what was done to the recorded one, and compare every plan.
+
+    Raises
+    ------
+    ReplayError
+        The log does not begin with a scheduler's limits, or is of another version.
+    """
+    source = iter(lines)
+    first = next(source, None)
+    if not isinstance(first, LimitsLine):
+        raise ReplayError("a plan log begins with a scheduler's limits")
+    if first.version != VERSION:
+        raise ReplayError(f"the log is of version {first.version}, expected {VERSION}")
+    replayed = _Replay(first.limits)
+    number, cut, difference = 1, None, None
+    for number, line in enumerate(source, 2):
+        if isinstance(line, CutLine):
+            cut = line.why
+            break
+        answer = replayed.apply(line)
+        if answer is not None:
+            recorded = msgspec.json.encode(line).decode()
+            difference = Difference(number, recorded, answer)
+            break
+    return ReplayReport(
+        num_lines=number,
+        num_plans=replayed.num_plans,
+        stats=replayed.scheduler.stats,
+        difference=difference,
+        cut=cut,
+    )
+
+
+class _Replay:
+    """A scheduler and the plans that it has in flight."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.scheduler = Scheduler(limits)
+        self.num_plans = 0
+        self._plans: dict[int, StepPlan] = {}
+
+    def apply(self, line: Line) -> str | None:
+        """Do what a line says; returns what happened instead, if anything else did."""
+        try:
+            return self._apply(line)
+        except (InvariantError, ValueError, KeyError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def _apply(self, line: Line) -> str | None:
+        scheduler = self.scheduler
+        if isinstance(line, PlanLine | NothingLine):
+            return self._plan(line)
+        if isinstance(line, CommitLine):
+            scheduler.commit(self._result(line))
+        elif isinstance(line, AddLine):
+            scheduler.add(_request(line))
+        elif isinstance(line, ResetLine):
+            scheduler.reset_prefix_cache()
+        elif isinstance(line, FinishLine):
+            return self._finish([line.key], line.reason)
+        elif isinstance(line, ExpireLine):
+            return self._finish(line.keys, FinishReason.DEADLINE)
+        else:
+            return "a scheduler has its limits already"
+        return None
+
+    def _finish(self, keys: list[int], reason: FinishReason) -> str | None:
+        for key in keys:
+            if self.scheduler.finish(key, reason) is None:
+                return f"request {key} has ended already"
+        return None
+
+    def _plan(self, recorded: PlanLine | NothingLine) -> str | None:
+        plan = self.scheduler.schedule()
+        planned = NothingLine() if plan is None else plan_line(plan)
+        if planned != recorded:
+            return msgspec.json.encode(planned).decode()
+        if plan is not None:
+            self._plans[plan.step_id] = plan
+            self.num_plans += 1
+        return None
+
+    def _result(self, line: CommitLine) -> StepResult:
+        plan = self._plans.pop(line.step_id)
+        pairs = zip(plan.rows, line.token_ids, strict=True)
+        return StepResult(
+            line.step_id, [RowResult(row.row, row.generation, ids) for row, ids in pairs]
+        )
+
+
+def _request(line: AddLine) -> Request:
+    params: dict[str, Any] = {}
+    if line.prompt_logprobs is not None:
+        params["prompt_logprobs"] = line.prompt_logprobs
+    return Request(
+        key=line.key,
+        prompt_token_ids=line.token_ids,
+        params=SamplingParams(max_tokens=line.max_tokens, min_tokens=line.min_tokens, **params),
+        max_tokens=line.max_tokens,
+        end_token_ids=frozenset({END_TOKEN}),
+        priority=line.priority,
+        cache_salt=str(line.salt) if line.salt else "",
+    )

@@ -1,0 +1,467 @@
+"""What the device computes next, decided with integers: no device, no clock, no randomness.
+
+Same calls, same plans. ``docs/scheduling.md`` has the rules and why none of them can starve or
+deadlock; ``docs/kv-memory.md`` has blocks and the prefix cache.
+
+One step is planned in this order, under one token budget:
+
+1. running rows with one token left to compute (decode), by rank;
+2. running rows with more than one (prefill chunks), by rank;
+3. admissions, by rank, unless a running row is short of memory.
+
+What follows decoding rows gets less than the budget leaves: they would wait for it.
+
+A row is admitted only when every running one got a token and budget is left, so there are never
+more running rows than budget, and no row waits for its turn in 1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from src.core.outputs import FinishReason, RequestEvent
+from src.core.plan import RowResult, RowStep, StepPlan, StepResult
+from src.core.request import Request
+from src.engine.kv.block_pool import BlockPool, InvariantError
+from src.engine.kv.prefix_cache import HashChain, Match
+from src.engine.scheduling import stop_rules as stop
+from src.engine.scheduling.admission import (
+    MAX_LED_PER_STEP,
+    MAX_MISFITS_PER_STEP,
+    Deadlines,
+    SchedulerLimits,
+    WaitingQueue,
+    check_request,
+)
+from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
+from src.engine.scheduling.request_state import Phase, RequestState
+from src.engine.scheduling.row_allocator import RowAllocator
+
+__all__ = ["InvariantError", "Scheduler", "SchedulerLimits", "SchedulerStats"]
+
+
+class Scheduler:
+    """Requests in, plans out; results in, events out.
+
+    The caller launches every plan it gets, in order, and commits their results in that order. Any
+    number of steps may be in flight; the loop keeps at most ``pipeline_depth``.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.stats = SchedulerStats()
+        self._residents = RowAllocator(limits)
+        self._waiting = WaitingQueue(limits.max_waiting_requests, limits.max_waiting_tokens)
+        self._deadlines = Deadlines()
+        self._num_arrived = 0
+        # Unfinished requests, key -> state.
+        self._requests: dict[int, RequestState] = {}
+        self._in_flight: deque[tuple[StepPlan, list[RequestState]]] = deque()
+        self._last_launched = 0
+        self._last_committed = 0
+        # Keys in the order in which they were preempted, until somebody takes them.
+        self._preempted: list[int] = []
+
+    # What the engine asks about the scheduler.
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a request to serve or a launched step to commit."""
+        return bool(self._requests or self._in_flight)
+
+    @property
+    def has_free_row(self) -> bool:
+        """Whether somebody who comes now could run without waiting for another's end."""
+        return self._residents.rows.num_free > 0
+
+    @property
+    def num_running(self) -> int:
+        """Unfinished requests that hold a row."""
+        return len(self._requests) - len(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row, preempted ones too."""
+        return len(self._waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Known tokens of the waiting requests."""
+        return self._waiting.num_tokens
+
+    @property
+    def kv_usage(self) -> float:
+        """Held blocks over all blocks, 0 to 1; cached blocks count as free."""
+        return self._residents.pool.num_held / self.limits.num_blocks
+
+    @property
+    def block_counts(self) -> tuple[int, int, int]:
+        """Blocks that are held, cached and free; together all of them."""
+        pool = self._residents.pool
+        return pool.num_held, pool.num_cached, pool.num_free - pool.num_cached
+
+    @property
+    def admits(self) -> bool:
+        """Whether the waiting queue has room for one more request of one token."""
+        waiting, limits = self._waiting, self.limits
+        if len(waiting) >= limits.max_waiting_requests:
+            return False
+        return len(waiting) == 0 or waiting.num_tokens < limits.max_waiting_tokens
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks, to be looked at."""
+        return self._residents.pool
+
+    def state(self, key: int) -> RequestState | None:
+        """What is known of an unfinished request, to be looked at."""
+        return self._requests.get(key)
+
+    def keys_of(self, plan: StepPlan) -> list[int]:
+        """Keys of the unfinished requests in a plan that is in flight, in the plan's order.
+
+        Raises
+        ------
+        ValueError
+            If the plan is not in flight.
+        """
+        for launched, states in self._in_flight:
+            if launched.step_id == plan.step_id:
+                return [state.key for state in states if state.phase is not Phase.ENDED]
+        raise ValueError(f"step {plan.step_id} is not in flight")
+
+    # What happens to requests from outside.
+
+    def take_preempted(self) -> list[int]:
+        """Keys of the requests preempted since the last call, in that order."""
+        taken, self._preempted = self._preempted, []
+        return taken
+
+    def check_room(self, requests: Sequence[Request]) -> None:
+        """Refuse requests that belong together, unless :meth:`add` would take all of them now.
+
+        Raises
+        ------
+        PromptTooLongError, InvalidRequestError
+            If one of them can never run, or all of them never fit the waiting queue together.
+        QueueFullError
+            If they do not fit now.
+        """
+        for request in requests:
+            check_request(request, self.limits)
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._waiting.check_room(num_tokens, len(requests))
+
+    def check_queue(self, num_requests: int, num_tokens: int) -> None:
+        """Refuse requests of one prompt, before they are made, unless they fit the queue now.
+
+        Raises
+        ------
+        InvalidRequestError
+            If they never fit it together.
+        QueueFullError
+            If they do not fit now.
+        """
+        self._waiting.check_room(num_tokens, num_requests)
+
+    def add(self, request: Request, twin: int | None = None) -> None:
+        """Put a request into the waiting queue.
+
+        ``twin`` is the key of one before it that has the same prompt, the very same list, and salt:
+        the prompt is hashed once for both.
+
+        Raises
+        ------
+        PromptTooLongError, InvalidRequestError
+            If it can never run.
+        QueueFullError
+            If the queue holds as many requests or tokens as it may.
+        ValueError
+            If the key is in use.
+        """
+        if request.key in self._requests:
+            raise ValueError(f"request key {request.key} is in use")
+        check_request(request, self.limits)
+        prompt = request.prompt_token_ids
+        self._waiting.check_room(len(prompt))
+        self._num_arrived += 1
+        priority = request.priority if self.limits.policy == "priority" else 0
+        state = RequestState(
+            request=request,
+            key=request.key,
+            rank=(priority, self._num_arrived),
+            chain=self._chain_of(request, None if twin is None else self._requests.get(twin)),
+            token_ids=list(prompt),
+            prompt_len=len(prompt),
+            limit=len(prompt) + request.max_tokens,
+            prompt_logprobs=None if request.params.prompt_logprobs is None else [],
+        )
+        self._requests[request.key] = state
+        self._waiting.push(state)
+        self._deadlines.push(state)
+
+    def _chain_of(self, request: Request, twin: RequestState | None) -> HashChain:
+        if (
+            twin is not None
+            and twin.request.prompt_token_ids is request.prompt_token_ids
+            and twin.request.cache_salt == request.cache_salt
+        ):
+            return twin.chain.branch(len(request.prompt_token_ids))
+        return HashChain(self.limits.block_size, request.cache_salt)
+
+    def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
+        """End a request from outside; ``None`` if it is unknown or has ended.
+
+        Tokens that launched steps still sample for it are dropped.
+        """
+        state = self._requests.get(key)
+        if state is None:
+            return None
+        self._end(state)
+        self._deadlines.discard(state)
+        return state.event(finish_reason=reason)
+
+    def expire(self, now: float) -> list[RequestEvent]:
+        """End the requests whose deadline is at or before ``now``, on the requests' clock."""
+        events = []
+        while (state := self._deadlines.pop_expired(now)) is not None:
+            self._end(state)
+            events.append(state.event(finish_reason=FinishReason.DEADLINE))
+        return events
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; nothing that running requests compute is cached either."""
+        self._residents.reset_cache()
+
+    # Planning.
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, to be launched at once; ``None`` if nothing can be launched now.
+
+        With no step in flight it is ``None`` only if there is no request.
+        """
+        draft = PlanBuilder(self._last_launched + 1, self.limits.max_num_batched_tokens)
+        prefills: list[RequestState] = []
+        decoding = 0
+        # A copy: a victim leaves the list, always from behind the row that needs its memory.
+        for state in self._residents.running[:]:
+            if state.phase is not Phase.RUNNING or state.target >= state.limit:
+                continue
+            if state.target - state.launched > 1:
+                prefills.append(state)
+            elif state.launched < state.capacity or self._grow(state, draft):
+                decoding += state.launched >= state.prompt_len
+                draft.add(state, 1)
+        if decoding and self.limits.max_mixed_prefill_tokens is not None:
+            # With many rows prompts would be a small part of a step, and wait for their turn.
+            per_row = self.limits.prefill_tokens_per_decode * decoding
+            draft.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
+        for state in prefills:
+            if draft.budget == 0:
+                break
+            if state.phase is Phase.RUNNING:
+                draft.add(state, min(state.target - state.launched, draft.budget))
+        if not draft.short:
+            self._admit(draft)
+        if not draft.rows:
+            return None
+        plan = draft.plan()
+        self._in_flight.append((plan, draft.states))
+        self._last_launched = draft.step_id
+        self.stats.steps += 1
+        self.stats.scheduled_tokens += draft.num_tokens
+        return plan
+
+    def _grow(self, state: RequestState, draft: PlanBuilder) -> bool:
+        """Give a running row its next block; false if it has to wait for one."""
+        residents = self._residents
+        while residents.pool.num_free == 0:
+            draft.short = True
+            # While blocks are on their way back, taking another victim would be a waste.
+            victim = None if residents.blocks_are_coming() else residents.victim(state)
+            if victim is None:
+                self.stats.shortages += 1
+                return False
+            self.stats.preemptions += 1
+            self.stats.recomputed_tokens += victim.launched
+            self._preempted.append(victim.key)
+            self._leave(victim, Phase.PREEMPTING)
+        draft.appends.append(residents.append_block(state))
+        return True
+
+    def _admit(self, draft: PlanBuilder) -> None:
+        """Give rows to waiting requests, first in line first."""
+        residents = self._residents
+        # Whoever is admitted needs a row and, since a hit never covers everything, a block.
+        if not (len(self._waiting) and residents.rows.num_free and residents.pool.num_free):
+            return
+        reserve = sum(map(residents.lookahead, residents.running))
+        first: RequestState | None = None
+        misfits = led = 0
+        while (
+            draft.budget > 0
+            and residents.rows.num_free > 0
+            and misfits < MAX_MISFITS_PER_STEP
+            and led < MAX_LED_PER_STEP
+        ):
+            state = self._waiting.peek(misfits + led)
+            if state is None:
+                return
+            match = residents.cached_prefix(state)
+            if state.bypasses < self.limits.max_bypasses and residents.is_led(
+                state, match, draft.prefill_limit
+            ):
+                led += 1
+            elif residents.fits(state, match, reserve):
+                self._waiting.pop(misfits + led)
+                self._install(state, match, draft)
+                reserve += residents.lookahead(state)
+                if first is not None:
+                    first.bypasses += 1
+                    self.stats.bypasses += 1
+            else:
+                misfits += 1
+                first = first or state
+            if first is not None and first.bypasses >= self.limits.max_bypasses:
+                return
+
+    def _install(self, state: RequestState, match: Match, draft: PlanBuilder) -> None:
+        draft.installs.append(self._residents.install(state, match))
+        pending = state.target - state.launched
+        self.stats.admissions += 1
+        if self.limits.enable_prefix_caching and state.may_read_cache:
+            self.stats.prefix_cache_queries += state.target
+            self.stats.prefix_cache_hits += state.launched
+        draft.add(state, min(pending, draft.budget))
+
+    # Results.
+
+    def commit(self, result: StepResult) -> list[RequestEvent]:
+        """Take in the result of the oldest launched step.
+
+        Raises
+        ------
+        InvariantError
+            If it is not the oldest step's, or its rows are not the plan's.
+        """
+        if not self._in_flight or self._in_flight[0][0].step_id != result.step_id:
+            oldest = self._in_flight[0][0].step_id if self._in_flight else None
+            raise InvariantError(f"step {result.step_id} is committed, the oldest is {oldest}")
+        plan, states = self._in_flight.popleft()
+        if len(result.rows) != len(plan.rows):
+            raise InvariantError(
+                f"step {plan.step_id} has {len(plan.rows)} rows, its result {len(result.rows)}"
+            )
+        self._last_committed = plan.step_id
+        events = []
+        for planned, state, row in zip(plan.rows, states, result.rows, strict=True):
+            if row.row != planned.row or not (
+                row.generation == planned.generation == state.generation
+            ):
+                raise InvariantError(
+                    f"step {plan.step_id}: row {planned.row} generation {planned.generation} was "
+                    f"planned, row {row.row} generation {row.generation} came back, the request "
+                    f"is at {state.generation}"
+                )
+            was_leaving = state.phase is not Phase.RUNNING
+            if state.phase is Phase.ENDED:
+                self.stats.discarded_tokens += len(row.token_ids)
+            else:
+                event = self._commit_row(state, planned, row)
+                if event is not None:
+                    events.append(event)
+            if was_leaving and state.last_step == plan.step_id:
+                self._pass_fence(state)
+        return events
+
+    def _commit_row(
+        self, state: RequestState, planned: RowStep, row: RowResult
+    ) -> RequestEvent | None:
+        if len(row.token_ids) != planned.samples:
+            raise InvariantError(
+                f"row {planned.row}: {len(row.token_ids)} tokens came back, "
+                f"{int(planned.samples)} expected"
+            )
+        state.committed = planned.start + planned.num_tokens
+        if state.prompt_logprobs is not None and row.prompt_logprobs is not None:
+            state.collect_prompt_logprobs(planned.start, row.prompt_logprobs)
+        if state.committed >= (state.registered + 1) * self.limits.block_size:
+            self._residents.register(state)
+        if not planned.samples:
+            return None
+        token_id = row.token_ids[0]
+        state.token_ids.append(token_id)
+        num_output = len(state.token_ids) - state.prompt_len
+        reason = stop.finish_reason(state.request, token_id, num_output)
+        if reason is not None:
+            self._end(state)
+            self._deadlines.discard(state)
+        return state.event(row, reason)
+
+    # Leaving: mark at once, give back behind the fence.
+
+    def _end(self, state: RequestState) -> None:
+        """End a request wherever it stands."""
+        del self._requests[state.key]
+        if state.phase is Phase.RUNNING:
+            self._leave(state, Phase.ENDED)
+            return
+        was_waiting = state.phase is Phase.WAITING
+        state.phase = Phase.ENDED
+        if was_waiting:
+            self._waiting.discard(state)
+
+    def _leave(self, state: RequestState, phase: Phase) -> None:
+        self._residents.leave(state, phase)
+        if state.last_step <= self._last_committed:
+            self._pass_fence(state)
+
+    def _pass_fence(self, state: RequestState) -> None:
+        """No launched step names a leaving request any more."""
+        self._residents.release(state)
+        if state.phase is Phase.PREEMPTING:
+            state.phase = Phase.WAITING
+            self._waiting.push(state)
+
+    # Proofs.
+
+    def check(self) -> None:
+        """Prove that blocks, rows and requests are all accounted for, one by one; O(blocks).
+
+        For tests: it is too slow for a scheduler at work.
+
+        Raises
+        ------
+        InvariantError
+            With what is not.
+        """
+        residents = self._residents
+        residents.check()
+        preempting = sum(state.phase is Phase.PREEMPTING for state in residents.leaving)
+        expected = len(self._waiting) + len(residents.running) + preempting
+        if len(self._requests) != expected:
+            raise InvariantError(f"{len(self._requests)} requests, {expected} accounted for")
+
+    def check_idle(self) -> None:
+        """Prove that an idle scheduler holds nothing, by its counters; O(1).
+
+        Raises
+        ------
+        InvariantError
+            If it has work, or a block or a row was lost.
+        """
+        if self.has_work or self._residents.leaving:
+            raise InvariantError(
+                f"not idle: {len(self._requests)} requests, "
+                f"{len(self._residents.leaving)} leaving, {len(self._in_flight)} steps in flight"
+            )
+        if len(self._waiting):
+            raise InvariantError(f"not idle: {len(self._waiting)} requests in the queue")
+        self._residents.check_idle()
+
+    def pool_is_whole(self) -> bool:
+        """Whether free + cached + held blocks add up to all, and none is held for nobody; O(1)."""
+        residents = self._residents
+        nobody = not residents.running and not residents.leaving
+        return residents.pool.is_whole and not (nobody and residents.pool.num_held)

@@ -1,0 +1,109 @@
+"""One submitted prompt as telemetry sees it, from its arrival to the last of its completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from src.core.request import Request
+from src.engine.requests.prompts import Prompt, RequestOptions
+from src.engine.requests.streams import Choice
+from src.observability.tracing import CompletionTrace, PromptTrace, RequestTrace, Telemetry
+from src.text.tokenizer import Tokenizer
+
+
+class Observed:
+    """A context around one submission; inactive where telemetry is off.
+
+    A request of HTTP brings its trace along, as ``trace`` in its options, and ends it itself; one
+    of an embedding program gets a trace here.
+    """
+
+    def __init__(self, telemetry: Telemetry, prompt: Prompt, options: RequestOptions) -> None:
+        self._telemetry = telemetry
+        self._trace: RequestTrace | None = None
+        self._owns = False
+        self._choices: Sequence[Choice] = ()
+        self.active = telemetry.active
+        if not self.active:
+            return
+        self._arrival = time.monotonic()
+        # A chat may come as the token ids that its messages were rendered to.
+        is_chat = options.get("chat") is not None or _is_messages(prompt)
+        self._operation = "chat" if is_chat else "text_completion"
+        if "trace" in options:
+            self._trace = options["trace"]
+        else:
+            self._owns = True
+            self._trace = telemetry.begin(self._operation, received=self._arrival, server=False)
+
+    def __enter__(self) -> Observed:
+        return self
+
+    def queued(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        requests: Sequence[Request],
+        choices: Sequence[Choice],
+        tokenized: float,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """Its completions exist, and are about to be queued; ``tokenized`` is when it was."""
+        self._choices = choices
+        trace = self._trace
+        if trace is None:
+            return
+        first = requests[0]
+        if self._owns:
+            trace.response_id = request_id
+        for choice in choices:
+            choice.follow(trace)
+        trace.prompts.append(
+            PromptTrace(
+                arrival=first.arrival,
+                tokenized=tokenized,
+                num_tokens=len(first.prompt_token_ids),
+                max_tokens=first.max_tokens,
+                params=first.params,
+                given=_shown(prompt, first, tokenizer, trace.content_chars),
+                completions=[CompletionTrace(c.record, c.pieces) for c in choices],
+            )
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.active:
+            return
+        # Who is cancelled has gone away: that is no error of ours.
+        records = [choice.record for choice in self._choices]
+        failures = [error if isinstance(error, Exception) else None, *(r.error for r in records)]
+        failure = next((each for each in failures if each is not None), None)
+        self._telemetry.prompt_ended(self._operation, self._arrival, records, failure)
+        trace = self._trace
+        if trace is None or not self._owns:
+            return
+        if failure is not None:
+            trace.failed(failure)
+        self._telemetry.end(trace)
+
+
+def _shown(
+    prompt: Any, request: Request, tokenizer: Tokenizer, most: int
+) -> str | Sequence[Mapping[str, Any]] | None:
+    if not most:
+        return None
+    if isinstance(prompt, str) or _is_messages(prompt):
+        return prompt  # type: ignore[no-any-return]
+    # No token is shorter than a character, but for parts of one.
+    return tokenizer.decode(request.prompt_token_ids[:most])
+
+
+def _is_messages(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

@@ -1,0 +1,233 @@
+"""Everything the engine tells about itself while it runs goes through here.
+
+The loop says what happens; this writes each completion's record, the step timeline and the metrics.
+Nothing here decides anything, and nothing here waits. Nor does a fault in it reach the loop: what
+only watches must not fail those who are served, so every method contains its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from src.core.config import ObservabilitySection
+from src.core.outputs import FinishReason, RequestEvent
+from src.core.plan import StepPlan, StepTimes
+from src.core.records import ChunkRecord
+from src.core.request import Request
+from src.core.views import PlanView
+from src.engine.requests.streams import Choice
+from src.engine.scheduling.scheduler import Scheduler
+from src.engine.telemetry.health import Progress
+from src.engine.telemetry.request_tracks import RequestTracks
+from src.engine.telemetry.step_recorder import StepRecorder
+from src.engine.telemetry.timeline import Timeline
+from src.observability.metrics import EngineMetrics
+from src.observability.request_log import log_request
+from src.observability.tracing import RequestTrace, Telemetry
+
+logger = logging.getLogger(__name__)
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+# Seconds between two reports of a fault in here.
+_REPORT_INTERVAL = 60.0
+_KEPT_PLANS = 64
+
+
+def _contained(method: Method) -> Method:
+    @functools.wraps(method)
+    def contained(self: EngineObserver, *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        # Whatever it is, the loop goes on.
+        except Exception as error:
+            self._report(error)
+
+    return cast(Method, contained)
+
+
+class EngineObserver:
+    """Watches one engine's loop.
+
+    Attributes
+    ----------
+    timeline
+        The last steps.
+    progress
+        Whether pending work gets done.
+    requests
+        The completions that are alive, and the last that ended.
+    plans
+        The last plans; not the tokens, which are whole prompts.
+    """
+
+    def __init__(
+        self, metrics: EngineMetrics, section: ObservabilitySection, telemetry: Telemetry
+    ) -> None:
+        self.timeline = Timeline(section.timeline_steps)
+        self.progress = Progress(section.stall_seconds)
+        self._logs_requests = section.log_requests
+        self._next_report = 0.0
+        self._steps = StepRecorder(self.timeline)
+        self._metrics = metrics
+        self._telemetry = telemetry
+        # Step -> the traced requests that it served, where its own span is sampled.
+        self._served: dict[int, list[RequestTrace]] = {}
+        self._choices: dict[int, Choice] = {}
+        self.requests = RequestTracks(self._choices, section.timeline_requests)
+        self.plans: deque[PlanView] = deque(maxlen=_KEPT_PLANS)
+        # Seconds that the completion which was admitted last had waited, and when it was.
+        self._last_wait = self._last_admitted = 0.0
+        # Row -> the completion that holds it, and how many of its tokens are computed as prefill.
+        self._rows: dict[int, tuple[Choice, int]] = {}
+
+    def queue_wait(self, now: float) -> float:
+        """Seconds that a newcomer would wait in a full queue: as long as others did, or longer."""
+        return self._last_wait + max(0.0, now - self._last_admitted) if self._last_admitted else 0.0
+
+    @_contained
+    def submitted(self, choice: Choice) -> None:
+        """A completion was queued."""
+        self.progress.submitted(choice.record.queued)
+        self._choices[choice.request.key] = choice
+        if choice.index == 0:
+            self._metrics.on_submitted(choice.request.params.n)
+
+    @_contained
+    def launched(
+        self, plan: StepPlan, times: StepTimes, admitted: Sequence[Request], scheduler: Scheduler
+    ) -> None:
+        """A plan was handed to the device; ``admitted`` run for the first time."""
+        self.progress.launched(times)
+        self._steps.launched(scheduler)
+        self.plans.append(PlanView.of(plan))
+        if not plan.installs:
+            return
+        # The device may begin before the call that hands the step over has ended.
+        now = times.launched
+        for install in plan.installs:
+            choice = self._choices[install.request_key]
+            choice.record.admitted.append(now)
+            self._rows[install.row] = (choice, len(install.token_ids))
+        for request in admitted:
+            record = self._choices[request.key].record
+            self._last_wait, self._last_admitted = now - record.queued, now
+            self._metrics.on_admitted(self._last_wait, record.trace_id)
+
+    @_contained
+    def committed(self, plan: StepPlan, times: StepTimes, started: float) -> None:
+        """A step's result was committed; ``started`` is when that began."""
+        self.progress.committed(started)
+        prefill_rows = prefill_tokens = unfinished_rows = starts = more_pairs = 0
+        for step in plan.rows:
+            choice, prefilled = self._rows[step.row]
+            starts += step.start
+            if step.start < prefilled:
+                prefill_rows += 1
+                prefill_tokens += step.num_tokens
+                unfinished_rows += not step.samples
+                # Beyond those of its last token, which attends to all of the row.
+                more_pairs += (step.num_tokens - 1) * (2 * step.start + step.num_tokens) // 2
+                choice.record.chunks.append(
+                    ChunkRecord(
+                        plan.step_id,
+                        step.start,
+                        step.num_tokens,
+                        times.device_start,
+                        times.device_end,
+                    )
+                )
+        work = (prefill_rows, prefill_tokens, unfinished_rows, starts, more_pairs)
+        self._steps.committed(plan, times, started, work)
+        if self._telemetry.samples_step():
+            choices = (self._rows[step.row][0] for step in plan.rows)
+            self._served[plan.step_id] = [c.trace for c in choices if c.trace is not None]
+
+    @_contained
+    def step_failed(self) -> None:
+        """A step failed on the device, which is still sound."""
+        self._metrics.on_step_failed()
+
+    @_contained
+    def publishing(self) -> None:
+        """Readers are told of the committed steps from now on."""
+        self._steps.publishing()
+
+    @_contained
+    def delivered(self, choice: Choice, event: RequestEvent) -> None:
+        """An event of a completion was put into its stream."""
+        if not event.token_ids:
+            return
+        now, record = time.monotonic(), choice.record
+        previous, record.last_token = record.last_token, now
+        record.num_tokens = choice.num_tokens
+        if record.token_times is not None:
+            record.token_times.append(now)
+        if previous is None:
+            record.first_token = now
+            record.cached_tokens = event.cached_tokens
+            self._metrics.on_first_token(record, len(choice.request.prompt_token_ids))
+            self._metrics.on_tokens(len(event.token_ids), None)
+        else:
+            self._metrics.on_tokens(len(event.token_ids), now - previous, record.trace_id)
+
+    @_contained
+    def ended(
+        self, choice: Choice, reason: FinishReason, error: BaseException | None = None
+    ) -> None:
+        """A completion ended; nothing more is told about it."""
+        self.progress.ended()
+        del self._choices[choice.request.key]
+        record, request = choice.record, choice.request
+        record.ended, record.finish_reason, record.error = time.monotonic(), reason, error
+        self.requests.ended(choice)
+        self._metrics.on_finished(
+            record,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.max_tokens,
+        )
+        if (longest := choice.longest_of_request) is not None:
+            self._metrics.on_request_finished(longest)
+        if self._logs_requests:
+            log_request(
+                record,
+                request_id=choice.request_id,
+                index=choice.index,
+                prompt_tokens=len(request.prompt_token_ids),
+            )
+
+    @_contained
+    def turned(self, scheduler: Scheduler) -> None:
+        """The loop has turned once: write down its steps, and who lost its row."""
+        for record in self._steps.published():
+            self._metrics.on_step(record)
+            if self._served and (served := self._served.pop(record.step_id, None)) is not None:
+                self._telemetry.step(record, served)
+        if preempted := scheduler.take_preempted():
+            now = time.monotonic()
+            for key in preempted:
+                if (choice := self._choices.get(key)) is not None:
+                    choice.record.preempted.append(now)
+
+    @_contained
+    def settled(self) -> None:
+        """There is nothing left to do: the device's wait from now on is nobody's fault."""
+        self._steps.settled()
+
+    @_contained
+    def stopped(self) -> None:
+        """The loop serves nobody any more."""
+        self.progress.stopped()
+        self._metrics.on_stopped()
+
+    def _report(self, error: Exception) -> None:
+        self._metrics.on_observer_error()
+        now = time.monotonic()
+        if now >= self._next_report:
+            self._next_report = now + _REPORT_INTERVAL
+            logger.error("what watches the engine failed; requests go on", exc_info=error)

@@ -1,0 +1,60 @@
+"""What the metrics read from an engine at the moment of a scrape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from src.core.config import Config
+from src.observability.metrics import KVBytes, ModelFacts, Readings
+from src.ops.cpu.build import kernel_builds, kernel_status
+
+if TYPE_CHECKING:
+    from src.engine.startup import EngineParts
+
+# All layers have one entry in every block today, so there is one group of them.
+_GROUP = "0"
+
+
+def model_facts(config: Config, parts: EngineParts) -> ModelFacts:
+    """What is fixed from now on."""
+    plan = parts.kv_plan
+    return ModelFacts(
+        max_model_len=parts.info.max_model_len,
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        cache_dtype=parts.info.dtype,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        kv_bytes=plan.total_bytes,
+    )
+
+
+def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
+    """The figures of this moment; cheap, and safe in any thread."""
+    scheduler, worker = parts.scheduler, parts.worker
+    stats, size = scheduler.stats, parts.kv_plan.bytes_per_block
+    held, cached, free = scheduler.block_counts
+    graphs = worker.graph_stats
+    return Readings(
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting,
+        kv_usage=scheduler.kv_usage,
+        kv={_GROUP: KVBytes(held * size, cached * size, free * size)},
+        preemptions=stats.preemptions,
+        recomputed_tokens=stats.recomputed_tokens,
+        prefix_queries=stats.prefix_cache_queries,
+        prefix_hits=stats.prefix_cache_hits,
+        discarded_tokens=stats.discarded_tokens,
+        bypasses=stats.bypasses,
+        shortages=stats.shortages,
+        compiled_graphs=worker.num_graphs,
+        compile_seconds=worker.compile_seconds,
+        graph_steps=dict(graphs.steps),
+        graph_tokens=graphs.tokens,
+        graph_padding_tokens=graphs.padding_tokens,
+        captured_graphs=dict(graphs.captured),
+        graph_capture_seconds=graphs.capture_seconds,
+        graph_bytes=graphs.bytes,
+        kernels=kernel_status() if worker.is_on_cpu else "",
+        kernel_builds=kernel_builds(),
+        stalled_seconds=stalled_seconds,
+    )

@@ -1,0 +1,67 @@
+"""The completions that are alive and the last ones that ended, as the timeline shows them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+
+from src.core.views import RequestTrack
+from src.engine.requests.streams import Choice
+
+
+class RequestTracks:
+    """A ring of ended completions beside the living.
+
+    Parameters
+    ----------
+    living
+        Key -> completion; kept by the caller.
+    capacity
+        Ended completions that are kept.
+    """
+
+    def __init__(self, living: Mapping[int, Choice], capacity: int) -> None:
+        self._living = living
+        self._ended: deque[RequestTrack] = deque(maxlen=capacity)
+
+    def ended(self, choice: Choice) -> None:
+        """Keep what happened to a completion, but neither its text nor its error."""
+        if self._ended.maxlen:
+            self._ended.append(_track(choice))
+
+    def choices(self, limit: int) -> list[Choice]:
+        """The first ``limit`` living completions."""
+        return list(islice(self._living.values(), limit))
+
+    def tracks(self, limit: int) -> tuple[list[RequestTrack], int]:
+        """Ended ones and the first ``limit`` living ones, and how many living ones are left out."""
+        living = [_track(choice) for choice in self.choices(limit)]
+        return [*self._ended, *living], len(self._living) - len(living)
+
+    def __len__(self) -> int:
+        return len(self._living)
+
+
+def _track(choice: Choice) -> RequestTrack:
+    record, request = choice.record, choice.request
+    # Copies: what is alive goes on while a thread writes this down.
+    return RequestTrack(
+        key=request.key,
+        request_id=choice.request_id,
+        index=choice.index,
+        prompt_tokens=len(request.prompt_token_ids),
+        max_tokens=request.max_tokens,
+        arrival=record.arrival,
+        queued=record.queued,
+        admitted=record.admitted[:],
+        preempted=record.preempted[:],
+        chunks=record.chunks[:],
+        cached_tokens=record.cached_tokens,
+        first_token=record.first_token,
+        last_token=record.last_token,
+        num_tokens=record.num_tokens,
+        ended=record.ended,
+        finish_reason=record.finish_reason,
+        trace_id=record.trace_id,
+    )

@@ -1,0 +1,140 @@
+"""What following one grammar may take of everybody's time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from src.engine.grammar import compiled
+from src.engine.grammar.compiled import (
+    ORDINARY_CALL,
+    REFUELED_TOKENS,
+    CompiledGrammar,
+    TextJudge,
+    TimeBudget,
+    compile_matcher,
+)
+from src.engine.grammar.compiler import Tokenizers
+from src.engine.grammar.vocabulary import Vocabulary
+from src.text import Tokenizer
+from src.text.output import OutputText
+from tests.support.tokenizers import BUILDERS
+
+GREETING = 'start: "[" /[a-z ]+/ "]"'
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return Tokenizer(BUILDERS["byte_level"](), special_tokens={"eos_token": "</s>"})
+
+
+def grammar_of(tokenizer: Tokenizer, lark: str = GREETING) -> CompiledGrammar:
+    assert tokenizer.eos_token_id is not None
+    given = Vocabulary.of(tokenizer, tokenizer.vocab_size, [tokenizer.eos_token_id])
+    tokenizers = Tokenizers.of(given)
+    return CompiledGrammar(compile_matcher(tokenizers.matchers, lark), tokenizers.matchers)
+
+
+def test_the_budget_is_of_what_is_beyond_the_ordinary() -> None:
+    now = 0.0
+    budget = TimeBudget(lambda: now)
+    assert all(budget.allows(ORDINARY_CALL) for _ in range(10_000))
+    assert budget.allows(0.2)
+    assert not budget.allows(0.3)
+    assert all(budget.allows(0.1) for _ in range(15))
+    assert not budget.allows(0.1)
+    # What is quick is never refused, and time heals.
+    assert budget.allows(ORDINARY_CALL)
+    assert budget.allows(32 * ORDINARY_CALL, 32)
+    now = 100.0
+    assert budget.allows(0.1)
+
+
+def test_what_a_judge_computes_on_the_way_is_charged() -> None:
+    class Matcher:
+        masks = 0
+
+        def try_consume_tokens(self, token_ids: list[int]) -> int:
+            return len(token_ids)
+
+        def compute_bitmask(self) -> bytes:
+            self.masks += 1
+            return b""
+
+        def is_error(self) -> bool:
+            return False
+
+    class Budget(TimeBudget):
+        calls = 0
+
+        def allows(self, seconds: float, num_calls: int = 1) -> bool:
+            self.calls += num_calls
+            # As if the mask were what is too much.
+            return self.calls <= REFUELED_TOKENS
+
+    matcher, budget = Matcher(), Budget()
+    judge = TextJudge(matcher, lambda text: [1] * len(text), budget)  # type: ignore[arg-type]
+    for _ in range(REFUELED_TOKENS):
+        assert matcher.masks == 0
+        judge.advance("a")
+    assert matcher.masks == 1
+    assert not judge.completes("")
+    # Nothing more is asked of it.
+    judge.advance("a" * REFUELED_TOKENS)
+    assert (matcher.masks, budget.calls) == (1, REFUELED_TOKENS + 1)
+
+
+def test_a_slow_neighbour_does_not_have_a_text_cut_within_its_form(tokenizer: Tokenizer) -> None:
+    """Text that is held back costs a judge nothing, so it cannot be over what others have spent."""
+    grammar = grammar_of(tokenizer)
+    text = OutputText(tokenizer, [5], stop=["ed end", "o"], judge=grammar.judge())
+    while grammar.budget.allows(0.2):
+        pass
+    shown = []
+    for token_id in tokenizer.encode("[bed edge hello]", add_special_tokens=False):
+        # Nothing is forgiven meanwhile.
+        grammar.budget.allows(0.2)
+        delta = text.push([token_id])
+        assert delta.stop is None
+        shown.append(delta.text)
+    assert "".join([*shown, text.finish()]).strip() == "[bed edge hello]"
+
+
+def test_nothing_is_complete_for_a_judge_without_budget(tokenizer: Tokenizer) -> None:
+    class Spent(TimeBudget):
+        def allows(self, seconds: float, num_calls: int = 1) -> bool:
+            assert num_calls > 0
+            return False
+
+    grammar = grammar_of(tokenizer)
+    grammar.budget = Spent()
+    judge = grammar.judge()
+    judge.advance("")
+    assert not judge.completes("")
+    judge.advance("[a]")
+    assert not judge.completes("")
+    judge.advance("!")
+    assert not judge.completes("")
+
+
+def test_text_that_the_grammar_does_not_know_ends_anywhere(tokenizer: Tokenizer) -> None:
+    judge = grammar_of(tokenizer).judge()
+    judge.advance("[a")
+    assert not judge.completes("")
+    assert judge.completes("]")
+    judge.advance("!")
+    assert judge.completes("")
+
+
+def test_nothing_is_complete_for_a_judge_whose_matcher_fails(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over its limits it knows no more, which is not that the grammar does not know the text."""
+    monkeypatch.setattr(compiled, "MAX_LEXER_STATES", 100)
+    judge = grammar_of(tokenizer, "start: /(.{0,30}x){0,40}y/").judge()
+    source = random.Random(0)
+    for _ in range(20):
+        judge.advance("".join(source.choices("abcdefg", k=source.randint(1, 20))) + "x")
+    assert judge._matcher.is_error()
+    assert not judge.completes("")

@@ -1,0 +1,201 @@
+"""A device made of dictionaries: it executes plans and distrusts every one of them.
+
+It keeps its own tokens per row and, per block slot, the name of the prefix whose last position was
+written there. A step is checked before it is executed: whatever a row attends to must hold exactly
+its own prefix, so that a reuse race, a wrong prefix hit, a lost block or an early release shows at
+the step that would have read garbage. Sampling is a function of the row's tokens alone, so
+what a request must answer is known in advance (``expected_output``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+
+from src.core.outputs import FinishReason, TokenLogprobs
+from src.core.plan import RowInstall, RowResult, RowStep, StepPlan, StepResult
+from src.core.request import Request
+from src.engine.scheduling.admission import SchedulerLimits
+
+VOCAB = 7
+END_TOKEN = 0
+
+
+class DeviceFault(AssertionError):
+    """The plan would have made a real device compute or overwrite the wrong thing."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise DeviceFault(message)
+
+
+def next_name(name: int, token: int) -> int:
+    return (name * 6364136223846793005 + token * 2 + 1442695040888963407) % 2**64
+
+
+def prefix_names(tokens: list[int], salt: str) -> list[int]:
+    """Per position, a name for the tokens up to it. The salt is part of it, so that a hit across
+    salts is a wrong hit."""
+    names = []
+    name = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest())
+    for token in tokens:
+        name = next_name(name, token)
+        names.append(name)
+    return names
+
+
+def sample(request: Request, tokens: list[int]) -> int:
+    """The next token: a function of all tokens so far and the seed, like the real sampler."""
+    name = prefix_names(tokens, "sample")[-1] ^ (request.seed * 0x9E3779B97F4A7C15)
+    token = (name * 0xD1342543DE82EF95 % 2**64 >> 40) % VOCAB
+    num_output = len(tokens) - len(request.prompt_token_ids)
+    if token in request.end_token_ids and num_output < request.params.min_tokens:
+        token += 1
+    return token
+
+
+def expected_output(request: Request) -> tuple[list[int], FinishReason]:
+    """What a request answers when nobody interferes."""
+    tokens = list(request.prompt_token_ids)
+    for num_output in range(1, request.max_tokens + 1):
+        tokens.append(sample(request, tokens))
+        if tokens[-1] in request.end_token_ids and num_output > request.params.min_tokens:
+            return tokens[len(request.prompt_token_ids) :], FinishReason.STOP
+    return tokens[len(request.prompt_token_ids) :], FinishReason.LENGTH
+
+
+def prompt_logprob(request: Request, position: int) -> TokenLogprobs:
+    return TokenLogprobs(request.prompt_token_ids[position], -float(position), position, ())
+
+
+class DeviceRow:
+    def __init__(self, install: RowInstall, request: Request) -> None:
+        self.generation = install.generation
+        self.request = request
+        self.tokens = list(install.token_ids)
+        self.table = list(install.block_ids)
+        self.names = prefix_names(self.tokens, request.cache_salt)
+        self.next_start: int | None = None  # any multiple of the block size after an install
+
+
+class FakeWorker:
+    """Executes plans at launch; results are handed out in order, whenever the test asks."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.requests: dict[int, Request] = {}
+        self.rows: dict[int, DeviceRow] = {}
+        self.generations: dict[int, int] = {}
+        # (block, slot) -> name of the prefix that ends there
+        self.memory: dict[tuple[int, int], int] = {}
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.last_step_id = 0
+        self.num_launched_tokens = 0
+
+    def launch(self, plan: StepPlan) -> None:
+        require(plan.step_id == self.last_step_id + 1, f"step {plan.step_id} is out of turn")
+        self.last_step_id = plan.step_id
+        limits = self.limits
+        require(1 <= plan.num_tokens <= limits.max_num_batched_tokens, "budget exceeded or unused")
+        named = [step.row for step in plan.rows]
+        require(len(set(named)) == len(named) <= limits.max_num_seqs, "a row is planned twice")
+        require({i.row for i in plan.installs} <= set(named), "an installed row is not planned")
+        require({a.row for a in plan.block_appends} <= set(named), "blocks for an unplanned row")
+        for install in plan.installs:
+            self._install(install)
+        for append in plan.block_appends:
+            row = self.rows[append.row]
+            require(append.index == len(row.table), "a gap or overlap in a block table")
+            row.table.extend(append.block_ids)
+        for step in plan.rows:
+            self._check_step(step)
+        results = [self._execute(step) for step in plan.rows]
+        # A second look: nothing that this step wrote may have been under another of its rows.
+        for step in plan.rows:
+            self._check_prefix(step, self.rows[step.row], step.start + step.num_tokens)
+        self.in_flight.append((plan, StepResult(plan.step_id, results)))
+        self.num_launched_tokens += plan.num_tokens
+
+    def next_result(self) -> StepResult:
+        return self.in_flight.popleft()[1]
+
+    def _rows_in_flight(self) -> dict[int, int]:
+        return {step.row: step.generation for plan, _ in self.in_flight for step in plan.rows}
+
+    def _install(self, install: RowInstall) -> None:
+        require(0 <= install.row < self.limits.max_num_seqs, "no such row")
+        require(install.row not in self._rows_in_flight(), "row reused before its fence")
+        require(
+            install.generation > self.generations.get(install.row, 0), "generation did not advance"
+        )
+        self.generations[install.row] = install.generation
+        request = self.requests[install.request_key]
+        prompt = request.prompt_token_ids
+        require(install.prompt_len == len(prompt), "prompt_len changed")
+        require(install.token_ids[: len(prompt)] == prompt, "the prompt changed")
+        output = install.token_ids[len(prompt) :]
+        require(output == expected_output(request)[0][: len(output)], "wrong output resumed")
+        require(len(output) < request.max_tokens, "nothing left to do")
+        self.rows[install.row] = DeviceRow(install, request)
+
+    def _check_step(self, step: RowStep) -> None:
+        row = self.rows[step.row]
+        require(row.generation == step.generation, "a stale generation is planned")
+        if row.next_start is None:
+            require(step.start % self.limits.block_size == 0, "a hit is not whole blocks")
+        else:
+            require(step.start == row.next_start, "positions skipped or computed twice")
+        end = step.start + step.num_tokens
+        require(step.num_tokens >= 1, "an empty row step")
+        require(end <= len(row.tokens), "a token that does not exist is computed")
+        require(step.samples == (end == len(row.tokens)), "samples is wrong")
+        num_output = len(row.tokens) - len(row.request.prompt_token_ids)
+        require(num_output < row.request.max_tokens, "sampled beyond max_tokens")
+        size = self.limits.block_size
+        require(end <= len(row.table) * size, "the block table is too short")
+        require(len(set(row.table)) == len(row.table), "a block twice in one table")
+        require(all(0 <= b < self.limits.num_blocks for b in row.table), "no such block")
+        self._check_prefix(step, row, step.start)
+        written = set(row.table[step.start // size : -(-end // size)])
+        for other, generation in self._rows_in_flight().items():
+            if (other, generation) != (step.row, step.generation):
+                held = self.rows[other].table
+                require(
+                    written.isdisjoint(held[: self._launched_blocks(other)]),
+                    "a block is written while a step in flight reads it",
+                )
+
+    def _launched_blocks(self, row: int) -> int:
+        return -(-(self.rows[row].next_start or 0) // self.limits.block_size)
+
+    def _check_prefix(self, step: RowStep, row: DeviceRow, end: int) -> None:
+        """Every position before ``end`` must hold this row's own prefix."""
+        size = self.limits.block_size
+        names = row.names
+        for position in range(end):
+            content = self.memory.get((row.table[position // size], position % size))
+            require(
+                content == names[position],
+                f"row {step.row} position {position}: not the KV of its own prefix",
+            )
+
+    def _execute(self, step: RowStep) -> RowResult:
+        row = self.rows[step.row]
+        request = row.request
+        size = self.limits.block_size
+        names = row.names
+        end = step.start + step.num_tokens
+        for position in range(step.start, end):
+            self.memory[row.table[position // size], position % size] = names[position]
+        prompt_logprobs = None
+        if request.params.prompt_logprobs is not None:
+            last = min(end, len(request.prompt_token_ids) - 1)
+            prompt_logprobs = [prompt_logprob(request, p) for p in range(step.start + 1, last + 1)]
+        token_ids = []
+        if step.samples:
+            token_ids.append(sample(request, row.tokens))
+            row.tokens.append(token_ids[0])
+            row.names.append(next_name(names[-1], token_ids[0]))
+        row.next_start = end
+        return RowResult(step.row, step.generation, token_ids, None, prompt_logprobs)
