@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.experts import reference as reference_experts
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import INT4_RUN, STRIP, fits_strips, num_outputs
 from src.ops.linear import reference as reference_linear
 
-ABI = 15
+ABI = 16
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
@@ -30,6 +31,7 @@ WAKE_COST = 50.0
 _ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
+_EXPERTS = struct.Struct("@8P13q").pack  # ExpertsArgs
 _QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
 _LAST_MOVE = struct.Struct("@qd")  # LastMove
@@ -68,9 +70,9 @@ class AttentionItems(NamedTuple):
 class KernelLibrary:
     """One built instruction set level.
 
-    `paged_attention`, `gumbel_argmax` and `streamed_linear` are the kernels. Not kernels, but
-    compiled as well: `send`, to many sockets without the interpreter lock, and what `bind_masks`
-    and `bind_moves` return.
+    `paged_attention`, `gumbel_argmax`, `streamed_linear` and `experts` are the kernels. Not
+    kernels, but compiled as well: `send`, to many sockets without the interpreter lock, and what
+    `bind_masks` and `bind_moves` return.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,6 +94,7 @@ class KernelLibrary:
         self._items.argtypes, self._items.restype = (ctypes.c_char_p, _DOUBLES), ctypes.c_int64
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = _bind_linear(self._library)
+        self.experts = _bind_experts(self._library)
         self.send = _bind_send(self._library)
 
     def attention_items(self, *arguments: Any) -> AttentionItems:
@@ -451,6 +454,100 @@ def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
         return out
 
     return linear
+
+
+def _bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
+    function: Any = library.slipstream_experts
+    function.argtypes = (ctypes.c_char_p,)
+
+    def experts(
+        hidden: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        gate_up_scales: Tensor | None,
+        down_scales: Tensor | None,
+        activation: int,
+        deterministic: bool,  # it always is
+    ) -> Tensor:
+        tokens, size = hidden.shape
+        count, chosen = len(gate_up), ids.shape[1]
+        intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
+        scales = (gate_up_scales, down_scales)
+        if gate_up_scales is not None and (size % INT4_RUN or intermediate % INT4_RUN):
+            return reference_experts(
+                *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
+                *(activation, deterministic),
+            )
+        kinds = (
+            *_kind_and_group(gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype),
+            *_kind_and_group(down, down_scales, intermediate, size, hidden.dtype),
+        )
+        if not (
+            hidden.stride()[1] == 1
+            and len(down) == count
+            and _outputs_of_experts(down, down_scales) == size
+            and weights.shape == ids.shape == (tokens, chosen)
+            and weights.dtype == torch.float32
+            and ids.dtype == torch.int64
+            and weights.is_contiguous()
+            and ids.is_contiguous()
+        ):
+            raise ValueError(
+                "expected hidden [T, H] with contiguous last dimension, down of as many experts as "
+                "gate_up, and contiguous float32 weights and int64 ids, both [T, k]; got hidden "
+                f"{tuple(hidden.shape)} {hidden.stride()}, gate_up {tuple(gate_up.shape)}, down "
+                f"{tuple(down.shape)}, weights {tuple(weights.shape)} {weights.dtype}, ids "
+                f"{tuple(ids.shape)} {ids.dtype}"
+            )
+        out = hidden.new_empty((tokens, size))
+        status = function(
+            _EXPERTS(
+                *(hidden.data_ptr(), gate_up.data_ptr(), down.data_ptr()),
+                *(0 if each is None else each.data_ptr() for each in scales),
+                *(weights.data_ptr(), ids.data_ptr(), out.data_ptr()),
+                *(tokens, size, intermediate, count, chosen, hidden.stride()[0]),
+                *(DTYPES[hidden.dtype], *kinds, activation, _kernel_threads()),
+            )
+        )
+        if status:
+            raise_status(status)
+        return out
+
+    return experts
+
+
+def _outputs_of_experts(weight: Tensor, scales: Tensor | None) -> int:
+    return num_outputs(weight[0], None if scales is None else scales[0])
+
+
+def _kind_and_group(
+    weight: Tensor, scales: Tensor | None, inputs: int, outputs: int, dtype: torch.dtype
+) -> tuple[int, int]:
+    """Of experts' weights [E, ...] as LinearArgs has it of one of them.
+
+    Raises
+        ValueError: They cannot be multiplied by so many inputs of this dtype.
+    """
+    one = weight[0]
+    if one.dim() == 3:
+        _check_strips(one, None if scales is None else scales[0], inputs, outputs)
+        expected = one.shape
+    else:
+        expected = torch.Size((outputs, inputs // 2 if one.dtype == torch.uint8 else inputs))
+    if (
+        one.shape != expected
+        or not weight.is_contiguous()
+        or (scales is None and one.dtype != dtype)
+        or (scales is not None and not scales.is_contiguous())
+    ):
+        raise ValueError(
+            f"expected contiguous experts of {inputs} inputs and {outputs} outputs, and what is "
+            f"not quantized in {dtype}; got {tuple(weight.shape)} of {weight.dtype}"
+        )
+    kind = (_KINDS if one.dim() == 2 else _STRIPS)[one.dtype]
+    return kind, 0 if scales is None or scales.dim() == 2 else inputs // scales.shape[2]
 
 
 def _check_strips(weight: Tensor, scales: Tensor | None, inputs: int, outputs: int) -> None:
