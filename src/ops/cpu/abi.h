@@ -1,5 +1,5 @@
 // The plain C interface that Python calls through ctypes. Field order and widths are repeated in
-// kernel_library.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
+// kernel_library.py and projection_calls.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
