@@ -40,8 +40,8 @@ from src.engine.sampling.prompt_logprobs import still_unscored
 from src.models import Model
 from src.models.program import Function
 from src.ops.cpu.build import is_building, is_compiling, kernel_library
+from src.ops.cpu.calls import use_threads
 from src.ops.cpu.compiled import Caller
-from src.ops.cpu.kernel_library import use_threads
 from src.ops.cpu.places import Places
 from src.ops.cpu.step import CompiledStep
 

@@ -1,5 +1,5 @@
 // The plain C interface that Python calls through ctypes. Field order and widths are repeated in
-// kernel_library.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
+// kernel_library.py and projection_calls.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -76,6 +76,25 @@ struct LinearArgs {
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
 };
 
+// Of experts' gates; numbers as in experts.py.
+enum Activation : int64_t { kSilu = 0, kGeluTanh = 1 };
+
+// Of each expert a matrix of gates and ups, [2 * intermediate, hidden], and one [hidden, intermediate]:
+// each as `weight` and `scales` of LinearArgs, one expert's after the other's.
+struct ExpertsArgs {
+  const void* x;  // [tokens, hidden], rows x_stride apart
+  const void* gate_up;
+  const void* down;
+  const float* gate_up_scales;
+  const float* down_scales;
+  const float* weights;  // [tokens, chosen]
+  const int64_t* ids;    // [tokens, chosen]: what is no expert's number adds nothing
+  void* out;             // [tokens, hidden] contiguous, of x's dtype
+  int64_t tokens, hidden, intermediate, experts, chosen, x_stride, dtype;
+  int64_t gate_up_kind, gate_up_group, down_kind, down_group;  // as of LinearArgs
+  int64_t activation, threads;
+};
+
 struct QuantizeArgs {
   const void* weight;  // [rows, inputs] contiguous, finite
   void* values;        // as `weight` of LinearArgs, of the kind
@@ -89,10 +108,12 @@ typedef int LayOutFunction(void* weight, int64_t strips, int64_t words, int64_t 
 typedef int AttentionFunction(const AttentionArgs*);
 typedef int GumbelFunction(const GumbelArgs*);
 typedef int LinearFunction(const LinearArgs*);
+typedef int ExpertsFunction(const ExpertsArgs*);
 
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
+SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;
 // Rounds weights to int8 by row, or to int4 by group.
 SLIPSTREAM_EXPORT QuantizeFunction slipstream_quantize;
 SLIPSTREAM_EXPORT LayOutFunction slipstream_lay_out;

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.cpu.calls import DTYPES, raise_status
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
-from src.ops.cpu.kernel_library import DTYPES, raise_status
 
 _CONTEXT: Final = struct.Struct("@6P17q").pack  # StepContext
 _LAYER: Final = struct.Struct("@2P6qd").pack  # AttentionLayer
