@@ -20,6 +20,7 @@ from src.models.regions import (
     RegionSpec,
 )
 from src.models.rope import rope_table
+from src.ops.attention_spec import AttentionSpec
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import fits_strips, to_strips
 
@@ -289,6 +290,13 @@ class Decoder:
             (regions.last, (spec, self.post[-1], self.final_norm, None, None)),
             (regions.logits, (spec, self.head, None)),
         ]
+
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """How each layer attends, in layer order."""
+        return tuple(
+            AttentionSpec(self.spec.attention_scale, window=window)
+            for window in self.spec.sliding_windows
+        )
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """What each layer keeps per token, in layer order, so that memory is planned by group."""

@@ -66,7 +66,7 @@ class PagedSequence:
         positions = torch.arange(begin, end)
         blocks = self.block_table[0][positions // self.block_size].long()
         slots = blocks * self.block_size + positions % self.block_size
-        windows = self.decoder.spec.sliding_windows
+        specs = self.decoder.attention_specs()
 
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -82,8 +82,7 @@ class PagedSequence:
                 torch.tensor([end], dtype=torch.int32),
                 slots,
                 out,
-                self.decoder.spec.attention_scale,
-                windows[layer] or 0,
+                specs[layer],
                 len(tokens),
                 end,
             )

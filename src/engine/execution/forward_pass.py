@@ -13,6 +13,7 @@ from src.models.decoder import Attend, Decoder
 from src.models.regions import Regions
 from src.ops import paged_attention, rotate_and_cache, step_schedule
 from src.ops.cpu.step import CompiledStep
+from src.ops.declaration import Backend
 
 
 class WorkerClosedError(SlipstreamError):
@@ -28,10 +29,21 @@ class Code(NamedTuple):
 
 
 class ForwardPass:
-    """A model with its KV memory."""
+    """A model with its KV memory.
 
-    def __init__(self, decoder: Decoder, kv_cache: KVCache) -> None:
+    Parameters
+    ----------
+    attention
+        What attends on a GPU; ``None`` for the device's own kernels. Kept, for its handle is what
+        calls have of it.
+    """
+
+    def __init__(
+        self, decoder: Decoder, kv_cache: KVCache, attention: Backend | None = None
+    ) -> None:
         self.decoder = decoder
+        self.attention = attention
+        self._specs = decoder.attention_specs()
         self.kv_cache = kv_cache
         self._stopped = False
 
@@ -122,7 +134,7 @@ class ForwardPass:
         value: Tensor | None,
         out: Tensor,
     ) -> None:
-        window = self.decoder.spec.sliding_windows[layer] or 0
+        spec = self._specs[layer]
         paged_attention(
             query,
             key,
@@ -134,12 +146,12 @@ class ForwardPass:
             rows.seq_lens_b,
             rows.slot_mapping_t,
             out,
-            self.decoder.spec.attention_scale,
-            window,
+            spec,
             rows.max_query_len,
             rows.max_seq_len,
             self.decoder.region_spec.deterministic,
-            self._schedule(rows, layer, window),
+            self._schedule(rows, layer, spec.window or 0),
+            0 if self.attention is None else self.attention.handle,
         )
 
     def _rotate_and_cache(

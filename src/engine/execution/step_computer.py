@@ -155,9 +155,8 @@ class StepComputer:
         attention = StepAttention(
             cache.keys,
             cache.values,
-            [window or 0 for window in decoder.spec.sliding_windows],
+            decoder.attention_specs(),
             decoder.region_spec.num_heads,
-            decoder.spec.attention_scale,
             decoder.region_spec.deterministic,
         )
         where = StepRows(

@@ -137,7 +137,7 @@ AttentionArgs attention_of(const StepContext& c, Inputs& in) {
   attention.num_heads = c.num_heads, attention.num_kv_heads = c.num_kv_heads;
   attention.head_dim = c.head_dim, attention.num_blocks = c.num_blocks;
   attention.block_size = c.block_size, attention.dtype = c.dtype, attention.threads = c.threads;
-  attention.deterministic = c.deterministic, attention.scale = c.scale;
+  attention.deterministic = c.deterministic;
   return attention;
 }
 
@@ -192,7 +192,7 @@ int forward(const StepContext& c, Inputs& in, bool wants_all, Tensor** hidden) {
     attention.value_stride = value->strides[0];
     attention.key_cache = c.key_caches[layer];
     attention.value_cache = c.value_caches[layer];
-    attention.sliding_window = c.sliding_windows[layer];
+    attention.spec = &c.specs[layer];
     const bool is_last = layer == c.layers - 1;
     if (is_last && !is_whole) return finish_sampled(c, in, attention, *residual, hidden);
     if (int status = slipstream_paged_attention(&attention)) return status;

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.attention_spec import AttentionSpec
+from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 from src.ops.cpu.kernel_library import DTYPES, raise_status
 
-_CONTEXT: Final = struct.Struct("@9P15qd").pack  # StepContext
+_CONTEXT: Final = struct.Struct("@9P15q").pack  # StepContext
 
 
 @dataclass(frozen=True)
@@ -71,17 +73,15 @@ class StepAttention:
 
     Attributes
         key_caches, value_caches: Per layer, [num_blocks, block_size, num_kv_heads, head_dim].
-        sliding_windows: Per layer, in tokens; 0 is the whole context.
+        specs: Per layer.
         num_heads: Of the queries.
-        scale: Factor on query-key products.
         deterministic: As of [`paged_attention`][src.ops.paged_attention.paged_attention].
     """
 
     key_caches: Sequence[Tensor]
     value_caches: Sequence[Tensor]
-    sliding_windows: Sequence[int]
+    specs: Sequence[AttentionSpec]
     num_heads: int
-    scale: float
     deterministic: bool = False
 
 
@@ -154,9 +154,9 @@ class CompiledStep:
             (ctypes.c_void_p * (layers + 1))(*[call.address for call in calls.layers]),
             (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in keys]),
             (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in values]),
-            (ctypes.c_int64 * layers)(*attention.sliding_windows),
+            packed_specs(attention.specs),
         )
-        called, key_table, value_table, windows = [ctypes.addressof(table) for table in tables]
+        called, key_table, value_table, specs = [ctypes.addressof(table) for table in tables]
         # What the context points at.
         self._holds = (caller, calls, attention, rows, tables)
         self._context = _CONTEXT(
@@ -164,7 +164,7 @@ class CompiledStep:
             calls.head.address,
             key_table,
             value_table,
-            windows,
+            specs,
             rows.tokens.data_ptr(),
             rows.block_tables.data_ptr(),
             rows.temperatures.data_ptr(),
@@ -184,7 +184,6 @@ class CompiledStep:
             DTYPES[keys[0].dtype],
             caller.num_threads,
             attention.deterministic,
-            attention.scale,
         )
 
     def gate(self) -> MaskGate:
