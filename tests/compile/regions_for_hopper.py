@@ -10,13 +10,6 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-from src.compile.job import flatten, is_tensor
-from src.compile.just_in_time import compile_functions
-from src.distributed import Group
 from src.models.regions import (
     EAGER_REGIONS,
     TOKEN_ARGUMENTS,
@@ -24,6 +17,13 @@ from src.models.regions import (
     PreAttention,
     RegionSpec,
 )
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from src.compile.job import flatten, is_tensor
+from src.compile.just_in_time import compile_functions
+from src.distributed import Group
 from tests.compile import hopper_stand_in as hopper
 
 # hidden, query heads, key heads, head, intermediate, vocabulary; whether projections have a bias

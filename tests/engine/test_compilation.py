@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from src.models.regions import TOKEN_ARGUMENTS
 
 from src import AsyncEngine, SamplingParams
 from src.compile import ahead
@@ -24,7 +25,6 @@ from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.engine.execution import compilation
 from src.models import Model, load_model, outline_model
-from src.models.regions import TOKEN_ARGUMENTS
 from src.ops.cpu.build import cache_root, ensure_built
 from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from src.models.regions import TOKEN_ARGUMENTS
 from torch._dynamo.utils import counters
 
 from src import AsyncEngine, SamplingParams
 from src.compile.just_in_time import compile_functions
 from src.engine import startup
 from src.models import load_model
-from src.models.regions import TOKEN_ARGUMENTS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture
