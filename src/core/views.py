@@ -143,7 +143,7 @@ class InstallView(msgspec.Struct, frozen=True):
     key: int
     num_tokens: int
     prompt_len: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
 
 
 class PlanView(msgspec.Struct, frozen=True):

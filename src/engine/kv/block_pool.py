@@ -9,8 +9,7 @@ Every block is in exactly one of three places::
     free + cached + held == total, always.
 
 The pool knows block ids and reference counts only. It does not know which tokens, which layers or
-how many bytes a block holds, so that several groups of layers with tables of their own (sliding
-window, latent attention) can draw from the same pool.
+how many bytes a block holds: several groups of layers with tables of their own draw from it.
 """
 
 from __future__ import annotations
@@ -26,6 +25,16 @@ class InvariantError(AssertionError):
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """How many blocks hold the KV of ``num_tokens`` positions."""
     return -(-num_tokens // block_size)
+
+
+def blocks_held(num_tokens: int, block_size: int, window: int | None) -> int:
+    """How many of these a row holds at a time at least, when it goes through them one by one.
+
+    A query sees ``window`` tokens, itself included, of which the first need not begin a block;
+    ``None`` sees all.
+    """
+    blocks = blocks_for(num_tokens, block_size)
+    return blocks if window is None else min(blocks, blocks_for(window - 1, block_size) + 1)
 
 
 class BlockPool:

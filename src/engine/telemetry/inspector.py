@@ -121,7 +121,7 @@ class Inspector:
             output_tokens=record.num_tokens,
             max_tokens=request.max_tokens,
             row=-1 if state is None else state.row,
-            blocks=0 if state is None else len(state.block_ids),
+            blocks=0 if state is None else sum(map(len, state.held_blocks())),
             preemptions=len(record.preempted),
             expires_in=None if request.deadline is None else request.deadline - now,
             trace_id=record.trace_id,
