@@ -122,6 +122,7 @@ class ForwardPass:
         value: Tensor | None,
         out: Tensor,
     ) -> None:
+        group = self.kv_cache.layout.group_of[layer]
         window = self.decoder.spec.sliding_windows[layer] or 0
         paged_attention(
             query,
@@ -129,17 +130,17 @@ class ForwardPass:
             value,
             self.kv_cache.keys[layer],
             self.kv_cache.values[layer],
-            rows.block_tables_b,
+            rows.block_tables_b[group],
             rows.query_start_loc,
             rows.seq_lens_b,
-            rows.slot_mapping_t,
+            rows.slot_mappings_t[group],
             out,
             self.decoder.spec.attention_scale,
             window,
             rows.max_query_len,
             rows.max_seq_len,
             self.decoder.region_spec.deterministic,
-            self._schedule(rows, layer, window),
+            self._schedule(rows, layer, group, window),
         )
 
     def _rotate_and_cache(
@@ -161,21 +162,21 @@ class ForwardPass:
             self.decoder.spec.rms_norm_eps,
             self.decoder.rope_table,
             inputs.positions_t,
-            inputs.slot_mapping_t,
+            inputs.slot_mappings_t[self.kv_cache.layout.group_of[layer]],
             self.kv_cache.keys[layer],
             self.kv_cache.values[layer],
             out,
         )
 
-    def _schedule(self, rows: AttentionRows, layer: int, window: int) -> Tensor | None:
-        """Which keys a GPU's programs read: laid out by the first layer with this window."""
-        if window not in rows.decode_schedules:
-            rows.decode_schedules[window] = step_schedule(
+    def _schedule(self, rows: AttentionRows, layer: int, group: int, window: int) -> Tensor | None:
+        """Which keys a GPU's programs read: laid out by the first layer of this group."""
+        if group not in rows.decode_schedules:
+            rows.decode_schedules[group] = step_schedule(
                 self.kv_cache.keys[layer],
                 self.decoder.region_spec.num_heads,
-                rows.block_tables_b,
+                rows.block_tables_b[group],
                 rows.query_start_loc,
                 rows.seq_lens_b,
                 window,
             )
-        return rows.decode_schedules[window]
+        return rows.decode_schedules[group]

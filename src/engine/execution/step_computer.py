@@ -155,6 +155,7 @@ class StepComputer:
         attention = StepAttention(
             cache.keys,
             cache.values,
+            cache.layout.group_of,
             [window or 0 for window in decoder.spec.sliding_windows],
             decoder.region_spec.num_heads,
             decoder.spec.attention_scale,

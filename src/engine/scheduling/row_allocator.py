@@ -145,9 +145,7 @@ class RowAllocator:
                 behind.append(length - len(blocks))
                 tables.append([NO_BLOCK] * behind[-1] + blocks)
         row, generation = self.rows.take()
-        state.take_row(
-            row, generation, tables, behind, capacity=min(map(len, tables)) * block_size
-        )
+        state.take_row(row, generation, tables, behind, capacity=min(map(len, tables)) * block_size)
         state.start_from(length * block_size, registered=length, epoch=self.cache.epoch)
         insort(self.running, state, key=_by_rank)
         self._advance(state)

@@ -27,8 +27,8 @@ from src.engine.kv.block_pool import BlockPool, InvariantError
 from src.engine.kv.prefix_cache import HashChain, Match, chain_root
 from src.engine.scheduling import stop_rules as stop
 from src.engine.scheduling.admission import (
-    MAX_PREFIX_WAITS_PER_STEP,
     MAX_MISFITS_PER_STEP,
+    MAX_PREFIX_WAITS_PER_STEP,
     Deadlines,
     SchedulerLimits,
     WaitingQueue,
@@ -168,8 +168,8 @@ class Scheduler:
     def add(self, request: Request, sibling: int | None = None) -> None:
         """Put a request into the waiting queue.
 
-        ``sibling`` is the key of one before it that has the same prompt, the very same list, and salt:
-        the prompt is hashed once for both.
+        ``sibling`` is the key of one before it that has the same prompt, the very same list, and
+        salt: the prompt is hashed once for both.
 
         Raises
         ------

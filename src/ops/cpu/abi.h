@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 15
+#define SLIPSTREAM_ABI 16
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -147,11 +147,13 @@ struct StepContext {
   void* const* key_caches;    // [layers]
   void* const* value_caches;  // [layers]
   const int64_t* sliding_windows;  // [layers]
+  const int64_t* layer_groups;     // [layers]: whose block tables are a layer's
   int32_t* tokens;                 // [rows, token_stride]: row and position to token
-  const int32_t* block_tables;     // [rows, block_table_stride]
+  const int32_t* block_tables;     // [groups, rows, block_table_stride], groups group_stride apart
   const double* temperatures;      // of a row, temperature_stride apart
   const int64_t* seeds;            // of a row, seed_stride apart
-  int64_t layers, rows, token_stride, block_table_stride, temperature_stride, seed_stride;
+  int64_t layers, rows, token_stride, groups, group_stride, block_table_stride;
+  int64_t temperature_stride, seed_stride;
   int64_t vocab_size, num_heads, num_kv_heads, head_dim, num_blocks, block_size;
   int64_t dtype, threads, deterministic;
   double scale;

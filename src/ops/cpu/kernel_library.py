@@ -22,7 +22,7 @@ from src.ops.host_memory import lazy_zeros
 from src.ops.linear import INT4_RUN, STRIP, fits_strips, num_outputs
 from src.ops.linear import reference as reference_linear
 
-ABI = 15
+ABI = 16
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""

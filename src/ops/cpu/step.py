@@ -20,7 +20,7 @@ from torch import Tensor
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 from src.ops.cpu.kernel_library import DTYPES, raise_status
 
-_CONTEXT: Final = struct.Struct("@9P15qd").pack  # StepContext
+_CONTEXT: Final = struct.Struct("@10P17qd").pack  # StepContext
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class StepRows:
 
     Attributes
         tokens: int32 [R, L], position to token id; a negative one was never produced.
-        block_tables: int32 [R, max_blocks]; positions whose block is negative are not written.
+        block_tables: int32 [groups, R, max_blocks], the last contiguous; positions whose block is
+            negative are not written.
         temperatures: float64 [R], of any stride; see `gumbel_argmax`.
         seeds: int64 [R], of any stride.
         vocab_size: Tokens are below it.
@@ -71,6 +72,7 @@ class StepAttention:
 
     Attributes
         key_caches, value_caches: Per layer, [num_blocks, block_size, num_kv_heads, head_dim].
+        groups: Per layer, whose block tables are its.
         sliding_windows: Per layer, in tokens; 0 is the whole context.
         num_heads: Of the queries.
         scale: Factor on query-key products.
@@ -79,6 +81,7 @@ class StepAttention:
 
     key_caches: Sequence[Tensor]
     value_caches: Sequence[Tensor]
+    groups: Sequence[int]
     sliding_windows: Sequence[int]
     num_heads: int
     scale: float
@@ -146,6 +149,10 @@ class CompiledStep:
             raise ValueError(f"expected one call more than layers, got {len(calls.layers)}")
         if not all(kv.is_contiguous() for kv in (*keys, *values)):
             raise ValueError("expected contiguous caches")
+        if len({kv.shape for kv in (*keys, *values)}) != 1:
+            raise ValueError("expected caches of one shape in all layers")
+        if not all(0 <= group < len(rows.block_tables) for group in attention.groups):
+            raise ValueError("expected block tables for every layer's group")
         num_blocks, block_size, num_kv_heads, head_dim = keys[0].shape
         self._step: Any = caller.step
         self._caller = caller
@@ -155,8 +162,10 @@ class CompiledStep:
             (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in keys]),
             (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in values]),
             (ctypes.c_int64 * layers)(*attention.sliding_windows),
+            (ctypes.c_int64 * layers)(*attention.groups),
         )
-        called, key_table, value_table, windows = [ctypes.addressof(table) for table in tables]
+        addresses = [ctypes.addressof(table) for table in tables]
+        called, key_table, value_table, windows, groups = addresses
         # What the context points at.
         self._holds = (caller, calls, attention, rows, tables)
         self._context = _CONTEXT(
@@ -165,6 +174,7 @@ class CompiledStep:
             key_table,
             value_table,
             windows,
+            groups,
             rows.tokens.data_ptr(),
             rows.block_tables.data_ptr(),
             rows.temperatures.data_ptr(),
@@ -172,7 +182,9 @@ class CompiledStep:
             layers,
             len(rows.tokens),
             rows.tokens.stride(0),
+            len(rows.block_tables),
             rows.block_tables.stride(0),
+            rows.block_tables.stride(1),
             rows.temperatures.stride(0),
             rows.seeds.stride(0),
             rows.vocab_size,
