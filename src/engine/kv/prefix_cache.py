@@ -161,6 +161,10 @@ class Match:
         self._runs[group].append(block)
         self._counted_at = -1
 
+    def recount(self) -> None:
+        """Count held blocks anew: one may have lost its content, and have got it again since."""
+        self._counted_at = -1
+
     def settle(self, length: int) -> None:
         """Note what all groups agree on."""
         if length != self.length:
@@ -273,6 +277,7 @@ class PrefixCache:
         if missed > len(self._evicted):
             match.forget()
         elif missed and match.is_begun:
+            match.recount()
             for group, index, block in islice(reversed(self._evicted), missed):
                 run = match.run(group)
                 # What is in a window is looked for again anyway.

@@ -75,7 +75,7 @@ class DeviceRow:
         self.request = request
         self.tokens = list(install.token_ids)
         self.tables = [list(table) for table in install.block_ids]
-        self.names = prefix_names(self.tokens, request.cache_salt)
+        self.names = prefix_names(self.tokens, request.cache_salt + repr(request.media_keys))
         self.next_start: int | None = None  # any multiple of the block size after an install
 
 

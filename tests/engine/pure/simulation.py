@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
@@ -28,6 +30,7 @@ def make_request(
     priority: int = 0,
     deadline: float | None = None,
     cache_salt: str = "",
+    media_keys: Mapping[int, bytes] | None = None,
 ) -> Request:
     """``prompt`` as a number is that many tokens nobody else has; ``ends``: may stop by itself."""
     if isinstance(prompt, int):
@@ -42,6 +45,7 @@ def make_request(
         priority=priority,
         deadline=deadline,
         cache_salt=cache_salt,
+        media_keys=media_keys or {},
     )
 
 
