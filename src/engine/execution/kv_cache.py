@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from src.core.blocks import blocks_for, blocks_held
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.engine.devices import give_back_memory
 from src.engine.execution.kv_groups import KVLayout, lay_out
-from src.engine.kv.block_pool import blocks_for, blocks_held
 from src.models.decoder import LayerKVSpec
 from src.ops.host_memory import lazy_zeros
 

@@ -19,15 +19,18 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
-from src.engine.kv.block_pool import BlockPool, InvariantError, blocks_for
+from src.core.blocks import blocks_for
+from src.engine.kv.block_pool import BlockPool, InvariantError
 
 # Evictions that are remembered, for matches to be corrected by; who missed more starts anew.
 _MAX_REMEMBERED: Final = 4096
 
 
+@lru_cache(256)  # nearly all requests have the same
 def chain_root(content_key: str, layout: str, salt: str, adapter: bytes = b"") -> bytes:
     """What the digests of a sequence begin with: equal only where its KV may be shared.
 

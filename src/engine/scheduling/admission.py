@@ -9,10 +9,10 @@ from typing import Final, Literal
 
 import msgspec
 
+from src.core.blocks import blocks_held
 from src.core.config import Config
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from src.core.request import Request
-from src.engine.kv.block_pool import blocks_held
 from src.engine.scheduling.request_state import Phase, Rank, RequestState
 
 # Waiting requests that are stepped over in one step, at most, because they do not fit or because
@@ -104,7 +104,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def blocks_held(self, num_tokens: int) -> int:
         """Blocks of all groups that a row holds at least, to go through so many tokens alone."""
-        return sum(blocks_held(num_tokens, self.block_size, window) for window in self.windows)
+        return sum([blocks_held(num_tokens, self.block_size, window) for window in self.windows])
 
     @classmethod
     def of(

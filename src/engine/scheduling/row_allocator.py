@@ -16,8 +16,9 @@ import sys
 from bisect import insort
 from operator import attrgetter
 
+from src.core.blocks import blocks_for, blocks_held
 from src.core.plan import NO_BLOCK, BlockAppend, RowInstall
-from src.engine.kv.block_pool import InvariantError, blocks_for, blocks_held
+from src.engine.kv.block_pool import InvariantError
 from src.engine.kv.prefix_cache import Match, PrefixCache
 from src.engine.scheduling.admission import SchedulerLimits
 from src.engine.scheduling.request_state import Phase, RequestState
@@ -104,7 +105,9 @@ class RowAllocator:
         blocks = blocks_for(soon, self.limits.block_size)
         missing = 0
         for table, behind, most in zip(state.block_ids, state.behind, self._most, strict=True):
-            missing += max(0, min(blocks, behind + most) - len(table))
+            more = min(blocks, behind + most) - len(table)
+            if more > 0:
+                missing += more
         return missing
 
     def fits(self, state: RequestState, match: Match, reserve: int) -> bool:
@@ -113,7 +116,9 @@ class RowAllocator:
         With nobody resident this is true of all that passed the door.
         """
         soon = min(len(state.token_ids) + self.limits.lookahead_tokens, state.max_kv_tokens)
-        missing = self.limits.blocks_held(soon) + reserve - self.pool.num_free
+        blocks = blocks_for(soon, self.limits.block_size)
+        needed = sum([min(blocks, most) for most in self._most])
+        missing = needed + reserve - self.pool.num_free
         # Only hits that somebody holds help: the others are counted as free, but will not be. To
         # count them takes a while, so first what needs no counting.
         if missing <= 0:
@@ -131,12 +136,13 @@ class RowAllocator:
         state.match = None
         block_size = self.limits.block_size
         tokens, length = state.token_ids, match.length
-        hits = [match.blocks(group) for group in range(len(self._most))]
+        windows = self.limits.windows
+        hits = [match.blocks(group) for group in range(len(windows))]
         # Hits first: what is held is not evicted for the rest.
         for blocks in hits:
             self.pool.share(blocks)
         tables, behind = [], []
-        for blocks, window in zip(hits, self.limits.windows, strict=True):
+        for blocks, window in zip(hits, windows, strict=True):
             if window is None:
                 missing = blocks_for(len(tokens), block_size) - length
                 tables.append(blocks + self.pool.allocate(missing))

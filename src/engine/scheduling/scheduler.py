@@ -52,6 +52,7 @@ class Scheduler:
         self.limits = limits
         self.stats = SchedulerStats()
         self._allocator = RowAllocator(limits)
+        self._layout = limits.layout
         self._waiting = WaitingQueue(limits.max_waiting_requests, limits.max_waiting_tokens)
         self._deadlines = Deadlines()
         self._num_arrived = 0
@@ -209,9 +210,8 @@ class Scheduler:
             and sibling.request.media_keys == request.media_keys
         ):
             return sibling.chain.branch(len(request.prompt_token_ids))
-        limits = self.limits
-        root = chain_root(limits.content_key, limits.layout, request.cache_salt)
-        return HashChain(limits.block_size, root, request.media_keys)
+        root = chain_root(self.limits.content_key, self._layout, request.cache_salt)
+        return HashChain(self.limits.block_size, root, request.media_keys)
 
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
         """End a request from outside; ``None`` if it is unknown or has ended.

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from src.core.blocks import blocks_held
 from src.core.errors import PromptTooLongError
-from src.engine.kv.block_pool import blocks_held
 from src.engine.kv.prefix_cache import HashChain, Match, PrefixCache, chain_root
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 
