@@ -12,7 +12,7 @@ from src.engine.execution.inputs import build_inputs, only_sampled
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from src.engine.execution.kv_groups import KVKind, lay_out
 from src.engine.execution.row_state import RowState
-from src.models.decoder import LayerKVSpec
+from src.models import LayerKVSpec
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from src.models.decoder import LayerKVSpec
+from src.models import LayerKVSpec
 
 # Classes whose sizes differ by less than this factor are not cut: the smaller one leaves slots
 # empty instead.
