@@ -186,7 +186,7 @@ def test_two_engines_of_a_process_keep_what_each_has_chosen(
         PAGED_ATTENTION.overload(*PAGED_ATTENTION.build("cpu"), None, handle)
 
 
-class Capped(Decoder):
+class Capped(Model):
     """Every other layer bounds its scores."""
 
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
@@ -227,7 +227,7 @@ def test_a_named_library_that_honours_no_layer_leaves_all_to_triton(
 ) -> None:
     stand_in.install(monkeypatch)
     specs = tuple(dataclasses.replace(spec, cap=2.0) for spec in decoder.attention_specs())
-    monkeypatch.setattr(Decoder, "attention_specs", lambda _: specs)
+    monkeypatch.setattr(Model, "attention_specs", lambda _: specs)
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         section = DeviceSection(attention="flash_attention_3")
         assert chosen(section, decoder) == ("triton", "triton")
