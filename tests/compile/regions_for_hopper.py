@@ -41,7 +41,7 @@ def weight(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def arguments_of(shape: tuple[Any, ...], tokens: int) -> list[tuple[Any, ...]]:
-    """Of a call of each region, as `Decoder.region_arguments`."""
+    """Of a call of each region, as `Model.region_arguments`."""
     hidden, heads, kv_heads, head_dim, intermediate, vocab, has_bias = shape
     spec = RegionSpec(heads, kv_heads, head_dim, 1e-5, Group(), rotates_in_op=True)
     projected = (heads + 2 * kv_heads) * head_dim

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import sys
@@ -25,8 +24,8 @@ from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.inputs import build_inputs
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.row_state import RowState
-from src.models import Decoder, load_model
-from src.ops import PAGED_ATTENTION, AttentionSpec
+from src.models import Mixer, Model, load_model
+from src.ops import PAGED_ATTENTION
 from src.ops.attention_backend import AttentionKernel
 from src.ops.attention_libraries import LIBRARIES, AttentionShape, LibraryUnavailableError
 from tests.ops import flash_attention_stand_in as stand_in
@@ -38,7 +37,7 @@ BOTH = "flash_attention_3 (prefill), triton (decode)"
 
 
 @pytest.fixture
-def decoder(checkpoint: Path) -> Decoder:
+def decoder(checkpoint: Path) -> Model:
     return load_model(checkpoint, dtype="bfloat16")
 
 
@@ -54,14 +53,14 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     PAGED_ATTENTION._cuda = kept
 
 
-def chosen(section: DeviceSection, decoder: Decoder) -> tuple[str, str]:
+def chosen(section: DeviceSection, decoder: Model) -> tuple[str, str]:
     """What the log says, and the name of the kernel that serves."""
     backend, described = choose_attention(section, decoder, 16)
     return described, backend.kernel.name
 
 
 def test_without_a_library_triton_serves_and_the_log_says_why(
-    decoder: Decoder, caplog: pytest.LogCaptureFixture
+    decoder: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         assert chosen(DeviceSection(), decoder) == ("triton", "triton")
@@ -73,7 +72,7 @@ def test_without_a_library_triton_serves_and_the_log_says_why(
 @pytest.mark.parametrize("setting", ["auto", "flash_attention_3"])
 def test_a_library_that_is_there_and_able_serves_prefill(
     setting: Any,
-    decoder: Decoder,
+    decoder: Model,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -88,7 +87,7 @@ def test_a_library_that_is_there_and_able_serves_prefill(
 
 
 def test_the_model_is_what_a_library_is_tried_on(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[tuple[str, set[AttentionShape]]] = []
 
@@ -106,16 +105,21 @@ def test_the_model_is_what_a_library_is_tried_on(
     spec = decoder.spec
     shapes = {
         AttentionShape(
-            spec.num_heads, spec.num_kv_heads, spec.head_dim, 16, torch.bfloat16, attention.features
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            16,
+            torch.bfloat16,
+            mixer.spec.scores.features,
         )
-        for attention in decoder.attention_specs()
+        for mixer in decoder.program.mixers
     }
     assert tried == [(first, shapes), (second, shapes)]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_named_library_that_is_absent_or_unable_is_an_error(
-    name: Any, decoder: Decoder, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    name: Any, decoder: Model, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section = DeviceSection(attention=name)
     with pytest.raises(ConfigError, match=rf"device\.attention = '{name}': {name} "):
@@ -126,7 +130,7 @@ def test_a_named_library_that_is_absent_or_unable_is_an_error(
 
 
 def test_triton_by_name_has_to_be_installed(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "src.ops.triton.paged_attention")
@@ -172,7 +176,7 @@ def test_two_engines_of_a_process_keep_what_each_has_chosen(
     hidden = {}
     for setting in ("auto", "triton", "auto"):
         with torch.inference_mode():
-            hidden[setting] = passes[setting](build_inputs(plan, rows), decoder.regions)
+            hidden[setting] = passes[setting](build_inputs(plan, rows), decoder.functions)
     layers = decoder.spec.num_layers
     assert counts == {"auto": 2 * layers, "triton": layers}
     torch.testing.assert_close(hidden["auto"], hidden["triton"], rtol=5e-2, atol=5e-2)
@@ -180,30 +184,32 @@ def test_two_engines_of_a_process_keep_what_each_has_chosen(
     handle = passes.pop("triton").attention.handle  # type: ignore[union-attr]
     gc.collect()
     with torch.inference_mode():
-        passes["auto"](build_inputs(plan, rows), decoder.regions)
+        passes["auto"](build_inputs(plan, rows), decoder.functions)
     assert counts["auto"] == 3 * layers
     with pytest.raises(LookupError, match=f"backend {handle} is not there"):
         PAGED_ATTENTION.overload(*PAGED_ATTENTION.build("cpu"), None, handle)
 
 
-class Capped(Decoder):
-    """Every other layer bounds its scores."""
+def bounded(model: Model, every: int) -> int:
+    """Have every so many layers bound their scores; returns of how many layers that is."""
 
-    def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        specs = list(super().attention_specs())
-        specs[::2] = [dataclasses.replace(spec, cap=2.0) for spec in specs[::2]]
-        return tuple(specs)
+    def changed(step: Any) -> Any:
+        if not isinstance(step, Mixer) or step.layer % every:
+            return step
+        return replace(step, spec=replace(step.spec, cap=2.0))
+
+    model.program.steps = tuple(map(changed, model.program.steps))
+    return sum(mixer.spec.cap is not None for mixer in model.program.mixers)
 
 
 def test_layers_that_a_library_does_not_honour_are_tritons(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    decoder: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = stand_in.pretend_hopper(monkeypatch)
     stand_in.install(monkeypatch)
-    decoder.__class__ = Capped
+    capped = bounded(decoder, 2)
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         backend, described = choose_attention(DeviceSection(), decoder, 16)
-    capped = len(decoder.attention_specs()[::2])
     layers = decoder.spec.num_layers
     assert f"prefill in {layers - capped} of {layers} layers" in caplog.messages[0]
     assert described.startswith("flash_attention_3 (prefill in ")
@@ -223,11 +229,10 @@ def test_layers_that_a_library_does_not_honour_are_tritons(
 
 
 def test_a_named_library_that_honours_no_layer_leaves_all_to_triton(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    decoder: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand_in.install(monkeypatch)
-    specs = tuple(dataclasses.replace(spec, cap=2.0) for spec in decoder.attention_specs())
-    monkeypatch.setattr(Decoder, "attention_specs", lambda _: specs)
+    assert bounded(decoder, 1) == decoder.spec.num_layers
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         section = DeviceSection(attention="flash_attention_3")
         assert chosen(section, decoder) == ("triton", "triton")

@@ -324,6 +324,7 @@ def test_the_self_check_finds_what_a_kernel_leaves_out(
             for name, argument in (
                 ("gumbel_argmax", "const GumbelArgs*"),
                 ("linear", "const LinearArgs*"),
+                ("experts", "const ExpertsArgs*"),
                 ("quantize", "const QuantizeArgs*"),
             )
         )

@@ -8,7 +8,7 @@ import torch
 
 from src.core.config import DeviceSection
 from src.core.errors import ConfigError
-from src.models.decoder import Decoder
+from src.models import Model
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_backend import AttentionBackend, AttentionKernel
 from src.ops.attention_libraries import (
@@ -37,7 +37,7 @@ def require_attention(section: DeviceSection, device: torch.device) -> None:
 
 
 def choose_attention(
-    section: DeviceSection, decoder: Decoder, block_size: int
+    section: DeviceSection, model: Model, block_size: int
 ) -> tuple[AttentionBackend, str]:
     """What attends on the model's CUDA device, as ``device.attention`` says.
 
@@ -60,7 +60,7 @@ def choose_attention(
         if name == "triton":
             break
         try:
-            kernel = open_library(name, decoder.spec.device, _shapes(decoder, block_size))
+            kernel = open_library(name, model.spec.device, _shapes(model, block_size))
         except LibraryUnavailableError as error:
             if section.attention != "auto" and not isinstance(error, NothingHonouredError):
                 raise ConfigError(f"device.attention = {name!r}: {name} {error}") from error
@@ -70,7 +70,7 @@ def choose_attention(
             # What the trial took is free again when KV memory is sized.
             torch.cuda.empty_cache()
         backend = AttentionBackend(kernel, device_kernel)
-        specs = decoder.attention_specs()
+        specs = [mixer.spec.scores for mixer in model.program.mixers]
         others = sum(backend.kernel_for(spec) is not kernel for spec in specs)
         where = f" in {len(specs) - others} of {len(specs)} layers" if others else ""
         logger.info("attention: %s serves prefill%s, %s decode", name, where, own.name)
@@ -82,16 +82,15 @@ def choose_attention(
     return AttentionBackend(device_kernel), own.name
 
 
-def _shapes(decoder: Decoder, block_size: int) -> set[AttentionShape]:
-    layers = zip(decoder.kv_cache_spec(), decoder.attention_specs(), strict=True)
+def _shapes(model: Model, block_size: int) -> set[AttentionShape]:
     return {
         AttentionShape(
-            decoder.region_spec.num_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
             block_size,
-            layer.dtype,
-            spec.features,
+            spec.dtype,
+            spec.scores.features,
         )
-        for layer, spec in layers
+        for spec in (mixer.spec for mixer in model.program.mixers)
     }

@@ -17,7 +17,7 @@ from src.engine.execution.graphs.pool import GraphPool
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
-from src.models.decoder import Decoder
+from src.models import Model
 from src.ops.declaration import Backend
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class GraphPlan:
 def plan_graphs(
     config: Config,
     device: Device,
-    decoder: Decoder,
+    model: Model,
     backend: CaptureBackend | None,
     attention: Backend | None = None,
 ) -> GraphPlan | None:
@@ -53,7 +53,7 @@ def plan_graphs(
     ladder = PaddingLadder(config.scheduler.max_num_seqs, config.compile.cuda_graph_max_tokens)
     with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
         try:
-            taken = _trial(config, decoder, backend, ladder, attention)
+            taken = _trial(config, model, backend, ladder, attention)
         except Exception:
             # In the stream that captures, or it would go on with it.
             backend.abandon()
@@ -68,16 +68,16 @@ def plan_graphs(
 
 def _trial(
     config: Config,
-    decoder: Decoder,
+    model: Model,
     backend: CaptureBackend,
     ladder: PaddingLadder,
     attention: Backend | None,
 ) -> int:
-    spec, max_num_seqs = decoder.spec, config.scheduler.max_num_seqs
+    spec, max_num_seqs = model.spec, config.scheduler.max_num_seqs
     block_size = block_size_of(config.cache, spec.device)
     # One block, which padding does not write to.
     cache = allocate_kv_cache(
-        decoder.kv_cache_spec(), KVCachePlan(block_size, 1, bytes_per_block=0), spec.device
+        model.kv_cache_spec(), KVCachePlan(block_size, 1, bytes_per_block=0), spec.device
     )
     rows = RowState(
         max_num_seqs=max_num_seqs,
@@ -87,11 +87,6 @@ def _trial(
     )
     sampler = Sampler(SamplingState(max_num_seqs, spec.vocab_size, spec.device))
     pool = GraphPool(
-        backend,
-        ladder,
-        ForwardPass(decoder, cache, attention),
-        Code(decoder.regions),
-        rows,
-        sampler,
+        backend, ladder, ForwardPass(model, cache, attention), Code(model.functions), rows, sampler
     )
     return trial_bytes(backend, ladder.shapes, pool.capture)
