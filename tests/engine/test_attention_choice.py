@@ -102,7 +102,6 @@ def test_the_model_is_what_a_library_is_tried_on(
     monkeypatch.setattr(attention, "open_library", second_is_able)
     first, second = LIBRARIES
     assert chosen(DeviceSection(), decoder) == (f"{second} (prefill), triton (decode)", second)
-    spec = decoder.spec
     shapes = {
         AttentionShape(
             spec.num_heads,
@@ -110,9 +109,9 @@ def test_the_model_is_what_a_library_is_tried_on(
             spec.head_dim,
             16,
             torch.bfloat16,
-            mixer.spec.scores.features,
+            spec.scores.features,
         )
-        for mixer in decoder.program.mixers
+        for spec in (mixer.spec for mixer in decoder.program.mixers)
     }
     assert tried == [(first, shapes), (second, shapes)]
 
@@ -177,7 +176,7 @@ def test_two_engines_of_a_process_keep_what_each_has_chosen(
     for setting in ("auto", "triton", "auto"):
         with torch.inference_mode():
             hidden[setting] = passes[setting](build_inputs(plan, rows), decoder.functions)
-    layers = decoder.spec.num_layers
+    layers = len(decoder.program.mixers)
     assert counts == {"auto": 2 * layers, "triton": layers}
     torch.testing.assert_close(hidden["auto"], hidden["triton"], rtol=5e-2, atol=5e-2)
     # One that ends takes nothing from the other, and its handle serves nobody else.
@@ -210,12 +209,12 @@ def test_layers_that_a_library_does_not_honour_are_tritons(
     capped = bounded(decoder, 2)
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         backend, described = choose_attention(DeviceSection(), decoder, 16)
-    layers = decoder.spec.num_layers
+    layers = len(decoder.program.mixers)
     assert f"prefill in {layers - capped} of {layers} layers" in caplog.messages[0]
     assert described.startswith("flash_attention_3 (prefill in ")
     for cap in (0, 2.0):
         base.prefill_calls = 0
-        spec = decoder.spec
+        spec = decoder.program.mixers[0].spec
         args = PAGED_ATTENTION.build(
             "cpu",
             dtype=torch.bfloat16,
@@ -232,7 +231,7 @@ def test_a_named_library_that_honours_no_layer_leaves_all_to_triton(
     decoder: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand_in.install(monkeypatch)
-    assert bounded(decoder, 1) == decoder.spec.num_layers
+    assert bounded(decoder, 1) == len(decoder.program.mixers)
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         section = DeviceSection(attention="flash_attention_3")
         assert chosen(section, decoder) == ("triton", "triton")
