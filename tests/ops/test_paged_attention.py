@@ -57,7 +57,7 @@ def dense(args: tuple[Any, ...], row: int) -> torch.Tensor:
     begin, end, seq_len = int(starts[row]), int(starts[row + 1]), int(lengths[row])
     block_size = key_cache.shape[1]
     # What none of its queries sees may be another's by now.
-    first = max(0, seq_len - (end - begin) - window + 1) if window else 0
+    first = max(0, seq_len - (end - begin) - int(window) + 1) if window else 0
     slots = [(int(tables[row, p // block_size]), p % block_size) for p in range(first, seq_len)]
 
     def gathered(cache: torch.Tensor) -> torch.Tensor:

@@ -64,8 +64,8 @@ def test_sequences_with_a_common_beginning_hash_it_once(monkeypatch: pytest.Monk
         for index in (7, 2, 0, 5):
             assert chain.digest(index, tokens) == digests[index]
     assert len({digests[5] for digests in expected}) == 4
-    # One root, the prompt's blocks, and what each has of its own.
-    assert len(hashed) == 1 + 5 + 4 * 3
+    # The prompt's blocks, and what each has of its own; their root is remembered.
+    assert len(hashed) == 5 + 4 * 3
 
 
 def test_the_longest_known_prefix_is_found_but_never_all_of_it() -> None:
