@@ -89,7 +89,7 @@ async def prepare_chat(
     messages, options = await conversation(request, call.server.config)
     offer = tool_offer(request)
     logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
-    engine = await call.server.ready_engine()
+    engine = await call.admitted_engine()
     info = engine.model_info
     name = served_name(info, request.model)
     most = request.max_completion_tokens
@@ -134,6 +134,7 @@ async def prepare_chat(
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
+        admission=call.admission,
     )
     return PreparedChat(engine, name, job, prompt_token_ids, plan)
 

@@ -14,6 +14,7 @@ from src.core.errors import DeadlineExceededError, RequestAbortedError, RequestE
 from src.core.outputs import Delta, FinishReason, GenerationResult, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
+from src.engine.requests.admissions import Admission
 from src.engine.requests.prompts import ChatOptions, Prompt
 from src.engine.requests.submission import ResultCollector, Submission
 from src.http.call import Call
@@ -33,7 +34,7 @@ class Job(msgspec.Struct, kw_only=True):
     """One HTTP request as the engine sees it; each prompt comes with its parameters.
 
     ``num_prompt_logprobs`` is how many the answer is to hold of its prompts. The prompts, and
-    ``chat``, are there until they have been submitted.
+    ``chat``, are there until they have been submitted, and ``admission`` is released then.
     """
 
     prompts: Sequence[tuple[Prompt, SamplingParams]]
@@ -42,6 +43,7 @@ class Job(msgspec.Struct, kw_only=True):
     priority: int = 0
     timeout: float | None = None
     cache_salt: str = ""
+    admission: Admission | None = None
 
 
 class Delivery(NamedTuple):
@@ -178,6 +180,8 @@ async def submitted(
     async with AsyncExitStack() as stack:
         submissions = await _submit(stack, engine, job, request_id, trace)
         job.prompts, job.chat = (), None
+        if job.admission is not None:
+            job.admission.release()
         yield submissions
 
 
@@ -199,6 +203,7 @@ async def _submit(
             cache_salt=job.cache_salt,
             chat=job.chat,
             trace=trace,
+            admission=job.admission,
         )
         submissions.append(await stack.enter_async_context(submission))
         # Others get the event loop between two prompts, which may be long.
