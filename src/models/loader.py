@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from src.core.cpus import usable_cpus
 from src.core.errors import ModelLoadError
 from src.models.checkpoint import StoredTensor, TensorReader, equal_contents, open_checkpoint
 from src.models.config import DTYPE_NAMES, ModelConfig
@@ -239,7 +239,7 @@ def read_all(
 
 def reader_threads() -> int:
     """Threads that read and cast: enough to keep a disk busy, 2 to 8."""
-    return min(8, max(2, os.cpu_count() or 2))
+    return min(8, max(2, usable_cpus()))
 
 
 def _head_differs(stored: dict[str, StoredTensor]) -> bool:
