@@ -239,7 +239,8 @@ class WaitingQueue:
             del self._front[bisect_left(self._front, state.rank, key=attrgetter("rank"))]
             return
         self._num_dead += 1
-        if self._num_dead > max(_MIN_DEAD, len(self._heap) // 2):
+        # With nobody else alive there is nothing to build.
+        if self._num_dead > max(_MIN_DEAD, len(self._heap) // 2) or not len(self):
             self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
             heapq.heapify(self._heap)
             self._num_dead = 0
@@ -262,7 +263,8 @@ class Deadlines:
         if state.request.deadline is None:
             return
         self._num_dead += 1
-        if self._num_dead > max(_MIN_DEAD, len(self._heap) // 2):
+        are_dead = self._num_dead == len(self._heap)
+        if are_dead or self._num_dead > max(_MIN_DEAD, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if entry[2].phase is not Phase.ENDED]
             heapq.heapify(self._heap)
             self._num_dead = 0
