@@ -38,7 +38,7 @@ from src.engine.requests.prompts import (
     check_options,
     with_defaults,
 )
-from src.engine.requests.submission import ResultCollector, Submission
+from src.engine.requests.submission import Submission
 from src.engine.telemetry.inspector import Inspector
 from src.engine.telemetry.observed import Observed
 from src.engine.telemetry.observer import EngineObserver
@@ -401,10 +401,7 @@ class AsyncEngine:
             The engine failed.
         """
         async with self.submit(prompt, params, **options) as submission:
-            collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
-            async for delta in submission:
-                collector.add(delta)
-        result = collector.result(submission.usage)
+            result = await submission.result()
         if any(c.finish_reason is FinishReason.ABORT for c in result.completions):
             raise RequestAbortedError(f"request {result.request_id} was aborted")
         return result
