@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from src.models.regions import TOKEN_ARGUMENTS
 from torch._dynamo.decorators import mark_dynamic
 from torch.fx.experimental import _config as shape_config
 
-from src.models import Decoder, Regions, load_model
-from src.models.regions import TOKEN_ARGUMENTS
+from src.models import Model, Regions, load_model
 from tests.models.harness import dense_attend
 from tests.support.checkpoints import CLASSES, make_checkpoint
 
@@ -50,7 +50,7 @@ class Capturing:
 
 
 @torch.inference_mode()
-def run(decoder: Decoder, regions: Regions, tokens: int) -> torch.Tensor:
+def run(decoder: Model, regions: Regions, tokens: int) -> torch.Tensor:
     ids, positions = torch.arange(3, 3 + tokens), torch.arange(tokens)
     hidden = decoder.forward(regions, ids, positions, dense_attend(decoder))
     return decoder.logits(regions, hidden)
@@ -64,19 +64,24 @@ def test_four_graphs_serve_any_depth_and_any_number_of_tokens(
     decoder = load_model(directory)
     graphs: list[Graph] = []
     regions = Regions(
-        *(Capturing(r, t, graphs) for r, t in zip(decoder.regions, TOKEN_ARGUMENTS, strict=True))
+        *(Capturing(r, t, graphs) for r, t in zip(decoder.functions, TOKEN_ARGUMENTS, strict=True))
     )
     for tokens in (7, 1, 2, 33):
         got = run(decoder, regions, tokens)
-        torch.testing.assert_close(got, run(decoder, decoder.regions, tokens))
+        torch.testing.assert_close(got, run(decoder, decoder.functions, tokens))
     assert len(graphs) == 4
 
 
 def test_attention_inputs_have_the_promised_layout(tmp_path: Path) -> None:
     decoder = load_model(make_checkpoint(tmp_path, head_dim=24))
     ids, positions = torch.arange(5), torch.arange(5)
-    inputs = decoder.regions.first(
-        decoder.region_spec, decoder.embedding, decoder.pre[0], decoder.rope_table, ids, positions
+    inputs = decoder.functions.first(
+        decoder.region_spec,
+        decoder.weights["embedding"],
+        decoder.pre[0],
+        decoder.rope_table,
+        ids,
+        positions,
     )
     assert inputs.query.shape == (5, 4, 24)
     assert inputs.key.shape == inputs.value.shape == (5, 2, 24)
@@ -90,10 +95,10 @@ def test_attention_inputs_have_the_promised_layout(tmp_path: Path) -> None:
 def test_what_an_op_will_rotate_leaves_the_regions_as_slices(tmp_path: Path) -> None:
     decoder = load_model(make_checkpoint(tmp_path, "qwen3", head_dim=24))
     ids, positions = torch.arange(5), torch.arange(5)
-    arguments = (decoder.embedding, decoder.pre[0], decoder.rope_table, ids, positions)
+    arguments = (decoder.weights["embedding"], decoder.pre[0], decoder.rope_table, ids, positions)
     spec = replace(decoder.region_spec, rotates_in_op=True)
-    raw = decoder.regions.first(spec, *arguments)
-    rotated = decoder.regions.first(decoder.region_spec, *arguments)
+    raw = decoder.functions.first(spec, *arguments)
+    rotated = decoder.functions.first(decoder.region_spec, *arguments)
     width = (4 + 2 * 2) * 24
     for index, (tensor, heads) in enumerate(zip(raw[:3], (4, 2, 2), strict=True)):
         assert tensor.shape == (5, heads, 24)
@@ -108,7 +113,7 @@ def test_what_an_op_will_rotate_leaves_the_regions_as_slices(tmp_path: Path) -> 
 def test_logits_are_float32_whatever_the_dtype(tmp_path: Path) -> None:
     decoder = load_model(make_checkpoint(tmp_path), dtype="bfloat16")
     hidden = torch.randn(3, 64, dtype=torch.bfloat16)
-    assert decoder.logits(decoder.regions, hidden).dtype == torch.float32
+    assert decoder.logits(decoder.functions, hidden).dtype == torch.float32
 
 
 def test_kv_cache_spec_names_each_layers_window(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.host_memory import available_memory
 from src.engine.devices import give_back_memory
-from src.models.decoder import LayerKVSpec
+from src.models import LayerKVSpec
 from src.ops.host_memory import lazy_zeros
 
 logger = logging.getLogger(__name__)
