@@ -191,10 +191,8 @@ class TestKVCache:
         total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
         assert 0 < free_memory(CPU) < total
 
-    @pytest.mark.parametrize(
-        ("free_gib", "budget_gib"), [(100, 90), (20, 18), (16, 14), (6, 4), (3, 1.5), (0, 0)]
-    )
-    def test_the_default_on_a_gpu_leaves_room_for_activations(
+    @pytest.mark.parametrize(("free_gib", "budget_gib"), [(100, 90), (20, 18), (10, 9), (0, 0)])
+    def test_the_default_on_a_gpu_is_most_of_what_steps_leave(
         self, free_gib: int, budget_gib: float
     ) -> None:
         assert _budget(CacheSection(), "cuda", free_gib * GIB) == budget_gib * GIB

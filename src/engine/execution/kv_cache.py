@@ -19,10 +19,8 @@ from src.ops.host_memory import lazy_zeros
 logger = logging.getLogger(__name__)
 
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
+# Of what is free beside the largest step. The rest of a GPU is for what its allocator cannot use.
 _DEFAULT_FRACTION = {"cpu": 0.25, "cuda": 0.9}
-# What the default leaves for activations, logits and sampling, unless that is over half of what is
-# free: on a large GPU a tenth is more than this, on a small one a tenth is too little.
-_CUDA_RESERVE = 2 * GIB
 
 
 @dataclass(frozen=True)
@@ -162,8 +160,7 @@ def _budget(section: CacheSection, device_type: str, free: int) -> int:
     """Bytes of KV memory where they are a part of what is free."""
     if section.memory_fraction is not None:
         return int(section.memory_fraction * free)
-    share = int(_DEFAULT_FRACTION[device_type] * free)
-    return min(share, max(free - _CUDA_RESERVE, free // 2)) if device_type == "cuda" else share
+    return int(_DEFAULT_FRACTION[device_type] * free)
 
 
 def free_memory(device: torch.device) -> int:
