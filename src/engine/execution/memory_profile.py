@@ -18,6 +18,7 @@ from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.models import Model
+from src.ops.declaration import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,13 @@ def memory_gauge(device: torch.device) -> MemoryGauge | None:
     return CudaGauge(device) if device.type == "cuda" else None
 
 
-def step_bytes(config: Config, device: Device, model: Model, gauge: MemoryGauge | None) -> int:
+def step_bytes(
+    config: Config,
+    device: Device,
+    model: Model,
+    gauge: MemoryGauge | None,
+    attention: Backend | None = None,
+) -> int:
     """Bytes that a step takes at most beside weights and KV memory, with rows and their sampling.
 
     Blocks for the steps that it takes to see that. 0 without a ``gauge``.
@@ -69,7 +76,7 @@ def step_bytes(config: Config, device: Device, model: Model, gauge: MemoryGauge 
     try:
         with torch.inference_mode(), device.stream():
             gauge.begin()
-            compute_largest_step(config, model)
+            compute_largest_step(config, model, attention)
         device.synchronize()
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -85,7 +92,7 @@ def step_bytes(config: Config, device: Device, model: Model, gauge: MemoryGauge 
     return taken
 
 
-def compute_largest_step(config: Config, model: Model) -> None:
+def compute_largest_step(config: Config, model: Model, attention: Backend | None = None) -> None:
     """A step of as many tokens as fit a step, and a sample of as many rows as there may be.
 
     Padding, so that nothing is written. The rows ask for everything that takes memory by the width
@@ -106,7 +113,7 @@ def compute_largest_step(config: Config, model: Model) -> None:
     plan = KVCachePlan(block_size, 1, bytes_per_block=0)
     cache = allocate_kv_cache(model.kv_cache_spec(), plan, spec.device)
     inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
-    hidden = ForwardPass(model, cache)(inputs, model.functions)
+    hidden = ForwardPass(model, cache, attention)(inputs, model.functions)
     count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     logits = model.logits(model.functions, hidden[:count])
     # `hidden` is held until prompts are scored, in slices of no more positions than rows here.
