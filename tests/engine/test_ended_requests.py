@@ -184,10 +184,10 @@ async def assert_lets_go(engine: AsyncEngine, watch: Watch) -> None:
     async with asyncio.timeout(10):
         await engine.drain(10)
     # Threads may be about to let go.
-    for _ in range(3):
+    for _ in range(20):
         if not watch.left():
             break
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
     assert not watch.left()
 
 
