@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from src.core.config import Config
 from src.core.errors import (
-    EngineDeadError,
-    NotReadyError,
     QueueFullError,
     RequestAbortedError,
     ShuttingDownError,
@@ -32,6 +29,7 @@ from src.core.settings import load_config
 from src.core.version import VERSION
 from src.engine.background_tasks import BackgroundTasks
 from src.engine.loading import Loading
+from src.engine.requests.admissions import Admission, Admissions
 from src.engine.requests.preparation import Preparation
 from src.engine.requests.prompts import (
     ChatOptions,
@@ -40,7 +38,7 @@ from src.engine.requests.prompts import (
     check_options,
     with_defaults,
 )
-from src.engine.requests.submission import ResultCollector, Submission
+from src.engine.requests.submission import Submission
 from src.engine.telemetry.inspector import Inspector
 from src.engine.telemetry.observed import Observed
 from src.engine.telemetry.observer import EngineObserver
@@ -95,8 +93,7 @@ class AsyncEngine:
         self._dead: asyncio.Future[BaseException] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._draining = False
-        # By name: on their way into the queue, and behind that.
-        self._unfinished: dict[str, list[Preparation | Submission]] = {}
+        self._admissions = Admissions()
         section = self.config.observability
         self.metrics = EngineMetrics(
             served_names(self.config.model)[0], legacy_names=section.legacy_metrics
@@ -163,7 +160,7 @@ class AsyncEngine:
             async with asyncio.timeout(timeout):
                 await self._startup_done.wait()
         except TimeoutError:
-            raise self._not_ready() from None
+            raise self._status.not_ready() from None
         self._check_admits()
 
     @property
@@ -188,7 +185,10 @@ class AsyncEngine:
         return await asyncio.shield(self._dead)
 
     async def drain(self, timeout: float) -> None:
-        """Admit nothing more and finish what runs; what is left after ``timeout`` s is aborted.
+        """Admit nothing more and finish what was admitted; what is left after ``timeout`` s ends.
+
+        What was admitted is what runs and waits, and what is still on its way into the queue,
+        while its prompt is tokenized or its grammar compiled. What is left is aborted.
 
         An engine that is still loading admits nothing when it has loaded. A device that does not
         come back is not waited for: this returns a few seconds after ``timeout`` at the latest.
@@ -200,8 +200,11 @@ class AsyncEngine:
         self._set_status("draining", 1.0, "finishing what runs")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
+                # Nobody is admitted any more, so that none comes after these.
+                await self._admissions.wait_none()
                 await loop.wait_idle()
                 return
+        self._admissions.revoke()
         loop.abort_all()
         try:
             async with asyncio.timeout(_ABORT_GRACE):
@@ -298,25 +301,26 @@ class AsyncEngine:
             phase, detail = "draining", "asked to end while loading"
         self._status = EngineStatus(phase, progress, detail)
 
-    def _not_ready(self) -> NotReadyError:
-        status = self._status
-        return NotReadyError(
-            f"the model is still loading: {status.detail} ({100 * status.progress:.0f} %)",
-            retry_after=5.0,
-        )
+    def admit(self) -> Admission:
+        """Let a request in that is submitted later; release it whatever becomes of the request.
 
-    def _check_admits(self) -> tuple[EngineParts, EngineLoop]:
-        status = self._status
-        if status.phase == "failed":
-            assert status.error is not None
-            if isinstance(status.error, SlipstreamError):
-                # A copy: one that is raised over and over would keep every traceback alive.
-                raise copy.copy(status.error)
-            raise EngineDeadError(status.detail) from status.error
-        if status.phase in ("draining", "closed"):
-            raise ShuttingDownError("the server is shutting down", retry_after=5.0)
+        An engine that is told to drain meanwhile waits until it is released.
+
+        Raises
+        ------
+        NotReadyError, ShuttingDownError
+            Not now.
+        EngineDeadError, ConfigError, ModelLoadError
+            The engine has failed.
+        """
+        self._check_admits()
+        return self._admissions.open()
+
+    def _check_admits(self, *, drains: bool = False) -> tuple[EngineParts, EngineLoop]:
+        """What serves requests; where it ``drains``, those who were let in before."""
+        self._status.check(drains=drains)
         if self._parts is None or self._loop is None:
-            raise self._not_ready()
+            raise self._status.not_ready()
         return self._parts, self._loop
 
     # The model
@@ -334,7 +338,7 @@ class AsyncEngine:
     @property
     def _loaded(self) -> EngineParts:
         if self._parts is None:
-            raise self._not_ready()
+            raise self._status.not_ready()
         return self._parts
 
     @property
@@ -364,8 +368,8 @@ class AsyncEngine:
     # Requests
 
     async def tokenize(self, prompt: Prompt, *, chat: ChatOptions | None = None) -> list[int]:
-        """Token ids of a prompt as :meth:`generate` would use them."""
-        parts, _ = self._check_admits()
+        """Token ids of a prompt as :meth:`generate` would use them; also while it drains."""
+        parts, _ = self._check_admits(drains=True)
         return await parts.builder.tokenize(prompt, chat)
 
     async def generate(
@@ -397,10 +401,7 @@ class AsyncEngine:
             The engine failed.
         """
         async with self.submit(prompt, params, **options) as submission:
-            collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
-            async for delta in submission:
-                collector.add(delta)
-        result = collector.result(submission.usage)
+            result = await submission.result()
         if any(c.finish_reason is FinishReason.ABORT for c in result.completions):
             raise RequestAbortedError(f"request {result.request_id} was aborted")
         return result
@@ -426,15 +427,21 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        *,
+        admission: Admission | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncIterator[Submission]:
         """Queue a request and hand over its stream; leaving the block aborts what is unfinished.
 
-        Arguments and errors are :meth:`generate`'s.
+        Arguments and errors are :meth:`generate`'s. With an ``admission`` of :meth:`admit` it is
+        queued also while the engine drains; who has got one releases it.
         """
         with Observed(self.telemetry, prompt, options) as observed:
             try:
-                submission = await self._queue(prompt, params, options, observed)
+                check_options(params, options)
+                own = self.admit() if admission is None else contextlib.nullcontext(admission)
+                with own as held:
+                    submission = await self._queue(prompt, params, options, observed, held)
             except SlipstreamError as error:
                 if isinstance(error, QueueFullError):
                     wait = self._observer.queue_wait(time.monotonic())
@@ -443,7 +450,7 @@ class AsyncEngine:
                 raise
             # They may be large, and have become token ids; the output may take long.
             del prompt, options
-            with self._named(submission.request_id, submission):
+            with self._admissions.named(submission.request_id, submission):
                 try:
                     yield submission
                 finally:
@@ -455,17 +462,17 @@ class AsyncEngine:
         params: SamplingParams | None,
         options: RequestOptions,
         observed: Observed,
+        admission: Admission,
     ) -> Submission:
-        check_options(params, options)
-        parts, _ = self._check_admits()
+        parts, _ = self._check_admits(drains=not admission.revoked)
         params = with_defaults(params, parts.info.default_sampling)
         parts.builder.check(params, options)
         name = options.get("request_id") or uuid.uuid4().hex
         preparation = Preparation(parts.builder, parts.scheduler, params, options)
-        with self._named(name, preparation):
+        with self._admissions.named(name, preparation):
             requests = await preparation.requests(prompt)
-        # It may have begun to shut down meanwhile.
-        parts, loop = self._check_admits()
+        # It may have failed or been closed meanwhile, or drained for too long.
+        parts, loop = self._check_admits(drains=not admission.revoked)
         submission = Submission(loop, parts.tokenizer, name, requests)
         if observed.active:
             observed.queued(
@@ -481,19 +488,4 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> bool:
         """End the request of this name; its reader sees the end. ``False`` when there is none."""
-        found = self._unfinished.get(request_id, [])
-        for each in found:
-            each.abort()
-        return bool(found)
-
-    @contextlib.contextmanager
-    def _named(self, name: str, request: Preparation | Submission) -> Iterator[None]:
-        """Within it :meth:`abort` finds the request by its name."""
-        namesakes = self._unfinished.setdefault(name, [])
-        namesakes.append(request)
-        try:
-            yield
-        finally:
-            namesakes.remove(request)
-            if not namesakes:
-                del self._unfinished[name]
+        return self._admissions.abort(request_id)

@@ -20,7 +20,7 @@ from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.engine_thread import EngineThread
 from src.engine.requests.prompts import ChatMessage, ChatOptions, Prompt
-from src.engine.requests.submission import ResultCollector, Submission
+from src.engine.requests.submission import Submission
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -159,11 +159,8 @@ class _Batch:
             async with self._turn:
                 token_ids = await self._engine.tokenize(prompt, chat=self._chat)
                 submission = await self._queue(stack, token_ids, params)
-            collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
-            async for delta in submission:
-                collector.add(delta)
+            result = await submission.result()
         self._ended.set()
-        result = collector.result(submission.usage)
         if any(c.finish_reason is FinishReason.ABORT for c in result.completions):
             raise RequestAbortedError(f"request {result.request_id} was aborted")
         return result

@@ -62,7 +62,7 @@ class EngineLoop:
         self._in_flight: deque[InFlight] = deque()
         # Requests not yet seen by the worker, until a plan installs them.
         self._unannounced: dict[int, Request] = {}
-        # Keys that ended since the last launch, for the worker to forget.
+        # Keys that ended since the worker was last told which to forget.
         self._forgettable: list[int] = []
         self._unpublished: list[tuple[Choice, RequestEvent]] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -303,6 +303,10 @@ class EngineLoop:
             self.scheduler.check_idle()
             self._is_settled = True
             self._observer.settled()
+        if self._forgettable:
+            # No launch may follow for long that would say so.
+            forgettable, self._forgettable = self._forgettable, []
+            self._worker.forget(forgettable)
         self._idle.set()
 
     # Ends that are no request's own; docs/failure-domains.md says who comes to which.

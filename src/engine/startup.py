@@ -30,6 +30,7 @@ from src.engine.execution.kv_cache import (
     block_size_of,
     plan_kv_cache,
 )
+from src.engine.execution.memory_profile import memory_gauge, step_bytes
 from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
 from src.engine.execution.worker import Worker
@@ -325,6 +326,8 @@ def _build_runner(
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
     ends.callback(step_device.close)
+    # Before the pool is there, and before graphs are tried: what fails here fails for its size.
+    reserved = step_bytes(config, step_device, model, memory_gauge(device), attention)
     graph_plan = plan_graphs(config, step_device, model, capture_backend(device), attention)
     layers = model.kv_cache_spec()
     kv_plan, max_model_len = plan_kv_cache(
@@ -335,7 +338,7 @@ def _build_runner(
         max_model_len=model.spec.max_positions,
         max_model_len_is_fixed=config.model.max_model_len is not None,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        reserved_bytes=0 if graph_plan is None else graph_plan.bytes,
+        reserved_bytes=reserved + (0 if graph_plan is None else graph_plan.bytes),
     )
     kv_cache = allocate_kv_cache(layers, kv_plan, device)
     worker = Worker(

@@ -23,6 +23,8 @@ from src.core.errors import (
     RequestTooLargeError,
     UnavailableError,
 )
+from src.engine.client import AsyncEngine
+from src.engine.requests.admissions import Admission
 from src.http.body import (
     ClientDisconnectedError,
     check_content_type,
@@ -71,6 +73,7 @@ class Call:
         self.received = time.monotonic()
         self.status: int | None = None
         self.trace: RequestTrace | None = None
+        self.admission: Admission | None = None
         self._send = send
         # For the next events of a stream, whenever it is ready: most of them go no other way.
         self.direct: DirectWriter | None = None
@@ -78,6 +81,15 @@ class Call:
         self.spelling = error_spelling(scope["path"].removeprefix(scope.get("root_path", "")))
         asked = header(scope, b"x-request-id")
         self.id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
+
+    async def admitted_engine(self) -> AsyncEngine:
+        """The engine, ready, and bound to finish this request though it be told to drain meanwhile.
+
+        Raises what :meth:`Server.ready_engine` raises.
+        """
+        engine = await self.server.ready_engine()
+        self.admission = engine.admit()
+        return engine
 
     def timeout(self, *others: float | None) -> float | None:
         """Seconds that the request may take: the least of its header and of ``others``.
@@ -148,6 +160,8 @@ class Call:
 
     def close(self) -> None:
         """Nothing more is sent; harmless when done twice."""
+        if self.admission is not None:
+            self.admission.release()
         direct, self.direct = self.direct, None
         if direct is not None:
             direct.close()

@@ -89,7 +89,7 @@ async def prepare_chat(
     messages, options = await conversation(request, call.server.config)
     offer = tool_offer(request)
     logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
-    engine = await call.server.ready_engine()
+    engine = await call.admitted_engine()
     info = engine.model_info
     name = served_name(info, request.model)
     most = request.max_completion_tokens
@@ -103,15 +103,16 @@ async def prepare_chat(
     )
     reserved = tokens_of_answer(info, max_tokens)
     keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_model_len, reserved)
+    prompt_token_ids = None
     if drops_turns:
         keep = info.max_model_len - reserved
-        messages = await newest_turns(engine, messages, options, keep)
-    prompt_token_ids = None
+        messages, prompt_token_ids = await newest_turns(engine, messages, options, keep)
     tokenizer = engine.tokenizer
     reasons = reasoning_of(tokenizer, settings, request.chat_template) is not None
     scored = num_logprobs(request.prompt_logprobs)
     if keep is not None or request.return_token_ids or reasons or scored:
-        prompt_token_ids = await engine.tokenize(messages, chat=options)
+        if prompt_token_ids is None:
+            prompt_token_ids = await engine.tokenize(messages, chat=options)
         prompt_token_ids = prompt_token_ids if keep is None else prompt_token_ids[-keep:]
     plan = await _plan(
         engine,
@@ -134,6 +135,7 @@ async def prepare_chat(
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
+        admission=call.admission,
     )
     return PreparedChat(engine, name, job, prompt_token_ids, plan)
 

@@ -75,7 +75,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     refuse_unsupported(request)
     _check(request)
     config = call.server.config
-    engine = await call.server.ready_engine()
+    engine = await call.admitted_engine()
     name = served_name(engine.model_info, request.model)
     context = engine.model_info.max_model_len
     most = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
@@ -90,6 +90,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
+        admission=call.admission,
     )
     return PreparedCompletion(engine, name, job, prompts, token_ids)
 

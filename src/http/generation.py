@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple, Protocol
 
@@ -14,8 +14,9 @@ from src.core.errors import DeadlineExceededError, RequestAbortedError, RequestE
 from src.core.outputs import Delta, FinishReason, GenerationResult, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
+from src.engine.requests.admissions import Admission
 from src.engine.requests.prompts import ChatOptions, Prompt
-from src.engine.requests.submission import ResultCollector, Submission
+from src.engine.requests.submission import Submission
 from src.http.call import Call
 from src.http.errors import GenerationFailedError
 from src.http.logprobs import check_number
@@ -33,7 +34,7 @@ class Job(msgspec.Struct, kw_only=True):
     """One HTTP request as the engine sees it; each prompt comes with its parameters.
 
     ``num_prompt_logprobs`` is how many the answer is to hold of its prompts. The prompts, and
-    ``chat``, are there until they have been submitted.
+    ``chat``, are there until they have been submitted, and ``admission`` is released then.
     """
 
     prompts: Sequence[tuple[Prompt, SamplingParams]]
@@ -42,6 +43,7 @@ class Job(msgspec.Struct, kw_only=True):
     priority: int = 0
     timeout: float | None = None
     cache_salt: str = ""
+    admission: Admission | None = None
 
 
 class Delivery(NamedTuple):
@@ -119,21 +121,20 @@ async def run(call: Call, engine: AsyncEngine, delivery: Delivery, job: Job, sha
         if delivery.streams:
             await _stream(call, submissions, shape, with_usage=delivery.with_usage)
         else:
-            check = functools.partial(
-                _check_logprobs, job.num_prompt_logprobs, of_token, submissions, most
-            )
-            results = [await collected(submission, check) for submission in submissions]
+            made = functools.partial(_num_made, job.num_prompt_logprobs, of_token, submissions)
+            results = []
+            for submission in submissions:
+                # Refused as soon as it is too long, rather than for what it could have become.
+                await submission.wait_end((lambda: made() > most) if of_token else lambda: False)
+                check_number(made() if of_token else 0, most, "logprobs")
+                results.append(await collected(submission))
             await call.answer(*await gathered(shape.body(results, _total(submissions))))
 
 
-def _check_logprobs(
-    of_prompts: int, of_token: int, submissions: Sequence[Submission], most: int
-) -> None:
-    """Refuse an answer as soon as it is too long, rather than for what it could have become."""
-    if of_token:
-        # Those of prompts whose turn to be collected is yet to come wait in memory too.
-        made = _total(submissions).completion_tokens * of_token
-        check_number(of_prompts + made, most, "logprobs")
+def _num_made(of_prompts: int, of_token: int, submissions: Sequence[Submission]) -> int:
+    """How many log-probabilities an answer would have by now."""
+    # Those of prompts whose turn to be collected is yet to come wait in memory too.
+    return of_prompts + _total(submissions).completion_tokens * of_token
 
 
 def describe_trace(call: Call, response_id: str, model: str | None, *, stream: bool) -> None:
@@ -178,6 +179,8 @@ async def submitted(
     async with AsyncExitStack() as stack:
         submissions = await _submit(stack, engine, job, request_id, trace)
         job.prompts, job.chat = (), None
+        if job.admission is not None:
+            job.admission.release()
         yield submissions
 
 
@@ -199,6 +202,7 @@ async def _submit(
             cache_salt=job.cache_salt,
             chat=job.chat,
             trace=trace,
+            admission=job.admission,
         )
         submissions.append(await stack.enter_async_context(submission))
         # Others get the event loop between two prompts, which may be long.
@@ -206,22 +210,15 @@ async def _submit(
     return submissions
 
 
-async def collected(
-    submission: Submission, check: Callable[[], None] = lambda: None
-) -> GenerationResult:
-    """All that a submission generates; ``check`` is called whenever there is more.
+async def collected(submission: Submission) -> GenerationResult:
+    """All that a submission generates.
 
     Raises
     ------
     SlipstreamError
         It ended with something that is no answer.
     """
-    collector = ResultCollector(submission.request_id, submission.prompt_token_ids)
-    while deltas := await submission.take():
-        check()
-        for delta in deltas:
-            collector.add(delta)
-    result = collector.result(submission.usage)
+    result = await submission.result()
     for completion in result.completions:
         check_end(completion.finish_reason, has_output=bool(completion.token_ids))
     return result

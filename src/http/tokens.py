@@ -43,7 +43,7 @@ _OF_MESSAGES: Final = (
 async def tokenize(call: Call) -> None:
     """The token ids that a prompt or a conversation would be served as."""
     request = _decode_tokenize(call)
-    engine = await call.server.ready_engine()
+    engine = await call.admitted_engine()
     served_name(engine.model_info, request.model)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("one of prompt and messages is required", param="prompt")
@@ -66,7 +66,7 @@ async def tokenize(call: Call) -> None:
 async def detokenize(call: Call) -> None:
     """The text of token ids, special tokens included."""
     request = _decode_detokenize(call)
-    engine = await call.server.ready_engine()
+    engine = await call.admitted_engine()
     info = engine.model_info
     served_name(info, request.model)
     if len(request.tokens) > info.max_model_len:
@@ -87,7 +87,7 @@ async def detokenize(call: Call) -> None:
 
 async def tokenizer_info(call: Call) -> None:
     """What a client needs to know of the tokenizer."""
-    engine = await call.server.ready_engine()
+    engine = await call.admitted_engine()
     tokenizer = engine.tokenizer
     sources = tokenizer.chat_template.sources if tokenizer.has_chat_template else None
     if sources is not None and len(sources) == 1:

@@ -25,8 +25,10 @@ async def newest_turns(
     messages: Sequence[dict[str, Any]],
     options: ChatOptions,
     max_tokens: int,
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], list[int] | None]:
     """The messages without their oldest turns, of which as few go as ``max_tokens`` ask for.
+
+    Beside them their token ids, where it took these to know that they fit.
 
     A turn is a message of the user with all up to the next one. Messages of the system that lead
     stay, and so does the newest turn, whatever its length.
@@ -38,14 +40,24 @@ async def newest_turns(
     def since(start: int) -> list[dict[str, Any]]:
         return [*messages[:lead], *messages[start:]]
 
+    # Of the longest part that fits, as far as is known: where it starts, and its token ids.
+    fitting: tuple[int, list[int]] | None = None
+
     async def fit(start: int) -> bool:
+        nonlocal fitting
         try:
-            return len(await engine.tokenize(since(start), chat=options)) <= max_tokens
+            token_ids = await engine.tokenize(since(start), chat=options)
         except PromptTooLongError:
             return False
+        if len(token_ids) > max_tokens:
+            return False
+        fitting = start, token_ids
+        return True
 
-    if not turns or await fit(lead):
-        return list(messages)
+    if not turns:
+        return list(messages), None
+    if await fit(lead):
+        return list(messages), fitting[1] if fitting is not None else None
     low, high = 0, len(turns) - 1
     while low < high:
         middle = (low + high) // 2
@@ -53,4 +65,5 @@ async def newest_turns(
             high = middle
         else:
             low = middle + 1
-    return since(turns[low])
+    start = turns[low]
+    return since(start), fitting[1] if fitting is not None and fitting[0] == start else None

@@ -13,12 +13,14 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import src.models.weights.loader
+from src.core.config import Config
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
+from src.engine.execution.memory_profile import compute_largest_step
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.grammar.masks import RowMasks
@@ -141,6 +143,7 @@ def main() -> None:
             steps.run(KINDS)
             steps.choose_under_masks()
             steps.compute_as_captured()
+            compute_largest_step(Config(), steps.forward.model)
     steps.grammars.close()
     sys.stdout.write("ok\n")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from src.core.config import GIB, MIB, CacheSection
+from src.core.config import GIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.engine.devices import transfer
@@ -191,65 +191,11 @@ class TestKVCache:
         total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
         assert 0 < free_memory(CPU) < total
 
-    @pytest.mark.parametrize(
-        ("free_gib", "budget_gib"), [(100, 90), (20, 18), (16, 14), (6, 4), (3, 1.5), (0, 0)]
-    )
-    def test_the_default_on_a_gpu_leaves_room_for_activations(
+    @pytest.mark.parametrize(("free_gib", "budget_gib"), [(100, 90), (20, 18), (10, 9), (0, 0)])
+    def test_the_default_on_a_gpu_is_most_of_what_steps_leave(
         self, free_gib: int, budget_gib: float
     ) -> None:
         assert _budget(CacheSection(), "cuda", free_gib * GIB) == budget_gib * GIB
         asked = CacheSection(memory_fraction=0.75)
         assert _budget(asked, "cuda", 4 * GIB) == _budget(asked, "cpu", 4 * GIB) == 3 * GIB
         assert _budget(CacheSection(), "cpu", 4 * GIB) == GIB
-
-
-class TestFreeMemory:
-    """In MiB: 8000 there are, 5000 available."""
-
-    def free(self, path: Path, files: dict[str, str]) -> float:
-        meminfo = path / "meminfo"
-        meminfo.write_text(
-            f"MemTotal:       {8000 * 1024} kB\nMemAvailable:   {5000 * 1024} kB\nHugePages: 0\n"
-        )
-        for name, text in files.items():
-            file = path / "cgroup" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-        return free_memory(CPU, cgroup=path / "cgroup", meminfo=meminfo) / MIB
-
-    @pytest.mark.parametrize(
-        ("limit", "used", "inactive", "free"),
-        [
-            ("max", 900, 0, 5000),
-            (1000, 900, 0, 100),
-            (1000, 900, 700, 800),  # page cache that nobody uses is as good as free
-            (6000, 100, 50, 5000),
-            (1000, 1200, 100, 0),
-        ],
-    )
-    def test_version_2(
-        self, tmp_path: Path, limit: int | str, used: int, inactive: int, free: int
-    ) -> None:
-        files = {
-            "memory.max": limit if isinstance(limit, str) else f"{limit * MIB}\n",
-            "memory.current": f"{used * MIB}\n",
-            "memory.stat": f"anon 5\ninactive_anon 7\ninactive_file {inactive * MIB}\nslab 3\n",
-        }
-        assert self.free(tmp_path, files) == free
-
-    @pytest.mark.parametrize(
-        ("limit", "free"),
-        [(1000 * MIB, 300), (9223372036854771712, 5000), (8001 * MIB, 5000)],
-    )
-    def test_version_1(self, tmp_path: Path, limit: int, free: int) -> None:
-        files = {
-            "memory/memory.limit_in_bytes": f"{limit}\n",
-            "memory/memory.usage_in_bytes": f"{900 * MIB}\n",
-            "memory/memory.stat": f"inactive_file 1\ntotal_inactive_file {200 * MIB}\n",
-        }
-        assert self.free(tmp_path, files) == free
-
-    def test_without_a_cgroup_or_its_statistics(self, tmp_path: Path) -> None:
-        assert self.free(tmp_path, {}) == 5000
-        files = {"memory.max": str(1000 * MIB), "memory.current": str(900 * MIB)}
-        assert self.free(tmp_path, files) == 100

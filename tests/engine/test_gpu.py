@@ -133,3 +133,38 @@ async def test_the_log_says_what_attends(
     # The checkpoint is in float32, which is no library's.
     assert chosen.startswith("attention: triton serves prefill and decode; flash_attention_3 takes")
     assert any("attention triton, context" in line for line in caplog.messages)
+
+
+async def test_the_largest_step_fits_beside_kv_memory_that_takes_the_rest(
+    tmp_path: Path,
+) -> None:
+    # Wide, and of a large vocabulary: what a step takes is not little beside its weights.
+    directory = make_checkpoint(
+        tmp_path,
+        tokenizer=True,
+        vocab_size=128_000,
+        hidden_size=2048,
+        intermediate_size=16_384,
+        num_hidden_layers=2,
+        max_position_embeddings=16_384,
+    )
+    config = small_config(
+        directory,
+        device__type="cuda",
+        cache__block_size=16,
+        # More than the default, which has some to spare.
+        cache__memory_fraction=0.98,
+        scheduler__max_num_seqs=256,
+        scheduler__max_num_batched_tokens=16_384,
+        compile__enforce_eager=True,
+    )
+    demanding = SamplingParams(
+        max_tokens=4, ignore_eos=True, top_p=0.9, top_k=50, frequency_penalty=0.5, logprobs=5
+    )
+    async with AsyncEngine.open(config) as engine:
+        long = [5 + n % 250 for n in range(16_000)]
+        await engine.generate(long, demanding)
+        prompts = random_prompts(256, longest=64)
+        results = await asyncio.gather(*(engine.generate(p, demanding) for p in prompts))
+        assert all(len(result.token_ids) == 4 for result in results)
+        assert_idle(engine)

@@ -40,6 +40,10 @@ class HeldRunner:
 
     def __init__(self) -> None:
         self.launched: list[InFlight] = []
+        self.forgotten: list[int] = []
+
+    def forget(self, ended: Sequence[int]) -> None:
+        self.forgotten += ended
 
     def launch(
         self,

@@ -17,6 +17,7 @@ from src.core.errors import (
     PromptTooLongError,
     QueueFullError,
     RequestAbortedError,
+    ShuttingDownError,
 )
 from src.core.outputs import GenerationResult
 from src.core.structured_output import StructuredOutput
@@ -42,7 +43,7 @@ async def engine(checkpoint: Path) -> AsyncIterator[AsyncEngine]:
         yield engine
         await engine.drain(10)
         assert_idle(engine)
-        assert not engine._unfinished
+        assert not engine._admissions.unfinished
 
 
 class Stage:
@@ -154,6 +155,64 @@ async def test_who_goes_away_meanwhile_leaves_nothing(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_draining_finishes_what_was_let_in(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    slow = Stage(monkeypatch, stage)
+    task = asyncio.create_task(engine.generate("fox", slow.params))
+    await slow.entered.wait()
+    drain = asyncio.create_task(engine.drain(60))
+    await asyncio.sleep(0)
+    with pytest.raises(ShuttingDownError):
+        await engine.generate("fox", slow.params)
+    slow.released.set()
+    await drain
+    # It has been served by then, and its reader only has to look.
+    assert not len(engine._admissions)
+    result = await task
+    assert {c.finish_reason for c in result.completions} <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_draining_waits_for_nobody_for_ever(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    slow = Stage(monkeypatch, stage)
+    task = asyncio.create_task(engine.generate("fox", slow.params))
+    await slow.entered.wait()
+    async with asyncio.timeout(10):
+        await engine.drain(0.01)
+        # Nothing of it was sent: it may be asked for elsewhere.
+        with pytest.raises(ShuttingDownError) as caught:
+            await task
+    assert caught.value.retry_after
+
+
+async def test_who_was_let_in_and_comes_later_is_served(engine: AsyncEngine) -> None:
+    admission = engine.admit()
+    gone = engine.admit()
+    drain = asyncio.create_task(engine.drain(60))
+    await asyncio.sleep(0)
+    with pytest.raises(ShuttingDownError):
+        engine.admit()
+    token_ids = await engine.tokenize("fox")
+    gone.release()
+    gone.release()
+    async with engine.submit(token_ids, LONG, admission=admission) as submission:
+        admission.release()
+        await drain
+        assert submission.usage.completion_tokens == LONG.max_tokens
+
+
+async def test_who_was_let_in_and_never_comes_is_refused_in_the_end(engine: AsyncEngine) -> None:
+    with engine.admit() as admission:
+        await engine.drain(0.01)
+        with pytest.raises(ShuttingDownError):
+            async with engine.submit([5, 6], LONG, admission=admission):
+                pass
 
 
 async def test_a_full_queue_refuses_before_anything_is_done(

@@ -95,3 +95,77 @@ def test_what_waits_for_a_slow_reader_is_one_delta_per_choice() -> None:
         assert second.text == "".join(f"{number} " for number in range(1, 50, 2))
 
     asyncio.run(run())
+
+
+class CountedStream(RequestStream):
+    """Counts how often its reader is woken."""
+
+    wakes = 0
+
+    def _tell(self) -> None:
+        self.wakes += self._news is not None and not self._news.done()
+        super()._tell()
+
+
+def test_who_waits_for_the_end_is_woken_once() -> None:
+    async def run() -> None:
+        stream = CountedStream("r", 1, 2)
+        reader = asyncio.create_task(stream.wait_end())
+        await asyncio.sleep(0)
+        for number in range(20):
+            for index in range(2):
+                stream.put(delta(number, index=index, last=number == 19))
+            await asyncio.sleep(0)
+        await reader
+        assert stream.wakes == 1
+        whole = "".join(f"{number} " for number in range(20))
+        assert await collect(stream) == [whole, whole]
+        # It is over: nothing is waited for.
+        await stream.wait_end()
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_the_end_is_woken_by_an_error_and_when_it_is_enough() -> None:
+    async def run() -> None:
+        stream = CountedStream("r", 1, 1)
+        reader = asyncio.create_task(stream.wait_end(lambda: stream.usage.completion_tokens > 3))
+        await asyncio.sleep(0)
+        for number in range(5):
+            assert stream.wakes == (number > 3)
+            stream.count(0, 1, 0)
+            stream.put(delta(number))
+            await asyncio.sleep(0)
+        await reader
+        # As for a reader that never waited.
+        stream.put(delta(5))
+        assert await collect_one(stream) == "0 1 2 3 4 5 "
+        reader = asyncio.create_task(stream.wait_end())
+        await asyncio.sleep(0)
+        stream.put(delta(6))
+        stream.fail(EngineDeadError("x"))
+        await reader
+        assert stream.wakes == 2
+        assert await collect_one(stream) == "6 "
+        with pytest.raises(EngineDeadError):
+            await stream.take()
+
+    asyncio.run(run())
+
+
+def test_who_is_cancelled_while_it_waits_for_the_end_may_read_on() -> None:
+    async def run() -> None:
+        stream = RequestStream("r", 1, 1)
+        reader = asyncio.create_task(stream.wait_end())
+        await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        asyncio.get_running_loop().call_soon(stream.put, delta(1))
+        assert await collect_one(stream) == "1 "
+
+    asyncio.run(run())
+
+
+async def collect_one(stream: RequestStream) -> str:
+    (piece,) = await stream.take()
+    return piece.text

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from src.core.config import Config
 from src.core.version import VERSION
 from src.engine.execution.step_computer import StepComputer
+from src.engine.requests.prompts import RequestBuilder
 from src.engine.startup import build_engine
 from src.engine.telemetry import health
 from src.http import create_app
@@ -243,6 +244,45 @@ async def test_while_draining_streams_finish_and_new_requests_are_refused(config
         answer = await running
         assert '"finish_reason":"length"' in answer.text
         assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": ["hello", "world"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/responses", {"input": "Hi", "background": True}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/tokenize", {"prompt": "hello"}),
+    ],
+)
+async def test_draining_finishes_requests_that_are_still_being_tokenized(
+    config: Config, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    entered, released, real = asyncio.Event(), asyncio.Event(), RequestBuilder.tokenize
+
+    async def slow(*arguments: Any) -> Any:
+        entered.set()
+        await released.wait()
+        return await real(*arguments)
+
+    monkeypatch.setattr(RequestBuilder, "tokenize", slow)
+    limit = {"/v1/responses": "max_output_tokens"}.get(path, "max_tokens")
+    body = fields if "count" in path or path == "/tokenize" else {**fields, limit: 20}
+    app = create_app(config, owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        await app.state.server.ready_engine()
+        accepted = asyncio.create_task(client.post(path, json=body, timeout=60))
+        await entered.wait()
+        draining = asyncio.create_task(app.state.server.drain())
+        await asyncio.sleep(0.02)
+        assert (await client.post(path, json=body)).status_code == 503
+        assert not draining.done()
+        released.set()
+        assert (await accepted).status_code == 200, (await accepted).text
+        await draining
 
 
 async def test_a_dead_engine_fails_its_requests_and_says_so(config: Config) -> None:

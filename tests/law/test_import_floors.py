@@ -169,6 +169,7 @@ def test_those_above_know_of_the_engine_its_client_only() -> None:
     allowed = {
         "client",
         "llm",
+        "requests.admissions",
         "requests.prompts",
         "requests.submission",
         "scheduling.replay",

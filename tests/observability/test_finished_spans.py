@@ -136,6 +136,9 @@ def test_a_step_is_linked_to_so_many_requests(exporter: InMemorySpanExporter) ->
     assert [link.context for link in span.links] == [
         link.context for link in (LINKS * 40)[:MAX_LINKS]
     ]
+    assert len(span.links) == 32
+    assert span.attributes is not None
+    assert span.attributes["slipstream.step.traced_requests"] == len(LINKS) * 40
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from src.cli.bench.calibrate import DEFAULT_OUTPUT
 from src.cli.bench.dataset_options import positive
 from src.cli.options import Commands
+from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def add_command(commands: Commands) -> None:
         "--no-scatter", action="store_true", help="steps take what they do on average"
     )
     study.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N",
+        "--jobs", type=positive, default=usable_cpus(), metavar="N",
         help="processes for several runs (default: one per CPU)",
     )  # fmt: skip
     study.add_argument("--output-json", type=Path, metavar="FILE", help="all figures of all runs")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from src.core.blocks import blocks_for, blocks_held
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
+from src.core.host_memory import available_memory
 from src.engine.devices import give_back_memory
 from src.engine.execution.kv_groups import KVLayout, lay_out
 from src.models import LayerKVSpec
@@ -21,21 +21,8 @@ from src.ops.host_memory import lazy_zeros
 logger = logging.getLogger(__name__)
 
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
+# Of what is free beside the largest step. The rest of a GPU is for what its allocator cannot use.
 _DEFAULT_FRACTION = {"cpu": 0.25, "cuda": 0.9}
-# What the default leaves for activations, logits and sampling, unless that is over half of what is
-# free: on a large GPU a tenth is more than this, on a small one a tenth is too little.
-_CUDA_RESERVE = 2 * GIB
-# Per version of cgroups: limit, use, and what in memory.stat names the part of the use that is
-# page cache which the system gives back when asked.
-_CGROUPS = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -247,53 +234,13 @@ def _budget(section: CacheSection, device_type: str, free: int) -> int:
     """Bytes of KV memory where they are a part of what is free."""
     if section.memory_fraction is not None:
         return int(section.memory_fraction * free)
-    share = int(_DEFAULT_FRACTION[device_type] * free)
-    return min(share, max(free - _CUDA_RESERVE, free // 2)) if device_type == "cuda" else share
+    return int(_DEFAULT_FRACTION[device_type] * free)
 
 
-def free_memory(
-    device: torch.device,
-    *,
-    cgroup: Path = Path("/sys/fs/cgroup"),
-    meminfo: Path = Path("/proc/meminfo"),
-) -> int:
-    """Bytes that may still be allocated on ``device``, at least 0.
-
-    Host memory minds the limit of the cgroup (version 2 or 1), in which files that were read count
-    as used: those that are not in active use do not count here.
-    """
+def free_memory(device: torch.device) -> int:
+    """Bytes that may still be allocated on ``device``, at least 0."""
     if device.type == "cuda":
         # What torch keeps of tensors that are gone is free for those to come.
         give_back_memory(device.type)
         return torch.cuda.mem_get_info(device)[0]
-    # Lines like "MemAvailable:   24576 kB".
-    host = {
-        name: 1024 * int(value.split()[0])
-        for name, value in (line.split(":") for line in meminfo.read_text().splitlines())
-    }
-    available = host["MemAvailable"]
-    for limit_name, used_name, stat_name, reclaimable_name in _CGROUPS:
-        limit, used = _number(cgroup / limit_name), _number(cgroup / used_name)
-        # Version 1 says "no limit" with a number over what any machine has.
-        if limit is not None and used is not None and limit <= host["MemTotal"]:
-            reclaimable = _statistic(cgroup / stat_name, reclaimable_name)
-            available = min(available, limit - used + reclaimable)
-    return max(0, available)
-
-
-def _number(path: Path) -> int | None:
-    """The number in a cgroup's file; ``None`` where there is no such file, or no limit."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return None if text == "max" else int(text)
-
-
-def _statistic(path: Path, name: str) -> int:
-    """One line of a cgroup's statistics, 0 where there is none."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
+    return available_memory()

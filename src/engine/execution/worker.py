@@ -98,6 +98,9 @@ class Worker:
         # prompt, and unfinished requests by key.
         self._unscored: list[Request | None] = [None] * rows.padding_row
         self._known: dict[int, Request] = {}
+        # Row -> key of its newest owner, and key -> the rows that it was installed in.
+        self._owners: list[int | None] = [None] * rows.padding_row
+        self._rows_of: dict[int, set[int]] = {}
         self._grammars = RowGrammars(rows.padding_row, model.spec.vocab_size, on_cpu=device.is_host)
         self._computer = StepComputer(
             self._forward_pass, Code(functions), rows, sampler, self._grammars, self._unscored
@@ -159,6 +162,19 @@ class Worker:
         self._num_launched += 1
         self._num_outstanding += 1
         return in_flight
+
+    def forget(self, ended: Sequence[int]) -> None:
+        """As a launch does with the keys of ``ended``, where there is nothing to launch."""
+        for key in ended:
+            self._grammars.abandon(key)
+
+        def forget() -> None:
+            self._forget(ended)
+            self._grammars.begin()
+
+        # Closed at this very moment, it lets go of everything.
+        with contextlib.suppress(RuntimeError):
+            self._device_thread.post(forget)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run something on the device thread, behind the steps that are launched."""
@@ -380,9 +396,7 @@ class Worker:
         span = self._device.begin(in_flight.times)
         for request in admitted:
             self._known[request.key] = request
-        for key in ended:
-            self._known.pop(key, None)
-            self._grammars.forget(key)
+        self._forget(ended)
         self._apply(plan)
         output = span.copy_out(self._computer.compute(plan, span.computes))
         in_flight.holds.append(span)
@@ -405,9 +419,22 @@ class Worker:
 
         self._grammars.follow([step.row for step in plan.rows if step.samples], read)
 
+    def _forget(self, ended: Sequence[int]) -> None:
+        """Keep nothing of these: no step that comes behind names the rows that they had."""
+        for key in ended:
+            self._known.pop(key, None)
+            self._grammars.forget(key)
+            for row in self._rows_of.pop(key, ()):
+                if self._owners[row] == key:
+                    self._owners[row] = None
+                    self._unscored[row] = None
+                    self._sampler.vacate(row)
+
     def _apply(self, plan: StepPlan) -> None:
         for install in plan.installs:
             request = self._known[install.request_key]
+            self._owners[install.row] = install.request_key
+            self._rows_of.setdefault(install.request_key, set()).add(install.row)
             self._unscored[install.row] = still_unscored(request, install)
             self._rows.install(install)
             self._sampler.state.install(install.row, request, install.prompt_len)

@@ -36,6 +36,8 @@ class RequestStream:
         # What the reader waits for: not an event, which costs more than all the rest of a token.
         self._news: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
+        # Where the reader waits for the end: whether it wants to be woken before that.
+        self._enough: Callable[[], bool] | None = None
         # Output tokens of the longest completion that has ended.
         self.longest = 0
 
@@ -70,7 +72,9 @@ class RequestStream:
         self._pending.setdefault(delta.index, []).append(delta)
         if delta.finish_reason is not None:
             self._unfinished -= 1
-        self._tell()
+        enough = self._enough
+        if enough is None or self.finished or enough():
+            self._tell()
 
     def fail(self, error: SlipstreamError) -> None:
         """End the stream with an error; what was not taken yet is still delivered first."""
@@ -91,6 +95,19 @@ class RequestStream:
         news = self._news
         if news is not None and not news.done():
             news.set_result(None)
+
+    async def wait_end(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait until nothing more comes: what comes until then is kept, and wakes nobody.
+
+        ``enough`` is asked whenever there is more; where it says yes, this ends before the end.
+        """
+        self._sink, self._enough = None, enough
+        try:
+            while not self.finished and not enough():
+                self._news = asyncio.get_running_loop().create_future()
+                await self._news
+        finally:
+            self._enough = None
 
     async def take(self) -> list[Delta]:
         """Wait for news and return one delta per choice that has any; empty at the end.

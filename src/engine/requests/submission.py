@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from src.core.outputs import (
@@ -89,13 +89,31 @@ class Submission:
         """Wait for news and return one delta per completion that has any; empty at the end."""
         return await self._stream.take()
 
+    async def wait_end(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait until it has ended, or ``enough`` says yes; see :meth:`RequestStream.wait_end`."""
+        await self._stream.wait_end(enough)
+
+    async def result(self) -> GenerationResult:
+        """All of the output, for a reader that wakes once.
+
+        Raises
+        ------
+        SlipstreamError
+            The request failed.
+        """
+        await self.wait_end()
+        collector = _ResultCollector(self.request_id, self.prompt_token_ids)
+        async for delta in self:
+            collector.add(delta)
+        return collector.result(self.usage)
+
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while deltas := await self.take():
             for delta in deltas:
                 yield delta
 
 
-class ResultCollector:
+class _ResultCollector:
     """Joins the deltas of a request into its result."""
 
     def __init__(self, request_id: str, prompt_token_ids: list[int]) -> None:
@@ -156,4 +174,4 @@ def _text_of(
     )
 
 
-__all__ = ["ResultCollector", "Submission"]
+__all__ = ["Submission"]

@@ -97,6 +97,12 @@ class Sampler:
         self._end_positions: list[tuple[int, int]] = []
         self._draws_key: tuple[int, list[int]] | None = None
 
+    def vacate(self, row: int) -> None:
+        """Let go of what the row's owner asked for; nothing names the row before it has another."""
+        self.state.vacate(row)
+        if self._key is not None and row in self._key[1]:
+            self._selection = self._key = None
+
     def only_draws(self, batch: SampleBatch) -> bool:
         """Whether :meth:`draw` gives all that these rows ask for."""
         key = (self.state.version, list(batch.rows))

@@ -144,6 +144,11 @@ class SamplingState:
         """
         self._put(row, self._resolve(_NOBODY, 0))
 
+    def vacate(self, row: int) -> None:
+        """Let go of the owner of ``row``, which nothing names until it is installed again."""
+        self._params[row] = None
+        self._staged.pop(row, None)
+
     def _put(self, row: int, params: RowParams) -> None:
         self._params[row] = params
         self._staged[row] = params

@@ -252,6 +252,7 @@ class WaitingQueue:
         """Take out the request that ``peek(index)`` returned."""
         state = self._front.pop(index)
         self.num_tokens -= len(state.token_ids)
+        self._forget_dead()
         return state
 
     def discard(self, state: RequestState) -> None:
@@ -259,9 +260,14 @@ class WaitingQueue:
         self.num_tokens -= len(state.token_ids)
         if self._front and state.rank <= self._front[-1].rank:
             del self._front[bisect_left(self._front, state.rank, key=attrgetter("rank"))]
-            return
-        self._num_dead += 1
-        if self._num_dead > max(_MIN_DEAD, len(self._heap) // 2):
+        else:
+            self._num_dead += 1
+        self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        """Build the heap anew when most of it is dead; nobody is kept for nobody."""
+        dead, size = self._num_dead, len(self._heap)
+        if dead > max(_MIN_DEAD, size // 2) or 0 < dead == size:
             self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
             heapq.heapify(self._heap)
             self._num_dead = 0
@@ -281,19 +287,24 @@ class Deadlines:
 
     def discard(self, state: RequestState) -> None:
         """Stop watching a request that has just ended for another reason."""
-        if state.request.deadline is None:
-            return
-        self._num_dead += 1
-        if self._num_dead > max(_MIN_DEAD, len(self._heap) // 2):
-            self._heap = [entry for entry in self._heap if entry[2].phase is not Phase.ENDED]
-            heapq.heapify(self._heap)
-            self._num_dead = 0
+        if state.request.deadline is not None:
+            self._num_dead += 1
+            self._forget_dead()
 
     def pop_expired(self, now: float) -> RequestState | None:
         """One unfinished request whose deadline is at or before ``now``; no longer watched."""
         while self._heap and self._heap[0][0] <= now:
             state = heapq.heappop(self._heap)[2]
             if state.phase is not Phase.ENDED:
+                self._forget_dead()
                 return state
             self._num_dead -= 1
         return None
+
+    def _forget_dead(self) -> None:
+        """As :meth:`WaitingQueue._forget_dead`."""
+        dead, size = self._num_dead, len(self._heap)
+        if dead > max(_MIN_DEAD, size // 2) or 0 < dead == size:
+            self._heap = [entry for entry in self._heap if entry[2].phase is not Phase.ENDED]
+            heapq.heapify(self._heap)
+            self._num_dead = 0

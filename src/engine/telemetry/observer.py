@@ -85,6 +85,12 @@ class EngineObserver:
         self._last_wait = self._last_admitted = 0.0
         # Row -> the completion that holds it, and how many of its tokens are computed as prefill.
         self._rows: dict[int, tuple[Choice, int]] = {}
+        # Key -> the row that the completion was installed in last.
+        self._row_of: dict[int, int] = {}
+        # Steps that were launched and committed last. Completions that have ended, each with its
+        # row and the last step that may name it.
+        self._last_launched = self._last_committed = 0
+        self._leaving: deque[tuple[int, int, Choice]] = deque()
 
     def queue_wait(self, now: float) -> float:
         """Seconds that a newcomer would wait in a full queue: as long as others did, or longer."""
@@ -106,6 +112,7 @@ class EngineObserver:
         self.progress.launched(times)
         self._steps.launched(scheduler)
         self.plans.append(PlanView.of(plan))
+        self._last_launched = plan.step_id
         if not plan.installs:
             return
         # The device may begin before the call that hands the step over has ended.
@@ -113,6 +120,9 @@ class EngineObserver:
         for install in plan.installs:
             choice = self._choices[install.request_key]
             choice.record.admitted.append(now)
+            # It has lost the row of before, which may be free still.
+            self._vacate(self._row_of.get(install.request_key), choice)
+            self._row_of[install.request_key] = install.row
             self._rows[install.row] = (choice, len(install.token_ids))
         for request in admitted:
             record = self._choices[request.key].record
@@ -147,6 +157,10 @@ class EngineObserver:
         if self._telemetry.samples_step():
             choices = (self._rows[step.row][0] for step in plan.rows)
             self._served[plan.step_id] = [c.trace for c in choices if c.trace is not None]
+        self._last_committed = plan.step_id
+        while self._leaving and self._leaving[0][0] <= plan.step_id:
+            _, row, choice = self._leaving.popleft()
+            self._vacate(row, choice)
 
     @_contained
     def step_failed(self) -> None:
@@ -183,6 +197,11 @@ class EngineObserver:
         """A completion ended; nothing more is told about it."""
         self.progress.ended()
         del self._choices[choice.request.key]
+        row = self._row_of.pop(choice.request.key, None)
+        if row is not None and self._last_committed < self._last_launched:
+            self._leaving.append((self._last_launched, row, choice))
+        else:
+            self._vacate(row, choice)
         record, request = choice.record, choice.request
         record.ended, record.finish_reason, record.error = time.monotonic(), reason, error
         self.requests.ended(choice)
@@ -200,6 +219,11 @@ class EngineObserver:
                 index=choice.index,
                 prompt_tokens=len(request.prompt_token_ids),
             )
+
+    def _vacate(self, row: int | None, choice: Choice) -> None:
+        """Forget who holds the row, if that is still this one."""
+        if row is not None and row in self._rows and self._rows[row][0] is choice:
+            del self._rows[row]
 
     @_contained
     def turned(self, scheduler: Scheduler) -> None:

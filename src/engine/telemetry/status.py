@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from src.core.config import ModelSection
+from src.core.errors import EngineDeadError, NotReadyError, ShuttingDownError, SlipstreamError
 
 # Phases of a start in order, with the fraction of the whole at which each begins.
 STARTUP_PHASES: Final = {
@@ -69,6 +71,32 @@ class EngineStatus:
     def healthy(self) -> bool:
         """Whether what was admitted makes progress."""
         return self.phase in ("ready", "draining")
+
+    def not_ready(self) -> NotReadyError:
+        """What those are told who come while it loads."""
+        return NotReadyError(
+            f"the model is still loading: {self.detail} ({100 * self.progress:.0f} %)",
+            retry_after=5.0,
+        )
+
+    def check(self, *, drains: bool) -> None:
+        """Refuse a request that is not served; ``drains`` is for one that was let in before.
+
+        Raises
+        ------
+        ShuttingDownError
+            It drains, or is closed.
+        EngineDeadError, ConfigError, ModelLoadError
+            It has failed.
+        """
+        if self.phase == "failed":
+            assert self.error is not None
+            if isinstance(self.error, SlipstreamError):
+                # A copy: one that is raised over and over would keep every traceback alive.
+                raise copy.copy(self.error)
+            raise EngineDeadError(self.detail) from self.error
+        if self.phase == "closed" or (self.phase == "draining" and not drains):
+            raise ShuttingDownError("the server is shutting down", retry_after=5.0)
 
 
 def served_names(section: ModelSection) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
-from src.core.outputs import Delta
+from src.core.outputs import Delta, FinishReason
 from src.engine.requests.submission import Submission
 from src.http.body import ClientDisconnectedError
 from src.http.call import Call
@@ -150,6 +150,9 @@ class _Work:
         try:
             async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
                 self._keep(submission)
+                if not self._shape.counts_logprobs:
+                    # Nobody looks at it meanwhile.
+                    await submission.wait_end()
                 await self._read(submission)
         except RequestAbortedError:
             # Cancelled by another request: what there is of it is the answer.
@@ -242,6 +245,9 @@ class _Work:
             shape.begun()
             for delta in deltas:
                 has_output = has_output or bool(delta.token_ids)
+                if delta.finish_reason is FinishReason.ABORT:
+                    # What came before that counts.
+                    self._drain(msgspec.structs.replace(delta, finish_reason=None))
                 check_end(delta.finish_reason, has_output=has_output)
                 self._drain(delta)
         for _ in shape.finish(submission.usage):

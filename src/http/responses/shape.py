@@ -133,6 +133,11 @@ class ResponseShape:
         """Complete the response; give its last events, in pieces."""
         return self._pieces(list(self.finish(usage)))
 
+    @property
+    def counts_logprobs(self) -> bool:
+        """Whether it may become too long for its log-probabilities."""
+        return self._logprobs_of_token > 0
+
     def begun(self) -> None:
         """Something has been generated."""
         if self.response.status == "queued":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections import deque
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from src.core.cpus import usable_cpus
 from src.core.errors import ModelLoadError
 from src.models.model import Model
 from src.models.weights.checkpoint import StoredTensor, TensorReader
@@ -238,7 +238,7 @@ class _Reader:
 
 def reader_threads() -> int:
     """Threads that read and cast: enough to keep a disk busy, 2 to 8."""
-    return min(8, max(2, os.cpu_count() or 2))
+    return min(8, max(2, usable_cpus()))
 
 
 def _listed(names: list[str]) -> str:

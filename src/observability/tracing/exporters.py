@@ -138,10 +138,6 @@ def metric_exporters(settings: TelemetrySettings) -> list[Any]:
 def _otlp_spans(settings: TelemetrySettings) -> SpanExporter | None:
     def exporter(protocol: str, **arguments: Any) -> SpanExporter:
         module = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter")
-        # Not before the exporter, whose package may be missing.
-        from src.observability.tracing.otlp import use_our_encoder
-
-        use_our_encoder(module)
         exporter: SpanExporter = module.OTLPSpanExporter(**arguments)
         return exporter
 

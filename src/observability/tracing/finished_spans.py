@@ -37,19 +37,6 @@ _MAX_EVENTS: Final = 128
 _MAX_LINKS: Final = 128
 
 
-class RepeatedLink(Link):
-    """A link that many spans have.
-
-    Attributes
-    ----------
-    encoded
-        The field ``links`` of a span with this link alone, in protobuf's wire format; empty until
-        it is first exported.
-    """
-
-    encoded: bytes = b""
-
-
 class FinishedSpans(Protocol):
     """Where spans with times of the past go."""
 

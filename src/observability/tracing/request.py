@@ -87,9 +87,9 @@ class RequestTrace:
     @cached_property
     def link(self) -> Link:
         """A link to its own span; one for all the steps that serve it."""
-        from src.observability.tracing.finished_spans import RepeatedLink
+        from opentelemetry.trace import Link
 
-        return RepeatedLink(self.span.get_span_context())
+        return Link(self.span.get_span_context())
 
     def nanoseconds(self, moment: float) -> int:
         """A moment as nanoseconds since the epoch."""

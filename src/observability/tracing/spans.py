@@ -28,7 +28,7 @@ MAX_CHUNKS: Final = 64
 # Events for single tokens: the SDK keeps 128 of a span's, the newest.
 MAX_TOKEN_EVENTS: Final = 100
 # Requests that a step's span is linked to.
-MAX_LINKS: Final = 64
+MAX_LINKS: Final = 32
 
 
 class SpanWriter:
@@ -194,6 +194,8 @@ class SpanWriter:
             {
                 "slipstream.step.id": record.step_id,
                 "slipstream.step.rows": record.num_rows,
+                # All of them, of which no more than the first are linked.
+                "slipstream.step.traced_requests": len(links),
                 "slipstream.step.tokens": record.num_tokens,
                 "slipstream.step.prefill_tokens": record.prefill_tokens,
                 "slipstream.step.decode_rows": record.decode_rows,

@@ -112,3 +112,30 @@ def test_deadlines_come_in_order_and_skip_the_ended() -> None:
     assert deadlines.pop_expired(2.0) is None
     assert deadlines.pop_expired(9.0) is states[0]
     assert deadlines.pop_expired(9.0) is None
+
+
+@pytest.mark.parametrize("last_is", ["popped", "discarded"])
+def test_nobody_is_kept_for_nobody(last_is: str) -> None:
+    queue, deadlines = WaitingQueue(10**6, 10**6), Deadlines()
+    states = [make_state(rank, deadline=10.0 + rank) for rank in range(4)]
+    for state in states:
+        queue.push(state)
+        deadlines.push(state)
+    assert queue.peek(0) is states[0]
+    for state in states[1:]:
+        state.phase = Phase.ENDED
+        queue.discard(state)
+        deadlines.discard(state)
+    if last_is == "popped":
+        assert queue.pop(0) is states[0]
+        assert deadlines.pop_expired(10.5) is states[0]
+    else:
+        states[0].phase = Phase.ENDED
+        queue.discard(states[0])
+        deadlines.discard(states[0])
+    assert (len(queue), queue._heap, deadlines._heap) == (0, [], [])
+    # And those who come later are served in order.
+    later = [make_state(rank, deadline=20.0) for rank in (5, 6)]
+    for state in later:
+        queue.push(state)
+    assert [queue.pop(0) if queue.peek(0) else None for _ in range(3)] == [*later, None]

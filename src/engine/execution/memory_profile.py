@@ -1,0 +1,141 @@
+"""What the largest step takes of an accelerator's memory, found out before KV memory is taken."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import torch
+
+from src.core.config import MIB, Config
+from src.core.errors import ConfigError
+from src.core.request import Request
+from src.core.sampling_params import SamplingParams
+from src.engine.devices import Device, give_back_memory
+from src.engine.execution.forward_pass import ForwardPass
+from src.engine.execution.inputs import padding_inputs
+from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
+from src.engine.execution.row_state import RowState
+from src.engine.sampling import SampleBatch, Sampler, SamplingState
+from src.models import Model
+from src.ops.declaration import Backend
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryGauge(Protocol):
+    """Counts the bytes that tensors take of a device."""
+
+    def begin(self) -> None:
+        """Count from here on."""
+
+    def peak(self) -> int:
+        """Bytes that were taken at most since :meth:`begin`, beside those that were taken then."""
+
+
+class CudaGauge:
+    """By torch's allocator; its steps on the device have been enqueued, and need not have run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = 0
+
+    def begin(self) -> None:
+        """See :class:`MemoryGauge`."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        """See :class:`MemoryGauge`."""
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+def memory_gauge(device: torch.device) -> MemoryGauge | None:
+    """What measures ``device``; ``None`` for the host, whose memory is given as it is touched."""
+    return CudaGauge(device) if device.type == "cuda" else None
+
+
+def step_bytes(
+    config: Config,
+    device: Device,
+    model: Model,
+    gauge: MemoryGauge | None,
+    attention: Backend | None = None,
+) -> int:
+    """Bytes that a step takes at most beside weights and KV memory, with rows and their sampling.
+
+    Blocks for the steps that it takes to see that. 0 without a ``gauge``.
+
+    Raises
+    ------
+    ConfigError
+        Such a step does not even fit without KV memory.
+    """
+    if gauge is None:
+        return 0
+    try:
+        with torch.inference_mode(), device.stream():
+            gauge.begin()
+            compute_largest_step(config, model, attention)
+        device.synchronize()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a step of scheduler.max_num_batched_tokens = "
+            f"{config.scheduler.max_num_batched_tokens} tokens and scheduler.max_num_seqs = "
+            f"{config.scheduler.max_num_seqs} rows does not fit the device's memory beside the "
+            "weights: lower them"
+        ) from error
+    taken = gauge.peak()
+    # What the allocator keeps of it is free for KV memory.
+    give_back_memory(model.spec.device.type)
+    logger.info("the largest step takes %.0f MiB beside KV memory", taken / MIB)
+    return taken
+
+
+def compute_largest_step(config: Config, model: Model, attention: Backend | None = None) -> None:
+    """A step of as many tokens as fit a step, and a sample of as many rows as there may be.
+
+    Padding, so that nothing is written. The rows ask for everything that takes memory by the width
+    of the vocabulary or by the length of the context.
+    """
+    spec, scheduler = model.spec, config.scheduler
+    block_size = block_size_of(config.cache, spec.device)
+    rows = RowState(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_model_len=spec.max_positions,
+        block_size=block_size,
+        device=spec.device,
+    )
+    # As of rows that are full, which penalties read.
+    rows.tokens.zero_()
+    sampler = Sampler(SamplingState(scheduler.max_num_seqs, spec.vocab_size, spec.device))
+    # One block, which padding does not write to.
+    plan = KVCachePlan(block_size, 1, bytes_per_block=0)
+    cache = allocate_kv_cache(model.kv_cache_spec(), plan, spec.device)
+    inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
+    hidden = ForwardPass(model, cache, attention)(inputs, model.functions)
+    count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    logits = model.logits(model.functions, hidden[:count])
+    # `hidden` is held until prompts are scored, in slices of no more positions than rows here.
+    batch = _demanding_batch(sampler, config, count, spec.max_positions)
+    mask = torch.zeros(logits.shape, dtype=torch.float32, device=spec.device)
+    batch = SampleBatch(batch.rows, batch.positions, mask=mask)
+    sampler.sample(logits, batch, rows.tokens)
+
+
+def _demanding_batch(
+    sampler: Sampler, config: Config, count: int, max_positions: int
+) -> SampleBatch:
+    params = SamplingParams(
+        top_k=2,
+        top_p=0.5,
+        min_p=0.01,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logprobs=config.limits.max_logprobs,
+    )
+    request = Request(key=-1, prompt_token_ids=[0], params=params, max_tokens=1)
+    for row in range(count):
+        sampler.state.install(row, request, 1)
+    return SampleBatch(list(range(count)), [max_positions - 1] * count)

@@ -1,0 +1,130 @@
+"""The largest step is computed before KV memory is taken, and what it takes is left for steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src.core.errors import ConfigError
+from src.core.start_timeline import StartTimeline
+from src.engine import startup
+from src.engine.devices import open_device
+from src.engine.execution import memory_profile
+from src.engine.execution.forward_pass import ForwardPass
+from src.engine.execution.kv_cache import plan_kv_cache
+from src.engine.execution.memory_profile import compute_largest_step, step_bytes
+from src.engine.sampling import SampleBatch, Sampler
+from src.models import Model, load_model
+from tests.support.engines import small_config
+
+pytestmark = pytest.mark.timeout(120)
+
+CPU = torch.device("cpu")
+
+
+class Gauge:
+    """Says what it is told to, and notes what it is asked."""
+
+    def __init__(self, says: int = 0) -> None:
+        self.says = says
+        self.asked: list[str] = []
+
+    def begin(self) -> None:
+        self.asked.append("begin")
+
+    def peak(self) -> int:
+        self.asked.append("peak")
+        return self.says
+
+
+@pytest.fixture
+def model(checkpoint: Path) -> Model:
+    return load_model(checkpoint, dtype="float32", device=CPU, load_format="dummy")
+
+
+def config(checkpoint: Path) -> Any:
+    return small_config(checkpoint, scheduler__max_num_seqs=5, scheduler__max_num_batched_tokens=96)
+
+
+def test_it_has_as_many_tokens_and_rows_as_there_may_be(
+    checkpoint: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens: list[int] = []
+    batches: list[tuple[torch.Size, SampleBatch]] = []
+    forward, sample = ForwardPass.__call__, Sampler.sample
+
+    def noted_forward(self: ForwardPass, inputs: Any, functions: Any) -> Any:
+        tokens.append(len(inputs.input_ids_t))
+        return forward(self, inputs, functions)
+
+    def noted_sample(self: Sampler, logits: Any, batch: Any, rows: Any) -> Any:
+        batches.append((logits.shape, batch))
+        output = sample(self, logits, batch, rows)
+        # It goes the longest way: nothing is left out that takes memory.
+        selection = self._select(batch.rows)
+        assert selection.penalties
+        assert selection.truncated
+        assert selection.scored
+        return output
+
+    monkeypatch.setattr(ForwardPass, "__call__", noted_forward)
+    monkeypatch.setattr(Sampler, "sample", noted_sample)
+    with torch.inference_mode():
+        compute_largest_step(config(checkpoint), model)
+    assert tokens == [96]
+    ((shape, batch),) = batches
+    assert shape == (5, model.spec.vocab_size)
+    assert batch.mask is not None
+    assert batch.mask.shape == shape
+    assert max(batch.positions) == model.spec.max_positions - 1
+
+
+def test_what_it_takes_is_the_peak_of_the_step(
+    checkpoint: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge = Gauge(12345)
+    real = compute_largest_step
+
+    def noted(*arguments: Any) -> None:
+        gauge.asked.append("step")
+        real(*arguments)
+
+    monkeypatch.setattr(memory_profile, "compute_largest_step", noted)
+    device = open_device(CPU)
+    assert step_bytes(config(checkpoint), device, model, gauge) == 12345
+    assert gauge.asked == ["begin", "step", "peak"]
+    # The host's memory is given as it is touched: there is nothing to see.
+    assert step_bytes(config(checkpoint), device, model, None) == 0
+    assert memory_profile.memory_gauge(CPU) is None
+
+
+def test_a_step_that_never_fits_is_refused_by_its_settings(
+    checkpoint: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ForwardPass, "__call__", fail)
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens = 96 .*: lower them"):
+        step_bytes(config(checkpoint), open_device(CPU), model, Gauge())
+
+
+def test_an_engine_leaves_it_beside_kv_memory(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge, reserved = Gauge(7_000_000), []
+
+    def planned(*arguments: Any, **options: Any) -> Any:
+        # By then it has been measured.
+        assert gauge.asked == ["begin", "peak"]
+        reserved.append(options["reserved_bytes"])
+        return plan_kv_cache(*arguments, **options)
+
+    monkeypatch.setattr(startup, "memory_gauge", lambda _: gauge)
+    monkeypatch.setattr(startup, "plan_kv_cache", planned)
+    timeline = StartTimeline()
+    startup.build_engine(config(checkpoint), lambda *_: None, timeline).close()
+    assert reserved == [7_000_000]
