@@ -71,8 +71,6 @@ def combine(results: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> 
     return weighted.sum(dim=1).to(results.dtype)
 
 
-<<<<<<< HEAD
-=======
 def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Pairs of a token and an expert, in the order of experts and then of tokens.
 
@@ -88,7 +86,6 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return order, torch.searchsorted(owners, bounds, out_int32=True)
 
 
->>>>>>> experts
 def grouped(
     hidden: Tensor,
     gate_up: Tensor,
@@ -103,15 +100,7 @@ def grouped(
     """
     tokens, k = ids.shape
     experts = len(gate_up)
-<<<<<<< HEAD
-    is_someone = (ids >= 0) & (ids < experts)
-    # What is nobody's comes last, behind all groups, where nothing is computed.
-    owners, order = ids.where(is_someone, experts).flatten().sort(stable=True)
-    bounds = torch.arange(1, experts + 1, device=ids.device)
-    ends = torch.searchsorted(owners, bounds).to(torch.int32)  # [E]
-=======
     order, ends = sort_by_expert(ids, experts)
->>>>>>> experts
     x = hidden[order // k]  # [P, H]
     projected = functional.grouped_mm(x, gate_up.transpose(1, 2), offs=ends)
     results = functional.grouped_mm(
@@ -268,10 +257,7 @@ EXPERTS = Op(
         if dtype == torch.bfloat16 or weight != f"{_STRIPS_OF}same"
     ],
     cost=_cost,
-<<<<<<< HEAD
-=======
     lazy={"cuda": "src.ops.triton.experts:run"},
->>>>>>> experts
 )
 
 
