@@ -107,7 +107,11 @@ def test_compiled_regions_leave_slices_of_one_projection(tmp_path: Path) -> None
         attended, residual = torch.randn(tokens, 64), torch.randn(tokens, 64)
         table, pre = decoder.rope_table, decoder.pre[1]
         for compiled, eager, arguments in (
-            (first, decoder.functions.first, (decoder.weights["embedding"], pre, table, ids, positions)),
+            (
+                first,
+                decoder.functions.first,
+                (decoder.weights["embedding"], pre, table, ids, positions),
+            ),
             (
                 middle,
                 decoder.functions.middle,

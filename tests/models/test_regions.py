@@ -76,7 +76,12 @@ def test_attention_inputs_have_the_promised_layout(tmp_path: Path) -> None:
     decoder = load_model(make_checkpoint(tmp_path, head_dim=24))
     ids, positions = torch.arange(5), torch.arange(5)
     inputs = decoder.functions.first(
-        decoder.region_spec, decoder.weights["embedding"], decoder.pre[0], decoder.rope_table, ids, positions
+        decoder.region_spec,
+        decoder.weights["embedding"],
+        decoder.pre[0],
+        decoder.rope_table,
+        ids,
+        positions,
     )
     assert inputs.query.shape == (5, 4, 24)
     assert inputs.key.shape == inputs.value.shape == (5, 2, 24)
