@@ -24,7 +24,7 @@ from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.engine.execution import compilation
 from src.models import Model, load_model, outline_model
-from src.models.regions import TOKEN_ARGUMENTS
+from src.models.program import run_chain
 from src.ops.cpu.build import cache_root, ensure_built
 from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES
@@ -89,13 +89,13 @@ def jobs_of(directory: Path, *, in_strips: bool = False, **options: Any) -> list
     outline = outline_model(directory, **options)
     if in_strips:
         assert list(outline.lay_out())
-    return [
-        Job.of(function, arguments, token_arguments)
-        for function, arguments, token_arguments in zip(
-            outline.regions, outline.region_arguments(8), TOKEN_ARGUMENTS, strict=True
-        )
-        if arguments is not None
-    ]
+    jobs = {}
+    for call in outline.program.calls:
+        arguments = outline.call_arguments(call, 8)
+        tokens = tuple(range(2, len(arguments)))
+        job = Job.of(run_chain, arguments, tokens, call.chain.functions)
+        jobs[job.key] = job
+    return list(jobs.values())
 
 
 async def test_compiled_bfloat16_stays_close_to_uncompiled(tmp_path: Path) -> None:
