@@ -63,7 +63,7 @@ def route(
     wanted = scores if choice_bias is None else scores + choice_bias
     if routing.chosen_groups < routing.groups:
         wanted = _within_groups(wanted, routing.groups, routing.chosen_groups)
-    ids = wanted.topk(routing.chosen, dim=-1).indices
+    ids = _largest(wanted, routing.chosen)
     weights = scores.gather(1, ids)
     if routing.scoring == "softmax_of_chosen":
         weights = weights.softmax(dim=-1)
@@ -78,9 +78,24 @@ def _scores(logits: Tensor, scoring: str) -> Tensor:
     return logits.sigmoid() if scoring == "sigmoid" else logits
 
 
+def _largest(wanted: Tensor, count: int) -> Tensor:
+    """The places of the largest of each row [T, E], the largest first: [T, count] int64."""
+    if not torch.compiler.is_compiling():
+        return wanted.topk(count, dim=-1).indices
+    # Compilers have no `topk` of their own: they would call torch's, and make all of a region's
+    # tensors torch's for that. These are loops like any other.
+    numbers = torch.arange(wanted.shape[1], device=wanted.device)
+    found: list[Tensor] = []
+    for _ in range(count):
+        found.append(wanted.argmax(dim=-1, keepdim=True))
+        wanted = torch.where(numbers == found[-1], -torch.inf, wanted)
+    return torch.cat(found, dim=-1)
+
+
 def _within_groups(wanted: Tensor, groups: int, chosen: int) -> Tensor:
     """The same where the group is one of the chosen ones, else -inf."""
     by_group = wanted.view(len(wanted), groups, -1)  # [T, groups, E / groups]
-    best = by_group.topk(2, dim=-1).values.sum(dim=-1).topk(chosen, dim=-1).indices
+    two = _largest(by_group.flatten(0, 1), 2).view(-1, groups, 2)
+    best = _largest(by_group.gather(2, two).sum(dim=-1), chosen)
     is_open = torch.zeros_like(by_group[:, :, 0], dtype=torch.bool).scatter(1, best, True)
     return by_group.masked_fill(~is_open[:, :, None], -torch.inf).flatten(1)

@@ -102,3 +102,26 @@ def test_a_token_chooses_alike_in_any_company() -> None:
         alone = route(logits[token : token + 1], routing)
         assert torch.equal(alone[0][0], weights[token])
         assert torch.equal(alone[1][0], ids[token])
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_choice_is_the_same_when_it_is_compiled(groups: int) -> None:
+    """By loops then, not by `topk`: without ties there is one answer."""
+    logits = torch.randn(40, 16, generator=torch.Generator().manual_seed(6))
+    routing = Routing(chosen=4, scoring="sigmoid", groups=groups, chosen_groups=(groups + 1) // 2)
+    with torch.no_grad():
+        program = torch.export.export(Chosen(routing), (logits,))
+    assert "topk" not in str(program.graph)
+    weights, ids = program.module()(logits)
+    expected = route(logits, routing)
+    assert torch.equal(ids, expected[1])
+    assert torch.equal(weights, expected[0])
+
+
+class Chosen(torch.nn.Module):
+    def __init__(self, routing: Routing) -> None:
+        super().__init__()
+        self.routing = routing
+
+    def forward(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(logits, self.routing)
