@@ -28,8 +28,9 @@ from src.models.program import run_chain
 from src.ops.cpu.build import cache_root, ensure_built
 from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import greedy, random_prompts, small_config
+from tests.support.families import SHORT_SIGHTED, families
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -205,6 +206,25 @@ async def test_one_layer_needs_no_middle(tmp_path: Path) -> None:
             results.append(await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts)))
             assert engine.stats.compiled == (changes is COMPILED)
     assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+
+
+@pytest.mark.parametrize(
+    "name", families(unmarked=("llama", "qwen3_moe"), mark=pytest.mark.compilers)
+)
+async def test_every_family_in_compiled_code(name: str, tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, name, tokenizer=True, **SHORT_SIGHTED[name])
+    model, prompts = load_reference(directory), random_prompts(6, longest=30, seed=2)
+    async with AsyncEngine.open(small_config(directory, **COMPILED)) as engine:
+        assert engine.stats.compiled
+        assert engine._parts is not None
+        # All of a step in one call: the kernel library knows whatever is in its program.
+        assert engine._parts.worker._computer.code.step is not None
+        for count in (1, 6):
+            results = await asyncio.gather(
+                *(engine.generate(prompt, GREEDY) for prompt in prompts[:count])
+            )
+            for prompt, result in zip(prompts, results, strict=False):
+                assert result.token_ids == greedy(model, prompt, GREEDY.max_tokens)
 
 
 @pytest.mark.parametrize("mode", [COMPILED, BACKGROUND])
