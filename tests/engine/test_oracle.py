@@ -25,6 +25,7 @@ from tests.support.families import FAMILIES, SHORT_SIGHTED
 pytestmark = pytest.mark.anyio
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
+SHORT = SamplingParams(temperature=0, max_tokens=12)
 
 PATHS = {
     "plain": {},
@@ -107,7 +108,7 @@ async def test_every_architecture_through_the_whole_engine(family: Family, way: 
     config = small_config(directory, compile__enforce_eager=True, **WAYS[way])
     async with AsyncEngine.open(config) as engine:
         first, again = [
-            await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+            await asyncio.gather(*(engine.generate(prompt, SHORT) for prompt in prompts))
             for _ in range(2)
         ]
         assert (engine.stats.preemptions > 0) == ("preempted" in way)
@@ -115,7 +116,7 @@ async def test_every_architecture_through_the_whole_engine(family: Family, way: 
         assert_idle(engine)
     assert sum(result.usage.cached_tokens for result in again) > 0
     for prompt, one, other in zip(prompts, first, again, strict=True):
-        assert one.token_ids == other.token_ids == greedy(model, prompt, 24)
+        assert one.token_ids == other.token_ids == greedy(model, prompt, 12)
 
 
 async def test_logprobs_are_those_of_transformers(checkpoint: Path, reference: Any) -> None:
