@@ -30,7 +30,7 @@ from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import greedy, random_prompts, small_config
-from tests.support.families import SHORT_SIGHTED, families
+from tests.support.families import SHORT_SIGHTED, agreement, families
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -223,8 +223,9 @@ async def test_every_family_in_compiled_code(name: str, tmp_path: Path) -> None:
             results = await asyncio.gather(
                 *(engine.generate(prompt, GREEDY) for prompt in prompts[:count])
             )
-            for prompt, result in zip(prompts, results, strict=False):
-                assert result.token_ids == greedy(model, prompt, GREEDY.max_tokens)
+            expected = [greedy(model, prompt, GREEDY.max_tokens) for prompt in prompts[:count]]
+            with agreement(name):
+                assert [result.token_ids for result in results] == expected
 
 
 @pytest.mark.parametrize("mode", [COMPILED, BACKGROUND])
