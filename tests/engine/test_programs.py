@@ -1,4 +1,4 @@
-"""Programs that no family writes, in a whole engine: compiled code gives what the interpreter does."""
+"""Programs that no family writes, in an engine: compiled code gives what the interpreter does."""
 
 from __future__ import annotations
 
