@@ -47,9 +47,9 @@ async def probe(patience: float) -> dict[str, float]:
                         if name not in seen and is_built():
                             seen[name] = time.monotonic()
                     await asyncio.sleep(0.01)
-        runner = engine._loaded.worker
-        seen["compilation"] = runner.compile_seconds
-        seen["graphs"] = runner.num_graphs
+        worker = engine._loaded.worker
+        seen["compilation"] = worker.compile_seconds
+        seen["graphs"] = worker.num_graphs
     # Compilers are children of this process, and have been waited for.
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {**seen, "compilers_cpu": used.ru_utime + used.ru_stime}

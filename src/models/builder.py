@@ -121,7 +121,8 @@ class ProgramBuilder:
         """All of it.
 
         Raises:
-            ValueError: a segment reads what nobody writes, or there is no head.
+            ValueError: one reads what nobody before it writes, or hidden states or a head are
+                missing.
         """
         if self._head is None:
             raise ValueError("a program needs a head")

@@ -173,9 +173,11 @@ class Program:
     ) -> None:
         self.inputs = tuple(inputs)
         self.steps: tuple[Call | Mixer, ...] = tuple(_fuse(segments, self.inputs))
-        last = {step.name: step for each in segments for step in _writes(each)}[HIDDEN]
+        written = {step.name: step for each in segments for step in _writes(each)}
+        if HIDDEN not in written:
+            raise ValueError(f"nobody writes {HIDDEN}")
         slot = sum(isinstance(step, Call) for step in self.steps)
-        self.head = _call(slot, [head], {HIDDEN: last}, (LOGITS,))
+        self.head = _call(slot, [head], {HIDDEN: written[HIDDEN]}, (LOGITS,))
         self.last_mixer = max(
             (i for i, step in enumerate(self.steps) if isinstance(step, Mixer)), default=-1
         )
@@ -198,7 +200,7 @@ class Program:
         """Names whose value nobody reads behind step ``index``, which reads it."""
         step = self.steps[index]
         live = _read_first(self.steps[index + 1 :]) - _written(step)
-        return tuple(name for name in _reads(step) if name not in live)
+        return tuple(dict.fromkeys(name for name in _reads(step) if name not in live))
 
 
 def run_program(
@@ -295,10 +297,16 @@ def _fuse(segments: Sequence[Segment | Mixer], inputs: Sequence[StepTensor]) -> 
             run.append(step)
             continue
         close(index)
+        _refuse_unknown(f"mixer {step.layer} ({step.kind})", step.reads, known)
         steps.append(step)
         known[step.writes.name] = step.writes
     close(len(segments))
     return steps
+
+
+def _refuse_unknown(reader: str, reads: Sequence[str], known: Mapping[str, StepTensor]) -> None:
+    if unknown := [name for name in reads if name not in known]:
+        raise ValueError(f"{reader} reads {unknown}, which nobody writes")
 
 
 def _call(
@@ -309,8 +317,7 @@ def _call(
     for each in run:
         reads.update(dict.fromkeys(name for name in each.reads if name not in written))
         written |= {tensor.name for tensor in each.writes}
-    if unknown := [name for name in reads if name not in known]:
-        raise ValueError(f"{run[0].function.__name__} reads {unknown}, which nobody writes")
+    _refuse_unknown(run[0].function.__name__, tuple(reads), known)
     links = tuple(
         Link(each.function, each.spec, each.reads, tuple(t.name for t in each.writes))
         for each in run

@@ -34,7 +34,7 @@ from src.compile import (
     use_artifact_cache,
 )
 from src.compile.artifacts import ArtifactCache
-from src.models import regions
+from src.models.layers.mlp import mlp
 from src.ops.cpu import cpp_compiler, step
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
@@ -320,14 +320,14 @@ def test_another_compiler_has_artifacts_of_its_own_and_none_takes_any(
 
 
 def test_what_else_has_been_imported_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = job._sources(regions.middle)
+    before = job._sources(mlp)
     assert "linear.py" in {path.name for path in before}
     assert not any(path.name == "step.py" for path in before)
     # As the import of a module leaves it: in the list of modules, and in its package.
     monkeypatch.setitem(sys.modules, "src.ops.another", step)
     monkeypatch.setattr(step, "__name__", "src.ops.another")
     monkeypatch.setattr(ops, "another", step, raising=False)
-    assert job._sources(regions.middle) == before
+    assert job._sources(mlp) == before
 
 
 def test_what_cannot_be_compiled_is_told(tmp_path: Path, caller: Caller) -> None:

@@ -1,4 +1,4 @@
-"""Kernels and regions are made by one compiler, whatever its command is."""
+"""Kernels and calls are made by one compiler, whatever its command is."""
 
 import os
 import shlex

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from src.models import Model, load_model
 from src.ops import PAGED_ATTENTION, ROTATE_AND_CACHE, Kernel
 from src.ops.cpu.build import ensure_built
 from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.rotation import mixers_rotate
 
 
 @pytest.fixture(scope="session")
@@ -59,30 +59,23 @@ def reference_attention() -> Iterator[None]:
 
 
 @pytest.fixture
-def rotate_in_op(
-    reference_attention: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], list[int]]]:
+def rotate_in_op(reference_attention: None) -> Iterator[Callable[[], list[int]]]:
     """Have engines that start from now on rotate in `rotate_and_cache`, as on CUDA.
 
     What is returned, a list that grows, has the number of tokens of every call of the op.
     """
-    from src.engine import startup
-
     calls: list[int] = []
-
-    def rotating(*arguments: Any, **options: Any) -> Model:
-        decoder = load_model(*arguments, **options)
-        decoder.region_spec = replace(decoder.region_spec, rotates_in_op=True)
-        return decoder
 
     def counted(*arguments: Any) -> None:
         calls.append(len(arguments[0]))
         ROTATE_AND_CACHE.reference(*arguments)
 
-    def force() -> list[int]:
-        monkeypatch.setattr(startup, "load_model", rotating)
-        ROTATE_AND_CACHE.install_cpu(Kernel("counted", counted))
-        return calls
+    with ExitStack() as stack:
 
-    yield force
-    ROTATE_AND_CACHE.uninstall_cpu()
+        def force() -> list[int]:
+            stack.enter_context(mixers_rotate())
+            stack.callback(ROTATE_AND_CACHE.uninstall_cpu)
+            ROTATE_AND_CACHE.install_cpu(Kernel("counted", counted))
+            return calls
+
+        yield force

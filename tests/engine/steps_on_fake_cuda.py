@@ -28,6 +28,7 @@ from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.models import load_model
 from tests.support.fake_cuda import DEVICE, NobodyWaits, fake_cuda
+from tests.support.rotation import rotates_in_mixers
 
 ROWS, BLOCK_SIZE, PROMPT = 16, 16, 14
 END_IDS, BAD_WORDS = frozenset((1, 7)), ((5, 6), (8,))
@@ -50,10 +51,10 @@ class Steps:
     """An engine's device half, whose tensors are all on `DEVICE`."""
 
     def __init__(self, checkpoint: Path) -> None:
-        decoder = load_model(checkpoint, dtype="bfloat16", device=DEVICE, load_format="dummy")
-        assert decoder.region_spec.rotates_in_op
-        cache = allocate_kv_cache(decoder.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, 64, 0), DEVICE)
-        self.vocab_size = decoder.spec.vocab_size
+        model = load_model(checkpoint, dtype="bfloat16", device=DEVICE, load_format="dummy")
+        assert rotates_in_mixers(model)
+        cache = allocate_kv_cache(model.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, 64, 0), DEVICE)
+        self.vocab_size = model.spec.vocab_size
         self.rows = RowState(
             max_num_seqs=ROWS, max_model_len=256, block_size=BLOCK_SIZE, device=DEVICE
         )
@@ -61,7 +62,7 @@ class Steps:
         self.requests: list[Request | None] = [None] * ROWS
         with unset_fake_temporarily():
             self.grammars = RowGrammars(ROWS, self.vocab_size, on_cpu=False)
-        self.forward, self.code = ForwardPass(decoder, cache), Code(decoder.functions)
+        self.forward, self.code = ForwardPass(model, cache), Code(model.functions)
         self.computer = StepComputer(
             *(self.forward, self.code, self.rows, self.sampler, self.grammars, self.requests)
         )

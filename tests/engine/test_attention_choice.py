@@ -109,9 +109,11 @@ def test_the_model_is_what_a_library_is_tried_on(
             spec.head_dim,
             16,
             torch.bfloat16,
-            spec.scores.features,
+            attention.features,
         )
-        for spec in (mixer.spec for mixer in decoder.program.mixers)
+        for spec, attention in zip(
+            (mixer.spec for mixer in decoder.program.mixers), decoder.attention_specs(), strict=True
+        )
     }
     assert tried == [(first, shapes), (second, shapes)]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from src.models.regions import TOKEN_ARGUMENTS
 
 from src import AsyncEngine, SamplingParams
 from src.compile import ahead
@@ -25,11 +24,13 @@ from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.engine.execution import compilation
 from src.models import Model, load_model, outline_model
+from src.models.program import run_chain
 from src.ops.cpu.build import cache_root, ensure_built
 from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import greedy, random_prompts, small_config
+from tests.support.families import SHORT_SIGHTED, agreement, families
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -89,13 +90,13 @@ def jobs_of(directory: Path, *, in_strips: bool = False, **options: Any) -> list
     outline = outline_model(directory, **options)
     if in_strips:
         assert list(outline.lay_out())
-    return [
-        Job.of(function, arguments, token_arguments)
-        for function, arguments, token_arguments in zip(
-            outline.regions, outline.region_arguments(8), TOKEN_ARGUMENTS, strict=True
-        )
-        if arguments is not None
-    ]
+    jobs = {}
+    for call in outline.program.calls:
+        arguments = outline.call_arguments(call, 8)
+        tokens = tuple(range(2, len(arguments)))
+        job = Job.of(run_chain, arguments, tokens, call.chain.functions)
+        jobs[job.key] = job
+    return list(jobs.values())
 
 
 async def test_compiled_bfloat16_stays_close_to_uncompiled(tmp_path: Path) -> None:
@@ -205,6 +206,26 @@ async def test_one_layer_needs_no_middle(tmp_path: Path) -> None:
             results.append(await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts)))
             assert engine.stats.compiled == (changes is COMPILED)
     assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+
+
+@pytest.mark.parametrize(
+    "name", families(unmarked=("llama", "qwen3_moe"), mark=pytest.mark.compilers)
+)
+async def test_every_family_in_compiled_code(name: str, tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, name, tokenizer=True, **SHORT_SIGHTED[name])
+    model, prompts = load_reference(directory), random_prompts(6, longest=30, seed=2)
+    async with AsyncEngine.open(small_config(directory, **COMPILED)) as engine:
+        assert engine.stats.compiled
+        assert engine._parts is not None
+        # All of a step in one call: the kernel library knows whatever is in its program.
+        assert engine._parts.worker._computer.code.step is not None
+        for count in (1, 6):
+            results = await asyncio.gather(
+                *(engine.generate(prompt, GREEDY) for prompt in prompts[:count])
+            )
+            expected = [greedy(model, prompt, GREEDY.max_tokens) for prompt in prompts[:count]]
+            with agreement(name):
+                assert [result.token_ids for result in results] == expected
 
 
 @pytest.mark.parametrize("mode", [COMPILED, BACKGROUND])

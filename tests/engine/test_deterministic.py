@@ -14,7 +14,7 @@ from src import AsyncEngine, SamplingParams
 from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
-from src.models.layers import silu_and_mul
+from src.models.layers.activations import gated
 from src.ops.cpu.build import ensure_built, kernel_library
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import random_prompts, small_config
@@ -174,11 +174,11 @@ def test_no_thread_is_seen_in_an_activation(width: int) -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        expected = torch.cat([silu_and_mul(row[None], deterministic=True) for row in gate_up])
+        expected = torch.cat([gated(row[None], "silu", deterministic=True) for row in gate_up])
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             for tokens in (7, 33, 100, 299, 300):
-                got = silu_and_mul(gate_up[:tokens], deterministic=True)
+                got = gated(gate_up[:tokens], "silu", deterministic=True)
                 assert torch.equal(got, expected[:tokens])
     finally:
         torch.set_num_threads(threads)

@@ -13,6 +13,7 @@ from src.ops import ROTATE_AND_CACHE
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.no_waiting import watch_on_cuda
+from tests.support.rotation import rotates_in_mixers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 
@@ -66,7 +67,7 @@ async def test_norms_rotation_and_cache_writes_of_one_kernel_are_those_of_transf
     async with AsyncEngine.open(config) as engine:
         parts = engine._parts
         assert parts is not None
-        assert parts.worker._forward_pass.model.region_spec.rotates_in_op
+        assert rotates_in_mixers(parts.worker._forward_pass.model)
         results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
         assert_idle(engine)
     assert ROTATE_AND_CACHE.active("cuda").name == "triton"

@@ -15,7 +15,7 @@ from src.engine import startup
 from src.engine.execution.compilation import ProgramCompilation
 from src.models import Model, load_model
 from src.models.weights import loader
-from src.models.weights.loader import read_all
+from src.models.weights.filling import fill
 from src.ops.cpu.build import cache_root
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
@@ -31,14 +31,14 @@ def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[ProgramCo
     def load(path: Path, **given: Any) -> Model:
         return load_model(path, **(given | {"when_allocated": made[0].begin_just_in_time}))
 
-    def read_late(*given: Any) -> None:
-        regions = made[0]._regions
-        assert regions is not None
-        assert len(regions.result()[0]) == 4
-        read_all(*given)
+    def fill_late(*given: Any) -> None:
+        compiled = made[0]._just_in_time
+        assert compiled is not None
+        assert len(set(compiled.result()[0])) == 4
+        fill(*given)
 
     monkeypatch.setattr(startup, "load_model", load)
-    monkeypatch.setattr(loader, "read_all", read_late)
+    monkeypatch.setattr(loader, "fill", fill_late)
 
 
 @pytest.mark.parametrize("mode", ["wait", "background", "early"])
@@ -81,11 +81,13 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
             for prompt, result in zip(prompts, results, strict=False):
                 assert result.token_ids == greedy(reference, prompt, 24)
         # What the code was not compiled for fails the step, says why, and nobody compiles.
-        decoder = parts.worker._forward_pass.model
-        with monkeypatch.context() as patch:
-            patch.setattr(decoder, "rope_table", decoder.rope_table.double())
-            with pytest.raises(EngineDeadError, match="a step of this request failed") as failed:
-                await engine.generate(prompts[0], GREEDY)
+        model = parts.worker._forward_pass.model
+        (name, table), *others = model.buffers().items()
+        assert not others
+        model.replace(name, table.double())
+        with pytest.raises(EngineDeadError, match="a step of this request failed") as failed:
+            await engine.generate(prompts[0], GREEDY)
+        model.replace(name, table)
         assert "float64" in str(failed.value.__cause__)
         result = await engine.generate(prompts[0], GREEDY)
         assert result.token_ids == greedy(reference, prompts[0], 24)

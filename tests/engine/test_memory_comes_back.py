@@ -133,8 +133,8 @@ async def test_a_start_that_fails_keeps_nothing_either(
     made: list[weakref.ref[Any]] = []
 
     def fail(*given: Any) -> None:
-        decoder = given[4]
-        made.extend(weakref.ref(weight) for weight in decoder.parameters().values())
+        model = given[4]
+        made.extend(weakref.ref(weight) for weight in model.parameters().values())
         raise ValueError("no")
 
     monkeypatch.setattr(startup, "_settle_code", fail)

@@ -20,10 +20,12 @@ from src.engine.execution.step_computer import StepComputer
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, score_prompts
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+from tests.support.families import SHORT_SIGHTED, agreement
 
 pytestmark = pytest.mark.anyio
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
+SHORT = SamplingParams(temperature=0, max_tokens=12)
 
 PATHS = {
     "plain": {},
@@ -41,6 +43,16 @@ PATHS = {
     "block of one": {"cache__block_size": 1},
     "one row": {"scheduler__max_num_seqs": 1},
     "by priority": {"scheduler__policy": "priority"},
+}
+
+Family = tuple[str, Path, Any]
+# Ways that every family goes, each of them twice: the second time prefixes are cached.
+WAYS: dict[str, dict[str, Any]] = {
+    "depth 1": {"scheduler__pipeline_depth": 1},
+    "depth 2": {"scheduler__pipeline_depth": 2},
+    "chunked": PATHS["chunked"],
+    "preempted": PATHS["preempted"],
+    "deterministic": {"model__deterministic": True},
 }
 
 
@@ -76,18 +88,38 @@ async def test_cached_prefixes_change_no_token(checkpoint: Path, reference: Any)
         assert one.token_ids == other.token_ids == greedy(reference, prompt, 24)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-async def test_every_architecture_through_the_whole_engine(
-    architecture: str, tmp_path: Path
-) -> None:
-    window = {"sliding_window": 8} if architecture == "mistral" else {}
-    directory = make_checkpoint(tmp_path, architecture, tokenizer=True, **window)
-    model = load_reference(directory)
-    prompts = random_prompts(5, longest=30, seed=2)
-    async with AsyncEngine.open(small_config(directory)) as engine:
-        results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
-    for prompt, result in zip(prompts, results, strict=True):
-        assert result.token_ids == greedy(model, prompt, 24)
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """A family, a checkpoint of it, and transformers' model of that."""
+    directory = make_checkpoint(
+        tmp_path_factory.mktemp(request.param),
+        request.param,
+        tokenizer=True,
+        **SHORT_SIGHTED[request.param],
+    )
+    return request.param, directory, load_reference(directory)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", SHORT_SIGHTED, indirect=True, scope="module")
+async def test_every_architecture_through_the_whole_engine(family: Family, way: str) -> None:
+    name, directory, model = family
+    prompts = random_prompts(6, longest=30, seed=2)
+    config = small_config(directory, compile__enforce_eager=True, **WAYS[way])
+    async with AsyncEngine.open(config) as engine:
+        first, again = [
+            await asyncio.gather(*(engine.generate(prompt, SHORT) for prompt in prompts))
+            for _ in range(2)
+        ]
+        assert (engine.stats.preemptions > 0) == ("preempted" in way)
+        assert not engine.stats.compiled
+        assert_idle(engine)
+    # Where requests lack memory, none is left for prefixes.
+    assert sum(result.usage.cached_tokens for result in again) > 0 or way == "preempted"
+    for prompt, one, other in zip(prompts, first, again, strict=True):
+        assert one.token_ids == other.token_ids, prompt
+    with agreement(name):
+        assert [r.token_ids for r in first] == [greedy(model, prompt, 12) for prompt in prompts]
 
 
 async def test_logprobs_are_those_of_transformers(checkpoint: Path, reference: Any) -> None:
@@ -176,7 +208,7 @@ async def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)  # of which compilers take most, where nothing is in the cache
-async def test_compiled_regions_give_the_same_tokens(checkpoint: Path, reference: Any) -> None:
+async def test_compiled_calls_give_the_same_tokens(checkpoint: Path, reference: Any) -> None:
     prompts = random_prompts(12, longest=40)
     config = small_config(checkpoint, compile__enforce_eager=False, compile__startup="wait")
     async with AsyncEngine.open(config) as engine:

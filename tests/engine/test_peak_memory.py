@@ -37,9 +37,9 @@ async def weights_of_served(directory, **settings):
     async with AsyncEngine.open(config) as engine:
         await engine.generate([5, 17, 3], SamplingParams(temperature=0, max_tokens=4))
         assert engine.stats.compiled is not config.compile.enforce_eager
-        decoder = engine._parts.worker._forward_pass.model
-        assert (decoder.weights["layers.0.qkv_weight"].dim() == 3) == engine.stats.compiled
-        return sum(tensor.nbytes for tensor in decoder.parameters().values())
+        model = engine._parts.worker._forward_pass.model
+        assert (model.weights["layers.0.qkv_weight"].dim() == 3) == engine.stats.compiled
+        return sum(tensor.nbytes for tensor in model.parameters().values())
 
 # Whatever this machine's kernels gain, for all of them take strips.
 ensure_built(wait=True)

@@ -1,25 +1,25 @@
-"""Rotation by an op instead of the regions, as on CUDA: forced here, where its reference serves."""
+"""Rotation by an op instead of segments, as on CUDA: forced here, where its reference serves."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from src.models.regions import TOKEN_ARGUMENTS
 from torch._dynamo.utils import counters
 
 from src import AsyncEngine, SamplingParams
-from src.compile.just_in_time import compile_functions
+from src.compile.just_in_time import CompiledFunction
 from src.engine import startup
 from src.models import load_model
+from src.models.program import INPUT_IDS, POSITIONS, run_chain
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture
+from tests.support.rotation import mixers_rotate
 
 pytestmark = pytest.mark.anyio
 
@@ -96,32 +96,24 @@ async def test_captured_steps_give_the_same_tokens(
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_compiled_regions_leave_slices_of_one_projection(tmp_path: Path) -> None:
-    decoder = load_model(make_checkpoint(tmp_path, "qwen3"))
-    spec = replace(decoder.region_spec, rotates_in_op=True)
+def test_compiled_calls_leave_slices_of_one_projection(tmp_path: Path) -> None:
+    with mixers_rotate():
+        model = load_model(make_checkpoint(tmp_path, "qwen3"))
     torch._dynamo.reset()
     counters.clear()
-    first, middle, *_ = compile_functions(decoder.functions, TOKEN_ARGUMENTS, 64)
-    for tokens in (7, 1, 2, 33):
-        ids, positions = torch.arange(3, 3 + tokens), torch.arange(tokens)
-        attended, residual = torch.randn(tokens, 64), torch.randn(tokens, 64)
-        table, pre = decoder.rope_table, decoder.pre[1]
-        for compiled, eager, arguments in (
-            (
-                first,
-                decoder.functions.first,
-                (decoder.weights["embedding"], pre, table, ids, positions),
-            ),
-            (
-                middle,
-                decoder.functions.middle,
-                (decoder.post[0], pre, table, attended, residual, positions),
-            ),
-        ):
-            got, expected = compiled(spec, *arguments), eager(spec, *arguments)
+    for call in model.program.calls[:2]:
+        names = call.chain.reads
+        compiled = CompiledFunction(run_chain, range(2, 2 + len(names)), 64)
+        for tokens in (7, 1, 2, 33):
+            ids, positions = torch.arange(3, 3 + tokens), torch.arange(tokens)
+            known = {INPUT_IDS: ids, POSITIONS: positions}
+            given = [known[name] if name in known else torch.randn(tokens, 64) for name in names]
+            arguments = (call.chain, model.bound[call.slot], *given)
+            got, expected = compiled(*arguments), run_chain(*arguments)
             torch.testing.assert_close(got, expected)
-            base = got.query.untyped_storage().data_ptr()
-            for one, other in zip(got[:3], expected[:3], strict=True):
-                assert one.stride()[1:] == other.stride()[1:]
-                assert one.untyped_storage().data_ptr() == base
+            ours, theirs = (dict(zip(call.chain.writes, r, strict=True)) for r in (got, expected))
+            base = ours["query"].untyped_storage().data_ptr()
+            for name in ("query", "key", "value"):
+                assert ours[name].stride()[1:] == theirs[name].stride()[1:]
+                assert ours[name].untyped_storage().data_ptr() == base
     assert counters["stats"]["unique_graphs"] == 2

@@ -20,6 +20,7 @@ from src.core.structured_output import StructuredOutput
 from src.engine.execution.forward_pass import Code
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.grammar.masks import RowMasks, added_masks, packed_masks
+from src.models.program import Chain
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.step import CompiledStep
 from tests.support.checkpoints import make_checkpoint
@@ -220,17 +221,20 @@ async def test_deterministic_logits_are_so_to_the_bit(bfloat16: Path) -> None:
 async def test_parts_of_a_step_compute_what_is_sampled_from_alone(
     engine: AsyncEngine, steps: str, scores: bool, tokens: list[int]
 ) -> None:
-    """``tokens`` of each call of the last region."""
+    """``tokens`` of each run of the last call."""
     computer = computer_of(engine)
     seen: list[int] = []
 
-    def last(*arguments: Any) -> torch.Tensor:
-        seen.append(len(arguments[-1]))
-        assert len(arguments[-2]) == len(arguments[-1])
-        return regions.last(*arguments)
+    def last(chain: Chain, weights: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen.append(len(given[0]))
+        assert len(given) == 2
+        assert len(given[0]) == len(given[1])
+        return functions[slot](chain, weights, *given)
 
-    regions = computer.code.regions
-    computer.code = Code(regions._replace(last=last))
+    functions = list(computer.code.functions)
+    # Behind it is the head alone.
+    slot = computer._model.program.calls[-2].slot
+    computer.code = Code([*functions[:slot], last, *functions[slot + 1 :]])
 
     def run() -> None:
         install(computer, [0.0] * NUM_ROWS, seed=3)

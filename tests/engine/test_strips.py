@@ -41,12 +41,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(path, tokenizer=True, dtype=torch.bfloat16, tie=False, **SIZES)
 
 
-def dims(decoder: Model) -> list[int]:
-    """Of the projections' weights: three of those in strips, two of others."""
-    weights = [layer.qkv_weight for layer in decoder.pre]
-    for layer in decoder.post:
-        weights += [layer.output_weight, layer.gate_up_weight, layer.down_weight]
-    weights.append(decoder.head)
+def dims(model: Model) -> list[int]:
+    """Of the projections' weights, the head last: three of those in strips, two of others."""
+    names = [name for name, each in model.table.items() if each.kind == "matrix"]
+    assert len(names) == 4 * SIZES["num_hidden_layers"]
+    weights = [model.weights[name] for name in [*names, "head"]]
     return [w.values.dim() if isinstance(w, QuantizedWeight) else w.dim() for w in weights]
 
 
@@ -82,21 +81,21 @@ def test_the_kernels_that_serve_decide(
 
 
 def test_what_is_laid_out_and_what_is_not(directory: Path, tmp_path: Path) -> None:
-    decoder = load_model(directory)
-    for done, _ in enumerate(decoder.lay_out(), 1):
+    model = load_model(directory)
+    for done, _ in enumerate(model.lay_out(), 1):
         # A matrix at a time, the head last.
-        assert sum(dim == 3 for dim in dims(decoder)) == done
-    assert set(dims(decoder)) == {3}
-    assert decoder.weights["embedding"].dim() == 2
+        assert sum(dim == 3 for dim in dims(model)) == done
+    assert set(dims(model)) == {3}
+    assert model.weights["embedding"].dim() == 2
     laid_out = outline_model(directory)
     list(laid_out.lay_out())
     assert {name: tensor.shape for name, tensor in laid_out.parameters().items()} == {
-        name: tensor.shape for name, tensor in decoder.parameters().items()
+        name: tensor.shape for name, tensor in model.parameters().items()
     }
     tied = load_model(make_checkpoint(tmp_path / "tied", dtype=torch.bfloat16, tie=True, **SIZES))
     list(tied.lay_out())
     assert dims(tied) == [3] * 8 + [2]
-    assert tied.head is tied.embedding
+    assert tied.weights["head"] is tied.weights["embedding"]
     for other in (
         load_model(directory, dtype="float32"),
         load_model(directory, quantization="int8"),
@@ -127,8 +126,8 @@ async def test_answers_are_those_of_the_reference(
             assert [len(result.token_ids) for result in await meanwhile] == [12] * 5
             assert engine.stats.compiled
             results = await asyncio.gather(*(engine.generate(p, SCORED) for p in prompts))
-            decoder = parts.worker._forward_pass.model
-            assert set(dims(decoder)) == {3}
+            model = parts.worker._forward_pass.model
+            assert set(dims(model)) == {3}
     assert "weights laid out in strips" in caplog.text
     reference = load_reference(directory, torch.float32)
     for prompt, result in zip(prompts, results, strict=True):
@@ -156,9 +155,9 @@ async def test_a_head_that_only_the_weights_tell_from_the_embedding_stays_in_row
         result = await engine.generate([5, 17, 3], GREEDY)
         parts = engine._parts
         assert parts is not None
-        decoder = parts.worker._forward_pass.model
-        assert decoder.weights["head"] is not decoder.weights["embedding"]
-        assert dims(decoder) == [3] * 8 + [2]
+        model = parts.worker._forward_pass.model
+        assert model.weights["head"] is not model.weights["embedding"]
+        assert dims(model) == [3] * 8 + [2]
     assert len(result.token_ids) == 12
 
 

@@ -24,7 +24,7 @@ from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.row_state import RowState
 from src.models import Model
 from src.models.weights import loader
-from src.models.weights.loader import read_all
+from src.models.weights.filling import fill
 from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
@@ -138,19 +138,19 @@ async def test_who_awaits_code_has_it_compiled_before_weights_are_read(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = threading.Event()
-    compile_regions = ProgramCompilation._compiled
+    compile_calls = ProgramCompilation._compiled
 
-    def compile_and_tell(self: ProgramCompilation, decoder: Model) -> Any:
-        result = compile_regions(self, decoder)
+    def compile_and_tell(self: ProgramCompilation, model: Model) -> Any:
+        result = compile_calls(self, model)
         compiled.set()
         return result
 
-    def read_late(*given: Any) -> None:
+    def fill_late(*given: Any) -> None:
         assert compiled.wait(120)
-        read_all(*given)
+        fill(*given)
 
     monkeypatch.setattr(ProgramCompilation, "_compiled", compile_and_tell)
-    monkeypatch.setattr(loader, "read_all", read_late)
+    monkeypatch.setattr(loader, "fill", fill_late)
     changes = {"compile__startup": "wait"}
     async with AsyncEngine.open(small_config(checkpoint, **(CUDA | changes))) as engine:
         assert engine.stats.compiled

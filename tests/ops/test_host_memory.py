@@ -86,8 +86,8 @@ def test_what_nobody_can_have_is_said_in_bytes() -> None:
 @linux_only
 def test_a_models_matrices_lie_in_large_pages(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, hidden_size=1024, intermediate_size=2048)
-    decoder = load_model(directory, load_format="dummy")
-    assert is_in_large_pages(plain(decoder.weights["layers.0.gate_up_weight"]))
+    model = load_model(directory, load_format="dummy")
+    assert is_in_large_pages(plain(model.weights["layers.0.gate_up_weight"]))
     library = kernel_library()
     for kind in (torch.int8, torch.uint8):
         if library is not None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.models import quantization
+from src.models.weights import methods
 from src.models.weights.methods import QuantizedWeight, quantize
 from src.ops.cpu.kernel_library import KernelLibrary
 
@@ -18,7 +18,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def by(library: KernelLibrary | None, *arguments: Any, in_strips: bool) -> QuantizedWeight:
-    with mock.patch.object(quantization, "kernel_library", return_value=library):
+    with mock.patch.object(methods, "kernel_library", return_value=library):
         return quantize(*arguments, in_strips=in_strips)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from src.models.layers import apply_rope, rms_norm
+from src.models.layers.attention import apply_rope
+from src.models.layers.norms import NormSpec, rms_norm
 from src.ops import ROTATE_AND_CACHE
 from tests.ops.comparison import bits, fused_copied
 
@@ -33,8 +34,8 @@ def test_it_has_the_bits_of_the_layers(
     cos_sin = table[positions].to(query.dtype)
     expected = []
     for x, norm in ((before[0], q_norm), (before[1], k_norm)):
-        normed = x if norm is None else rms_norm(x, norm, eps)
-        expected.append(apply_rope(normed, cos_sin)[:tokens])
+        normed = x if norm is None else rms_norm(x, norm, NormSpec(eps))
+        expected.append(apply_rope(normed, cos_sin, x.shape[-1])[:tokens])
     assert torch.equal(query[:tokens], expected[0])
     assert torch.equal(key_cache.flatten(0, 1)[slots[:tokens]], expected[1])
     assert torch.equal(value_cache.flatten(0, 1)[slots[:tokens]], before[2][:tokens])

@@ -78,7 +78,7 @@ class ForwardPass:
                 return self._mixers[mixer.layer].mix_sampled(inputs, inputs.last, given)
             # Not empty_like: a slice of one token would hand its row stride on.
             out = given[0].new_empty(len(given[0]), *mixer.writes.shape)
-            self.mix(inputs, mixer, given, out)
+            self.mix(inputs, mixer, given, self.view_of(mixer, out, given))
             return out
 
         kept = None if inputs.last is None else inputs.sample_index_s
@@ -95,8 +95,12 @@ class ForwardPass:
         """The same with other mixers; arguments as of `Model.forward`."""
         return self.model.forward(functions, input_ids, positions, mix, kept)
 
+    def view_of(self, mixer: Mixer, out: Tensor, given: Sequence[Tensor]) -> Tensor:
+        """What a mixer leaves, [T, *mixer.writes.shape], as `mix` computes into it."""
+        return self._mixers[mixer.layer].view_of(out, given)
+
     def mix(self, inputs: StepInputs, mixer: Mixer, given: Sequence[Tensor], out: Tensor) -> None:
-        """Compute a mixer into ``out`` [T, *mixer.writes.shape]; what is given may be overwritten.
+        """Compute a mixer into ``out``, see `view_of`; what is given may be overwritten.
 
         Raises
         ------

@@ -18,8 +18,14 @@ from src.ops.declaration import Backend
 class LayerMixer(Protocol):
     """A mixer of one layer, with its memory."""
 
+    def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
+        """What is left for the program, [T, *writes.shape], as `mix` takes it.
+
+        Apart from `mix`, so that a step that is replayed makes no view of it again.
+        """
+
     def mix(self, inputs: StepInputs, given: Sequence[Tensor], out: Tensor) -> None:
-        """Write the memory of a step's tokens, and compute into ``out`` [T, ...]."""
+        """Write the memory of a step's tokens, and compute into ``out``, see `view_of`."""
 
     def mix_sampled(
         self, inputs: StepInputs, rows: AttentionRows, given: Sequence[Tensor]
@@ -49,10 +55,13 @@ class PagedAttention:
         # Of layers: whose block tables are this one's.
         self._group = kv_cache.layout.group_of[mixer.layer]
 
+    def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
+        """See `LayerMixer`: [T, Q, D]."""
+        return out.view(given[0].shape)
+
     def mix(self, inputs: StepInputs, given: Sequence[Tensor], out: Tensor) -> None:
         """See `LayerMixer`."""
         query, key, value = given
-        out = out.view(query.shape)
         if self._spec.rotates is not None:
             self._rotate_and_cache(inputs, query, key, value, out)
             self._attend(inputs, query, None, None, out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.compile.graphs import GraphShape, PaddingLadder
 from src.core.plan import RowInstall, RowStep, StepPlan
-from src.engine.execution import forward_pass
+from src.engine.execution import mixers
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs import DecodeGraph, GraphPool, MixedGraph
 from src.engine.execution.inputs import build_inputs, decode_rows
@@ -24,6 +23,7 @@ from src.engine.sampling import Sampler, SamplingState
 from src.models import load_model
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fake_capture import FakeCapture
+from tests.support.rotation import mixers_rotate, rotates_in_mixers
 
 CPU = torch.device("cpu")
 BLOCKS, BLOCK_SIZE = 12, 4
@@ -33,17 +33,17 @@ class Engine:
     """The device half of an engine, without threads."""
 
     def __init__(self, checkpoint: Path, *, rotates_in_op: bool, dtype: str = "float32") -> None:
-        decoder = load_model(checkpoint, dtype=dtype, device=CPU)
-        decoder.region_spec = replace(decoder.region_spec, rotates_in_op=rotates_in_op)
+        with mixers_rotate(rotates_in_op):
+            model = load_model(checkpoint, dtype=dtype, device=CPU)
         self.cache = allocate_kv_cache(
-            decoder.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, BLOCKS, 0), CPU, poison=True
+            model.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, BLOCKS, 0), CPU, poison=True
         )
         self.rows = RowState(max_num_seqs=4, max_model_len=32, block_size=BLOCK_SIZE, device=CPU)
-        self.sampler = Sampler(SamplingState(4, decoder.spec.vocab_size, CPU))
+        self.sampler = Sampler(SamplingState(4, model.spec.vocab_size, CPU))
         # All rows are greedy: nothing of sampling is of interest here.
         self.sampler.state.tables[0].zero_()
-        self.forward = ForwardPass(decoder, self.cache)
-        self.code = Code(decoder.functions)
+        self.forward = ForwardPass(model, self.cache)
+        self.code = Code(model.functions)
         self.backend = FakeCapture()
         self.pool = GraphPool(
             self.backend, PaddingLadder(4, 16), self.forward, self.code, self.rows, self.sampler
@@ -57,7 +57,7 @@ class Engine:
 
     def prefill(self) -> None:
         inputs = build_inputs(self.plan((0, 0, 5, False), (2, 0, 5, False)), self.rows)
-        self.forward(inputs, self.code.regions)
+        self.forward(inputs, self.code.functions)
 
     def snapshot(self) -> list[torch.Tensor]:
         return [t.clone() for t in (*self.cache.keys, *self.cache.values, self.rows.tokens)]
@@ -66,7 +66,7 @@ class Engine:
         return self.pool.capture(GraphShape(kind, size))
 
 
-@pytest.fixture(params=[False, True], ids=["regions rotate", "an op rotates"])
+@pytest.fixture(params=[False, True], ids=["segments rotate", "an op rotates"])
 def engine(
     checkpoint: Path, reference_attention: None, request: pytest.FixtureRequest
 ) -> Iterator[Engine]:
@@ -78,7 +78,7 @@ def engine(
 def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """What is made, and what each attention call is handed; the numbers tell which."""
     seen: list[tuple[str, int]] = []
-    attention = forward_pass.paged_attention
+    attention = mixers.paged_attention
 
     def made(key_cache: torch.Tensor, *_: Any) -> torch.Tensor:
         number = sum(what == "made" for what, _ in seen)
@@ -89,13 +89,13 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append(("used", arguments[-2].numel()))
         attention(*arguments)
 
-    monkeypatch.setattr(forward_pass, "step_schedule", made)
-    monkeypatch.setattr(forward_pass, "paged_attention", attend)
+    monkeypatch.setattr(mixers, "step_schedule", made)
+    monkeypatch.setattr(mixers, "paged_attention", attend)
     return seen
 
 
 def test_a_step_lays_its_keys_out_once(engine: Engine, schedules: list[tuple[str, int]]) -> None:
-    layers = engine.forward.model.spec.num_layers
+    layers = len(engine.forward.model.program.mixers)
     assert layers > 1
     engine.prefill()
     assert schedules == [("made", 0)] + [("used", 0)] * layers
@@ -110,7 +110,7 @@ def test_a_step_lays_its_keys_out_once(engine: Engine, schedules: list[tuple[str
 def test_mixed_graphs_lay_their_keys_out_at_every_replay(
     engine: Engine, schedules: list[tuple[str, int]]
 ) -> None:
-    layers = engine.forward.model.spec.num_layers
+    layers = len(engine.forward.model.program.mixers)
     graph = engine.graph("mixed", 16)
     schedules.clear()
     for _ in range(2):
@@ -165,8 +165,8 @@ def test_a_decode_step_writes_its_rows_and_nothing_else(engine: Engine) -> None:
     before = engine.snapshot()
     plan = engine.plan((0, 5, 1, True), (2, 5, 1, True))
     inputs = build_inputs(plan, engine.rows)
-    hidden = engine.forward(inputs, engine.code.regions)
-    expected = engine.forward.model.logits(engine.code.regions, hidden)
+    hidden = engine.forward(inputs, engine.code.functions)
+    expected = engine.forward.model.logits(engine.code.functions, hidden)
     eager = engine.snapshot()
     out = graph.run(decode_rows(plan, 4, engine.rows.padding_row))
     assert torch.allclose(out.logits[:2], expected, atol=1e-5)
@@ -187,7 +187,7 @@ def test_a_mixed_step_writes_its_rows_and_nothing_else(engine: Engine) -> None:
     engine.prefill()
     before = engine.snapshot()
     plan = engine.plan((0, 5, 1, True), (2, 3, 3, True))
-    expected = engine.forward(build_inputs(plan, engine.rows), engine.code.regions)
+    expected = engine.forward(build_inputs(plan, engine.rows), engine.code.functions)
     hidden = graph.run(build_inputs(plan, engine.rows, 16))
     assert hidden.shape[0] == 16
     assert hidden.isfinite().all()
@@ -231,14 +231,14 @@ def test_whoever_replays_a_mixed_step_copies_and_attends(engine: Engine) -> None
         graph.run(inputs)
     layers = len(engine.cache.keys)
     called = ["slipstream.paged_attention.default"]
-    if engine.forward.model.region_spec.rotates_in_op:
+    if rotates_in_mixers(engine.forward.model):
         called.insert(0, "slipstream.rotate_and_cache.default")
     assert watch.operations == ["aten.copy_.default"] * 2 + called * layers
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_op_that_rotates_gives_the_bits_of_regions_that_do(
+def test_an_op_that_rotates_gives_the_bits_of_segments_that_do(
     architecture: str, dtype: str, tmp_path: Path, reference_attention: None
 ) -> None:
     checkpoint = make_checkpoint(tmp_path, architecture, head_dim=24)
@@ -248,7 +248,7 @@ def test_an_op_that_rotates_gives_the_bits_of_regions_that_do(
         plan = engine.plan((0, 5, 1, True), (2, 3, 3, True))
         with torch.inference_mode():
             engine.prefill()
-            hidden = engine.forward(build_inputs(plan, engine.rows, 16), engine.code.regions)
+            hidden = engine.forward(build_inputs(plan, engine.rows, 16), engine.code.functions)
         results.append((hidden, engine.snapshot()))
     (hidden, before), (other, after) = results
     assert torch.equal(hidden, other)

@@ -22,7 +22,7 @@ from src.models import Mixer
 
 
 class MixerCall(NamedTuple):
-    """A mixer between two pieces; its tensors are the pieces' memory."""
+    """A mixer between two pieces; its tensors are the pieces' memory, ``out`` as it takes it."""
 
     mixer: Mixer
     given: tuple[Tensor, ...]
@@ -103,7 +103,7 @@ class MixedCapture:
             borrowed = tuple(self._backend.borrowed(each) for each in given)
             shape = (num_tokens, *mixer.writes.shape)
             out = self.mixed[: math.prod(shape)].view(shape)
-            calls.append(MixerCall(mixer, borrowed, out))
+            calls.append(MixerCall(mixer, borrowed, self._forward.view_of(mixer, out, borrowed)))
             self._backend.begin()
             return out
 

@@ -1,4 +1,4 @@
-"""What Inductor makes of the regions for a GPU, seen without one."""
+"""What Inductor makes of a program's calls for a GPU, seen without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPECTED = {
     "first": [NORM, "mm"],
     "middle": ["mm", NORM, "mm", ACTIVATION, "mm", NORM, "mm"],
     "last": ["mm", NORM, "mm", ACTIVATION, "mm", NORM],
-    "logits": ["mm", ACTIVATION],
+    "head": ["mm", ACTIVATION],
 }
 
 
@@ -27,7 +27,7 @@ EXPECTED = {
 def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[str]]]:
     caches = tmp_path_factory.mktemp("caches")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.compile.regions_for_hopper"],
+        [sys.executable, "-m", "tests.compile.calls_for_hopper"],
         cwd=CHECKOUT,
         env={
             **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
@@ -55,14 +55,14 @@ def kinds(names: list[str]) -> list[str]:
 def test_every_norm_and_activation_of_a_layer_is_one_kernel(
     launched: dict[str, dict[str, list[str]]],
 ) -> None:
-    plain = {region: kinds(names) for region, names in launched["llama-3.1-8b"].items()}
+    plain = {call: kinds(names) for call, names in launched["llama-3.1-8b"].items()}
     assert plain == EXPECTED
 
 
 @pytest.mark.timeout(300)
 def test_a_bias_is_added_by_its_product(launched: dict[str, dict[str, list[str]]]) -> None:
-    biased = {region: kinds(names) for region, names in launched["biased"].items()}
+    biased = {call: kinds(names) for call, names in launched["biased"].items()}
     # Those of queries, keys and values; a product with the residual stream would copy it.
-    expected = {region: list(names) for region, names in EXPECTED.items()}
+    expected = {call: list(names) for call, names in EXPECTED.items()}
     expected["first"][-1] = expected["middle"][-1] = "addmm"
     assert biased == expected
