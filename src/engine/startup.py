@@ -134,6 +134,13 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             ends.callback(compilation.close)
         tokenizer = Tokenizer.from_directory(path)
         decoder = _load_decoder(config, report, path, device, rounds_inputs, compilation)
+        if unknown := tokenizer.fit_model(decoder.spec.vocab_size):
+            logger.warning(
+                "the tokenizer has tokens that the model does not have, %d to %d: requests whose "
+                "text has one are refused",
+                unknown[0],
+                unknown[-1],
+            )
         if tokenizer.has_chat_template:
             tokenizer.chat_template.prepare()
         return _build_parts(config, report, timeline, tokenizer, decoder, compilation, ends)
