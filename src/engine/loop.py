@@ -268,9 +268,9 @@ class EngineLoop:
             message = "the engine cannot compute this request"
             self._fail_row(key, "refused", GenerationError(message, code="row_refused"))
         for index in result.unsound:
-            key = self.scheduler.key_at(plan, index)
-            if key is not None:
-                self._fail_row(key, "logits", GenerationError(_UNSOUND, code="invalid_logits"))
+            owner = self.scheduler.key_at(plan, index)
+            if owner is not None:
+                self._fail_row(owner, "logits", GenerationError(_UNSOUND, code="invalid_logits"))
 
     def _fail_row(self, key: int, reason: str, error: SlipstreamError) -> None:
         # A step behind the one that it failed in may say so again.
