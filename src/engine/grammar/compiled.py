@@ -254,7 +254,8 @@ class TextJudge:
         """Give back what was taken ahead and does not begin the text; how much of it does."""
         if text.startswith(self._ahead) or self._ahead.startswith(text):
             return min(len(text), len(self._ahead))
-        known = len(commonprefix([text, self._ahead]))
+        # Of strings, not of paths.
+        known = len(commonprefix([text, self._ahead]))  # noqa: RUF071
         if not self._matcher.rollback(sum(self._ahead_tokens[known:])):
             self._has_given_up = True
         self._ahead, self._barred = self._ahead[:known], None
