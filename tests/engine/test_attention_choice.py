@@ -17,7 +17,7 @@ from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.engine.execution import attention_choice as attention
 from src.engine.execution.attention_choice import choose_attention
-from src.models import Decoder, load_model
+from src.models import Model, load_model
 from src.ops import PAGED_ATTENTION, Kernel
 from src.ops.attention_libraries import LIBRARIES, AttentionShape, LibraryUnavailableError
 from tests.ops import flash_attention_stand_in as stand_in
@@ -28,7 +28,7 @@ BOTH = "flash_attention_3 (prefill), triton (decode)"
 
 
 @pytest.fixture
-def decoder(checkpoint: Path) -> Decoder:
+def decoder(checkpoint: Path) -> Model:
     return load_model(checkpoint, dtype="bfloat16")
 
 
@@ -42,13 +42,13 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     PAGED_ATTENTION.uninstall_cuda()
 
 
-def chosen(section: DeviceSection, decoder: Decoder) -> tuple[str, str]:
+def chosen(section: DeviceSection, decoder: Model) -> tuple[str, str]:
     """What the log says, and the name of the kernel that serves."""
     return choose_attention(section, decoder, 16), PAGED_ATTENTION.active("cuda").name
 
 
 def test_without_a_library_triton_serves_and_the_log_says_why(
-    decoder: Decoder, caplog: pytest.LogCaptureFixture
+    decoder: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         assert chosen(DeviceSection(), decoder) == ("triton", "triton")
@@ -60,7 +60,7 @@ def test_without_a_library_triton_serves_and_the_log_says_why(
 @pytest.mark.parametrize("setting", ["auto", "flash_attention_3"])
 def test_a_library_that_is_there_and_able_serves_prefill(
     setting: Any,
-    decoder: Decoder,
+    decoder: Model,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_library_that_is_there_and_able_serves_prefill(
 
 
 def test_the_model_is_what_a_library_is_tried_on(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[tuple[str, set[AttentionShape]]] = []
 
@@ -101,7 +101,7 @@ def test_the_model_is_what_a_library_is_tried_on(
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_named_library_that_is_absent_or_unable_is_an_error(
-    name: Any, decoder: Decoder, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    name: Any, decoder: Model, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section = DeviceSection(attention=name)
     with pytest.raises(ConfigError, match=rf"device\.attention = '{name}': {name} "):
@@ -112,7 +112,7 @@ def test_a_named_library_that_is_absent_or_unable_is_an_error(
 
 
 def test_triton_by_name_has_to_be_installed(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "src.ops.triton.paged_attention")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_cases import CACHED_CASES
-from src.ops.cpu.kernel_library import KernelLibrary, use_threads
+from src.ops.cpu.calls import use_threads
+from src.ops.cpu.kernel_library import KernelLibrary
 from tests.ops.comparison import copied, in_chunks
 
 Attention = Callable[..., Any]

@@ -12,6 +12,7 @@ from triton.compiler import ASTSource
 
 from src.ops.triton import (
     decode_schedule,
+    experts,
     gumbel_argmax,
     paged_attention,
     paged_decode,
@@ -44,9 +45,16 @@ POINTERS = {
     "scale_log2": "fp32",
     "rope_table": "*fp32",
     "eps": "fp32",
+    "order": "*i64",
+    "ends": "*i32",
+    "weights": "*fp32",
+    "ids": "*i64",
 }
 UNNORMED = {"q_norm": None, "k_norm": None}
-CACHED = ("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm")
+CACHED = (
+    *("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm"),
+    *("hidden", "gate_up", "down", "activated", "results"),
+)
 
 
 def compile_for_hopper(kernel, dtype, warps, stages, **constants) -> int:
@@ -106,6 +114,19 @@ def compile_attention(head_dim: int, window: int, size: int, dtype: str, group: 
     )
 
 
+def compile_experts(size: int, dtype: str) -> None:
+    for crowd in ("few", "many"):
+        tile = experts._TILES[crowd, size]
+        sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "scales": None}
+        for kernel, more in (
+            (experts._gate_up_kernel, {"ACTIVATION": 0}),
+            (experts._down_kernel, {}),
+        ):
+            shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, **sizes, **more)
+            assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, shared)
+    compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED)
+
+
 def main() -> None:
     compile_attention(128, 0, 2, "bf16", 4)
     compile_attention(64, 512, 2, "fp16", 8)
@@ -125,6 +146,8 @@ def main() -> None:
     compile_for_hopper(decode_schedule._starts_kernel, "bf16", 4, 1, **schedule)
     compile_for_hopper(gumbel_argmax._chunk_kernel, "fp32", 4, 1, BLOCK=gumbel_argmax.GROUPS)
     compile_for_hopper(gumbel_argmax._merge_kernel, "fp32", 1, 1, BLOCK=64)
+    for size, dtype in ((2, "bf16"), (2, "fp16"), (4, "fp32")):
+        compile_experts(size, dtype)
     rotation()
     sys.stdout.write("ok\n")
 

@@ -17,18 +17,19 @@ import triton.runtime.interpreter as interpreter
 
 from benchmarks import tune_attention
 from benchmarks.record import Recorder
-from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION, ROTATE_AND_CACHE
+from src.ops import DECODE_SCHEDULE, EXPERTS, GUMBEL_ARGMAX, PAGED_ATTENTION, ROTATE_AND_CACHE
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
 from src.ops.triton import (
     decode_schedule,
+    experts,
     gumbel_argmax,
     paged_attention,
     paged_decode,
     rotate_and_cache,
 )
 from tests.ops import flash_attention_stand_in
-from tests.ops.comparison import attention_matches, rotation_matches
+from tests.ops.comparison import TOLERANCE, attention_matches, rotation_matches
 
 ATTENTION_CASES = [
     {"dtype": torch.float32, "head_dim": 24, "padding": 2},
@@ -155,6 +156,7 @@ def all_else_matches() -> None:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
+    experts_match()
     bad = [[-torch.inf] * 5, [1.0, torch.nan, 2.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0, torch.inf]]
     logits = torch.tensor([*bad, [1.0, -torch.inf, 2.0, 2.0, 0.0]])
     words = torch.zeros(4, dtype=torch.int64)
@@ -164,6 +166,23 @@ def all_else_matches() -> None:
         assert got == GUMBEL_ARGMAX.reference(logits, words, words, temperatures).tolist()
         assert got[:3] == [-1, -1, -1]
         assert got[3] == expected if expected is not None else got[3] in (0, 2, 3, 4)
+
+
+def experts_match() -> None:
+    for case in EXPERTS.cases:
+        # Strips are the CPU's, and the interpreter's products of bfloat16 are none.
+        if case["dtype"] == torch.bfloat16 or case["weight"].startswith("strips"):
+            continue
+        args = EXPERTS.build("cpu", **case)
+        expected, got = EXPERTS.reference(*args), experts.run(*args)
+        tolerance = TOLERANCE[expected.dtype]
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
+    shape = {"tokens": 90, "experts": 4, "chosen": 2, "hidden": 40, "intermediate": 24}
+    x, gate_up, down, weights, ids, *rest = EXPERTS.build("cpu", **shape, deterministic=True)
+    whole = experts.run(x, gate_up, down, weights, ids, *rest)
+    for some in (slice(5, 6), slice(30, 80)):
+        alone = experts.run(x[some], gate_up, down, weights[some], ids[some], *rest)
+        assert torch.equal(alone, whole[some]), some
 
 
 def beside_a_library(case: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from src.core.config import DeviceSection
 from src.core.errors import ConfigError
-from src.models.decoder import Decoder
+from src.models import Model
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_libraries import (
     LIBRARIES,
@@ -34,7 +34,7 @@ def require_attention(section: DeviceSection, device: torch.device) -> None:
         )
 
 
-def choose_attention(section: DeviceSection, decoder: Decoder, block_size: int) -> str:
+def choose_attention(section: DeviceSection, model: Model, block_size: int) -> str:
     """Have attention on the model's CUDA device served as ``device.attention`` says.
 
     Kernels are the process's: of several engines in one, the last that started has chosen.
@@ -54,7 +54,7 @@ def choose_attention(section: DeviceSection, decoder: Decoder, block_size: int) 
         if name == "triton":
             break
         try:
-            kernel = open_library(name, decoder.spec.device, _shapes(decoder, block_size))
+            kernel = open_library(name, model.spec.device, _shapes(model, block_size))
         except LibraryUnavailableError as error:
             if section.attention != "auto":
                 raise ConfigError(f"device.attention = {name!r}: {name} {error}") from error
@@ -75,15 +75,15 @@ def choose_attention(section: DeviceSection, decoder: Decoder, block_size: int) 
     return name
 
 
-def _shapes(decoder: Decoder, block_size: int) -> set[AttentionShape]:
+def _shapes(model: Model, block_size: int) -> set[AttentionShape]:
     return {
         AttentionShape(
-            decoder.region_spec.num_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
             block_size,
-            layer.dtype,
-            windowed=layer.sliding_window is not None,
+            spec.dtype,
+            windowed=spec.window is not None,
         )
-        for layer in decoder.kv_cache_spec()
+        for spec in (mixer.spec for mixer in model.program.mixers)
     }

@@ -161,6 +161,57 @@ bool same_linears(LinearFunction* other, DType dtype) {
   return true;
 }
 
+template <class T>
+bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64_t tokens,
+                        int64_t activation) {
+  constexpr int64_t kExperts = 5, kChosen = 2, kHidden = 192;
+  // Strips are whole; rows end anywhere.
+  const int64_t intermediate = kind > kInt8 || kind == kInt4Strips ? 128 : 96;
+  Random random;
+  const auto x = draw<T>(random, size_t(tokens * kHidden));
+  const auto gate_up = draw<T>(random, size_t(kExperts * 2 * intermediate * kHidden));
+  const auto down = draw<T>(random, size_t(kExperts * intermediate * kHidden));
+  // Of quantized kinds any bits will do.
+  const auto scales = [&](size_t count) {
+    auto drawn = draw<float>(random, count);
+    for (float& scale : drawn) scale *= 1e-3f;
+    return drawn;
+  };
+  const auto gate_up_scales = scales(gate_up.size()), down_scales = scales(down.size());
+  const auto weights = draw<float>(random, size_t(tokens * kChosen));
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, not all
+  std::vector<T> out(x.size()), other_out(x.size());
+  ExpertsArgs args{x.data(), gate_up.data(), down.data(), gate_up_scales.data(), down_scales.data(),
+                   weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
+                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2};
+  if (slipstream_experts(&args) != kOk) return false;
+  args.out = other_out.data();
+  if (other(&args) != kOk) return false;
+  // A last bit of what is between two products is one of many summands of the second.
+  float largest = 0;
+  for (const T& value : out) largest = std::max(largest, std::fabs(as_float(&value)));
+  const float tolerance = (dtype == kFloat32 ? 1e-4f : 2e-2f) * (1.0f + largest);
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (!(std::fabs(as_float(&out[i]) - as_float(&other_out[i])) <= tolerance)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool same_experts(ExpertsFunction* other, DType dtype) {
+  for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt8Strips), int64_t(kInt4),
+                             int64_t(kInt4Strips), int64_t(kBFloat16Strips)}) {
+    if (kind == kBFloat16Strips && dtype != kBFloat16) continue;
+    for (const int64_t tokens : {1, 9, 70}) {
+      for (const int64_t activation : {kSilu, kGeluTanh}) {
+        if (!same_expert_layers<T>(other, dtype, kind, tokens, activation)) return false;
+      }
+    }
+  }
+  return true;
+}
+
 // To the same bits.
 template <class T>
 bool same_quantize(QuantizeFunction* other, DType dtype) {
@@ -238,7 +289,7 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
 }
 
 SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel,
-                                            LinearFunction* linear,
+                                            LinearFunction* linear, ExpertsFunction* experts,
                                             QuantizeFunction* quantize, LayOutFunction* lay_out) {
   for (const int64_t head_dim : {64, 72, 128}) {
     for (const int64_t window : {0, 65}) {
@@ -255,6 +306,10 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
   }
   if (!same_linears<float>(linear, kFloat32) || !same_linears<bf16>(linear, kBFloat16) ||
       !same_linears<f16>(linear, kFloat16)) {
+    return kDiffers;
+  }
+  if (!same_experts<float>(experts, kFloat32) || !same_experts<bf16>(experts, kBFloat16) ||
+      !same_experts<f16>(experts, kFloat16)) {
     return kDiffers;
   }
   if (!same_quantize<float>(quantize, kFloat32) || !same_quantize<bf16>(quantize, kBFloat16) ||
