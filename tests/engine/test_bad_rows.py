@@ -168,8 +168,10 @@ async def test_what_slipped_through_and_means_nothing_disturbs_nobody(
     config: Config, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     prompt = slip(monkeypatch, changes)
+    # Where it draws, not the token that is no number.
+    params = msgspec.structs.replace(PARAMS, logit_bias={BAD: -100.0})
     async with AsyncEngine.open(config) as engine:
-        outcome = await beside(engine, engine.generate(prompt, PARAMS))
+        outcome = await beside(engine, engine.generate(prompt, params))
         assert isinstance(outcome, GenerationResult), outcome
 
 
