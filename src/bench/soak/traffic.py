@@ -124,7 +124,7 @@ class Traffic:
             ("leaves while it sends", 8, self._leaves_sending),
             ("malformed", 12, self._malformed),
             ("noise", 4, self._noise),
-            ("attack", 2, self._attack),
+            ("attack", 8, self._attack),
             ("deadline", 4, self._deadline),
             ("slow reader", 2, self._slow_reader),
             ("deaf reader", 1, self._deaf_reader),
