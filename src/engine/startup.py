@@ -48,6 +48,7 @@ from src.ops.cpu.build import (
     multiplies_bytes,
     takes_strips,
 )
+from src.ops.declaration import Backend
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -276,17 +277,16 @@ def _build_parts(
 ) -> EngineParts:
     device = model.spec.device
     # Before anything is captured or measured with it.
-    attention = (
-        choose_attention(config.device, model, block_size_of(config.cache, device))
-        if device.type == "cuda"
-        else None
-    )
+    attention, described = None, None
+    if device.type == "cuda":
+        block_size = block_size_of(config.cache, device)
+        attention, described = choose_attention(config.device, model, block_size)
     plan_log = None
     if config.observability.plan_log is not None:
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, kv_plan, max_model_len, graph_plan = _build_runner(config, model, ends)
+    worker, kv_plan, max_model_len, graph_plan = _build_runner(config, model, attention, ends)
     if compilation is not None:
         # Once more, for it ends before the worker that it brings its code to.
         ends.callback(compilation.close)
@@ -314,7 +314,7 @@ def _build_parts(
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
         kv_plan=kv_plan,
-        attention=attention or kernel_status(),
+        attention=described or kernel_status(),
         plan_log=plan_log,
         profiler=StepProfiler(worker.call),
         compilation=compilation,
@@ -323,14 +323,14 @@ def _build_parts(
 
 
 def _build_runner(
-    config: Config, model: Model, ends: contextlib.ExitStack
+    config: Config, model: Model, attention: Backend | None, ends: contextlib.ExitStack
 ) -> tuple[Worker, KVCachePlan, int, GraphPlan | None]:
     """The worker with its KV memory, the context that this allows, and what is to be captured."""
     device = model.spec.device
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
     ends.callback(step_device.close)
-    graph_plan = plan_graphs(config, step_device, model, capture_backend(device))
+    graph_plan = plan_graphs(config, step_device, model, capture_backend(device), attention)
     layers = model.kv_cache_spec()
     kv_plan, max_model_len = plan_kv_cache(
         layers,
@@ -354,6 +354,7 @@ def _build_runner(
         ),
         Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device)),
         num_threads=config.device.num_threads or usable_cpus(),
+        attention=attention,
     )
     ends.callback(worker.close)
     return worker, kv_plan, max_model_len, graph_plan

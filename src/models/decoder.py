@@ -201,7 +201,7 @@ class _LayerWriter:
                 self._config.norm if leaves_rotation else None,
                 builder.deterministic,
             ),
-            AttentionMixerWeights(*((*norms, table) if leaves_rotation else (None, None, None))),
+            AttentionMixerWeights(*((*norms, table) if leaves_rotation else ())),
             (QUERY, KEY, VALUE),
             builder.step_tensor(ATTENDED, heads * dim),
         )

@@ -27,6 +27,7 @@ from src.models.program import (
 )
 from src.models.weights.methods import Formats, Weight
 from src.models.weights.parameters import Parameter, allocate
+from src.ops.attention_spec import AttentionSpec
 from src.ops.linear import fits_strips, to_strips
 
 __all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "LayerKVSpec", "Model", "ModelSpec"]
@@ -210,6 +211,11 @@ class Model:
             LayerKVSpec(spec.num_kv_heads, spec.head_dim, spec.dtype, spec.window)
             for spec in (mixer.spec for mixer in self.program.mixers)
         )
+
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """How each layer attends, in layer order."""
+        pairs = zip(self.program.mixers, self.mixer_weights, strict=True)
+        return tuple(mixer.spec.attention(weights) for mixer, weights in pairs)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.

@@ -4,6 +4,7 @@
 [`ensure_built`][src.ops.cpu.build.ensure_built] brings in the compiled CPU kernels.
 """
 
+from src.ops.attention_spec import AttentionSpec
 from src.ops.declaration import Cost, Kernel, Op
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
@@ -30,6 +31,7 @@ __all__ = [
     "OPS",
     "PAGED_ATTENTION",
     "ROTATE_AND_CACHE",
+    "AttentionSpec",
     "Cost",
     "Kernel",
     "Op",

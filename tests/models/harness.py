@@ -78,8 +78,7 @@ class PagedSequence:
                 torch.tensor([end], dtype=torch.int32),
                 slots,
                 out,
-                mixer.spec.scale,
-                mixer.spec.window or 0,
+                mixer.spec.attention(self.model.mixer_weights[mixer.layer]),
                 len(tokens),
                 end,
             )

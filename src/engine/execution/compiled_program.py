@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from src.compile import LoadedFunction
 from src.engine.execution.kv_cache import KVCache
 from src.models import Call, Model
-from src.models.layers.attention import AttentionMixerSpec
 from src.models.program import HIDDEN, INPUT_IDS, POSITIONS, Program
 from src.ops.cpu.compiled import Bound
 from src.ops.cpu.step import StepAttention, StepInstruction, StepProgram, takes_program
@@ -35,7 +34,13 @@ def compiled_program(
             )
         else:
             reads, writes = step.reads, (step.writes.name,)
-            computes = _attention(step.layer, step.spec, cache)
+            weights = model.mixer_weights[step.layer]
+            computes = StepAttention(
+                cache.keys[step.layer],
+                cache.values[step.layer],
+                step.spec.attention(weights),
+                step.spec.num_heads,
+            )
         for name in writes:
             numbers.setdefault(name, len(numbers))
         instructions.append(
@@ -54,12 +59,6 @@ def compiled_program(
         functions[head.slot].bind(head.chain, model.bound[head.slot], None),
         model.spec.dtype,
         program.mixers[0].spec.deterministic,
-    )
-
-
-def _attention(layer: int, spec: AttentionMixerSpec, cache: KVCache) -> StepAttention:
-    return StepAttention(
-        cache.keys[layer], cache.values[layer], spec.num_heads, spec.scale, spec.window or 0
     )
 
 

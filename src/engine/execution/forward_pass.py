@@ -14,6 +14,7 @@ from src.engine.execution.mixers import MIXERS
 from src.models import Mixer, Model
 from src.models.program import Function, Mix
 from src.ops.cpu.step import CompiledStep
+from src.ops.declaration import Backend
 
 
 class WorkerClosedError(SlipstreamError):
@@ -36,13 +37,23 @@ class Code(NamedTuple):
 
 
 class ForwardPass:
-    """A model with its KV memory."""
+    """A model with its KV memory.
 
-    def __init__(self, model: Model, kv_cache: KVCache) -> None:
+    Parameters
+    ----------
+    attention
+        What attends on a GPU; ``None`` for the device's own kernels. Kept, for its handle is what
+        calls have of it.
+    """
+
+    def __init__(self, model: Model, kv_cache: KVCache, attention: Backend | None = None) -> None:
         self.model = model
+        self.attention = attention
         self.kv_cache = kv_cache
         self._mixers = {
-            mixer.layer: MIXERS[mixer.kind](mixer, model.mixer_weights[mixer.layer], kv_cache)
+            mixer.layer: MIXERS[mixer.kind](
+                mixer, model.mixer_weights[mixer.layer], kv_cache, attention
+            )
             for mixer in model.program.mixers
         }
         self._last = len(self._mixers) - 1

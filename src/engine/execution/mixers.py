@@ -12,6 +12,7 @@ from src.engine.execution.kv_cache import KVCache
 from src.models import Mixer
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
 from src.ops import paged_attention, rotate_and_cache, step_schedule
+from src.ops.declaration import Backend
 
 
 class LayerMixer(Protocol):
@@ -36,7 +37,11 @@ class PagedAttention:
     to it (`AttentionMixerSpec.rotates`), queries are overwritten.
     """
 
-    def __init__(self, mixer: Mixer, weights: Any, kv_cache: KVCache) -> None:
+    def __init__(
+        self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
+    ) -> None:
+        self._backend = backend
+        self._attention = mixer.spec.attention(weights)
         self._spec: AttentionMixerSpec = mixer.spec
         self._weights: AttentionMixerWeights = weights
         self._keys = kv_cache.keys[mixer.layer]
@@ -88,12 +93,12 @@ class PagedAttention:
             rows.seq_lens_b,
             rows.slot_mapping_t,
             out,
-            spec.scale,
-            spec.window or 0,
+            self._attention,
             rows.max_query_len,
             rows.max_seq_len,
             spec.deterministic,
             self._schedule(rows),
+            0 if self._backend is None else self._backend.handle,
         )
 
     def _rotate_and_cache(
@@ -132,5 +137,8 @@ class PagedAttention:
         return rows.decode_schedules[window]
 
 
-# Kind of a program's mixer -> (mixer, its weights, KV memory) -> what computes it.
-MIXERS: Mapping[str, Callable[[Mixer, Any, KVCache], LayerMixer]] = {"attention": PagedAttention}
+# Kind of a program's mixer -> (mixer, its weights, KV memory, the engine's choice) -> what computes
+# it.
+MIXERS: Mapping[str, Callable[[Mixer, Any, KVCache, Backend | None], LayerMixer]] = {
+    "attention": PagedAttention
+}

@@ -45,6 +45,7 @@ from src.ops.cpu.calls import use_threads
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.places import Places
 from src.ops.cpu.step import CompiledStep
+from src.ops.declaration import Backend
 
 T = TypeVar("T")
 
@@ -73,6 +74,8 @@ class Worker:
         Closed with the worker.
     num_threads
         That kernels compute with on the host.
+    attention
+        As of :class:`ForwardPass`.
     """
 
     def __init__(
@@ -85,9 +88,10 @@ class Worker:
         sampler: Sampler,
         *,
         num_threads: int,
+        attention: Backend | None = None,
     ) -> None:
         self._device = device
-        self._forward_pass = ForwardPass(model, kv_cache)
+        self._forward_pass = ForwardPass(model, kv_cache, attention)
         self._memory = PagePrefault(kv_cache) if device.is_host else None
         self._vocab_size = model.spec.vocab_size
         self._rows = rows

@@ -12,6 +12,7 @@ from src.distributed import Group
 from src.models.layers.linear import linear, row_parallel_linear
 from src.models.layers.norms import NormSpec, rms_norm
 from src.models.weights.methods import Weight
+from src.ops.attention_spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,18 @@ class AttentionMixerSpec:
     rotates: NormSpec | None
     deterministic: bool
 
+    def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
+        """What becomes of scores."""
+        return AttentionSpec(self.scale, self.cap, self.window, weights.sinks)
+
 
 class AttentionMixerWeights(NamedTuple):
-    """What rotation needs, where the mixer does it."""
+    """Weights of scores, and what rotation needs, where the mixer does it."""
 
-    q_norm: Tensor | None  # [D]
-    k_norm: Tensor | None  # [D]
-    rope_table: Tensor | None  # float32 [max_positions, D]
+    q_norm: Tensor | None = None  # [D]
+    k_norm: Tensor | None = None  # [D]
+    rope_table: Tensor | None = None  # float32 [max_positions, D]
+    sinks: Tensor | None = None  # float32 [Q], see `AttentionSpec`
 
 
 def attention_in(

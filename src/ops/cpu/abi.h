@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 16
+#define SLIPSTREAM_ABI 17
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -22,6 +22,14 @@ enum Status : int {
   kBadMasks = 9,        // masks are not of the rows that sample, or too short
 };
 
+// What becomes of a layer's scores, in this order.
+struct AttentionSpec {
+  float scale;         // factor of them
+  float cap;           // cap * tanh(score / cap); 0 for none
+  int64_t window;      // keys that a token sees, itself included; 0 for all
+  const float* sinks;  // [num_heads], a logit that takes part in the denominator only; or null
+};
+
 // Strides are in elements; heads lie head_dim apart and the last dimension is contiguous.
 struct AttentionArgs {
   const void* query;               // [tokens, num_heads, head_dim]
@@ -34,12 +42,12 @@ struct AttentionArgs {
   const int32_t* seq_lens;         // [rows]
   const int64_t* slot_mapping;     // [tokens]
   void* out;                       // [tokens, num_heads, head_dim] contiguous
+  const AttentionSpec* spec;
   int64_t query_stride, key_stride, value_stride, block_table_stride;
   int64_t tokens, rows, num_heads, num_kv_heads, head_dim;
   int64_t num_blocks, block_size, max_blocks;
-  int64_t sliding_window, dtype, threads;
+  int64_t dtype, threads;
   int64_t deterministic;  // whether how a row's tokens are cut into calls may not show in any bit
-  double scale;
 };
 
 struct GumbelArgs {
@@ -165,8 +173,8 @@ struct Bound;  // a compiled function and its weights
 struct AttentionLayer {
   void* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]
   void* value_cache;  // same
-  int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size, sliding_window;
-  double scale;
+  const AttentionSpec* spec;
+  int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size;
 };
 
 constexpr int kMaxStepTensors = 16;

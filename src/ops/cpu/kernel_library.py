@@ -17,18 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.attention_spec import AttentionSpec
+from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.calls import kernel_threads, raise_status
 from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linear
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 16
+ABI = 17
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
 
-_ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
+_ATTENTION = struct.Struct("@11P15q").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
@@ -266,8 +268,8 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
         seq_lens: Tensor,
         slot_mapping: Tensor,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
+        sinks: Tensor | None,
+        scalars: Sequence[float],
         max_query_len: int,
         max_seq_len: int,
         deterministic: bool = False,
@@ -303,6 +305,9 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 f"key_cache {tuple(key_cache.shape)} {key_cache.dtype}, "
                 f"out {tuple(out.shape)} {out.dtype}"
             )
+        if sinks is not None and sinks.shape != (num_heads,):
+            raise ValueError(f"expected sinks [{num_heads}], got {tuple(sinks.shape)}")
+        spec = packed_specs([AttentionSpec.of(sinks, scalars)])
         status = function(
             _ATTENTION(
                 query.data_ptr(),
@@ -315,6 +320,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 seq_lens.data_ptr(),
                 slot_mapping.data_ptr(),
                 out.data_ptr(),
+                ctypes.addressof(spec),
                 query_stride[0],
                 key_stride[0],
                 value_stride[0],
@@ -327,11 +333,9 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 num_blocks,
                 block_size,
                 max_blocks,
-                sliding_window,
                 DTYPES[dtype],
                 kernel_threads(),
                 deterministic,
-                scale,
             )
         )
         if status:

@@ -37,7 +37,7 @@ std::vector<T> draw(Random& random, size_t n) {
 
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
-                    int64_t deterministic, int64_t kv_heads) {
+                    bool modified, int64_t deterministic, int64_t kv_heads) {
   constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
   // A chunk, decode, two tokens, a prompt of more than one step and item, decode after few keys, and
   // decode after the keys of the second row.
@@ -63,11 +63,15 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
           tables[size_t(row * kMaxBlocks + position / kBlock)] * kBlock + position % kBlock;
     }
   }
+  // As large as the largest scores, and a bound that most of these feel.
+  const auto sinks = draw<float>(random, kHeads);
+  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window,
+                           modified ? sinks.data() : nullptr};
   AttentionArgs args{query.data(), key.data(), value.data(), keys.data(), values.data(),
-                     tables.data(), starts, lengths, slots.data(), out.data(),
+                     tables.data(), starts, lengths, slots.data(), out.data(), &spec,
                      kHeads * head_dim, kv_heads * head_dim, kv_heads * head_dim, kMaxBlocks,
                      tokens, kRows, kHeads, kv_heads, head_dim, blocks, kBlock, kMaxBlocks,
-                     window, dtype, 2, deterministic, 1.0 / std::sqrt(double(head_dim))};
+                     dtype, 2, deterministic};
   if (slipstream_paged_attention(&args) != kOk) return false;
   args.key_cache = other_keys.data();
   args.value_cache = other_values.data();
@@ -124,6 +128,25 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
   for (size_t i = 0; i < out.size(); ++i) {
     const float a = as_float(&out[i]), b = as_float(&other_out[i]);
     if (!(std::fabs(a - b) <= tolerance * (32.0f + std::fabs(a)))) return false;
+  }
+  return true;
+}
+
+// Every combination of what selects another path.
+template <class T>
+bool same_attentions(AttentionFunction* other, DType dtype) {
+  for (const int64_t head_dim : {64, 72, 128, 256}) {
+    for (const int64_t window : {0, 65}) {
+      for (const int64_t fixed : {0, 1}) {
+        for (const int64_t kv_heads : {2, 6}) {
+          for (const bool modified : {false, true}) {
+            if (!same_attention<T>(other, dtype, head_dim, window, modified, fixed, kv_heads)) {
+              return false;
+            }
+          }
+        }
+      }
+    }
   }
   return true;
 }
@@ -291,18 +314,9 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
 SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel,
                                             LinearFunction* linear, ExpertsFunction* experts,
                                             QuantizeFunction* quantize, LayOutFunction* lay_out) {
-  for (const int64_t head_dim : {64, 72, 128}) {
-    for (const int64_t window : {0, 65}) {
-      for (const int64_t fixed : {0, 1}) {
-        for (const int64_t kv_heads : {2, 6}) {
-          if (!same_attention<float>(attention, kFloat32, head_dim, window, fixed, kv_heads) ||
-              !same_attention<bf16>(attention, kBFloat16, head_dim, window, fixed, kv_heads) ||
-              !same_attention<f16>(attention, kFloat16, head_dim, window, fixed, kv_heads)) {
-            return kDiffers;
-          }
-        }
-      }
-    }
+  if (!same_attentions<float>(attention, kFloat32) ||
+      !same_attentions<bf16>(attention, kBFloat16) || !same_attentions<f16>(attention, kFloat16)) {
+    return kDiffers;
   }
   if (!same_linears<float>(linear, kFloat32) || !same_linears<bf16>(linear, kBFloat16) ||
       !same_linears<f16>(linear, kFloat16)) {

@@ -147,8 +147,7 @@ void tell(const AttentionLayer& layer, const Tensor& query, const Tensor& key, c
   attention->key_cache = layer.key_cache, attention->value_cache = layer.value_cache;
   attention->num_heads = layer.num_heads, attention->num_kv_heads = layer.num_kv_heads;
   attention->head_dim = layer.head_dim, attention->num_blocks = layer.num_blocks;
-  attention->block_size = layer.block_size, attention->sliding_window = layer.sliding_window;
-  attention->scale = layer.scale;
+  attention->block_size = layer.block_size, attention->spec = layer.spec;
 }
 
 // A program's tensors on their way through a step.

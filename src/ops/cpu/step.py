@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.attention_spec import AttentionSpec
+from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import DTYPES, raise_status
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 
 _CONTEXT: Final = struct.Struct("@6P17q").pack  # StepContext
-_LAYER: Final = struct.Struct("@2P6qd").pack  # AttentionLayer
+_LAYER: Final = struct.Struct("@3P5q").pack  # AttentionLayer
+_LAYER_SIZE: Final = struct.calcsize("@3P5q")
 MAX_STEP_TENSORS: Final = 16
 _MAX_READS: Final = 8
 _MAX_WRITES: Final = 8
@@ -52,16 +55,14 @@ class StepAttention(NamedTuple):
 
     Attributes:
         keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
+        spec: What becomes of scores.
         num_heads: Of the queries.
-        scale: Factor on query-key products.
-        sliding_window: In tokens; 0 is the whole context.
     """
 
     keys: Tensor
     values: Tensor
+    spec: AttentionSpec
     num_heads: int
-    scale: float
-    sliding_window: int
 
 
 class StepInstruction(NamedTuple):
@@ -190,16 +191,23 @@ class CompiledStep:
         self._step: Any = caller.step
         self._caller = caller
         self._program = program
-        layers = ctypes.create_string_buffer(b"".join(map(_packed_layer, attentions)))
-        size = ctypes.sizeof(layers) // len(attentions)
+        specs = packed_specs([each.spec for each in attentions])
+        spec_size = ctypes.sizeof(specs) // len(attentions)
+        layers = ctypes.create_string_buffer(
+            b"".join(
+                _packed_layer(each, ctypes.addressof(specs) + number * spec_size)
+                for number, each in enumerate(attentions)
+            ),
+            len(attentions) * _LAYER_SIZE,
+        )
         address_of = {
-            id(each): ctypes.addressof(layers) + number * size
+            id(each): ctypes.addressof(layers) + number * _LAYER_SIZE
             for number, each in enumerate(attentions)
         }
         packed = [_packed(each, address_of) for each in program.instructions]
         instructions = ctypes.create_string_buffer(b"".join(packed))
         # What the context points at.
-        self._holds = (caller, program, rows, layers, instructions)
+        self._holds = (caller, program, rows, specs, layers, instructions)
         last = max(
             number
             for number, each in enumerate(program.instructions)
@@ -299,18 +307,17 @@ def _bits(numbers: Iterable[int]) -> int:
     return sum(1 << number for number in numbers)
 
 
-def _packed_layer(layer: StepAttention) -> bytes:
+def _packed_layer(layer: StepAttention, spec: int) -> bytes:
     num_blocks, block_size, num_kv_heads, head_dim = layer.keys.shape
     return _LAYER(
         layer.keys.data_ptr(),
         layer.values.data_ptr(),
+        spec,
         layer.num_heads,
         num_kv_heads,
         head_dim,
         num_blocks,
         block_size,
-        layer.sliding_window,
-        layer.scale,
     )
 
 

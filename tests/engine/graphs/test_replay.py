@@ -86,7 +86,7 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return torch.empty(0).new_empty(number)
 
     def attend(*arguments: Any) -> None:
-        seen.append(("used", arguments[-1].numel()))
+        seen.append(("used", arguments[-2].numel()))
         attention(*arguments)
 
     monkeypatch.setattr(forward_pass, "step_schedule", made)
