@@ -71,8 +71,17 @@ def tests(session: nox.Session) -> None:
     chosen = ("-m", "not gpu and not compilers")
     two_at_a_time = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
     session.run(*pytest, *two_at_a_time, *chosen, *SIDE_BY_SIDE)
-    session.run(*pytest, *chosen, *(f"--ignore={path}" for path in SIDE_BY_SIDE))
+    alone = (*SIDE_BY_SIDE, "tests/attack")
+    session.run(*pytest, *chosen, *(f"--ignore={path}" for path in alone))
     session.run(*pytest, "--compiled", *COMPILED_TOO)
+
+
+@nox.session
+def attack(session: nox.Session) -> None:
+    """What one client can do to others, over real sockets: some minutes; arguments go to pytest."""
+    install(session, "test")
+    build_kernels(session)
+    session.run("python", "-m", "pytest", "tests/attack", *session.posargs)
 
 
 @nox.session

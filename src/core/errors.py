@@ -14,6 +14,7 @@
         ├── ConflictError           it does not go with what runs already (HTTP 409)
         ├── DeadlineExceededError   its deadline passed before its first token (HTTP 408)
         ├── RequestAbortedError     it was aborted while somebody awaited it
+        ├── GenerationError         engine or model cannot go on with it (HTTP 500)
         └── UnavailableError        try again later; carries ``retry_after`` in seconds (HTTP 503)
             ├── QueueFullError      the waiting queue is full (HTTP 429)
             ├── NotReadyError       the model is still loading (HTTP 503)
@@ -106,6 +107,13 @@ class DeadlineExceededError(RequestError):
 
 class RequestAbortedError(RequestError):
     """The request was aborted while somebody awaited its result."""
+
+
+class GenerationError(RequestError):
+    """The engine or the model cannot go on with this one request, by no fault of its client's.
+
+    The message says what is wrong, and is for the client.
+    """
 
 
 class UnavailableError(RequestError):

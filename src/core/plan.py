@@ -103,13 +103,24 @@ class RowResult(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True):
     """What came back from the device for one plan; ``rows`` in the plan's order.
 
-    ``failures`` are requests, by their key, that cannot go on, and why; what their rows sampled
-    means nothing.
+    What the rows of requests that cannot go on have sampled means nothing.
+
+    Attributes
+    ----------
+    failures
+        Requests, by their key, whose grammar has led them into a dead end, and why.
+    refused
+        Requests, by their key, that could not be installed in their row, and why.
+    unsound
+        Rows, by their index in the plan, whose logits allow no choice: there is a NaN or +inf among
+        them, or nothing but -inf.
     """
 
     step_id: int
     rows: list[RowResult]
     failures: Sequence[tuple[int, str]] = ()
+    refused: Sequence[tuple[int, str]] = ()
+    unsound: Sequence[int] = ()
 
 
 class StepTimes(msgspec.Struct):

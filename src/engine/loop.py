@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from src.core.errors import (
     EngineDeadError,
+    GenerationError,
     InvalidRequestError,
     ShuttingDownError,
     SlipstreamError,
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 # A device that fails this many steps in a row is not sound, whatever it says.
 _MAX_CONSECUTIVE_FAILURES = 3
+_UNSOUND = (
+    "the model gave no valid logits for this request: there is a NaN or +inf among them, or "
+    "nothing above -inf"
+)
 
 
 class EngineLoop:
@@ -241,12 +246,8 @@ class EngineLoop:
                 self._pace.observe(in_flight.plan, times.device_end - times.device_start)
         else:
             result = self._contain(in_flight.plan, outcome)
-        if result.failures:
-            # What they have comes before their end.
-            self._publish()
-        for key, reason in result.failures:
-            # Its own wishes have led it into a dead end.
-            self._fail(key, InvalidRequestError(reason, param="structured_output"))
+        if result.failures or result.refused or result.unsound:
+            self._fail_rows(in_flight.plan, result)
         for event in self.scheduler.commit(result):
             choice = self._choices[event.key]
             if choice.watches_text:
@@ -254,6 +255,28 @@ class EngineLoop:
             else:
                 self._unpublished.append((choice, event))
         self._observer.committed(in_flight.plan, times, started)
+
+    def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
+        """End the requests of single rows that cannot go on; the others of the step do."""
+        # What they have comes before their end.
+        self._publish()
+        for key, reason in result.failures:
+            # Its own wishes have led it into a dead end.
+            self._fail_row(key, "grammar", InvalidRequestError(reason, param="structured_output"))
+        for key, reason in result.refused:
+            logger.error("a request cannot be given a row: %s", reason)
+            message = "the engine cannot compute this request"
+            self._fail_row(key, "refused", GenerationError(message, code="row_refused"))
+        for index in result.unsound:
+            owner = self.scheduler.key_at(plan, index)
+            if owner is not None:
+                self._fail_row(owner, "logits", GenerationError(_UNSOUND, code="invalid_logits"))
+
+    def _fail_row(self, key: int, reason: str, error: SlipstreamError) -> None:
+        # A step behind the one that it failed in may say so again.
+        if key in self._choices:
+            self._observer.row_failed(reason)
+            self._fail(key, error)
 
     def _contain(self, plan: StepPlan, error: Exception) -> StepResult:
         """Fail only the requests of a failed step, when the device is still sound."""

@@ -136,6 +136,13 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             ends.callback(compilation.close)
         tokenizer = Tokenizer.from_directory(path)
         model = _load_model(config, report, path, device, rounds_inputs, compilation)
+        if unknown := tokenizer.fit_model(model.spec.vocab_size):
+            logger.warning(
+                "the tokenizer has tokens that the model does not have, %d to %d: requests whose "
+                "text has one are refused",
+                unknown[0],
+                unknown[-1],
+            )
         if tokenizer.has_chat_template:
             tokenizer.chat_template.prepare()
         return _build_parts(config, report, timeline, tokenizer, model, compilation, ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -35,6 +36,8 @@ from src.text.answer import ToolOffer
 from src.text.answer_plan import AnswerPlan, plan_answer, reasoning_of
 
 _decode: Final = RequestDecoder(ChatRequest)
+# What the engine calls the messages of a chat, where its errors begin with it.
+_PROMPT: Final = re.compile(r"\Aprompt\b")
 
 
 async def create_chat_completion(call: Call) -> None:
@@ -183,5 +186,6 @@ def spelt(error: RequestError, names: FieldNames) -> RequestError:
     """The same error, with its field as this client spelt it."""
     if error.param == "prompt":
         error.param = "messages"
+        error.message = _PROMPT.sub("messages", error.message)
     names.respell(error)
     return error

@@ -14,10 +14,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from src.core.config import HttpSection
-from src.core.errors import ConfigError, NotReadyError, RequestError
+from src.core.errors import ConfigError, InvalidRequestError, NotReadyError, RequestError
 from src.http.call import Call, refuse
 from src.http.errors import PermissionDeniedError, RouteNotFoundError, UnauthorizedError
-from src.http.keys import Keys, bearer, credentials, load_keys
+from src.http.keys import ADMITTED, Keys, bearer, credentials, load_keys
 from src.http.server import Server
 
 # What probes ask, who have no keys. They say how the server is, and nothing of what it does.
@@ -46,6 +46,12 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
+            if _has_two_lengths(scope):
+                error = InvalidRequestError(
+                    "Content-Length and Transfer-Encoding exclude each other"
+                )
+                await refuse(Call(self._server, scope, send), receive, error)
+                return
             await self._cors_app()(scope, receive, send)
         else:
             # No endpoint speaks anything else: the handshake of a WebSocket is answered with 403.
@@ -73,6 +79,15 @@ class Guard:
         unknown = isinstance(refusal, UnauthorizedError)
         headers = CHALLENGE if unknown else ()
         await refuse(Call(self._server, scope, send), receive, refusal, headers=headers)
+
+
+def _has_two_lengths(scope: Scope) -> bool:
+    """Whether a body's end is told in two ways: who stands in front may have taken the other one.
+
+    That is how a second request is smuggled past it (RFC 9112, section 6.3).
+    """
+    names = {name for name, _ in scope["headers"]}
+    return b"content-length" in names and b"transfer-encoding" in names
 
 
 def check_access(section: HttpSection) -> Keys:
@@ -114,7 +129,11 @@ def _refusal(scope: Scope, server: Server) -> RequestError | None:
     if not len(keys.api) or (path == METRICS and server.config.http.public_metrics):
         return None
     given = credentials(scope)
-    if keys.api.admits(given) or (path in ADMIN_READS and keys.admin.admits(bearer(scope))):
+    admitted = keys.api.admitted(given)
+    if admitted is not None:
+        scope[ADMITTED] = admitted
+        return None
+    if path in ADMIN_READS and keys.admin.admits(bearer(scope)):
         return None
     what = "this is no API key" if given else "an API key is needed"
     return UnauthorizedError(f"{what}: Authorization: Bearer KEY, or x-api-key: KEY")

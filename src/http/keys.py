@@ -19,6 +19,9 @@ from starlette.types import Scope
 from src.core.config import HttpSection
 from src.core.errors import ConfigError
 
+# Where the scope of a request has the hash of the key that let it in, if one was needed.
+ADMITTED: Final = "slipstream.admitted"
+
 MAX_KEYS: Final = 1024
 # Nobody's key is longer, and hashing is not for free.
 _MAX_CREDENTIALS: Final = 4096
@@ -40,15 +43,21 @@ class KeyRing:
         return len(self._hashes)
 
     def admits(self, credentials: Iterable[bytes]) -> bool:
-        """Whether one of ``credentials`` is one of the keys.
+        """Whether one of ``credentials`` is one of the keys."""
+        return self.admitted(credentials) is not None
 
-        Takes the same time whichever of them it is, and how far a wrong one is right.
+    def admitted(self, credentials: Iterable[bytes]) -> bytes | None:
+        """Hash of the first of ``credentials`` that is one of the keys; ``None`` if none is.
+
+        Takes the same time whichever key it is, and how far a wrong one is right.
         """
-        admitted = False
+        admitted = None
         for given in credentials:
-            digest = _hash(given)
+            digest, is_known = _hash(given), False
             for known in self._hashes:
-                admitted |= hmac.compare_digest(digest, known)
+                is_known |= hmac.compare_digest(digest, known)
+            if is_known and admitted is None:
+                admitted = digest
         return admitted
 
     def shares(self, other: KeyRing) -> bool:

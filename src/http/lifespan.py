@@ -22,6 +22,7 @@ from src.core.errors import ConfigError, SlipstreamError
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
 from src.http.guard import check_access
+from src.http.http2 import bound_http2
 from src.http.idle_connections import release_closed_connections
 from src.http.outbox import Outbox
 from src.http.process_exit import (
@@ -47,6 +48,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     config = _configuration(server)
     setup_logging(config.observability.log_level, config.observability.log_format)
     release_closed_connections()
+    bound_http2()
     engine = AsyncEngine(config)
     server.attach(engine)
     # Its state is of this event loop.

@@ -7,11 +7,12 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from src.core.errors import InvalidRequestError, PromptTooLongError
+from src.core.errors import InvalidRequestError, PromptTooLongError, RequestError
 from src.core.sampling_params import shown
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions
 from src.http.call import Call
+from src.http.chat import chat_names, spelt
 from src.http.conversation import conversation
 from src.http.fields import RequestDecoder
 from src.http.protocol.chat import ChatRequest
@@ -126,7 +127,10 @@ async def _of_messages(engine: AsyncEngine, request: TokenizeRequest) -> list[in
         messages=request.messages, add_special_tokens=request.add_special_tokens, **same
     )
     messages, options = await conversation(chat, engine.config)
-    return await engine.tokenize(messages, chat=options)
+    try:
+        return await engine.tokenize(messages, chat=options)
+    except RequestError as error:
+        raise spelt(error, chat_names(chat)) from None
 
 
 def _names(engine: AsyncEngine, token_ids: list[int]) -> list[str]:

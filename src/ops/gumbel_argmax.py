@@ -19,10 +19,13 @@ from src.ops.philox import gumbel_from_words, random_words
 GREEDY_BELOW = 1e-5
 """Temperatures below this take the plain argmax."""
 
+NO_TOKEN = -1
+"""What a row gives whose logits allow no choice."""
+
 
 def reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
     """See [`gumbel_argmax`][src.ops.gumbel_argmax.gumbel_argmax]."""
-    scores = torch.where(logits.isnan(), -torch.inf, logits).double()  # [S, V] float64
+    scores = logits.double()  # [S, V] float64
     sampled = temperatures >= GREEDY_BELOW  # [S] bool
     if bool(sampled.any()):
         rows = sampled.nonzero().squeeze(1)
@@ -30,7 +33,17 @@ def reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Te
         scores[rows] = scores[rows] / temperatures[rows].double()[:, None] + gumbel_from_words(
             words
         )
-    return scores.argmax(dim=1)
+    return scores.argmax(dim=1).masked_fill_(~sound_rows(logits), NO_TOKEN)
+
+
+def sound_rows(logits: Tensor) -> Tensor:
+    """Whether each row of `logits` [S, V] allows a choice: [S] bool.
+
+    A NaN or +inf says that the model's arithmetic has gone wrong, and whatever is drawn beside it
+    means nothing. -inf is what masks leave, and ordinary unless there is nothing else.
+    """
+    # The largest of a NaN and anything is NaN.
+    return logits.amax(dim=1).isfinite()
 
 
 def _fake(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
@@ -90,14 +103,14 @@ def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures
     float rounding.
 
     Parameters
-        logits: [S, V] float32, last dimension contiguous. -inf and NaN never win; a row with
-            nothing else gives token 0.
+        logits: [S, V] float32, last dimension contiguous. -inf never wins.
         seeds: [S] int64, all 64 bits count.
         positions: [S] int64, position of the sampled token in its sequence.
         temperatures: [S] float32. Below 1e-5 the row is greedy: the lowest index of its maximum.
 
     Returns
-        [S] int64 token ids.
+        [S] int64 token ids; -1 for a row that has a NaN or +inf, or nothing but -inf. It costs no
+            read of its own.
     """
     tokens: Tensor = GUMBEL_ARGMAX.overload(logits, seeds, positions, temperatures)
     return tokens

@@ -104,6 +104,16 @@ class Tokenizer:
             clean_up_tokenization_spaces=config.get("clean_up_tokenization_spaces") is True,
         )
 
+    def fit_model(self, vocab_size: int) -> list[int]:
+        """Count as special no token that a model of so many token ids does not have.
+
+        A tag that is such a token can be written as text alone. Returns the ids that the tokenizer
+        has and the model does not, sorted: whoever encodes a text has to look for them.
+        """
+        self.special_ids = frozenset(i for i in self.special_ids if i < vocab_size)
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        return sorted(token_id for token_id in ids if token_id >= vocab_size)
+
     @property
     def chat_template(self) -> ChatTemplate:
         """The checkpoint's chat template.

@@ -14,10 +14,11 @@ import pytest
 
 from src import AsyncEngine, GenerationResult, SamplingParams
 from src.core.config import CompileSection, Config
-from src.core.errors import EngineDeadError
+from src.core.errors import EngineDeadError, GenerationError
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer
 from src.engine.execution.worker import DeviceLostError, Worker
+from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.loop import EngineLoop
 from src.engine.requests.streams import Choice, RequestStream
 from src.engine.sampling import SamplingState
@@ -104,7 +105,6 @@ def expected(reference: Any) -> list[list[int]]:
     [
         ("any", Worker, "launch"),
         ("any", Worker, "_apply"),
-        ("any", RowState, "install"),
         ("any", StepComputer, "compute"),
         ("uncompiled", StepComputer, "_forward"),
         ("uncompiled", StepComputer, "_sample"),
@@ -165,7 +165,7 @@ async def test_a_panic_on_the_device_thread_is_its_requests_too(
 
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
-    [(Worker, "launch", 13), (Worker, "_apply", 13), (SamplingState, "install", 6)],
+    [(Worker, "launch", 13), (Worker, "_apply", 13)],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 async def test_a_step_behind_one_that_got_no_blocks_does_not_fail_too(
@@ -192,6 +192,30 @@ async def test_a_step_behind_one_that_got_no_blocks_does_not_fail_too(
                 for result, tokens in zip(results, expected, strict=True):
                     if isinstance(result, GenerationResult):
                         assert result.token_ids == tokens
+
+
+@pytest.mark.parametrize("owner", [RowState, SamplingState, RowGrammars])
+async def test_a_request_that_cannot_be_installed_fails_alone(
+    checkpoint: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, owner: type
+) -> None:
+    """The others of its step go on, and so does the step behind, which names its row still."""
+    config = small_config(checkpoint, scheduler__pipeline_depth=2, scheduler__max_num_seqs=2)
+    for at in range(1, 7):
+        with monkeypatch.context() as patch:
+            async with AsyncEngine.open(config) as engine:
+                tasks = asyncio.all_tasks()
+                fault = Fault(patch, owner, "install", at=at)
+                results = await all_of(engine)
+                assert fault.raised == 1
+                failed = [each for each in results if isinstance(each, BaseException)]
+                assert [type(error) for error in failed] == [GenerationError]
+                for result, tokens in zip(results, expected, strict=True):
+                    if isinstance(result, GenerationResult):
+                        assert result.token_ids == tokens
+                assert engine.metrics.value("slipstream_step_failures_total") == 0
+                refused = engine.metrics.value("slipstream_row_failures_total", reason="refused")
+                assert refused == 1
+                assert_nothing_is_left(engine, tasks)
 
 
 @pytest.mark.parametrize(

@@ -364,3 +364,72 @@ async def test_neither_the_engine_nor_logs_nor_metrics_know_a_key(
     for key in (ALICE, BOB, ADMIN):
         assert key not in metrics
         assert not [record for record in caplog.records if key in record.getMessage()]
+
+
+async def test_stored_responses_are_of_the_key_that_was_admitted(nobody: httpx.AsyncClient) -> None:
+    """And not of what else is sent: one client would be as many owners as it can make up."""
+    body = {"model": "tiny", "input": "hi", "max_output_tokens": 16}
+    made = await nobody.post(
+        "/v1/responses", json=body, headers={**bearer(ALICE), "x-api-key": "made up"}
+    )
+    assert made.status_code == 200, made.text
+    path = f"/v1/responses/{made.json()['id']}"
+    for headers in (
+        bearer(ALICE),
+        {"x-api-key": ALICE},
+        {**bearer(ALICE), "x-api-key": "another"},
+        {**bearer("wrong"), "x-api-key": ALICE},
+    ):
+        assert (await nobody.get(path, headers=headers)).status_code == 200, headers
+    for headers in (bearer(BOB), {**bearer(BOB), "x-api-key": "made up"}):
+        assert (await nobody.get(path, headers=headers)).status_code == 404, headers
+
+
+async def test_one_key_with_many_others_evicts_nobody(
+    guarded: Starlette, nobody: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = guarded.state.server
+    http = msgspec.structs.replace(server.config.http, max_stored_responses=4)
+    monkeypatch.setattr(server, "config", msgspec.structs.replace(server.config, http=http))
+    body = {"model": "tiny", "input": "hi", "max_output_tokens": 16}
+
+    async def stored(**headers: str) -> str:
+        answer = await nobody.post("/v1/responses", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return f"/v1/responses/{answer.json()['id']}"
+
+    kept = [await stored(authorization=f"Bearer {BOB}") for _ in range(2)]
+    for number in range(10):
+        await stored(**bearer(ALICE), **{"x-api-key": f"made up {number}"})
+    for path in kept:
+        assert (await nobody.get(path, headers=bearer(BOB))).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/live", "/nowhere"])
+async def test_a_body_whose_end_is_told_in_two_ways_is_refused(
+    guarded: Starlette, path: str
+) -> None:
+    """Whatever the path and the key: who stands in front may have believed the other one."""
+    sent: list[dict[str, Any]] = []
+    given = [
+        {"type": "http.request", "body": b"", "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Any:
+        return given.pop(0) if len(given) > 1 else given[0]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "http_version": "1.1",
+        "headers": [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")],
+    }
+    await guarded(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert (b"connection", b"close") in sent[0]["headers"]

@@ -331,6 +331,7 @@ def test_the_servers_own_counters() -> None:
     metrics.on_startup_phase("weights", 1.5, 2.5)
     metrics.on_startup_phase("compile", 1.0, None)
     metrics.on_step_failed()
+    metrics.on_row_failed("logits")
     metrics.on_observer_error()
     assert metrics.value("slipstream_http_rejections_total", reason="queue_full") == 1
     assert metrics.value("slipstream_client_disconnects_total") == 1
@@ -342,6 +343,11 @@ def test_the_servers_own_counters() -> None:
     # It goes on.
     assert metrics.registry.get_sample_value(took, {"phase": "compile"}) is None
     assert metrics.value("slipstream_step_failures_total") == 1
+    assert metrics.value("slipstream_row_failures_total", reason="logits") == 1
+    assert (
+        metrics.registry.get_sample_value("slipstream_row_failures_total", {"reason": "refused"})
+        == 0
+    )
     assert metrics.value("slipstream_observer_errors_total") == 1
 
 

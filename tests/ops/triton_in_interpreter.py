@@ -192,9 +192,15 @@ def all_else_matches() -> None:
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
     experts_match()
-    logits = torch.tensor([[-torch.inf] * 5, [1.0, torch.nan, 2.0, 2.0, 0.0]])
-    words = torch.zeros(2, dtype=torch.int64)
-    assert gumbel_argmax.run(logits, words, words, torch.tensor([1.0, 0.0])).tolist() == [0, 2]
+    bad = [[-torch.inf] * 5, [1.0, torch.nan, 2.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0, torch.inf]]
+    logits = torch.tensor([*bad, [1.0, -torch.inf, 2.0, 2.0, 0.0]])
+    words = torch.zeros(4, dtype=torch.int64)
+    for temperature, expected in ((0.0, 2), (1e-5, None), (1.0, None)):
+        temperatures = torch.full((4,), temperature)
+        got = gumbel_argmax.run(logits, words, words, temperatures).tolist()
+        assert got == GUMBEL_ARGMAX.reference(logits, words, words, temperatures).tolist()
+        assert got[:3] == [-1, -1, -1]
+        assert got[3] == expected if expected is not None else got[3] in (0, 2, 3, 4)
 
 
 def experts_match() -> None:

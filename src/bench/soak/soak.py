@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from src.bench.soak.exchange import BrokenAnswer, connected, post
+from src.bench.soak.exchange import BrokenAnswer, connected, exchange, post
 from src.bench.soak.questions import COMPLETIONS, answer_alone, make_questions
 from src.bench.soak.server import SoakedServer
 from src.bench.soak.traffic import FAULTS, Act, Traffic
@@ -130,7 +130,15 @@ class Soak:
             capacity=scheduler.max_num_seqs + scheduler.max_waiting_requests,
             admin_headers=server.admin_headers,
             seed=self._seed,
+            space_id=await self._space_id(port),
         )
+
+    async def _space_id(self, port: int) -> int:
+        """The token that a model writes one space with, or ends it with."""
+        body = json.dumps({"prompt": " ", "add_special_tokens": False}).encode()
+        reply = await exchange(port, post("/tokenize", body))
+        token_id: int = reply.json()["tokens"][-1]
+        return token_id
 
     async def _round(self, traffic: Traffic, deadline: float) -> None:
         """Clients until a moment, and a burst among them; all are done when it returns."""

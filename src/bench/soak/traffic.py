@@ -6,6 +6,7 @@ Every kind answers with what became of it, in a word, or raises :class:`Wrong`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from src.bench.soak.attacks import attacks
 from src.bench.soak.exchange import (
     BrokenAnswer,
     Reply,
@@ -63,6 +65,9 @@ _BAD: Final = (
 )
 
 
+# Seconds for which one attack lasts.
+_ATTACK_SECONDS: Final = 2.0
+
 # What became of it: a word, or words and how often.
 Act = Callable[[], Awaitable[str | Counter[str]]]
 
@@ -80,6 +85,8 @@ class Traffic:
         Questions, and what each is answered when it is asked alone.
     capacity
         Requests that the server holds at once, running and waiting.
+    space_id
+        The token that is one space.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class Traffic:
         capacity: int,
         admin_headers: dict[str, str],
         seed: int,
+        space_id: int = 3,
     ) -> None:
         self.capacity = capacity
         self._port = port
@@ -101,6 +109,7 @@ class Traffic:
         self._max_model_len = max_model_len
         self._admin_headers = admin_headers
         self._random = random.Random(seed)
+        self._attacks = attacks(space_id, max_tokens=max_model_len // 2, choices=4)
         self._shared = self._random.choices(self._ids, k=max_model_len // 3)
         # How often each is drawn.
         self.kinds: list[tuple[str, int, Act]] = [
@@ -115,6 +124,7 @@ class Traffic:
             ("leaves while it sends", 8, self._leaves_sending),
             ("malformed", 12, self._malformed),
             ("noise", 4, self._noise),
+            ("attack", 8, self._attack),
             ("deadline", 4, self._deadline),
             ("slow reader", 2, self._slow_reader),
             ("deaf reader", 1, self._deaf_reader),
@@ -294,6 +304,21 @@ class Traffic:
         if received and not received.startswith((b"HTTP/1.1 4", b"HTTP/1.1 2")):
             raise Wrong(f"{received!r} is the answer to {noise[:60]!r}")
         return "refused" if received else "closed"
+
+    async def _attack(self) -> str:
+        """What keeps a server from its others, if it can; it is left after a while."""
+        attack = self._random.choice(self._attacks)
+        received = b""
+        async with connected(self._port, reset=True) as (reader, writer):
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(_ATTACK_SECONDS):
+                    writer.write(attack.request)
+                    await writer.drain()
+                    while piece := await reader.read(65536):
+                        received = received or piece
+        if received and not received.startswith(attack.answers):
+            raise Wrong(f"{attack.name}: the answer begins with {received[:80]!r}")
+        return f"{attack.name}: {'answered' if received else 'closed'}"
 
     async def _operator(self) -> str:
         """Looks at a server while it works."""

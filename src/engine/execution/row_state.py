@@ -75,6 +75,12 @@ class RowState:
         for group, block_ids in enumerate(install.block_ids):
             self._block_tables[group].replace(install.row, self._numbers(group, block_ids))
 
+    def install_harmless(self, install: RowInstall) -> None:
+        """Give the row its blocks, and tokens that every model has: its own may be what failed."""
+        num_tokens = min(len(install.token_ids), self.max_model_len)
+        self._token_table.replace(install.row, [0] * num_tokens)
+        self._block_table.replace(install.row, install.block_ids)
+
     def append_blocks(self, append: BlockAppend) -> None:
         """Continue one of the row's block tables."""
         numbers = self._numbers(append.group, append.block_ids)
@@ -109,15 +115,19 @@ class RowState:
         row's former owner had its blocks.
         """
         for install in plan.installs:
-            self.install(install)
+            self.install_harmless(install)
         for append in plan.block_appends:
             self.append_blocks(append)
         for step in plan.rows:
             self.tokens[step.row].clamp_(min=0)
 
     def scatter_tokens(self, rows_s: Tensor, positions_s: Tensor, token_ids_s: Tensor) -> None:
-        """Write sampled tokens back into their rows: [S] int64 each."""
-        self.tokens[rows_s, positions_s] = token_ids_s.to(torch.int32)
+        """Write sampled tokens back into their rows: [S] int64 each.
+
+        Where no token could be sampled, which is a negative one, a harmless one is written: the
+        step behind names the row still, and must not fail for the others.
+        """
+        self.tokens[rows_s, positions_s] = token_ids_s.clamp(min=0).to(torch.int32)
 
 
 class _Table:

@@ -22,7 +22,7 @@ from src.compile import LoadedFunction
 from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.collector import thaw_collector
 from src.core.errors import EngineDeadError
-from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
+from src.core.plan import RowInstall, RowResult, StepPlan, StepResult, StepTimes
 from src.core.request import Request
 from src.engine.devices import Device, StepSpan
 from src.engine.devices.device_thread import DeviceThread
@@ -31,12 +31,13 @@ from src.engine.execution.graphs import GraphPool, GraphStats
 from src.engine.execution.in_flight import InFlight
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.page_prefault import PagePrefault
+from src.engine.execution.row_checks import check_install
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.execution.step_results import StepResults
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
-from src.engine.sampling.prompt_logprobs import still_unscored
+from src.engine.sampling.prompt_logprobs import are_sound, still_unscored
 from src.models import Model
 from src.models.program import Function
 from src.ops.cpu.build import is_building, is_compiling, kernel_library
@@ -92,6 +93,7 @@ class Worker:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
         self._memory = PagePrefault(kv_cache) if device.is_host else None
+        self._vocab_size = model.spec.vocab_size
         self._rows = rows
         self._sampler = sampler
         # Of the device thread alone: row -> its newest owner, while that waits for scores of its
@@ -397,12 +399,12 @@ class Worker:
         for request in admitted:
             self._known[request.key] = request
         self._forget(ended)
-        self._apply(plan)
+        refused = self._apply(plan)
         output = span.copy_out(self._computer.compute(plan, span.computes))
         in_flight.holds.append(span)
         self._follow(plan, output, span)
         span.deliver(
-            lambda: self._read(plan, output),
+            lambda: self._read(plan, output, refused),
             lambda outcome: self._deliver(in_flight, outcome),
         )
 
@@ -430,44 +432,69 @@ class Worker:
                     self._unscored[row] = None
                     self._sampler.vacate(row)
 
-    def _apply(self, plan: StepPlan) -> None:
+    def _apply(self, plan: StepPlan) -> list[tuple[int, str]]:
+        """Write the plan into the rows; returns who could not be installed, by key, and why."""
+        refused = []
         for install in plan.installs:
-            request = self._known[install.request_key]
-            self._owners[install.row] = install.request_key
-            self._rows_of.setdefault(install.request_key, set()).add(install.row)
-            self._unscored[install.row] = still_unscored(request, install)
-            self._rows.install(install)
-            self._sampler.state.install(install.row, request, install.prompt_len)
-            output = install.token_ids[install.prompt_len :]
-            self._grammars.install(install.row, request, output)
+            try:
+                self._install(install)
+            # Whatever it is about this request, the others of the step have no part in it.
+            except Exception as error:
+                self._clear(install)
+                refused.append((install.request_key, f"{type(error).__name__}: {error}"))
         for append in plan.block_appends:
             self._rows.append_blocks(append)
         if self._memory is not None:
             self._memory.follow(plan)
         self._grammars.begin()
+        return refused
 
-    def _read(self, plan: StepPlan, output: StepOutput) -> StepResult:
+    def _install(self, install: RowInstall) -> None:
+        request = self._known[install.request_key]
+        self._owners[install.row] = install.request_key
+        self._rows_of.setdefault(install.request_key, set()).add(install.row)
+        check_install(install, request.params, self._vocab_size, self._rows.max_model_len)
+        self._unscored[install.row] = still_unscored(request, install)
+        self._rows.install(install)
+        self._sampler.state.install(install.row, request, install.prompt_len)
+        self._grammars.install(install.row, request, install.token_ids[install.prompt_len :])
+
+    def _clear(self, install: RowInstall) -> None:
+        """Have a row ask for nothing: its owner could not be installed, and steps name it still."""
+        self._unscored[install.row] = None
+        self._rows.install_harmless(install)
+        self._sampler.state.neutralize(install.row)
+        self._grammars.vacate(install.row)
+
+    def _read(
+        self, plan: StepPlan, output: StepOutput, refused: Sequence[tuple[int, str]] = ()
+    ) -> StepResult:
         """Turn host tensors into a result, rows in the plan's order."""
         samples, scores = output.samples, output.prompt_scores
+        unsound = []
         token_ids = iter(samples.token_ids.tolist() if samples else ())
         logprobs = iter(samples.logprob_lists() if samples else ())
         rows = []
         for index, step in enumerate(plan.rows):
             prompt_logprobs = scores.of_row(index) if scores else None
+            is_sound = prompt_logprobs is None or are_sound(prompt_logprobs)
             if step.samples:
-                scored = next(logprobs)
+                scored, token_id = next(logprobs), next(token_ids)
+                is_sound = is_sound and token_id >= 0
                 rows.append(
                     RowResult(
                         step.row,
                         step.generation,
-                        [next(token_ids)],
+                        [token_id],
                         None if scored is None else [scored],
                         prompt_logprobs,
                     )
                 )
             else:
                 rows.append(RowResult(step.row, step.generation, [], None, prompt_logprobs))
-        return StepResult(plan.step_id, rows, output.failures)
+            if not is_sound:
+                unsound.append(index)
+        return StepResult(plan.step_id, rows, output.failures, refused, unsound)
 
     def _deliver(self, in_flight: InFlight, outcome: StepResult | Exception) -> None:
         if isinstance(outcome, Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import Final
 
 import msgspec
@@ -20,6 +21,11 @@ ORDINARY_CALL: Final = 0.003
 _EXCESS: Final = 2.0
 # Of each second that passes, the part by which the excess is forgiven.
 _FORGIVEN: Final = 0.05
+
+# A judge works on the event loop, where others wait for every call: of what a call may take in the
+# ordinary, the part that one of its tokens may; and seconds that any call may take.
+_OF_A_CALL: Final = 1 / 30
+_LONGEST_JUDGEMENT: Final = 0.02
 
 # Tokens after which a matcher that computes no masks computes one: that gives the lexer its fuel.
 REFUELED_TOKENS: Final = 32
@@ -108,7 +114,7 @@ class TimeBudget:
         self._excess = 0.0
         self._updated = clock()
 
-    def allows(self, seconds: float, num_calls: int = 1) -> bool:
+    def allows(self, seconds: float, num_calls: float = 1) -> bool:
         """Whether calls that took so long together are within it; they are counted."""
         now = self._clock()
         forgiven = (now - self._updated) * _FORGIVEN
@@ -180,6 +186,9 @@ class TextJudge:
     beyond it: everything is complete from there on. Where the matcher gives up instead, over its
     limits or over the budget of all who follow the grammar, nobody can tell any more, and nothing
     is: a stop string is plain text then, since a cut at it could break what was asked for.
+
+    Text that is held back is taken once, character by character, however many stop strings end in
+    it: where it is complete is remembered until it is let out.
     """
 
     def __init__(
@@ -191,43 +200,94 @@ class TextJudge:
         self._is_beyond = False
         self._has_given_up = False
         self._num_tokens = 0
+        # Text that the matcher has taken and that was not let out, the tokens of each character,
+        # and whether it is complete after each number of them.
+        self._ahead = ""
+        self._ahead_tokens: list[int] = []
+        self._ahead_complete: list[bool] = []
+        # What the grammar does not know, where that follows.
+        self._barred: str | None = None
 
     def advance(self, text: str) -> None:
         """The text goes on with this."""
         # Without text there is nothing to follow: it may be held back.
         if not text or self._is_beyond or self._has_given_up:
             return
-        token_ids = self._tokenize(text)
+        known = self._back_to(text)
+        self._ahead, self._barred = self._ahead[known:], None if known < len(text) else self._barred
+        del self._ahead_tokens[:known], self._ahead_complete[:known]
+        if not (rest := text[known:]):
+            return
+        self._ahead_complete.clear()
+        token_ids = self._tokenize(rest)
         if self._consume(token_ids) < len(token_ids):
             self._is_beyond = True
-        self._num_tokens += len(token_ids)
-        if self._num_tokens >= REFUELED_TOKENS:
-            self._num_tokens = 0
-            started = time.thread_time()
-            self._matcher.compute_bitmask()
-            self._charge(started, 1)
 
     def completes(self, text: str) -> bool:
         """Whether the text would be complete if it went on with this and ended."""
         if self._has_given_up or self._is_beyond:
             return not self._has_given_up
-        token_ids = self._tokenize(text)
+        if not self._ahead_complete:
+            self._ahead_complete.append(self._matcher.is_accepting())
+        if not text.startswith(self._ahead[: len(text)]):
+            self._back_to(text)
+        for character in text[len(self._ahead) :]:
+            if self._barred == character or not self._look_ahead(character):
+                return False
+        return self._ahead_complete[len(text)] and not self._has_given_up
+
+    def _look_ahead(self, character: str) -> bool:
+        """Take what is held back; whether the grammar knows it there."""
+        token_ids = self._tokenize(character)
         taken = self._consume(token_ids)
-        complete = taken == len(token_ids) and self._matcher.is_accepting()
-        if not self._matcher.rollback(taken):
+        if taken < len(token_ids) or not token_ids:
+            self._barred = character
+            if not self._matcher.rollback(taken):
+                self._has_given_up = True
+            return False
+        self._ahead, self._barred = self._ahead + character, None
+        self._ahead_tokens.append(taken)
+        self._ahead_complete.append(self._matcher.is_accepting())
+        return not self._has_given_up
+
+    def _back_to(self, text: str) -> int:
+        """Give back what was taken ahead and does not begin the text; how much of it does."""
+        if text.startswith(self._ahead) or self._ahead.startswith(text):
+            return min(len(text), len(self._ahead))
+        # Of strings, not of paths.
+        known = len(commonprefix([text, self._ahead]))  # noqa: RUF071
+        if not self._matcher.rollback(sum(self._ahead_tokens[known:])):
             self._has_given_up = True
-        return complete and not self._has_given_up
+        self._ahead, self._barred = self._ahead[:known], None
+        del self._ahead_tokens[known:], self._ahead_complete[known + 1 :]
+        return known
 
     def _consume(self, token_ids: list[int]) -> int:
         """How many of the tokens the matcher took."""
-        if not token_ids:
-            return 0
-        started = time.thread_time()
-        taken = self._matcher.try_consume_tokens(token_ids)
-        self._charge(started, len(token_ids))
+        taken = 0
+        while taken < len(token_ids) and not self._has_given_up:
+            chunk = token_ids[taken : taken + REFUELED_TOKENS - self._num_tokens]
+            started = time.thread_time()
+            count = self._matcher.try_consume_tokens(chunk)
+            self._charge(started, len(chunk) * _OF_A_CALL)
+            taken += count
+            is_short = count < len(chunk)
+            # Without fuel the lexer takes nothing either: only behind a mask that is believed.
+            if is_short and self._num_tokens == count == 0:
+                break
+            self._num_tokens += count
+            if is_short or self._num_tokens >= REFUELED_TOKENS:
+                self._refuel()
         return taken
 
-    def _charge(self, started: float, num_calls: int) -> None:
+    def _refuel(self) -> None:
+        self._num_tokens = 0
+        started = time.thread_time()
+        self._matcher.compute_bitmask()
+        self._charge(started, 1)
+
+    def _charge(self, started: float, num_calls: float) -> None:
         seconds = time.thread_time() - started
-        if not self._budget.allows(seconds, num_calls) or self._matcher.is_error():
+        is_long = seconds > _LONGEST_JUDGEMENT
+        if is_long or not self._budget.allows(seconds, num_calls) or self._matcher.is_error():
             self._has_given_up = True

@@ -165,11 +165,15 @@ class RowGrammars:
 
     def install(self, row: int, request: Request, output_token_ids: list[int]) -> None:
         """Give ``row`` to a request that has this output so far."""
-        if self._rows.pop(row, None) is not None:
-            self._departures.append(row)
+        self.vacate(row)
         if request.grammar is not None:
             self._rows[row] = request.key
             self._arrivals.append((row, request, output_token_ids))
+
+    def vacate(self, row: int) -> None:
+        """Nobody in this row is constrained."""
+        if self._rows.pop(row, None) is not None:
+            self._departures.append(row)
 
     def abandon(self, key: int) -> None:
         """The request has ended, and :meth:`forget` will say so: what is queued for it is skipped.
@@ -283,8 +287,10 @@ class RowGrammars:
         except Exception as error:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
-        if len(token_ids) != len(rows) or token_ids.min() < 0:
+        if len(token_ids) != len(rows):
             raise ValueError(f"expected tokens of {len(rows)} rows, got {token_ids.tolist()}")
+        if token_ids.min() < 0:
+            self._drop(rows, token_ids)
         batch = self._batch
         # Somebody of it may have ended.
         if batch is None or batch.rows != rows or self._ended or len(batch.history) == _HISTORY:
@@ -294,6 +300,13 @@ class RowGrammars:
         for part in batch.parts:
             part.take(token_ids)
         self._move(batch.parts)
+
+    def _drop(self, rows: list[int], token_ids: np.ndarray) -> None:
+        """Follow those no further for whom nothing could be sampled; the others go on."""
+        self._dissolve()
+        for entry in np.flatnonzero(token_ids < 0).tolist():
+            if (follower := self._followers.get(rows[entry])) is not None:
+                follower.fail("no token could be sampled")
 
     def _prepare(self, rows: list[int]) -> _Batch:
         """Those of the rows that anybody wants to know more of."""

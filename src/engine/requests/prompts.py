@@ -132,7 +132,8 @@ class RequestBuilder:
         Raises
         ------
         InvalidRequestError
-            It is empty, malformed, or holds ids that the model does not have.
+            It is empty, malformed, or holds ids that the model does not have. A tokenizer may have
+            more tokens than the model's embedding has rows: their text is refused.
         PromptTooLongError
             It is longer than the context before it was even tokenized.
         """
@@ -241,7 +242,7 @@ class RequestBuilder:
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= _INLINE_CHARS:
-            return self._tokenizer.encode(text, add_special_tokens)
+            return self._ids_of(text, add_special_tokens, "prompt")
         return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
 
     def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -253,7 +254,21 @@ class RequestBuilder:
                 f"{self._info.max_model_len} tokens",
                 param="prompt",
             )
-        return self._tokenizer.encode(text, add_special_tokens)
+        return self._ids_of(text, add_special_tokens, "prompt")
+
+    def _ids_of(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """The only way from a text to ids that a step may see."""
+        ids = self._tokenizer.encode(text, add_special_tokens)
+        size = self._info.vocab_size
+        if max(ids, default=0) >= size:
+            strange = next(token_id for token_id in ids if token_id >= size)
+            token = self._tokenizer.id_to_token(strange) or ""
+            raise InvalidRequestError(
+                f"{param} has a token that the tokenizer knows and the model does not: "
+                f"{shown(token)!r} is {strange}, the model's token ids are from 0 to {size - 1}",
+                param=param,
+            )
+        return ids
 
     async def _render(self, prompt: Sequence[Any], chat: ChatOptions) -> str:
         if clash := [name for name in chat.template_kwargs if name in _RENDER_ARGUMENTS]:
@@ -345,7 +360,7 @@ class RequestBuilder:
         spellings: dict[tuple[int, ...], None] = {}
         for word in params.bad_words:
             for text in (word, " " + word.lstrip()):
-                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                ids = tuple(self._ids_of(text, add_special_tokens=False, param="bad_words"))
                 if ids:
                     spellings[ids] = None
         return tuple(spellings)

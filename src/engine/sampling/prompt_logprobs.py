@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -34,6 +35,11 @@ class PromptLogprobs:
         if parts is None:
             return None
         return [entry for part in parts for entry in part.to_lists()]
+
+
+def are_sound(scores: Sequence[TokenLogprobs]) -> bool:
+    """Whether all are numbers: of logits with a NaN or +inf, or of -inf alone, none is."""
+    return not any(math.isnan(score.logprob) for score in scores)
 
 
 def still_unscored(request: Request, install: RowInstall) -> Request | None:

@@ -15,6 +15,7 @@ from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs
 from src.engine.sampling.selection import Selection
 from src.engine.sampling.state import SEED, TEMPERATURE, SamplingState
 from src.ops import gumbel_argmax
+from src.ops.gumbel_argmax import NO_TOKEN, sound_rows
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class SampleOutput:
     Attributes
     ----------
     token_ids
-        [S] int64, in the batch's order.
+        [S] int64, in the batch's order; -1 where the logits allow no choice.
     logprobs
         Of the entries ``scored``, if there are any.
     scored, top_counts
@@ -141,7 +142,8 @@ class Sampler:
     def sample(self, logits: Tensor, batch: SampleBatch, tokens: Tensor) -> SampleOutput:
         """Choose one token per entry of the batch. Does not synchronize with the device.
 
-        A NaN logit never wins; a row of nothing but NaN and -inf gives token 0.
+        A row with a NaN or +inf among its logits, or with nothing but -inf, gives -1: its request
+        cannot go on. So does one whose parameters leave nothing above -inf.
 
         Parameters
         ----------
@@ -157,6 +159,10 @@ class Sampler:
             positions_s = upload(batch.positions, torch.int64, self.state.device)
         end_ban = selection.end_ban(batch.positions) if selection.end_bans else None
 
+        # What follows may hide what is no number, which `gumbel_argmax` would see.
+        is_sound = None
+        if selection.changes_logits or batch.mask is not None:
+            is_sound = sound_rows(logits)
         raw = None
         if selection.scored:
             entries = selection.scored_entries
@@ -184,10 +190,13 @@ class Sampler:
         _truncate(logits, selection)
 
         token_ids = gumbel_argmax(logits, selection.seeds, positions_s, selection.temperatures)
+        if is_sound is not None:
+            token_ids = token_ids.masked_fill_(is_sound.logical_not_(), NO_TOKEN)
         logprobs = None
         if raw is not None:
             entries = selection.scored_entries
-            chosen = token_ids if entries is None else token_ids[entries]
+            # Of a row without a token nobody reads them.
+            chosen = (token_ids if entries is None else token_ids[entries]).clamp(min=0)
             logprobs = gather_logprobs(raw, chosen, max(selection.top_counts))
         return SampleOutput(token_ids, logprobs, selection.scored, selection.top_counts)
 

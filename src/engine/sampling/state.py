@@ -109,7 +109,8 @@ class SamplingState:
         self.device = device
         self.vocab_size = vocab_size
         self._params: list[RowParams | None] = [None] * max_num_rows
-        self._staged: dict[int, RowParams] = {}
+        # Row -> its numbers in the device tables, float64 [6] and int64 [2].
+        self._staged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # They may be as many as the vocabulary has.
         self._allowed_ids = PerParams(lambda params: self._ids(params.allowed_token_ids or ()))
         # They are thousands of tokens at worst, and all of a prompt's completions have them.
@@ -150,8 +151,10 @@ class SamplingState:
         self._staged.pop(row, None)
 
     def _put(self, row: int, params: RowParams) -> None:
+        # What is no number, or too large a one, fails here, and not in a flush with all others.
+        numbers = _numbers(params)
         self._params[row] = params
-        self._staged[row] = params
+        self._staged[row] = numbers
         self._version += 1
 
     def params(self, rows: Sequence[int]) -> list[RowParams]:
@@ -184,20 +187,8 @@ class SamplingState:
         """Bring what was installed to the device, so that :meth:`gather` has nothing to write."""
         if not self._staged:
             return
-        floats, ints = [], []
-        for params in self._staged.values():
-            floats.append(
-                (
-                    params.temperature,
-                    params.top_p,
-                    params.min_p_offset,
-                    params.presence_penalty,
-                    params.frequency_penalty,
-                    params.repetition_penalty,
-                )
-            )
-            ints.append((params.seed, params.top_k))
-        self._write(list(self._staged), np.array(floats), np.array(ints, dtype=np.int64))
+        floats, ints = zip(*self._staged.values(), strict=True)
+        self._write(list(self._staged), np.stack(floats), np.stack(ints))
         self._staged = {}
 
     def _write(self, rows: list[int], floats: np.ndarray, ints: np.ndarray) -> None:
@@ -212,7 +203,12 @@ class SamplingState:
     def _resolve(self, request: Request, prompt_len: int) -> RowParams:
         params = request.params
         samples = not params.is_greedy
-        bias = params.logit_bias or {}
+        # An id of no logit has no bias either.
+        bias = {
+            token_id: value
+            for token_id, value in (params.logit_bias or {}).items()
+            if 0 <= token_id < self.vocab_size
+        }
         bad_words = request.bad_words_token_ids
         banned_ids, longer = self._bad_words(params, bad_words) if bad_words else (None, None)
         return RowParams(
@@ -263,6 +259,19 @@ class SamplingState:
     def _values(self, values: Iterable[float]) -> Tensor | None:
         array = np.fromiter(values, np.float32)
         return upload(array, torch.float32, self.device) if len(array) else None
+
+
+def _numbers(params: RowParams) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of the device tables, in their order: float64 [6] and int64 [2]."""
+    floats = (
+        params.temperature,
+        params.top_p,
+        params.min_p_offset,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+    )
+    return np.array(floats, np.float64), np.array((params.seed, params.top_k), np.int64)
 
 
 def _min_p_offset(params: SamplingParams) -> float:

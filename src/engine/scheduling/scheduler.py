@@ -127,9 +127,23 @@ class Scheduler:
         ValueError
             If the plan is not in flight.
         """
+        return [state.key for state in self._states_of(plan) if state.phase is not Phase.ENDED]
+
+    def key_at(self, plan: StepPlan, index: int) -> int | None:
+        """Key of the request of one row of a plan that is in flight; ``None`` if it has ended.
+
+        Raises
+        ------
+        ValueError
+            If the plan is not in flight.
+        """
+        state = self._states_of(plan)[index]
+        return None if state.phase is Phase.ENDED else state.key
+
+    def _states_of(self, plan: StepPlan) -> Sequence[RequestState]:
         for launched, states in self._in_flight:
             if launched.step_id == plan.step_id:
-                return [state.key for state in states if state.phase is not Phase.ENDED]
+                return states
         raise ValueError(f"step {plan.step_id} is not in flight")
 
     # What happens to requests from outside.

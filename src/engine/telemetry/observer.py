@@ -168,6 +168,11 @@ class EngineObserver:
         self._metrics.on_step_failed()
 
     @_contained
+    def row_failed(self, reason: str) -> None:
+        """One request of a step cannot go on; ``reason`` is one of `ROW_FAILURES`."""
+        self._metrics.on_row_failed(reason)
+
+    @_contained
     def publishing(self) -> None:
         """Readers are told of the committed steps from now on."""
         self._steps.publishing()

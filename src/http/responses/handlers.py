@@ -26,7 +26,7 @@ from src.http.generation import (
     submitted,
     write_in_turns,
 )
-from src.http.keys import credentials
+from src.http.keys import ADMITTED, credentials
 from src.http.pieces import in_pieces
 from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import NEUTRAL_IN_RESPONSES, DeletedResponse, ResponseRequest
@@ -108,8 +108,15 @@ def _check(request: ResponseRequest) -> None:
 
 
 def _owner(call: Call) -> bytes:
-    """Tells those apart who have different keys."""
-    return hashlib.sha256(b"\0".join(credentials(call.scope))).digest()
+    """Tells those apart who have different keys: by the one that was admitted, and by no other.
+
+    Otherwise one client would be as many owners as it can make up second keys. Where no key is
+    needed nobody is told apart in earnest; the first one that is sent keeps honest clients apart.
+    """
+    admitted: bytes | None = call.scope.get(ADMITTED)
+    if admitted is not None:
+        return admitted
+    return hashlib.sha256(b"".join(credentials(call.scope)[:1])).digest()
 
 
 def _settle(waited_for: asyncio.Future[None]) -> None:

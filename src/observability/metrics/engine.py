@@ -42,6 +42,7 @@ REFUSALS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ShuttingDownError, "shutting_down"),
     (EngineDeadError, "engine_dead"),
 )
+ROW_FAILURES: Final = ("grammar", "refused", "logits")
 STAGES: Final = ("queue", "prefill", "decode")
 
 
@@ -73,6 +74,8 @@ class EngineMetrics(Collector):
         self._process = ProcessCollector(registry=None)
         for _, reason in REFUSALS:
             self._own.queue_rejections.child(reason)
+        for reason in ROW_FAILURES:
+            self._own.row_failures.child(reason)
         for stage in STAGES:
             self._own.deadline_misses.child(stage)
         self.registry = CollectorRegistry(auto_describe=False)
@@ -178,6 +181,10 @@ class EngineMetrics(Collector):
     def on_step_failed(self) -> None:
         """A step failed on the device, which is still sound."""
         self._own.step_failures.inc()
+
+    def on_row_failed(self, reason: str) -> None:
+        """One request of a step cannot go on, for one of `ROW_FAILURES`."""
+        self._own.row_failures.child(reason).inc()
 
     def on_observer_error(self) -> None:
         """Something that only watches failed."""

@@ -98,6 +98,9 @@ class OwnMetrics:
         )
         self.step_phases = {phase: phases.child(phase) for phase in STEP_PHASES}
         self.step_failures = counter("step_failures", "Steps that failed on the device.").child()
+        self.row_failures = counter(
+            "row_failures", "Completions that ended alone while their step went on.", "reason"
+        )
 
     def _scheduling(self) -> None:
         gauge, counter = self.families.gauge, self.families.counter

@@ -17,6 +17,7 @@ namespace {
 constexpr uint32_t kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
 constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
 constexpr float kGreedyBelow = 1e-5f;
+constexpr int64_t kNoChoice = -1;  // NO_TOKEN of gumbel_argmax.py
 constexpr double kLogitsPerMicrosecond = 1600;
 constexpr double kHighestNoise = 22.88;  // -log(2**-33) = 22.874
 
@@ -66,14 +67,25 @@ uint32_t random_word(uint64_t seed, uint64_t position, int64_t token) {
   return uint32_t(words[token % 4][0]);
 }
 
-// Lowest index of the maximum; -1 if nothing is above -inf. NaN is never above.
+// Lowest index of the maximum; kNoChoice if there is a NaN or +inf, or nothing above -inf.
 int64_t highest(const float* logits, int64_t n) {
-  vf best = splat(-std::numeric_limits<float>::infinity());
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  vf best = splat(-kInfinity);
+  vi numbers = best == best;  // lanes that have seen nothing else
   int64_t i = 0;
-  for (; i + W <= n; i += W) best = maximum(load(logits + i), best);
+  for (; i + W <= n; i += W) {
+    const vf some = load(logits + i);
+    numbers &= some == some;
+    best = maximum(some, best);
+  }
   float top = reduce(best, maximum);
-  for (; i < n; ++i) top = logits[i] > top ? logits[i] : top;
-  if (top == -std::numeric_limits<float>::infinity()) return -1;
+  bool has_nan = false;
+  for (int lane = 0; lane < W; ++lane) has_nan |= numbers[lane] == 0;
+  for (; i < n; ++i) {
+    has_nan |= logits[i] != logits[i];
+    top = logits[i] > top ? logits[i] : top;
+  }
+  if (has_nan || top == kInfinity || top == -kInfinity) return kNoChoice;
   for (i = 0; i + W <= n; i += W) {
     const vi hit = load(logits + i) == top;
     int32_t any = 0;
@@ -141,12 +153,9 @@ struct Sampler {
 
   int64_t run() {
     const int64_t top = highest(logits, n);
-    if (top < 0) return 0;
+    if (top == kNoChoice) return kNoChoice;
     token = top;
-    if (temperature < double(kGreedyBelow) ||
-        logits[top] == std::numeric_limits<float>::infinity()) {
-      return top;
-    }
+    if (temperature < double(kGreedyBelow)) return top;
     consider(top, random_word(seed, position, top));
     const float factor = float(1.0 / temperature);
     int64_t i = 0;

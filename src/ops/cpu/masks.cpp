@@ -79,7 +79,8 @@ Outcome make(const MatcherFunctions& functions, const MaskArgs& a, const Move& m
   return restrict(a, move.row) ? kMoved : kNothingPossible;
 }
 
-// Leaves -inf where a bit is not set.
+// Leaves -inf where a bit is not set, and a NaN or +inf everywhere: as -inf added to +inf, or to
+// NaN, is no number.
 void bar(const uint32_t* mask, int64_t vocab_size, float* logits) {
   vu bits;
   for (int lane = 0; lane < W; ++lane) bits[lane] = 1u << lane;
@@ -89,11 +90,12 @@ void bar(const uint32_t* mask, int64_t vocab_size, float* logits) {
     if (mask[i] == ~0u) continue;
     for (int lane = 0; lane < 32; lane += W) {
       float* to = logits + i * 32 + lane;
-      store(to, ((vu{} + (mask[i] >> lane)) & bits) != 0 ? load(to) : splat(lowest));
+      const vf given = load(to);
+      store(to, ((vu{} + (mask[i] >> lane)) & bits) != 0 ? given : given + splat(lowest));
     }
   }
   for (int64_t token = whole * 32; token < vocab_size; ++token) {
-    if (!(mask[whole] >> (token % 32) & 1)) logits[token] = lowest;
+    if (!(mask[whole] >> (token % 32) & 1)) logits[token] += lowest;
   }
 }
 

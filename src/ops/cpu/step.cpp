@@ -320,7 +320,9 @@ int draw(const StepContext& c, const Inputs& in, const float* logits, int64_t vo
   args.rows = int64_t(in.rows.size()), args.threads = c.threads;
   if (int status = slipstream_gumbel_argmax(&args)) return status;
   for (size_t i = 0; i < in.rows.size(); ++i) {
-    c.tokens[in.rows[i] * c.token_stride + in.next[i]] = int32_t(token_ids[i]);
+    // A row that could draw none gets a harmless one: a step behind this one may name it still.
+    const int64_t token = std::max<int64_t>(token_ids[i], 0);
+    c.tokens[in.rows[i] * c.token_stride + in.next[i]] = int32_t(token);
   }
   return kOk;
 }

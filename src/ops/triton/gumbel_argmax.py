@@ -13,6 +13,8 @@ GROUPS = 1024
 """Philox counters of one program: four tokens each."""
 
 GREEDY_BELOW = tl.constexpr(1e-5)
+LARGEST = tl.constexpr(3.4e38)
+NO_TOKEN = tl.constexpr(-1)
 
 
 @triton.jit
@@ -27,10 +29,12 @@ def _noise(word):
 @triton.jit
 def _keep_better(best, token, logits, word, candidates, vocab_size, temperature):
     logit = tl.load(logits + candidates, mask=candidates < vocab_size, other=float("-inf"))
-    logit = tl.where(logit == logit, logit, float("-inf"))
     score = logit
     if temperature >= GREEDY_BELOW:
-        score = logit / temperature + _noise(word)
+        # Finite, however small the temperature: +inf is for what follows.
+        score = tl.minimum(logit / temperature + _noise(word), LARGEST)
+    # Where the model's arithmetic has gone wrong nothing else wins, and the merge sees it.
+    score = tl.where(logit < float("inf"), score, float("inf"))
     better = score > best
     return tl.where(better, score, best), tl.where(better, candidates, token)
 
@@ -84,8 +88,10 @@ def _merge_kernel(chunk_scores, chunk_tokens, tokens, chunks, BLOCK: tl.constexp
     exists = chunk < chunks
     scores = tl.load(chunk_scores + row * chunks + chunk, mask=exists, other=float("-inf"))
     candidates = tl.load(chunk_tokens + row * chunks + chunk, mask=exists, other=2147483647)
-    best = tl.where(scores == tl.max(scores, 0), candidates, 2147483647)
-    tl.store(tokens + row, tl.min(best, 0))
+    top = tl.max(scores, 0)
+    best = tl.min(tl.where(scores == top, candidates, 2147483647), 0)
+    is_sound = (top > float("-inf")) & (top < float("inf"))
+    tl.store(tokens + row, tl.where(is_sound, best, NO_TOKEN))
 
 
 def run(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:

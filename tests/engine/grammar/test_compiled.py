@@ -68,10 +68,10 @@ def test_what_a_judge_computes_on_the_way_is_charged() -> None:
     class Budget(TimeBudget):
         calls = 0
 
-        def allows(self, seconds: float, num_calls: int = 1) -> bool:
-            self.calls += num_calls
+        def allows(self, seconds: float, num_calls: float = 1) -> bool:
+            self.calls += 1
             # As if the mask were what is too much.
-            return self.calls <= REFUELED_TOKENS
+            return num_calls < 1
 
     matcher, budget = Matcher(), Budget()
     judge = TextJudge(matcher, lambda text: [1] * len(text), budget)  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def test_a_slow_neighbour_does_not_have_a_text_cut_within_its_form(tokenizer: To
 
 def test_nothing_is_complete_for_a_judge_without_budget(tokenizer: Tokenizer) -> None:
     class Spent(TimeBudget):
-        def allows(self, seconds: float, num_calls: int = 1) -> bool:
+        def allows(self, seconds: float, num_calls: float = 1) -> bool:
             assert num_calls > 0
             return False
 
@@ -125,6 +125,66 @@ def test_text_that_the_grammar_does_not_know_ends_anywhere(tokenizer: Tokenizer)
     assert judge.completes("]")
     judge.advance("!")
     assert judge.completes("")
+
+
+def test_text_that_is_held_back_is_judged_once(tokenizer: Tokenizer) -> None:
+    """However many stop strings end at each of its characters."""
+    grammar = grammar_of(tokenizer, "start: / *zq/")
+    judge = grammar.judge()
+    taken = 0
+
+    def counted(self: TextJudge, token_ids: list[int]) -> int:
+        nonlocal taken
+        taken += len(token_ids)
+        return consume(self, token_ids)
+
+    stops = [" " * 400 + "x", *(" " * length for length in range(1, 16))]
+    text = OutputText(tokenizer, [5], stop=stops, judge=judge)
+    with pytest.MonkeyPatch.context() as patch:
+        consume = TextJudge._consume
+        patch.setattr(TextJudge, "_consume", counted)
+        (space,) = tokenizer.encode(" ", add_special_tokens=False)
+        shown = [text.push([space]) for _ in range(600)]
+    assert taken <= 600
+    assert not judge._has_given_up
+    assert all(delta.stop is None for delta in shown)
+    assert "".join([*(delta.text for delta in shown), text.finish()]) == " " * 600
+
+
+@pytest.mark.parametrize("lark", ["start: /[ab]*c?a/", "start: /(ab|ba)*/", 'start: "ab" "ba"*'])
+def test_a_judge_that_looked_ahead_says_what_a_new_one_would(
+    tokenizer: Tokenizer, lark: str
+) -> None:
+    """Whatever is asked of it, in whatever order, also about texts that are never let out."""
+    source = random.Random(lark)
+    grammar = grammar_of(tokenizer, lark)
+    for _ in range(60):
+        judge, said = grammar.judge(), ""
+        for _ in range(12):
+            text = "".join(source.choices("abc", weights=(4, 4, 1), k=source.randint(0, 5)))
+            if source.random() < 0.2:
+                judge.advance(text)
+                said += text
+                continue
+            for end in source.sample(range(len(text) + 1), len(text) + 1):
+                fresh = grammar.judge()
+                fresh.advance(said)
+                assert judge.completes(text[:end]) == fresh.completes(text[:end]), (said, text, end)
+
+
+def test_a_judgement_that_takes_long_is_the_last(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody waits for it: budgets of the threads that follow grammars are not for it."""
+    judge = grammar_of(tokenizer).judge()
+    judge.advance("[a")
+    assert judge.completes("]")
+    clock = iter(range(100))
+    monkeypatch.setattr(compiled.time, "thread_time", lambda: next(clock) * 0.03)
+    judge.advance("a")
+    monkeypatch.undo()
+    assert not judge.completes("]")
+    assert judge._has_given_up
 
 
 def test_nothing_is_complete_for_a_judge_whose_matcher_fails(

@@ -181,28 +181,50 @@ def test_a_row_that_nobody_owns_is_an_error() -> None:
         bench.sample([0, 1], random_logits(0, 2))
 
 
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_unusable_logits_give_a_token_of_the_vocabulary(bad: float) -> None:
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"top_p": 0.5},
+    {"top_k": 3, "top_p": 0.5},
+    {"min_p": 0.5},
+    {"repetition_penalty": 2.0, "presence_penalty": 1.0},
+    {"logit_bias": {7: 3.0}},
+    {"allowed_token_ids": (30, 31)},
+    {"logprobs": 3},
+]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
+def test_rows_with_unusable_logits_have_no_token_whatever_they_ask_for(
+    bad: float, alone: bool
+) -> None:
+    """Not even where the bad logit is one that may not be chosen; -inf is bad if all are that."""
     bench = Bench(V)
-    wishes: list[dict[str, Any]] = [
-        {},
-        {"temperature": 0.0},
-        {"top_p": 0.5},
-        {"top_k": 3, "top_p": 0.5},
-        {"min_p": 0.5},
-        {"repetition_penalty": 2.0, "presence_penalty": 1.0},
-        {"allowed_token_ids": (3,)},
-        {"logprobs": 3},
-    ]
-    for row, params in enumerate(wishes):
+    for row, params in enumerate(WISHES):
         bench.install(row, sequence([1], [2], **params))
-    for columns in (slice(0, 10), slice(0, V)):
-        logits = random_logits(0, 8)
-        logits[:, columns] = bad
-        _, output = bench.sample(range(8), logits)
-        tokens = output.token_ids
-        assert bool(((tokens >= 0) & (tokens < V)).all())
-        assert len(output.logprob_lists()) == 8
+    batches = [[row] for row in range(len(WISHES))] if alone else [list(range(len(WISHES)))]
+    for rows in batches:
+        for columns in (slice(5, 6), slice(0, 10), slice(0, V)):
+            logits = random_logits(0, len(rows))
+            logits[:, columns] = bad
+            _, output = bench.sample(rows, logits)
+            tokens = output.token_ids.tolist()
+            if bad == -math.inf and columns.stop < V:
+                assert all(0 <= token < V for token in tokens)
+            else:
+                assert tokens == [-1] * len(rows)
+            assert len(output.logprob_lists()) == len(rows)
+
+
+def test_a_row_whose_parameters_leave_nothing_has_no_token() -> None:
+    bench = Bench(V)
+    bench.install(0, sequence(allowed_token_ids=(3,)))
+    bench.install(1, sequence())
+    logits = random_logits(0, 2)
+    logits[:, 3] = -math.inf
+    _, output = bench.sample([0, 1], logits)
+    assert output.token_ids[0] == -1
+    assert output.token_ids[1] >= 0
 
 
 token_ids = st.integers(0, V - 1)

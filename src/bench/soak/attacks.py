@@ -1,0 +1,130 @@
+"""What one client sends to keep a server from its others: each is a whole connection's bytes.
+
+A server that holds answers or refuses each, and goes on with everybody else meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from src.bench.soak.exchange import post
+from src.bench.soak.questions import CHAT, COMPLETIONS
+
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+# :method GET, :scheme http and :path /, as HPACK's static table has them.
+_FIELDS: Final = b"\x82\x86\x84"
+_HEADERS, _PRIORITY, _RESET, _SETTINGS, _PING = 1, 2, 3, 4, 6
+_END_OF_STREAM_AND_HEADERS: Final = 5
+_FRAMES: Final = 2000
+# Spaces that are held back: the beginning of a stop string that never comes whole.
+_HELD: Final = 900
+
+
+class Attack(NamedTuple):
+    """One connection, and how what comes back may begin; nothing may come too."""
+
+    name: str
+    request: bytes
+    answers: tuple[bytes, ...]
+
+
+def attacks(space_id: int, max_tokens: int, choices: int) -> list[Attack]:
+    """All of them.
+
+    Parameters
+    ----------
+    space_id
+        The token that is one space.
+    max_tokens, choices
+        Of an answer: what fits the server.
+    """
+    refused = (b"HTTP/1.1 4", b"HTTP/1.1 505")
+    served = (b"HTTP/1.1 200", b"HTTP/1.1 4")
+    return [
+        Attack("held text", _held_text(space_id, max_tokens, choices), served),
+        Attack("unknown token", post(CHAT, _said("hi <|new|>")), served),
+        Attack("resets", _PREFACE + _joined(_rapid_resets()), refused),
+        Attack("settings", _PREFACE + _frame(_SETTINGS) * _FRAMES, refused),
+        Attack("pings", _PREFACE + _frame(_PING, bytes(8)) * _FRAMES, refused),
+        Attack("priorities", _PREFACE + _joined(_priorities()), refused),
+        Attack("upgrade", _upgrade(), (b"HTTP/1.1 200", *refused)),
+        Attack("two lengths", _two_lengths(), refused),
+        Attack("many keys", _many_keys(), served),
+    ]
+
+
+def _held_text(space_id: int, max_tokens: int, choices: int) -> bytes:
+    """A form that never comes to its end, and stop strings that could be one at every character."""
+    fields = {
+        "prompt": "a",
+        "max_tokens": max_tokens,
+        "n": choices,
+        "guided_regex": " *zq",
+        "allowed_token_ids": [space_id],
+        "stop": [" " * _HELD + "x", *(" " * length for length in range(1, 16))],
+        "stream": True,
+    }
+    return post(COMPLETIONS, json.dumps(fields).encode())
+
+
+def _said(text: str) -> bytes:
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": 8}
+    return json.dumps(fields).encode()
+
+
+def _rapid_resets() -> Iterator[bytes]:
+    for stream in range(1, 2 * _FRAMES, 2):
+        yield _frame(_HEADERS, _FIELDS, stream, _END_OF_STREAM_AND_HEADERS)
+        yield _frame(_RESET, bytes(4), stream)
+
+
+def _priorities() -> Iterator[bytes]:
+    return (_frame(_PRIORITY, bytes(5), stream) for stream in range(1, 2 * _FRAMES, 2))
+
+
+def _upgrade() -> bytes:
+    lines = (
+        "GET /live HTTP/1.1",
+        "Host: soak",
+        "Connection: Upgrade, HTTP2-Settings, close",
+        "Upgrade: h2c",
+        "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
+    )
+    # A server that goes over to the other protocol gets what floods it.
+    return _lines(lines) + _PREFACE + _joined(_rapid_resets())
+
+
+def _two_lengths() -> bytes:
+    lines = (
+        f"POST {COMPLETIONS} HTTP/1.1",
+        "Host: soak",
+        "Content-Type: application/json",
+        "Content-Length: 5",
+        "Transfer-Encoding: chunked",
+    )
+    return _lines(lines) + b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: soak\r\n\r\n"
+
+
+def _many_keys() -> bytes:
+    """Requests whose answers are stored, each with another key, one behind the other."""
+    body = json.dumps({"input": "hi", "max_output_tokens": 16}).encode()
+    kept = [
+        post("/v1/responses", body, {"Connection": "keep-alive", "x-api-key": f"made-up-{number}"})
+        for number in range(20)
+    ]
+    return b"".join(kept) + post("/v1/responses", body)
+
+
+def _lines(lines: Iterable[str]) -> bytes:
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def _frame(kind: int, payload: bytes = b"", stream: int = 0, flags: int = 0) -> bytes:
+    head = len(payload).to_bytes(3, "big") + bytes((kind, flags))
+    return head + stream.to_bytes(4, "big") + payload
+
+
+def _joined(frames: Iterable[bytes]) -> bytes:
+    return b"".join(frames)
