@@ -7,6 +7,7 @@ from its own rows, so a plan never waits for a token that only the device knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -95,16 +96,26 @@ class RowResult(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
+class RowFailure(NamedTuple):
+    """A request, by its key, that cannot go on, and why.
+
+    ``is_own`` says that its own parameters have led it there; the server has otherwise.
+    """
+
+    key: int
+    reason: str
+    is_own: bool = True
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """What came back from the device for one plan; ``rows`` in the plan's order.
 
-    ``failures`` are requests, by their key, that cannot go on, and why; what their rows sampled
-    means nothing.
+    ``failures`` are requests that cannot go on; what their rows sampled means nothing.
     """
 
     step_id: int
     rows: list[RowResult]
-    failures: Sequence[tuple[int, str]] = ()
+    failures: Sequence[RowFailure] = ()
 
 
 class StepTimes(msgspec.Struct):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from src.core.errors import (
+    DeadEndError,
     EngineDeadError,
     InvalidRequestError,
     ShuttingDownError,
@@ -244,9 +245,9 @@ class EngineLoop:
         if result.failures:
             # What they have comes before their end.
             self._publish()
-        for key, reason in result.failures:
-            # Its own wishes have led it into a dead end.
-            self._fail(key, InvalidRequestError(reason, param="structured_output"))
+        for key, reason, is_own in result.failures:
+            kind = InvalidRequestError if is_own else DeadEndError
+            self._fail(key, kind(reason, param="structured_output"))
         for event in self.scheduler.commit(result):
             choice = self._choices[event.key]
             if choice.watches_text:

@@ -29,7 +29,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from src.core.plan import StepPlan
+from src.core.plan import RowFailure, StepPlan
 from src.core.request import Request
 from src.engine.devices.transfer import upload
 from src.engine.execution.forward_pass import Code, ForwardPass
@@ -59,7 +59,7 @@ class StepOutput:
 
     samples: SampleOutput | None
     prompt_scores: PromptLogprobs | None
-    failures: Sequence[tuple[int, str]] = ()
+    failures: Sequence[RowFailure] = ()
 
     def to_host(self) -> StepOutput:
         """Begin the copy to host memory, without waiting for it."""

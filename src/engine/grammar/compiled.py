@@ -11,7 +11,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from src.engine.grammar.constraints import Constraint
-from src.engine.grammar.limits import MAX_LEXER_STATES, STEP_LEXER_FUEL, STEP_MAX_ITEMS
+from src.engine.grammar.limits import MATCHER_LEXER_FUEL, MAX_LEXER_STATES, STEP_MAX_ITEMS
 
 # Seconds that one call may take; that it takes in the ordinary; and that calls may take beyond
 # the ordinary, all together.
@@ -22,8 +22,13 @@ _EXCESS: Final = 2.0
 _FORGIVEN: Final = 0.05
 
 # Tokens after which a matcher that computes no masks computes one: that gives the lexer its fuel.
-REFUELED_TOKENS: Final = 32
+# A lexer that runs out of it is lost, to all that share it.
+REFUELED_TOKENS: Final = 8
+# Seconds of compiling within which the thread that follows grammars may compile one anew.
+_QUICKLY_COMPILED: Final = 0.05
 
+# How the library speaks of a token that was not in the mask.
+_NOT_ALLOWED: Final = "doesn't satisfy the grammar"
 _MAX_MESSAGE_CHARS: Final = 300
 _QUOTED_LINE: Final = re.compile(r"\n *[0-9]+ \|")
 
@@ -47,7 +52,7 @@ class GrammarError(Exception):
 def parser_limits() -> LLParserLimits:
     """What bounds the work on one grammar."""
     return LLParserLimits(
-        step_lexer_fuel=STEP_LEXER_FUEL,
+        step_lexer_fuel=MATCHER_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
@@ -96,6 +101,15 @@ def fault_of(matcher: LLMatcher) -> str:
     return " ".join(message.split())[:_MAX_MESSAGE_CHARS] or "the grammar cannot be followed"
 
 
+def is_stuck(matcher: LLMatcher) -> bool:
+    """Whether a matcher is in its error state because nothing continues, or another thing did.
+
+    Of a lexer that is lost it says that too; any other bound it names.
+    """
+    message = matcher.get_error()
+    return message.strip().startswith("NoExtensionBias") or _NOT_ALLOWED in message
+
+
 class TimeBudget:
     """What following one grammar may take, of all its rows together.
 
@@ -130,6 +144,10 @@ class CompiledGrammar:
     lanes
         The same as constraints. Those of different lanes can be followed side by side. There may
         be none.
+    recompile
+        Makes another matcher like the first, with a lexer of its own.
+    compile_seconds
+        How long it took to make the first one.
 
     Attributes
     ----------
@@ -139,17 +157,26 @@ class CompiledGrammar:
         Whether a lane's lexer has taken all that it may: nobody begins with a constraint any more.
     is_spent
         Whether the matchers' lexer, which they share, has too: nobody can begin at all.
+    num_renewals
+        Lexers that matchers have had before this one.
     """
 
     def __init__(
-        self, matcher: LLMatcher, tokenizer: LLTokenizer, lanes: Sequence[Constraint] = ()
+        self,
+        matcher: LLMatcher,
+        tokenizer: LLTokenizer,
+        lanes: Sequence[Constraint] = (),
+        recompile: Callable[[], LLMatcher] | None = None,
+        compile_seconds: float = 0.0,
     ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._lanes = lanes
+        self._recompile = recompile if compile_seconds <= _QUICKLY_COMPILED else None
         self.budget = TimeBudget()
         self.is_worn = False
         self.is_spent = False
+        self.num_renewals = 0
 
     def begin(self, lane: int) -> Constraint | None:
         """One of a lane's constraints, at the beginning of the output, if there is any."""
@@ -166,6 +193,19 @@ class CompiledGrammar:
         probe = self.begin_matcher()
         probe.compute_bitmask()
         self.is_spent = probe.is_error()
+
+    def renew(self) -> bool:
+        """Where the matchers' lexer is lost, give those that begin another one; whether it did.
+
+        Blocks for as long as a quick compilation takes; a slow grammar stays as it is.
+        """
+        self.examine()
+        if not self.is_spent or self._recompile is None:
+            return False
+        self._matcher = self._recompile()
+        self.is_spent = False
+        self.num_renewals += 1
+        return True
 
     def judge(self) -> TextJudge:
         """Follows the text of one output."""
@@ -200,12 +240,6 @@ class TextJudge:
         token_ids = self._tokenize(text)
         if self._consume(token_ids) < len(token_ids):
             self._is_beyond = True
-        self._num_tokens += len(token_ids)
-        if self._num_tokens >= REFUELED_TOKENS:
-            self._num_tokens = 0
-            started = time.thread_time()
-            self._matcher.compute_bitmask()
-            self._charge(started, 1)
 
     def completes(self, text: str) -> bool:
         """Whether the text would be complete if it went on with this and ended."""
@@ -220,12 +254,27 @@ class TextJudge:
 
     def _consume(self, token_ids: list[int]) -> int:
         """How many of the tokens the matcher took."""
-        if not token_ids:
-            return 0
-        started = time.thread_time()
-        taken = self._matcher.try_consume_tokens(token_ids)
-        self._charge(started, len(token_ids))
+        taken = 0
+        while taken < len(token_ids) and not self._has_given_up:
+            chunk = token_ids[taken : taken + REFUELED_TOKENS - self._num_tokens]
+            started = time.thread_time()
+            count = self._matcher.try_consume_tokens(chunk)
+            self._charge(started, len(chunk))
+            taken += count
+            is_short = count < len(chunk)
+            # Without fuel the lexer takes nothing either: only behind a mask that is believed.
+            if is_short and self._num_tokens == count == 0:
+                break
+            self._num_tokens += count
+            if is_short or self._num_tokens >= REFUELED_TOKENS:
+                self._refuel()
         return taken
+
+    def _refuel(self) -> None:
+        self._num_tokens = 0
+        started = time.thread_time()
+        self._matcher.compute_bitmask()
+        self._charge(started, 1)
 
     def _charge(self, started: float, num_calls: int) -> None:
         seconds = time.thread_time() - started

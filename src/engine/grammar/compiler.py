@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import logging
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,14 +95,17 @@ def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
     GrammarError
         See `compile_matcher`.
     """
-    matcher = compile_matcher(tokenizers.matchers, lark)
+    recompile = functools.partial(compile_matcher, tokenizers.matchers, lark)
+    started = time.thread_time()
+    matcher = recompile()
+    seconds = time.thread_time() - started
     lanes = []
     if tokenizers.constraints is not None:
         text, count = with_options(lark), num_lanes()
         most = MAX_LANE_STATES // count
         roots = [tokenizers.constraints.compile(text, most) for _ in range(count)]
         lanes = [root for root in roots if root is not None]
-    return CompiledGrammar(matcher, tokenizers.matchers, lanes)
+    return CompiledGrammar(matcher, tokenizers.matchers, lanes, recompile, seconds)
 
 
 class GrammarCompiler:
