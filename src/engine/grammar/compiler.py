@@ -61,6 +61,8 @@ _WORKERS: Final = 2
 _MAX_WAITING: Final = 256
 # Seconds for a process to begin, on a busy machine.
 _START_SECONDS: Final = 60.0
+# Of what a grammar leaves out, in a line of the log.
+_MAX_NOTES: Final = 8
 # Seconds until those are to come back for whom none began.
 _RETRY_AFTER: Final = 5.0
 
@@ -254,6 +256,11 @@ class GrammarCompiler:
         self._idle.put(trial)
         if verdict.fault:
             raise GrammarError(verdict.fault)
+        if verdict.dropped:
+            logger.warning(
+                "what cannot be enforced of the tools' schemas is left out: %s",
+                "; ".join(verdict.dropped[:_MAX_NOTES]),
+            )
         return verdict.lark
 
     def _idle_trial(self) -> _Trial | None:
