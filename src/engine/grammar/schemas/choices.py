@@ -66,14 +66,14 @@ class Choices:
                         f"branches {index} and {other} may both hold, and cannot be told apart: "
                         f"{error}",
                     ) from None
-                options = [{"required": [tag]}]
+                options = [{"type": "object", "required": [tag]}]
             parts.append(any_of(options))
         return all_of(parts)
 
     def _tag(self, one: Schema, other: Schema) -> str | None:
         """A property that tells two branches apart where it is there.
 
-        Neither requires it: it has a default. It is written all the same.
+        It has a default, so nothing requires it. It is written all the same.
         """
         known = self._knowledge
         names: Iterator[str] = (
@@ -83,9 +83,14 @@ class Choices:
             for name in part.get("properties") or ()
         )
         for name in names:
-            if known.are_disjoint(known.property(one, name), known.property(other, name)):
+            mine, others = known.property(one, name), known.property(other, name)
+            if self._has_default(mine) and known.are_disjoint(mine, others):
                 return name
         return None
+
+    def _has_default(self, schema: Schema) -> bool:
+        parts = self._knowledge.parts(schema)
+        return any(isinstance(part, dict) and "default" in part for part in parts)
 
     def negation(self, schema: Schema, around: Schema, path: str) -> Schema:
         """What ``not`` says, next to what is ``around`` it.

@@ -12,17 +12,22 @@ from src.engine.grammar.schemas.patterns import matches, words_of
 from src.engine.grammar.schemas.terms import (
     ANNOTATIONS,
     MAX_ALTERNATIVES,
+    TYPES,
     InexpressibleError,
     Refusal,
     Schema,
     all_of,
     any_of,
     pointer,
+    typed,
     types_named,
 )
 
 # Any number of characters of one set.
 _OF_CHARACTERS: Final = re.compile(r"\^(\[(?:[^\[\]\\]|\\[\w\-.])+\]|\\w)([+*])\$")
+
+
+_NO_OBJECT: Final = typed(TYPES - {"object"})
 
 
 def dependencies(schema: Mapping[str, Any]) -> list[Schema]:
@@ -167,7 +172,7 @@ def count(schema: Mapping[str, Any], path: str) -> Schema | None:
     least = max(0, least - len(required))
     most = None if most is None else most - len(required)
     if most is not None and (most < 0 or least > most):
-        return False
+        return _NO_OBJECT
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     if not optional or (least == 0 and (most is None or (is_closed and most >= len(optional)))):
         return None
@@ -180,13 +185,13 @@ def count(schema: Mapping[str, Any], path: str) -> Schema | None:
         options = _of_open(optional, schema, required)
     if options is None:
         raise Refusal(keyword, "there are too many ways to choose among the properties")
-    return any_of(options)
+    return any_of(options) if options else _NO_OBJECT
 
 
 def _of_closed(optional: Sequence[str], least: int, most: int | None) -> list[Schema] | None:
     """Those that are there are chosen among these."""
     if least > len(optional):
-        return [False]
+        return []
     most = len(optional) if most is None else min(most, len(optional))
     if most == len(optional):
         # Some that are there; others may be.

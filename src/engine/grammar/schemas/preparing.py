@@ -25,7 +25,9 @@ _MAX_LEFT_OUT: Final = 32
 _SECONDS: Final = 1.0
 _PREFIX: Final = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?")
 # What nobody can set who asks for a schema.
-_ADVICE: Final = re.compile(r"\. Enable .*|; either increase .*|<non-verbose/>.*", re.DOTALL)
+_ADVICE: Final = re.compile(r"\. Enable .*|; either increase .*", re.DOTALL)
+# The grammar itself follows.
+_QUOTED: Final = re.compile(r"<non-verbose/>|\n *[0-9]+ \|")
 _MAX_MESSAGE_CHARS: Final = 200
 
 
@@ -62,7 +64,8 @@ def _fault(schema: Schema) -> str | None:
     is_fault, messages = LLMatcher.validate_grammar_with_warnings(f"start: %json {text}")
     if not is_fault:
         return None
-    message = _ADVICE.sub("", _PREFIX.sub("", messages[0] if messages else ""))
+    message = _QUOTED.split(messages[0])[0] if messages else ""
+    message = _ADVICE.sub("", _PREFIX.sub("", message))
     return " ".join(message.split())[:_MAX_MESSAGE_CHARS] or "it cannot be enforced"
 
 

@@ -150,6 +150,8 @@ class _Rewriter:
         """Leave out what says nothing."""
         if node.get("uniqueItems") is False:
             del node["uniqueItems"]
+        if node.get("patternProperties") == {}:
+            del node["patternProperties"]
         if node.get("format") not in FORMATS:
             form = node.pop("format", None)
             if isinstance(form, str) and form in PATTERNS_OF_FORMATS:

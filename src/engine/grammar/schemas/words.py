@@ -19,9 +19,12 @@ def pattern_of_others(words: Iterable[str]) -> str:
     Raises
     ------
     InexpressibleError
-        The words are too long together.
+        The words are too long together, or have a character that JSON escapes: to the library a
+        set that leaves out a quote or a backslash has it all the same.
     """
     chosen = sorted(set(words))
+    if any(character in '"\\' or character < " " for word in chosen for character in word):
+        raise InexpressibleError("values to leave out with characters that JSON escapes")
     if sum(map(len, chosen)) > _MAX_CHARACTERS or max(map(len, chosen), default=0) > 200:
         raise InexpressibleError("too many or too long values to leave out")
     return f"^{_behind(chosen)}$"
