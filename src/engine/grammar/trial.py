@@ -28,6 +28,8 @@ from src.engine.grammar.vocabulary import Vocabulary
 
 # A fraction of what the server's threads have: what fits here fits there.
 _STACK_BYTES: Final = 1 << 20
+# Of a grammar whose schemas are rewritten: choices are unfolded, within one another too.
+_MAX_CHARACTERS: Final = 1 << 22
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -114,7 +116,10 @@ def prepared(candidate: Candidate) -> Rewritten:
     if candidate.is_gbnf:
         return Rewritten(_lark(candidate.text))
     try:
-        return prepare(candidate.text)
+        rewritten = prepare(candidate.text)
+        if len(rewritten.text) > _MAX_CHARACTERS:
+            raise GrammarError("its schemas are too large once they are unfolded")
+        return rewritten
     except Refusal as refusal:
         raise GrammarError(str(refusal)) from None
     except RecursionError:

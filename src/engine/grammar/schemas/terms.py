@@ -18,6 +18,8 @@ MAX_ALTERNATIVES: Final = 128
 # Of references that lead to references, and of schemas within schemas, while one is reasoned about.
 MAX_DEPTH: Final = 24
 
+# Of each part of a message.
+_MAX_CHARACTERS: Final = 150
 # Those that say nothing of instances.
 ANNOTATIONS: Final = frozenset(
     [
@@ -40,7 +42,12 @@ class Refusal(Exception):
     """A schema that cannot be rewritten exactly; ``path`` is where, as a JSON pointer."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"the schema at {path or '/'}: {reason}")
+        super().__init__(f"the schema at {_short(path) or '/'}: {_short(reason)}")
+
+
+def _short(text: str) -> str:
+    """What a client has written may be long."""
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 class InexpressibleError(Exception):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from src.engine.grammar import trial
 from src.engine.grammar.compiled import GrammarError
 from src.engine.grammar.schemas import prepare
 from src.engine.grammar.schemas.patterns import are_disjoint, words_of
@@ -234,6 +235,21 @@ def test_a_refusal_names_the_place_and_the_reason(path: str) -> None:
         matcher_of(REFUSED[path])
     assert "option" not in str(raised.value)
     assert "%json" not in str(raised.value)
+
+
+def test_what_unfolds_too_far_is_refused_and_in_a_few_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schema, _ = KINDS["both, closed"]
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "_MAX_CHARACTERS", 2 * len(json.dumps(schema)))
+        with pytest.raises(GrammarError, match="too large once they are unfolded"):
+            matcher_of(schema)
+    matcher_of(schema)
+    name = "x" * 1000
+    with pytest.raises(GrammarError, match=r"the schema at /properties/x+\.\.\.: ") as raised:
+        matcher_of({"properties": {name: {"contains": {"const": name}}}})
+    assert len(str(raised.value)) < 350
 
 
 def test_what_cannot_be_enforced_is_left_out_where_that_may_be() -> None:
