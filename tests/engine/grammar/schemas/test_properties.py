@@ -95,7 +95,7 @@ WHOLE = (
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=WHOLE, instances=st.lists(INSTANCES, min_size=8, max_size=8))
 def test_a_rewritten_schema_has_the_same_instances(schema: Any, instances: list[Any]) -> None:
     given = copy.deepcopy(schema)
@@ -108,7 +108,7 @@ def test_a_rewritten_schema_has_the_same_instances(schema: Any, instances: list[
         assert is_valid(schema, instance) == is_valid(rewritten, instance), (rewritten, instance)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=WHOLE, instances=st.lists(INSTANCES, min_size=8, max_size=8))
 def test_a_grammar_takes_what_is_valid_and_nothing_else(schema: Any, instances: list[Any]) -> None:
     try:
