@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.roofline import Roofline
-from src.ops import GUMBEL_ARGMAX, LINEAR, OPS, PAGED_ATTENTION, Op
+from src.ops import EXPERTS, GUMBEL_ARGMAX, LINEAR, OPS, PAGED_ATTENTION, Op
 from src.ops.cpu.build import ensure_built
 
 _HEADS = {"num_heads": 16, "num_kv_heads": 4, "head_dim": 64}
+_MIXED = {
+    "experts": 64,
+    "chosen": 8,
+    "hidden": 1024,
+    "intermediate": 512,
+    "dtype": torch.bfloat16,
+}
 _WIDE = {"inputs": 2048, "outputs": 8192, "dtype": torch.bfloat16}
 # More than any cache holds: a step of a real model finds nothing of the last one there.
 _BEYOND_CACHES = 128 * 2**20
@@ -44,6 +51,12 @@ CASES: dict[str, tuple[Op, dict[str, Any]]] = {
         LINEAR,
         {"tokens": 256, "weight": "strips of same", **_WIDE},
     ),
+    "1 token, 8 of 64 experts": (EXPERTS, {"tokens": 1, **_MIXED}),
+    "1 token, 8 of 64 experts in strips": (
+        EXPERTS,
+        {"tokens": 1, "weight": "strips of same", **_MIXED},
+    ),
+    "256 tokens, 8 of 64 experts": (EXPERTS, {"tokens": 256, **_MIXED}),
 }
 
 

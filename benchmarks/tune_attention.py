@@ -24,7 +24,7 @@ import triton
 
 from benchmarks.gpu.kernels import call_seconds
 from benchmarks.record import Figure, Recorder
-from src.ops import PAGED_ATTENTION, step_schedule
+from src.ops import PAGED_ATTENTION, AttentionSpec, step_schedule
 from src.ops.triton import paged_attention, tuning
 from src.ops.triton.tuning import DecodeShape, PrefillShape
 
@@ -89,7 +89,8 @@ def seconds_of(
     """
     seconds = {}
     for name, given in arguments.items():
-        query, key_cache, window = given[0], given[3], given[11]
+        query, key_cache = given[0], given[3]
+        window = AttentionSpec.of(*given[10:12]).window or 0
         # As a model's layers have it: its tiles are those of the candidate.
         schedule = step_schedule(key_cache, query.shape[1], *given[5:8], window)
         num_bytes = PAGED_ATTENTION.cost(*given).bytes

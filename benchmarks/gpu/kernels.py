@@ -20,6 +20,7 @@ from benchmarks.record import Figure
 from benchmarks.roofline import Roofline, best_seconds
 from src.ops import (
     DECODE_SCHEDULE,
+    EXPERTS,
     GUMBEL_ARGMAX,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
@@ -82,6 +83,13 @@ def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
             GUMBEL_ARGMAX,
             {"rows": rows, "vocab_size": _VOCAB, "temperature": 1.0},
         )
+    # Of a mixture with 30 billion parameters, of which a token meets 3.
+    mixture = {"experts": 128 // scale, "chosen": 8 // min(scale, 4), "dtype": torch.bfloat16}
+    for tokens in (1, 64 // scale, 2048 // scale):
+        named[f"experts, {tokens} tokens"] = (
+            EXPERTS,
+            {"tokens": tokens, "hidden": 2048 // scale, "intermediate": 768 // scale, **mixture},
+        )
     return named
 
 
@@ -124,8 +132,9 @@ def arguments_of(op: Op, device: torch.device, case: dict[str, Any]) -> tuple[An
 def check(op: Op, arguments: tuple[Any, ...]) -> float:
     """How far the kernel is from the reference; ``arguments`` are then as the kernel leaves them.
 
-    Of attention it is the greatest difference in a token's output over the output's root mean
-    square, of rotation that of an element over its size, of sampling the share of other tokens.
+    Of attention and experts it is the greatest difference in a token's output over the output's
+    root mean square, of rotation that of an element over its size, of sampling the share of other
+    tokens.
 
     Raises
     ------
@@ -138,7 +147,9 @@ def check(op: Op, arguments: tuple[Any, ...]) -> float:
         for name, value in zip(names, arguments, strict=True)
     )
     wanted, got = op.reference(*expected), op.overload(*arguments)
-    if not op.mutated:
+    if op is EXPERTS:
+        error, most = _token_error(wanted, got), _MOST_ERROR
+    elif not op.mutated:
         # Tokens may tie; a schedule is what it is.
         most = _MOST_TIES if op is GUMBEL_ARGMAX else 0.0
         error = float((wanted != got).float().mean())
@@ -158,7 +169,7 @@ def check(op: Op, arguments: tuple[Any, ...]) -> float:
 
 
 def _token_error(wanted: Tensor, got: Tensor) -> float:
-    """Of [T, heads, head_dim]; NaN anywhere is NaN."""
+    """Of [T, heads, head_dim] or [T, H]; NaN anywhere is NaN."""
     wanted, got = wanted.float().flatten(1), got.float().flatten(1)
     spread = wanted.square().mean(1).sqrt()
     return float(((wanted - got).abs().amax(1) / spread).max())

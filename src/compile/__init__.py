@@ -7,7 +7,7 @@ which is not imported with this package because it brings the compiler in.
 
 from src.compile.ahead import Compilation, CompilationClosedError, CompilationError
 from src.compile.artifacts import use_artifact_cache
-from src.compile.job import Job
+from src.compile.job import Job, without_data
 from src.compile.loaded import LoadedFunction
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "Job",
     "LoadedFunction",
     "use_artifact_cache",
+    "without_data",
 ]

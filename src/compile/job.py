@@ -8,7 +8,7 @@ import inspect
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,7 @@ import torch
 from src.ops.cpu.levels import cpu_flags
 
 # Of what the worker writes and the loader expects.
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _PACKAGE: Final = Path(__file__).parent
 _COMPILER: Final = (
     "compiler_program.py",
@@ -78,11 +78,14 @@ class Job:
         is a constant of the compiled code and has a `repr` that tells all of it.
     token_arguments
         Positions of the arguments whose dimension 0 counts tokens: any number from 0 on.
+    calls
+        ``module:name`` of the functions that its constants have it call.
     """
 
     function: str
     arguments: tuple[Any, ...]
     token_arguments: tuple[int, ...]
+    calls: tuple[str, ...] = ()
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -94,10 +97,11 @@ class Job:
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         token_arguments: tuple[int, ...],
+        calls: Sequence[Callable[..., Any]] = (),
     ) -> Job:
         """The job of ``function`` with arguments like these, which may be meta tensors."""
-        name = f"{function.__module__}:{function.__qualname__}"
-        return cls(name, without_data(arguments), token_arguments)
+        names = tuple(dict.fromkeys(_name(called) for called in calls))
+        return cls(_name(function), without_data(arguments), token_arguments, names)
 
     def resolve(self) -> Callable[..., Any]:
         """The function."""
@@ -113,10 +117,16 @@ class Job:
             repr(_variables()),
         ]
         texts = [part.encode() for part in parts]
-        texts += [path.read_bytes() for path in _sources(self.resolve())]
+        functions = [self.resolve(), *map(resolve, self.calls)]
+        paths = {path for function in functions for path in _sources(function)}
+        texts += [path.read_bytes() for path in sorted(paths)]
         for text in texts:
             digest.update(len(text).to_bytes(8, "little") + text)
         return digest.hexdigest()[:24]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 def _variables() -> list[tuple[str, str]]:

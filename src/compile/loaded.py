@@ -67,7 +67,9 @@ class LoadedFunction:
         results = self.bind(*arguments)(
             *[tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tokens]
         )
-        return results[0] if self._result is None else self._result(*results)
+        if self._result is None:
+            return results[0]
+        return tuple(results) if self._result is tuple else self._result(*results)
 
 
 def _check(tensors: list[Tensor], metas: list[Any]) -> None:

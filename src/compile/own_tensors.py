@@ -24,6 +24,7 @@ _OWN: Final = frozenset(
     for name in (
         "_reinterpret_tensor",
         "clone",
+        "cpu_experts",
         "cpu_streamed_linear",
         "create_tensor_from_blob",
         "create_tensor_from_blob_v2",

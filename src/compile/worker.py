@@ -30,6 +30,7 @@ from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitut
 from src.compile.own_tensors import with_own_tensors
 from src.compile.worker_setup import Setup
 from src.ops.cpu.scratch import scratch_in
+from src.ops.experts import EXPERTS
 from src.ops.linear import LINEAR
 
 # Generated code calls the library of CPU kernels instead of going through torch's dispatcher.
@@ -37,6 +38,12 @@ _C_SHIMS: Final = {
     LINEAR.overload: [
         "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
         "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* ret)"
+    ],
+    EXPERTS.overload: [
+        "int32_t aoti_torch_cpu_experts(AtenTensorHandle hidden, AtenTensorHandle gate_up, "
+        "AtenTensorHandle down, AtenTensorHandle weights, AtenTensorHandle ids, "
+        "AtenTensorHandle* gate_up_scales, AtenTensorHandle* down_scales, int64_t activation, "
+        "int32_t deterministic, AtenTensorHandle* ret)"
     ],
 }
 

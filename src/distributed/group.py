@@ -12,26 +12,36 @@ class Group:
     """A set of ranks that each hold a shard of every fused parameter.
 
     Frozen and hashable, so that a group can be part of the static specification of a compiled
-    region. Only groups of one rank exist so far; layers call the collectives all the same, so that
-    sharding them later changes no layer.
+    segment. Only groups of one rank can compute so far; layers call the collectives all the same,
+    so that sharding them later changes no layer.
 
     Raises:
-        ValueError: a size other than 1.
+        ValueError: a rank that is not of the group.
     """
 
     rank: int = 0
     size: int = 1
 
     def __post_init__(self) -> None:
-        if self.size != 1 or self.rank != 0:
-            raise ValueError(
-                f"a group has one rank (rank=0, size=1), got rank={self.rank}, size={self.size}"
-            )
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} is not of a group of {self.size}")
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum of `tensor` over the ranks; with one rank, `tensor` itself."""
+        """Sum of `tensor` over the ranks; with one rank, `tensor` itself.
+
+        Raises:
+            NotImplementedError: there are several ranks, and nothing connects them yet.
+        """
+        if self.size > 1:
+            raise NotImplementedError(f"a group of {self.size} ranks cannot compute yet")
         return tensor
 
     def shard(self, size: int) -> int:
-        """This rank's share of a dimension of `size` that is split evenly over the ranks."""
+        """This rank's share of a dimension of `size` that is split evenly over the ranks.
+
+        Raises:
+            ValueError: it does not divide.
+        """
+        if size % self.size:
+            raise ValueError(f"a dimension of {size} cannot be divided among {self.size} ranks")
         return size // self.size

@@ -21,7 +21,7 @@ from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
-from src.engine.execution.compilation import HEAD_START, RegionCompilation
+from src.engine.execution.compilation import HEAD_START, ProgramCompilation
 from src.engine.execution.forward_pass import WorkerClosedError
 from src.engine.execution.graphs import GraphPlan, plan_graphs
 from src.engine.execution.kv_cache import (
@@ -39,7 +39,7 @@ from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
 from src.engine.telemetry.status import STARTUP_PHASES, ModelInfo, served_names
-from src.models import Decoder, load_model, outline_model, resolve_model
+from src.models import Model, load_model, outline_model, resolve_model
 from src.ops.cpu.build import (
     cache_root,
     ensure_built,
@@ -48,6 +48,7 @@ from src.ops.cpu.build import (
     multiplies_bytes,
     takes_strips,
 )
+from src.ops.declaration import Backend
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class EngineParts:
     attention: str
     plan_log: PlanLog | None
     profiler: StepProfiler
-    compilation: RegionCompilation | None
+    compilation: ProgramCompilation | None
     # What of it has to be closed; what began last goes first.
     ends: contextlib.ExitStack
 
@@ -133,10 +134,10 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
             ends.callback(compilation.close)
         tokenizer = Tokenizer.from_directory(path)
-        decoder = _load_decoder(config, report, path, device, rounds_inputs, compilation)
+        model = _load_model(config, report, path, device, rounds_inputs, compilation)
         if tokenizer.has_chat_template:
             tokenizer.chat_template.prepare()
-        return _build_parts(config, report, timeline, tokenizer, decoder, compilation, ends)
+        return _build_parts(config, report, timeline, tokenizer, model, compilation, ends)
 
 
 def _begin_compilation(
@@ -147,12 +148,12 @@ def _begin_compilation(
     rounds_inputs: bool | None,
     *,
     in_strips: bool,
-) -> RegionCompilation:
+) -> ProgramCompilation:
     """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
     scheduler, graphs = config.scheduler, config.compile.cuda_graph_max_tokens
     most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, graphs)
     if device.type != "cpu":
-        return RegionCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=most)
+        return ProgramCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=most)
     outline = outline_model(
         path,
         dtype=config.model.dtype,
@@ -163,7 +164,7 @@ def _begin_compilation(
         deterministic=config.model.deterministic,
     )
     num_threads = config.device.num_threads or usable_cpus()
-    return RegionCompilation(
+    return ProgramCompilation(
         outline,
         num_threads,
         cache_root(),
@@ -213,23 +214,23 @@ def _room_for_compilers() -> Iterator[Callable[[], None]]:
             torch.set_num_threads(threads)
 
 
-def _load_decoder(
+def _load_model(
     config: Config,
     report: Report,
     path: Path,
     device: torch.device,
     rounds_inputs: bool | None,
-    compilation: RegionCompilation | None,
-) -> Decoder:
-    def when_allocated(decoder: Decoder) -> None:
+    compilation: ProgramCompilation | None,
+) -> Model:
+    def when_allocated(model: Model) -> None:
         # Who would be served meanwhile would wait for Triton's compiler, which shares the
         # interpreter with this one: three times as long, where nothing is in the cache.
         if compilation is not None and device.type != "cpu" and _awaits_code(config):
-            compilation.begin_just_in_time(decoder)
+            compilation.begin_just_in_time(model)
 
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     with _room_for_compilers() as make_room:
-        decoder = load_model(
+        model = load_model(
             path,
             dtype=config.model.dtype,
             device=device,
@@ -248,14 +249,14 @@ def _load_decoder(
         # Nor is memory measured beside it.
         compilation.wait_just_in_time()
     if config.model.quantization is not None:
-        matrices = [v for name, v in decoder.parameters().items() if name.endswith(".values")]
+        matrices = [v for name, v in model.parameters().items() if name.endswith(".values")]
         logger.info(
             "weights rounded to %s, inputs to 8 bits in %d of %d projections",
             config.model.quantization,
             sum(values.dim() == 3 for values in matrices),
             len(matrices),
         )
-    return decoder
+    return model
 
 
 def _build_parts(
@@ -263,32 +264,31 @@ def _build_parts(
     report: Report,
     timeline: StartTimeline,
     tokenizer: Tokenizer,
-    decoder: Decoder,
-    compilation: RegionCompilation | None,
+    model: Model,
+    compilation: ProgramCompilation | None,
     ends: contextlib.ExitStack,
 ) -> EngineParts:
-    device = decoder.spec.device
+    device = model.spec.device
     # Before anything is captured or measured with it.
-    attention = (
-        choose_attention(config.device, decoder, block_size_of(config.cache, device))
-        if device.type == "cuda"
-        else None
-    )
+    attention, described = None, None
+    if device.type == "cuda":
+        block_size = block_size_of(config.cache, device)
+        attention, described = choose_attention(config.device, model, block_size)
     plan_log = None
     if config.observability.plan_log is not None:
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, kv_plan, max_model_len, graph_plan = _build_runner(config, decoder, ends)
+    worker, kv_plan, max_model_len, graph_plan = _build_runner(config, model, attention, ends)
     if compilation is not None:
         # Once more, for it ends before the worker that it brings its code to.
         ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
         worker.warm_up()
-    _settle_code(config, report, timeline, worker, decoder, compilation, graph_plan)
+    _settle_code(config, report, timeline, worker, model, compilation, graph_plan)
     worker.use_pauses()
-    info = _model_info(config, decoder, device, max_model_len)
+    info = _model_info(config, model, device, max_model_len)
     limits = SchedulerLimits.of(
         config,
         device_type=device.type,
@@ -296,7 +296,7 @@ def _build_parts(
         num_blocks=kv_plan.num_blocks,
         max_model_len=max_model_len,
     )
-    end_ids = _end_token_ids(decoder, tokenizer)
+    end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     ends.callback(grammars.close)
     return EngineParts(
@@ -307,7 +307,7 @@ def _build_parts(
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
         kv_plan=kv_plan,
-        attention=attention or kernel_status(),
+        attention=described or kernel_status(),
         plan_log=plan_log,
         profiler=StepProfiler(worker.call),
         compilation=compilation,
@@ -316,28 +316,28 @@ def _build_parts(
 
 
 def _build_runner(
-    config: Config, decoder: Decoder, ends: contextlib.ExitStack
+    config: Config, model: Model, attention: Backend | None, ends: contextlib.ExitStack
 ) -> tuple[Worker, KVCachePlan, int, GraphPlan | None]:
     """The worker with its KV memory, the context that this allows, and what is to be captured."""
-    device = decoder.spec.device
+    device = model.spec.device
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
     ends.callback(step_device.close)
-    graph_plan = plan_graphs(config, step_device, decoder, capture_backend(device))
-    layers = decoder.kv_cache_spec()
+    graph_plan = plan_graphs(config, step_device, model, capture_backend(device), attention)
+    layers = model.kv_cache_spec()
     kv_plan, max_model_len = plan_kv_cache(
         layers,
         config.cache,
         device=device,
         max_num_seqs=max_num_seqs,
-        max_model_len=decoder.spec.max_positions,
+        max_model_len=model.spec.max_positions,
         max_model_len_is_fixed=config.model.max_model_len is not None,
         reserved_bytes=0 if graph_plan is None else graph_plan.bytes,
     )
     worker = Worker(
         step_device,
-        decoder,
-        decoder.regions,
+        model,
+        model.functions,
         allocate_kv_cache(layers, kv_plan, device),
         RowState(
             max_num_seqs=max_num_seqs,
@@ -345,8 +345,9 @@ def _build_runner(
             block_size=kv_plan.block_size,
             device=device,
         ),
-        Sampler(SamplingState(max_num_seqs, decoder.spec.vocab_size, device)),
+        Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device)),
         num_threads=config.device.num_threads or usable_cpus(),
+        attention=attention,
     )
     ends.callback(worker.close)
     return worker, kv_plan, max_model_len, graph_plan
@@ -357,8 +358,8 @@ def _settle_code(
     report: Report,
     timeline: StartTimeline,
     worker: Worker,
-    decoder: Decoder,
-    compilation: RegionCompilation | None,
+    model: Model,
+    compilation: ProgramCompilation | None,
     graph_plan: GraphPlan | None,
 ) -> None:
     """Compile, and then capture, as far as that is to be done before anybody is served."""
@@ -373,11 +374,11 @@ def _settle_code(
 
     if compilation is not None and not _awaits_code(config):
         # Graphs of code that is about to be replaced would be captured for nothing.
-        compilation.finish_in_background(worker, decoder, capture)
+        compilation.finish_in_background(worker, model, capture)
         return
     if compilation is not None:
         report("compile", STARTUP_PHASES["compile"], "compiling")
-        compilation.finish(worker, decoder)
+        compilation.finish(worker, model)
     if graph_plan is not None:
         report("capture", STARTUP_PHASES["capture"], "capturing steps")
     capture()
@@ -414,24 +415,24 @@ def _weights_progress(report: Report) -> Callable[[int, int], None]:
 
 
 def _model_info(
-    config: Config, decoder: Decoder, device: torch.device, max_model_len: int
+    config: Config, model: Model, device: torch.device, max_model_len: int
 ) -> ModelInfo:
     names = served_names(config.model)
     return ModelInfo(
         name=names[0],
         served_names=names,
         max_model_len=max_model_len,
-        vocab_size=decoder.spec.vocab_size,
-        dtype=str(decoder.spec.dtype).removeprefix("torch."),
+        vocab_size=model.spec.vocab_size,
+        dtype=str(model.spec.dtype).removeprefix("torch."),
         device_type=device.type,
         created=int(time.time()),
-        default_sampling=_default_sampling(decoder),
-        default_max_tokens=decoder.config.generation.max_new_tokens,
+        default_sampling=_default_sampling(model),
+        default_max_tokens=model.config.generation.max_new_tokens,
     )
 
 
-def _default_sampling(decoder: Decoder) -> dict[str, Any]:
-    generation = decoder.config.generation
+def _default_sampling(model: Model) -> dict[str, Any]:
+    generation = model.config.generation
     values = {name: getattr(generation, name) for name in _DEFAULT_SAMPLING}
     if generation.do_sample is False:
         # What is left shapes a greedy choice too.
@@ -440,8 +441,8 @@ def _default_sampling(decoder: Decoder) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _end_token_ids(decoder: Decoder, tokenizer: Tokenizer) -> tuple[int, ...]:
-    ids = decoder.config.generation.eos_token_ids
+def _end_token_ids(model: Model, tokenizer: Tokenizer) -> tuple[int, ...]:
+    ids = model.config.generation.eos_token_ids
     if ids:
         return ids
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

@@ -1,36 +1,26 @@
-"""Model architectures in plain torch, and their checkpoints.
+"""Models as programs, and their checkpoints.
 
 `resolve_model` turns a directory or hub id into a directory, `load_config` reads what it is,
-`load_model` builds and fills a `Decoder`. No model library is imported.
+`load_model` builds and fills a `Model`. No model library is imported.
 """
 
-from src.models.config import GenerationDefaults, ModelConfig
-from src.models.decoder import Attend, Decoder, DecoderSpec, LayerKVSpec
+from src.models.config import ModelConfig
+from src.models.generation import GenerationDefaults
 from src.models.hub import resolve_model
-from src.models.loader import load_model, outline_model
-from src.models.regions import (
-    EAGER_REGIONS,
-    AttentionInputs,
-    PostAttention,
-    PreAttention,
-    Regions,
-    RegionSpec,
-)
+from src.models.model import LayerKVSpec, Model, ModelSpec
+from src.models.program import Call, Mixer, Program
 from src.models.registry import load_config, supported_architectures
+from src.models.weights.loader import load_model, outline_model
 
 __all__ = [
-    "EAGER_REGIONS",
-    "Attend",
-    "AttentionInputs",
-    "Decoder",
-    "DecoderSpec",
+    "Call",
     "GenerationDefaults",
     "LayerKVSpec",
+    "Mixer",
+    "Model",
     "ModelConfig",
-    "PostAttention",
-    "PreAttention",
-    "RegionSpec",
-    "Regions",
+    "ModelSpec",
+    "Program",
     "load_config",
     "load_model",
     "outline_model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from src.core.errors import ModelLoadError
-from src.models.checkpoint import PICKLE_SUFFIXES
+from src.models.weights.checkpoint import PICKLE_SUFFIXES
 
 _TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
 _WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")

@@ -1,25 +1,36 @@
-"""From `architectures[0]` of a checkpoint to the class that runs it."""
+"""From `architectures` of a checkpoint to the family that runs it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from src.core.errors import ModelLoadError
-from src.models.config import (
-    Fields,
-    ModelConfig,
-    architecture_of,
-    parse_config,
-    parse_generation,
-    read_json,
-)
-from src.models.decoder import Decoder
-from src.models.llama import Llama
-from src.models.mistral import Mistral
-from src.models.qwen2 import Qwen2
-from src.models.qwen3 import Qwen3
+from src.models.config import ModelConfig
+from src.models.families.family import Family
+from src.models.families.gemma2 import Gemma2
+from src.models.families.gemma3 import Gemma3
+from src.models.families.llama import Llama
+from src.models.families.mistral import Mistral
+from src.models.families.mixtral import Mixtral
+from src.models.families.qwen2 import Qwen2
+from src.models.families.qwen3 import Qwen3
+from src.models.families.qwen3_moe import Qwen3Moe
+from src.models.fields import Fields, read_json
+from src.models.generation import parse_generation
 
-FAMILIES: tuple[type[Decoder], ...] = (Llama, Mistral, Qwen2, Qwen3)
+FAMILIES: tuple[type[Family], ...] = (
+    Gemma2,
+    Gemma3,
+    Llama,
+    Mistral,
+    Mixtral,
+    Qwen2,
+    Qwen3,
+    Qwen3Moe,
+)
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 
 
@@ -28,8 +39,8 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(_BY_ARCHITECTURE)
 
 
-def family_of(architecture: str) -> type[Decoder]:
-    """The class that runs an architecture.
+def family_of(architecture: str) -> type[Family]:
+    """The family that runs an architecture.
 
     Raises:
         ModelLoadError: there is none; the message lists those there are.
@@ -43,6 +54,29 @@ def family_of(architecture: str) -> type[Decoder]:
         ) from None
 
 
+def architecture_of(raw: Mapping[str, Any], source: str) -> str:
+    """`architectures[0]`, after refusing what no family of ours can honour.
+
+    Raises:
+        ModelLoadError: remote code, a quantized checkpoint, or no architecture.
+    """
+    if raw.get("auto_map"):
+        raise ModelLoadError(
+            f"{source}: auto_map asks for code from the checkpoint; remote code is refused"
+        )
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"]
+        method = method.get("quant_method", method) if isinstance(method, dict) else method
+        raise ModelLoadError(
+            f"{source}: quantization_config ({method}) is not supported; "
+            "use the unquantized checkpoint"
+        )
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelLoadError(f"{source}: architectures must name a class, got {names!r}")
+    return names[0]
+
+
 def load_config(path: Path) -> ModelConfig:
     """The configuration of a model directory, without touching its weights.
 
@@ -53,7 +87,7 @@ def load_config(path: Path) -> ModelConfig:
     source = path / "config.json"
     raw = read_json(source)
     family = family_of(architecture_of(raw, str(source)))
-    fields = Fields(raw, str(source), family.defaults)
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
-    return parse_config(raw, fields, family.variant(fields), parse_generation(raw, generation))
+    config = family.describe(Fields(raw, str(source), family.defaults))
+    return replace(config, generation=parse_generation(raw, generation))

@@ -4,29 +4,44 @@
 [`ensure_built`][src.ops.cpu.build.ensure_built] brings in the compiled CPU kernels.
 """
 
+from src.ops.attention_spec import AttentionSpec
 from src.ops.declaration import Cost, Kernel, Op
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
+from src.ops.experts import EXPERTS, experts
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
 from src.ops.linear import LINEAR, linear
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
+from src.ops.routing import Routing, route
 
-OPS: tuple[Op, ...] = (PAGED_ATTENTION, DECODE_SCHEDULE, ROTATE_AND_CACHE, GUMBEL_ARGMAX, LINEAR)
+OPS: tuple[Op, ...] = (
+    PAGED_ATTENTION,
+    DECODE_SCHEDULE,
+    ROTATE_AND_CACHE,
+    GUMBEL_ARGMAX,
+    LINEAR,
+    EXPERTS,
+)
 
 __all__ = [
     "DECODE_SCHEDULE",
+    "EXPERTS",
     "GUMBEL_ARGMAX",
     "LINEAR",
     "OPS",
     "PAGED_ATTENTION",
     "ROTATE_AND_CACHE",
+    "AttentionSpec",
     "Cost",
     "Kernel",
     "Op",
+    "Routing",
     "decode_schedule",
+    "experts",
     "gumbel_argmax",
     "linear",
     "paged_attention",
     "rotate_and_cache",
+    "route",
     "step_schedule",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from src.ops.attention_spec import AttentionSpec
 from src.ops.declaration import Case, Cost
 
 MIXED_ROWS = ((1, 1), (0, 5), (7, 7), (1, 40), (5, 33), (1, 130))
@@ -24,6 +25,8 @@ def build(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     sliding_window: int = 0,
+    cap: float = 0.0,
+    has_sinks: bool = False,
     padding: int = 0,
     longest: int = 0,
     seed: int = 0,
@@ -36,6 +39,7 @@ def build(
     `max_seq_len` is `longest`, where that is over the rows' own: a bound is all that it is.
     `prefixes` is row -> (a row before it, how many of whose blocks it begins with); neither row's
     queries lie in these. `cached` has the step's own keys and values in the cache, and passes none.
+    A `cap` or `sliding_window` of 0 is none.
 
     Blocks are handed out in random order, query/key/value are slices of one fused tensor, the
     cache holds random history, and whatever must not be read is poisoned: unused cache slots and
@@ -76,6 +80,9 @@ def build(
         qkv.to(device, dtype).flatten(1).unflatten(1, (-1, head_dim))
         .split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     )  # fmt: skip
+    # About as large as the largest scores, so that they matter.
+    sinks = torch.randn(num_heads, generator=random).mul(2).to(device) if has_sinks else None
+    spec = AttentionSpec(head_dim**-0.5, cap or None, sliding_window or None, sinks)
     lengths = torch.tensor([0] + [query_len for query_len, _ in rows])
     return (
         query,
@@ -87,8 +94,8 @@ def build(
         torch.tensor([seq_len for _, seq_len in rows], dtype=torch.int32, device=device),
         torch.tensor(slots + [-1] * padding, dtype=torch.int64, device=device),
         torch.full((num_tokens + padding, num_heads, head_dim), torch.nan, dtype=dtype).to(device),
-        head_dim**-0.5,
-        sliding_window,
+        spec.sinks,
+        spec.scalars(),
         max((query_len for query_len, _ in rows), default=0),
         max((longest, *(seq_len for _, seq_len in rows))),
         deterministic,
@@ -131,6 +138,34 @@ def _grid() -> list[Case]:
             "padding": 1,
         },
     ]
+    # Modifiers of scores, in each dtype: short chunks, a prompt of several steps, decodes of
+    # several splits, rows behind 256 and 2,048 keys, rows with a common prefix.
+    modified: list[Case] = [
+        {"cap": 2.0},
+        {"has_sinks": True},
+        {"cap": 30.0, "has_sinks": True, "sliding_window": 70},
+    ]
+    cases += [
+        {**modifier, **shape, "dtype": dtype}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for modifier in modified
+        for shape in (
+            {"rows": ((5, 33), (40, 300), (1, 1), (0, 3), (1, 520)), "padding": 1},
+            {"rows": ((1, 2100), (2, 2060)), "head_dim": 256, "num_heads": 8, "num_kv_heads": 1},
+            {"rows": ((150, 290), (1, 300)), "head_dim": 256, "num_heads": 6, "num_kv_heads": 2},
+            {
+                "rows": ((1, 1100), (1, 1040), (7, 900), (1, 300)),
+                "prefixes": {1: (0, 64), 3: (0, 16)},
+                "head_dim": 72,
+                "num_heads": 6,
+            },
+            {
+                "rows": ((1, 1100), (3, 40), (100, 700), (290, 290)),
+                "head_dim": 40,
+                "deterministic": True,
+            },
+        )
+    ]
     cases += [
         {
             "rows": ((1, 1100), (3, 40), (100, 700), (0, 3), (290, 290)),
@@ -170,8 +205,8 @@ def cost(
     seq_lens: Tensor,
     slot_mapping: Tensor,
     out: Tensor,
-    scale: float,
-    sliding_window: int,
+    sinks: Tensor | None,
+    scalars: Sequence[float],
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
@@ -179,17 +214,18 @@ def cost(
 ) -> Cost:
     """Each visible key and value read once, each (query, key) pair two multiply-adds."""
     num_heads, head_dim = query.shape[1:]
+    spec = AttentionSpec.of(sinks, scalars)
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     pairs = keys = 0
     read: set[int] = set()
     for row, seq_len in enumerate(lengths):
         query_len = starts[row + 1] - starts[row]
         first = seq_len - query_len
-        window = sliding_window or seq_len
+        window = spec.window or seq_len
         pairs += sum(min(position + 1, window) for position in range(first, seq_len))
         if query_len:
             keys += min(seq_len, query_len + window - 1)
-            if not sliding_window:
+            if spec.window is None:
                 blocks = block_tables[row, : -(-seq_len // key_cache.shape[1])].tolist()
                 keys -= key_cache.shape[1] * len(read.intersection(blocks))
                 read.update(blocks)

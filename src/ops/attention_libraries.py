@@ -14,20 +14,22 @@ from __future__ import annotations
 import importlib
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from src.ops.declaration import Kernel
+from src.ops.attention_backend import AttentionKernel
+from src.ops.attention_spec import AttentionSpec
 from src.ops.paged_attention import PAGED_ATTENTION
 
 # Rows (query_len, seq_len) of a trial. The last has enough queries for the path of a library that
 # copies whole blocks, and which so reads what lies behind a row's end.
 _TRIAL_ROWS = ((1, 1), (0, 5), (1, 700), (40, 40), (5, 33), (256, 900))
 _TRIAL_WINDOW = 300
+_TRIAL_CAP = 2.0
 # Both accumulate in float32; what differs is the order of sums and the rounding of the result.
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -36,6 +38,10 @@ _HOPPER, _BLACKWELL = 9, 10  # major compute capabilities
 
 class LibraryUnavailableError(Exception):
     """A library that is not there, or cannot do what it is needed for; the text says why."""
+
+
+class NothingHonouredError(LibraryUnavailableError):
+    """A library that makes nothing of what the model asks for in any layer: others do."""
 
 
 class Prefill(Protocol):
@@ -54,8 +60,7 @@ class Prefill(Protocol):
         query_start_loc: Tensor,
         seq_lens: Tensor,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
+        spec: AttentionSpec,
         max_query_len: int,
         max_seq_len: int,
     ) -> None: ...
@@ -69,7 +74,7 @@ class AttentionShape(NamedTuple):
     head_dim: int
     block_size: int
     dtype: torch.dtype
-    windowed: bool
+    features: frozenset[str] = frozenset()  # of its `AttentionSpec`
 
 
 class LibraryAttention:
@@ -101,8 +106,8 @@ class LibraryAttention:
         seq_lens: Tensor,
         slot_mapping: Tensor,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
+        sinks: Tensor | None,
+        scalars: Sequence[float],
         max_query_len: int,
         max_seq_len: int,
         deterministic: bool = False,
@@ -115,12 +120,12 @@ class LibraryAttention:
             able = (
                 AttentionShape(
                     query.shape[1], num_kv_heads, head_dim, block_size, query.dtype,
-                    sliding_window > 0,
+                    AttentionSpec.of(sinks, scalars).features,
                 ) in self._shapes
             )  # fmt: skip
         self._base(
             query, key, value, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
-            slot_mapping, out, scale, sliding_window, max_query_len, max_seq_len, deterministic,
+            slot_mapping, out, sinks, scalars, max_query_len, max_seq_len, deterministic,
             schedule, prefill=self._prefill if able else None,
         )  # fmt: skip
 
@@ -129,10 +134,13 @@ class Library(NamedTuple):
     """An opened library.
 
     Attributes
+        honours: Fields of [`AttentionSpec`][src.ops.attention_spec.AttentionSpec] beside `scale`
+            that `prefill` makes something of.
         close: Undoes what opening it changed for the rest of the process.
     """
 
     prefill: Prefill
+    honours: frozenset[str]
     close: Callable[[], None] = lambda: None
 
 
@@ -163,8 +171,7 @@ def flash_attention_3(capability: int) -> Library:
         query_start_loc: Tensor,
         seq_lens: Tensor,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
+        spec: AttentionSpec,
         max_query_len: int,
         max_seq_len: int,
     ) -> None:
@@ -176,16 +183,16 @@ def flash_attention_3(capability: int) -> Library:
             page_table=block_tables,
             cu_seqlens_q=query_start_loc,
             max_seqlen_q=max_query_len,
-            softmax_scale=scale,
+            softmax_scale=spec.scale,
             causal=True,
-            window_size=_window(sliding_window),
+            window_size=_window(spec),
             num_splits=1,
         )  # [T, heads, head_dim], a new tensor: padding tokens are not written
         tokens = torch.arange(len(out), device=out.device)
         is_real = (tokens < query_start_loc[-1])[:, None, None]  # [T, 1, 1] bool
         torch.where(is_real, attended, out, out=out)
 
-    return Library(prefill)
+    return Library(prefill, frozenset({"window"}))
 
 
 def torch_varlen(capability: int) -> Library:
@@ -219,8 +226,7 @@ def torch_varlen(capability: int) -> Library:
         query_start_loc: Tensor,
         seq_lens: Tensor,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
+        spec: AttentionSpec,
         max_query_len: int,
         max_seq_len: int,
     ) -> None:
@@ -233,15 +239,15 @@ def torch_varlen(capability: int) -> Library:
             None,
             max_query_len,
             max_seq_len,
-            scale=scale,
-            window_size=_window(sliding_window),
+            scale=spec.scale,
+            window_size=_window(spec),
             enable_gqa=True,
             seqused_k=lengths(query_start_loc, seq_lens),
             block_table=block_tables,
             num_splits=1,
         )
 
-    return Library(prefill, close)
+    return Library(prefill, frozenset({"window"}), close)
 
 
 LIBRARIES: Mapping[str, Callable[[int], Library]] = {
@@ -251,11 +257,15 @@ LIBRARIES: Mapping[str, Callable[[int], Library]] = {
 """What opens each, in the order of preference."""
 
 
-def open_library(name: str, device: torch.device, shapes: Iterable[AttentionShape]) -> Kernel:
+def open_library(
+    name: str, device: torch.device, shapes: Iterable[AttentionShape]
+) -> AttentionKernel:
     """The kernel of `LIBRARIES[name]`, after a trial on every one of `shapes`. Synchronizes.
 
+    Shapes whose features the library does not honour are another kernel's, and not tried.
+
     Raises
-        LibraryUnavailableError: It cannot serve them all on `device`.
+        LibraryUnavailableError: It cannot serve the others on `device`, or there are none.
     """
     shapes = frozenset(shapes)
     for shape in shapes:
@@ -271,6 +281,10 @@ def open_library(name: str, device: torch.device, shapes: Iterable[AttentionShap
         raise
     except Exception as error:
         raise LibraryUnavailableError(f"cannot be opened: {_text(error)}") from error
+    shapes = frozenset(shape for shape in shapes if shape.features <= library.honours)
+    if not shapes:
+        library.close()
+        raise NothingHonouredError("does not do what becomes of the scores in any layer")
     attention = LibraryAttention(library.prefill, shapes, base)
     try:
         for shape in shapes:
@@ -283,7 +297,7 @@ def open_library(name: str, device: torch.device, shapes: Iterable[AttentionShap
         if isinstance(error, LibraryUnavailableError):
             raise
         raise LibraryUnavailableError(f"fails with {_words(shape)}: {_text(error)}") from error
-    return Kernel(name, attention.run)
+    return AttentionKernel(name, attention.run, library.honours)
 
 
 def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) -> None:
@@ -296,7 +310,9 @@ def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) 
         head_dim=shape.head_dim,
         block_size=shape.block_size,
         dtype=shape.dtype,
-        sliding_window=_TRIAL_WINDOW if shape.windowed else 0,
+        sliding_window=_TRIAL_WINDOW if "window" in shape.features else 0,
+        cap=_TRIAL_CAP if "cap" in shape.features else 0,
+        has_sinks="sinks" in shape.features,
         padding=3,
     )
     changed = ("key_cache", "value_cache", "out")
@@ -340,9 +356,9 @@ class _LengthsOfLongerRows:
         return self._lengths
 
 
-def _window(sliding_window: int) -> tuple[int, int]:
+def _window(spec: AttentionSpec) -> tuple[int, int]:
     """How many keys before and behind its own position a query sees; -1 is all."""
-    return sliding_window - 1, 0
+    return (spec.window or 0) - 1, 0
 
 
 def _activate(wanted: str) -> Callable[[], None]:
@@ -383,7 +399,7 @@ def _words(shape: AttentionShape) -> str:
     dtype = str(shape.dtype).removeprefix("torch.")
     return (
         f"{shape.num_heads} heads over {shape.num_kv_heads} of {shape.head_dim} {dtype} in blocks "
-        f"of {shape.block_size}{', windowed' if shape.windowed else ''}"
+        f"of {shape.block_size}{''.join(f', {name}' for name in sorted(shape.features))}"
     )
 
 

@@ -6,13 +6,16 @@ torch (namespace `slipstream`), the tests (every kernel against the reference ov
 
 Dispatch is one attribute read: each device type has one active kernel, and replacing it is one
 reference assignment, so a library that a background thread has just built takes over between two
-calls and never in the middle of one.
+calls and never in the middle of one. Where callers may want different kernels, the call says whose
+choice serves it ([`Backend`][src.ops.declaration.Backend]): a process has none.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +48,23 @@ class Cost:
     flops: int
 
 
+class Backend:
+    """A caller's own choice of what serves its calls of an op, for as long as the caller keeps it.
+
+    Of several callers in a process each names its own: a call carries the number `handle`, which a
+    captured or compiled call keeps, too.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.handle = next(_handles)
+        _backends[self.handle] = self
+
+
+_handles = itertools.count(1)
+_backends: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
+
+
 class Op:
     """A custom op with its meaning (the reference), its kernels, its cases and its cost.
 
@@ -59,7 +79,10 @@ class Op:
         cost: Minimal bytes and FLOPs of a call with these arguments.
         lazy: Where a device type's kernel lives (`"module:attribute"`). It is imported at the
             first call on that device type, so that a CPU process never imports Triton. Without
-            one the reference serves there. What was installed before is served with instead.
+            one the reference serves there.
+        takes_backend: Whether the signature ends with `int backend=0`: the handle of the
+            [`Backend`][src.ops.declaration.Backend] that serves the call, or 0 for the device's
+            kernel. Kernels get the arguments before it.
     """
 
     def __init__(
@@ -73,6 +96,7 @@ class Op:
         cases: Sequence[Case],
         cost: Callable[..., Cost],
         lazy: Mapping[str, str] | None = None,
+        takes_backend: bool = False,
     ) -> None:
         self.name = name
         self.reference = reference
@@ -89,9 +113,11 @@ class Op:
             tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
         )
         qualified = f"{NAMESPACE}::{name}"
-        # The lambdas look the kernel up at call time: that is the whole dispatch.
-        _library.impl(name, lambda *args: self._cpu.run(*args), "CPU")
-        _library.impl(name, lambda *args: self._cuda.run(*args), "CUDA")
+        # The functions look the kernel up at call time: that is the whole dispatch.
+        on_cpu = lambda *args: self._cpu.run(*args)  # noqa: E731
+        on_cuda = lambda *args: self._cuda.run(*args)  # noqa: E731
+        _library.impl(name, self._by_backend(on_cpu) if takes_backend else on_cpu, "CPU")
+        _library.impl(name, self._by_backend(on_cuda) if takes_backend else on_cuda, "CUDA")
         library.register_fake(qualified, fake, lib=_library)
         self.overload: torch._ops.OpOverload = getattr(torch.ops.slipstream, name).default
 
@@ -112,14 +138,6 @@ class Op:
         """Serve CPU calls with the reference again."""
         self._cpu = self._reference_kernel
 
-    def install_cuda(self, kernel: Kernel) -> None:
-        """Serve CUDA calls with `kernel` from the next call on."""
-        self._cuda = kernel
-
-    def uninstall_cuda(self) -> None:
-        """Serve CUDA calls with the declared kernel again."""
-        self._cuda = self._unresolved
-
     def load_cuda(self) -> Kernel:
         """The kernel that serves CUDA calls, imported now if no call has done that yet."""
         if self._cuda is self._unresolved:
@@ -129,6 +147,21 @@ class Op:
     def active(self, device_type: str) -> Kernel:
         """The kernel that would serve a call on this device type now."""
         return self._cuda if device_type == "cuda" else self._cpu
+
+    def _by_backend(self, on_device: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            # Arguments that have their default value are left out at the end.
+            if len(args) < len(self.overload._schema.arguments):
+                return on_device(*args)
+            *given, handle = args
+            if handle == 0:
+                return on_device(*given)
+            backend = _backends.get(handle)
+            if backend is None:
+                raise LookupError(f"{self.name}: backend {handle} is not there any more")
+            return backend.kernel.run(*given)
+
+        return call
 
     def _resolve_cuda(self, *args: Any) -> Any:
         """First CUDA call: import the kernel and make it the active one."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from src.ops.attention_cases import build as build_attention
+from src.ops.attention_spec import AttentionSpec
 from src.ops.declaration import Cost, Op
 from src.ops.triton.tuning import capability_of, decode_shape, packed_rows
 
@@ -117,7 +118,8 @@ def _build(device: str, *, tile: int, members: int, **case: Any) -> tuple[Any, .
     """Block tables of paged attention's cases."""
     arguments = build_attention(device, **case)
     tables, starts, lengths = arguments[5:8]
-    return (tables, starts, lengths, arguments[3].shape[1], arguments[11], tile, members)
+    window = AttentionSpec.of(*arguments[10:12]).window or 0
+    return (tables, starts, lengths, arguments[3].shape[1], window, tile, members)
 
 
 def _cost(block_tables: Tensor, *_: Any) -> Cost:

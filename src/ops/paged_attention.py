@@ -7,10 +7,13 @@ Model Serving with PagedAttention", SOSP'23.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from src.ops.attention_cases import CASES, build, cost
+from src.ops.attention_spec import AttentionSpec
 from src.ops.declaration import Op
 
 _REFERENCE_QUERY_TILE = 512
@@ -28,14 +31,15 @@ def reference(
     seq_lens: Tensor,
     slot_mapping: Tensor,
     out: Tensor,
-    scale: float,
-    sliding_window: int,
+    sinks: Tensor | None,
+    scalars: Sequence[float],
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
     schedule: Tensor | None = None,
 ) -> None:
     """See [`paged_attention`][src.ops.paged_attention.paged_attention]."""
+    spec = AttentionSpec.of(sinks, scalars)
     starts = query_start_loc.tolist()
     if key is not None and value is not None:
         _write_cache(key, key_cache, slot_mapping)
@@ -51,8 +55,7 @@ def reference(
                 value_cache,
                 block_tables[row],
                 first_position=seq_len - (end - tile),
-                scale=scale,
-                sliding_window=sliding_window,
+                spec=spec,
             )
 
 
@@ -71,14 +74,13 @@ def _attend(
     block_table: Tensor,
     *,
     first_position: int,
-    scale: float,
-    sliding_window: int,
+    spec: AttentionSpec,
 ) -> Tensor:
     """Attention of consecutive tokens of one row, [Q, heads, head_dim] in `query`'s dtype."""
     num_queries, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     end = first_position + num_queries
-    first_key = max(0, first_position - sliding_window + 1) if sliding_window else 0
+    first_key = 0 if spec.window is None else max(0, first_position - spec.window + 1)
     first_block = first_key // block_size
     blocks = block_table[first_block : -(-end // block_size)].long()
     skipped = first_block * block_size
@@ -93,12 +95,22 @@ def _attend(
     positions = torch.arange(first_position, end, device=query.device)[:, None]
     keys = torch.arange(first_key, end, device=query.device)[None, :]
     visible = keys <= positions  # [Q, keys] bool
-    if sliding_window:
-        visible &= keys > positions - sliding_window
-    scores = (grouped * scale) @ gather(key_cache).transpose(1, 2)[:, None]
-    weights = scores.masked_fill_(~visible, -torch.inf).softmax(dim=-1)
+    if spec.window is not None:
+        visible &= keys > positions - spec.window
+    scores = (grouped * spec.scale) @ gather(key_cache).transpose(1, 2)[:, None]
+    if spec.cap is not None:
+        scores = (scores / spec.cap).tanh_() * spec.cap
+    weights = _softmax(scores.masked_fill_(~visible, -torch.inf), spec.sinks)
     attended = weights @ gather(value_cache)[:, None]
     return attended.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim).to(query.dtype)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights of scores [kv_heads, group, Q, keys]: what sinks take of them is nobody's."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    of_rows = sinks.view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((scores, of_rows), dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def _fake(*args: object) -> None:
@@ -109,13 +121,14 @@ PAGED_ATTENTION = Op(
     "paged_attention",
     "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor block_tables, Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, "
-    "Tensor(c!) out, float scale, int sliding_window, SymInt max_query_len, SymInt max_seq_len, "
-    "bool deterministic=False, Tensor? schedule=None) -> ()",
+    "Tensor(c!) out, Tensor? sinks, float[] scalars, SymInt max_query_len, SymInt max_seq_len, "
+    "bool deterministic=False, Tensor? schedule=None, int backend=0) -> ()",
     reference=reference,
     fake=_fake,
     build=build,
     cases=CASES,
     cost=cost,
+    takes_backend=True,
     lazy={"cuda": "src.ops.triton.paged_attention:run"},
 )
 
@@ -131,18 +144,18 @@ def paged_attention(
     seq_lens: Tensor,
     slot_mapping: Tensor,
     out: Tensor,
-    scale: float,
-    sliding_window: int,
+    spec: AttentionSpec,
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
     schedule: Tensor | None = None,
+    backend: int = 0,
 ) -> None:
     """Write keys and values into the paged cache, then attend causally over the cache into `out`.
 
     T tokens of B rows lie one row after another, possibly followed by padding tokens. Token t at
     offset q of row b has position `seq_lens[b] - query_len[b] + q`; it sees every position up to
-    its own, or the last `sliding_window` of them. float32, bfloat16 or float16, accumulated in
+    its own, or the last `spec.window` of them. float32, bfloat16 or float16, accumulated in
     float32. `query`, `key` and `value` may be slices of a fused projection: the last dimension is
     contiguous, heads are `head_dim` apart, the row stride is free.
 
@@ -163,8 +176,7 @@ def paged_attention(
         slot_mapping: [T] int64, token -> block * block_size + offset, or -1 to write nothing.
         out: [T, num_heads, head_dim], contiguous, changed in place; padding tokens get 0,
             unless `key` is None.
-        scale: Factor of the scores.
-        sliding_window: Keys that a token sees, itself included; 0 for all.
+        spec: What becomes of the scores.
         max_query_len: Upper bound of the rows' query lengths (sizes a GPU grid without a sync).
         max_seq_len: Upper bound of `seq_lens`.
         deterministic: Whether kernels may let nothing show in a token's bits but its query and the
@@ -174,6 +186,8 @@ def paged_attention(
         schedule: On CUDA, the [`decode_schedule`][src.ops.decode_schedule.decode_schedule] of
             these rows, as [`step_schedule`][src.ops.step_schedule] makes it. Without one every call
             makes its own.
+        backend: `handle` of the [`AttentionBackend`][src.ops.attention_backend.AttentionBackend]
+            that serves the call; 0 for the device's own kernels.
 
     Raises
         ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
@@ -190,10 +204,11 @@ def paged_attention(
         seq_lens,
         slot_mapping,
         out,
-        scale,
-        sliding_window,
+        spec.sinks,
+        spec.scalars(),
         max_query_len,
         max_seq_len,
         deterministic,
         schedule,
+        backend,
     )

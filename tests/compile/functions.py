@@ -85,6 +85,20 @@ def impossible(x: Tensor) -> Tensor:
     return x if x.sum().item() > 0 else x + 1
 
 
+def mixture(
+    x: Tensor,
+    router: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_scales: Tensor | None,
+    down_scales: Tensor | None,
+) -> Tensor:
+    """x [T, 64] through two of eight experts."""
+    weights, ids = ops.route(ops.linear(x.float(), router), ops.Routing(chosen=2))
+    layer = {"gate_up_scales": gate_up_scales, "down_scales": down_scales}
+    return x + ops.experts(x * 2, gate_up, down, weights, ids, **layer)
+
+
 class Gated(NamedTuple):
     """A stream of activations, and its rows by their size."""
 

@@ -10,13 +10,6 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-from src.compile.job import flatten, is_tensor
-from src.compile.just_in_time import compile_functions
-from src.distributed import Group
 from src.models.regions import (
     EAGER_REGIONS,
     TOKEN_ARGUMENTS,
@@ -24,6 +17,13 @@ from src.models.regions import (
     PreAttention,
     RegionSpec,
 )
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from src.compile.job import flatten, is_tensor
+from src.compile.just_in_time import compile_functions
+from src.distributed import Group
 from tests.compile import hopper_stand_in as hopper
 
 # hidden, query heads, key heads, head, intermediate, vocabulary; whether projections have a bias
@@ -41,7 +41,7 @@ def weight(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def arguments_of(shape: tuple[Any, ...], tokens: int) -> list[tuple[Any, ...]]:
-    """Of a call of each region, as `Decoder.region_arguments`."""
+    """Of a call of each region, as `Model.region_arguments`."""
     hidden, heads, kv_heads, head_dim, intermediate, vocab, has_bias = shape
     spec = RegionSpec(heads, kv_heads, head_dim, 1e-5, Group(), rotates_in_op=True)
     projected = (heads + 2 * kv_heads) * head_dim

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from src.models import Decoder, load_model
+from src.models import Model, load_model
 from src.ops import PAGED_ATTENTION, ROTATE_AND_CACHE, Kernel
 from src.ops.cpu.build import ensure_built
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -70,7 +70,7 @@ def rotate_in_op(
 
     calls: list[int] = []
 
-    def rotating(*arguments: Any, **options: Any) -> Decoder:
+    def rotating(*arguments: Any, **options: Any) -> Model:
         decoder = load_model(*arguments, **options)
         decoder.region_spec = replace(decoder.region_spec, rotates_in_op=True)
         return decoder

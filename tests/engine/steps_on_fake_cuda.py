@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-import src.models.loader
+import src.models.weights.loader
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
@@ -59,7 +59,7 @@ class Steps:
         self.requests: list[Request | None] = [None] * ROWS
         with unset_fake_temporarily():
             self.grammars = RowGrammars(ROWS, self.vocab_size, on_cpu=False)
-        self.forward, self.code = ForwardPass(decoder, cache), Code(decoder.regions)
+        self.forward, self.code = ForwardPass(decoder, cache), Code(decoder.functions)
         self.computer = StepComputer(
             *(self.forward, self.code, self.rows, self.sampler, self.grammars, self.requests)
         )
@@ -132,7 +132,7 @@ class Steps:
 
 def main() -> None:
     # Values are of no use, and random ones come of a device's generator.
-    src.models.loader.fill_dummy = lambda *_: None
+    src.models.weights.loader.fill_dummy = lambda *_: None
     with fake_cuda():
         steps = Steps(Path(sys.argv[1]))
         with NobodyWaits():

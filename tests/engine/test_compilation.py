@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from src.models.regions import TOKEN_ARGUMENTS
 
 from src import AsyncEngine, SamplingParams
 from src.compile import ahead
@@ -23,8 +24,7 @@ from src.core.settings import CHECKOUT
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.engine.execution import compilation
-from src.models import Decoder, load_model, outline_model
-from src.models.regions import TOKEN_ARGUMENTS
+from src.models import Model, load_model, outline_model
 from src.ops.cpu.build import cache_root, ensure_built
 from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES
@@ -258,7 +258,7 @@ async def test_compilers_run_before_there_are_weights(
     monkeypatch.setattr(compilation, "HEAD_START", 0.1)
     seen = []
 
-    def load_slowly(*arguments: Any, **options: Any) -> Decoder:
+    def load_slowly(*arguments: Any, **options: Any) -> Model:
         deadline = time.monotonic() + 60
         while not began.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -286,7 +286,7 @@ async def test_closing_does_not_wait_for_the_kernels(
 
     monkeypatch.setattr(compilation, "ensure_built", never_built)
     monkeypatch.setattr(compilation, "is_building", lambda: True)
-    running = compilation.RegionCompilation(
+    running = compilation.ProgramCompilation(
         outline_model(checkpoint), 1, tmp_path, StartTimeline(), awaited=False, most_tokens=64
     )
     nobody: Any = None

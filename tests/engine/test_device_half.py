@@ -16,7 +16,7 @@ from src.engine.devices import transfer
 from src.engine.execution.inputs import build_inputs, decode_rows, is_decode, padding_inputs
 from src.engine.execution.kv_cache import _budget, allocate_kv_cache, free_memory, plan_kv_cache
 from src.engine.execution.row_state import POISON, RowState
-from src.models.decoder import LayerKVSpec
+from src.models import LayerKVSpec
 
 CPU = torch.device("cpu")
 LAYERS = [LayerKVSpec(2, 8, torch.float32, None)] * 3

@@ -66,7 +66,7 @@ async def test_norms_rotation_and_cache_writes_of_one_kernel_are_those_of_transf
     async with AsyncEngine.open(config) as engine:
         parts = engine._parts
         assert parts is not None
-        assert parts.worker._forward_pass.decoder.region_spec.rotates_in_op
+        assert parts.worker._forward_pass.model.region_spec.rotates_in_op
         results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
         assert_idle(engine)
     assert ROTATE_AND_CACHE.active("cuda").name == "triton"

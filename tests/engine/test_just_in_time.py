@@ -12,9 +12,10 @@ from torch._dynamo.utils import counters
 from src import AsyncEngine, SamplingParams
 from src.core.errors import EngineDeadError
 from src.engine import startup
-from src.engine.execution.compilation import RegionCompilation
-from src.models import Decoder, load_model, loader
-from src.models.loader import read_all
+from src.engine.execution.compilation import ProgramCompilation
+from src.models import Model, load_model
+from src.models.weights import loader
+from src.models.weights.loader import read_all
 from src.ops.cpu.build import cache_root
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
@@ -24,10 +25,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
-def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[RegionCompilation]) -> None:
+def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[ProgramCompilation]) -> None:
     """All is compiled before a weight has its value."""
 
-    def load(path: Path, **given: Any) -> Decoder:
+    def load(path: Path, **given: Any) -> Model:
         return load_model(path, **(given | {"when_allocated": made[0].begin_just_in_time}))
 
     def read_late(*given: Any) -> None:
@@ -44,11 +45,11 @@ def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[RegionCom
 async def test_tokens_are_those_of_transformers_and_no_step_compiles(
     mode: str, checkpoint: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[RegionCompilation] = []
+    made: list[ProgramCompilation] = []
 
     def begin(_config: Any, _path: Any, _device: Any, timeline: Any, *_: Any, **__: Any) -> Any:
         made.append(
-            RegionCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=24)
+            ProgramCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=24)
         )
         return made[0]
 
@@ -80,7 +81,7 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
             for prompt, result in zip(prompts, results, strict=False):
                 assert result.token_ids == greedy(reference, prompt, 24)
         # What the code was not compiled for fails the step, says why, and nobody compiles.
-        decoder = parts.worker._forward_pass.decoder
+        decoder = parts.worker._forward_pass.model
         with monkeypatch.context() as patch:
             patch.setattr(decoder, "rope_table", decoder.rope_table.double())
             with pytest.raises(EngineDeadError, match="a step of this request failed") as failed:

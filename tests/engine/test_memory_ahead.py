@@ -20,7 +20,7 @@ from src.core.plan import BlockAppend, RowInstall, StepPlan
 from src.engine import startup
 from src.engine.execution.kv_cache import KVCache, KVCachePlan, allocate_kv_cache
 from src.engine.execution.page_prefault import PagePrefault
-from src.models.decoder import LayerKVSpec
+from src.models import LayerKVSpec
 from src.ops.host_memory import LARGE_PAGE, lazy_zeros, take
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config

@@ -14,7 +14,7 @@ import pytest
 from src import AsyncEngine, SamplingParams
 from src.core.errors import EngineDeadError, ShuttingDownError
 from src.engine import startup
-from src.engine.execution.compilation import RegionCompilation
+from src.engine.execution.compilation import ProgramCompilation
 from src.engine.scheduling.scheduler import Scheduler
 from src.ops.cpu.build import cache_root
 from tests.support.engines import small_config
@@ -49,7 +49,7 @@ class Watch:
         assert engine._parts is not None
         worker = engine._parts.worker
         cache = worker._forward_pass.kv_cache
-        weights = worker._forward_pass.decoder.parameters().values()
+        weights = worker._forward_pass.model.parameters().values()
         every = (worker._rows.tokens, *cache.keys, *cache.values, *weights)
         self.parts = [weakref.ref(part) for part in every]
 
@@ -89,7 +89,7 @@ async def test_weights_and_kv_memory_are_gone_when_it_is_closed(
     if way in ("compiled just in time", "closed while it compiles"):
 
         def begin(_config: Any, _path: Any, _device: Any, timeline: Any, *_: Any, **__: Any) -> Any:
-            return RegionCompilation(
+            return ProgramCompilation(
                 None, 1, cache_root(), timeline, awaited=True, most_tokens=2048
             )
 

@@ -15,7 +15,7 @@ from src import AsyncEngine, FinishReason, SamplingParams
 from src.compile import Compilation
 from src.core.plan import StepPlan
 from src.engine.execution import step_computer
-from src.engine.execution.compilation import RegionCompilation
+from src.engine.execution.compilation import ProgramCompilation
 from src.engine.execution.step_computer import StepComputer
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, score_prompts
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -195,7 +195,7 @@ async def test_the_compiler_swaps_its_code_in_while_requests_run(
 ) -> None:
     """From wherever the code comes: it is let in once all requests run, which wait for it a bit."""
     may_load, is_settled = threading.Event(), threading.Event()
-    load, finish, compute = Compilation.load, RegionCompilation.finish, StepComputer.compute
+    load, finish, compute = Compilation.load, ProgramCompilation.finish, StepComputer.compute
     # Per step: whether it ran compiled, and what it computed of which rows.
     steps: list[tuple[bool, dict[int, int]]] = []
 
@@ -203,7 +203,7 @@ async def test_the_compiler_swaps_its_code_in_while_requests_run(
         assert may_load.wait(120)
         return load(self, caller)
 
-    def settle(self: RegionCompilation, *parts: Any) -> None:
+    def settle(self: ProgramCompilation, *parts: Any) -> None:
         finish(self, *parts)
         is_settled.set()
 
@@ -218,7 +218,7 @@ async def test_the_compiler_swaps_its_code_in_while_requests_run(
         return compute(self, plan, *given)
 
     monkeypatch.setattr(Compilation, "load", load_late)
-    monkeypatch.setattr(RegionCompilation, "finish", settle)
+    monkeypatch.setattr(ProgramCompilation, "finish", settle)
     monkeypatch.setattr(StepComputer, "compute", compute_slowly)
     prompts = random_prompts(4, longest=40)
     params = SamplingParams(temperature=0, max_tokens=160, ignore_eos=True)

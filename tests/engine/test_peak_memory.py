@@ -37,8 +37,8 @@ async def weights_of_served(directory, **settings):
     async with AsyncEngine.open(config) as engine:
         await engine.generate([5, 17, 3], SamplingParams(temperature=0, max_tokens=4))
         assert engine.stats.compiled is not config.compile.enforce_eager
-        decoder = engine._parts.worker._forward_pass.decoder
-        assert (decoder.pre[0].qkv_weight.dim() == 3) == engine.stats.compiled
+        decoder = engine._parts.worker._forward_pass.model
+        assert (decoder.weights["layers.0.qkv_weight"].dim() == 3) == engine.stats.compiled
         return sum(tensor.nbytes for tensor in decoder.parameters().values())
 
 # Whatever this machine's kernels gain, for all of them take strips.

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from src.models.regions import TOKEN_ARGUMENTS
 from torch._dynamo.utils import counters
 
 from src import AsyncEngine, SamplingParams
 from src.compile.just_in_time import compile_functions
 from src.engine import startup
 from src.models import load_model
-from src.models.regions import TOKEN_ARGUMENTS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture
@@ -101,16 +101,20 @@ def test_compiled_regions_leave_slices_of_one_projection(tmp_path: Path) -> None
     spec = replace(decoder.region_spec, rotates_in_op=True)
     torch._dynamo.reset()
     counters.clear()
-    first, middle, *_ = compile_functions(decoder.regions, TOKEN_ARGUMENTS, 64)
+    first, middle, *_ = compile_functions(decoder.functions, TOKEN_ARGUMENTS, 64)
     for tokens in (7, 1, 2, 33):
         ids, positions = torch.arange(3, 3 + tokens), torch.arange(tokens)
         attended, residual = torch.randn(tokens, 64), torch.randn(tokens, 64)
         table, pre = decoder.rope_table, decoder.pre[1]
         for compiled, eager, arguments in (
-            (first, decoder.regions.first, (decoder.embedding, pre, table, ids, positions)),
+            (
+                first,
+                decoder.functions.first,
+                (decoder.weights["embedding"], pre, table, ids, positions),
+            ),
             (
                 middle,
-                decoder.regions.middle,
+                decoder.functions.middle,
                 (decoder.post[0], pre, table, attended, residual, positions),
             ),
         ):

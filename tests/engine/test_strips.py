@@ -14,8 +14,8 @@ import torch
 from src import AsyncEngine, SamplingParams
 from src.engine import startup
 from src.engine.execution import compilation
-from src.models import Decoder, load_model, outline_model
-from src.models.quantization import QuantizedWeight
+from src.models import Model, load_model, outline_model
+from src.models.weights.methods import QuantizedWeight
 from src.ops.cpu import build
 from src.ops.cpu.build import ensure_built
 from src.ops.cpu.levels import LEVELS
@@ -41,7 +41,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(path, tokenizer=True, dtype=torch.bfloat16, tie=False, **SIZES)
 
 
-def dims(decoder: Decoder) -> list[int]:
+def dims(decoder: Model) -> list[int]:
     """Of the projections' weights: three of those in strips, two of others."""
     weights = [layer.qkv_weight for layer in decoder.pre]
     for layer in decoder.post:
@@ -87,7 +87,7 @@ def test_what_is_laid_out_and_what_is_not(directory: Path, tmp_path: Path) -> No
         # A matrix at a time, the head last.
         assert sum(dim == 3 for dim in dims(decoder)) == done
     assert set(dims(decoder)) == {3}
-    assert decoder.embedding.dim() == 2
+    assert decoder.weights["embedding"].dim() == 2
     laid_out = outline_model(directory)
     list(laid_out.lay_out())
     assert {name: tensor.shape for name, tensor in laid_out.parameters().items()} == {
@@ -127,7 +127,7 @@ async def test_answers_are_those_of_the_reference(
             assert [len(result.token_ids) for result in await meanwhile] == [12] * 5
             assert engine.stats.compiled
             results = await asyncio.gather(*(engine.generate(p, SCORED) for p in prompts))
-            decoder = parts.worker._forward_pass.decoder
+            decoder = parts.worker._forward_pass.model
             assert set(dims(decoder)) == {3}
     assert "weights laid out in strips" in caplog.text
     reference = load_reference(directory, torch.float32)
@@ -156,8 +156,8 @@ async def test_a_head_that_only_the_weights_tell_from_the_embedding_stays_in_row
         result = await engine.generate([5, 17, 3], GREEDY)
         parts = engine._parts
         assert parts is not None
-        decoder = parts.worker._forward_pass.decoder
-        assert decoder.head is not decoder.embedding
+        decoder = parts.worker._forward_pass.model
+        assert decoder.weights["head"] is not decoder.weights["embedding"]
         assert dims(decoder) == [3] * 8 + [2]
     assert len(result.token_ids) == 12
 
@@ -175,6 +175,6 @@ async def test_kernels_that_turn_out_to_gain_nothing_leave_rows(
         result = await engine.generate([5, 17, 3], GREEDY)
         parts = engine._parts
         assert parts is not None
-        assert set(dims(parts.worker._forward_pass.decoder)) == {2}
+        assert set(dims(parts.worker._forward_pass.model)) == {2}
     assert len(result.token_ids) == 12
     assert "goes on uncompiled: it is compiled for weights in strips" in caplog.text

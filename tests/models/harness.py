@@ -1,48 +1,46 @@
-"""Two ways to run a `Decoder` without the engine: dense attention, and the paged op by hand."""
+"""Two ways to run a `Model` without the engine: dense attention, and the paged op by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from src.models import Attend, Decoder
+from src.models import Mixer, Model
 from src.ops import paged_attention
 
 
-def dense_attend(decoder: Decoder) -> Attend:
+def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
     """Causal attention over one sequence that is given whole, written as plainly as can be."""
-
-    def attend(
-        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        tokens, heads, _ = query.shape
-        key = key.repeat_interleave(heads // key.shape[1], dim=1)
-        value = value.repeat_interleave(heads // value.shape[1], dim=1)
-        scores = torch.einsum("qhd,khd->hqk", query, key) * decoder.spec.attention_scale
-        position = torch.arange(tokens)
-        visible = position[None, :] <= position[:, None]
-        window = decoder.spec.sliding_windows[layer]
-        if window is not None:
-            visible &= position[None, :] > position[:, None] - window
-        scores = scores.masked_fill(~visible, -torch.inf)
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-        return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
-
-    return attend
+    (query, key, value), spec = given, mixer.spec
+    tokens, heads, _ = query.shape
+    key = key.repeat_interleave(heads // key.shape[1], dim=1)
+    value = value.repeat_interleave(heads // value.shape[1], dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * spec.scale
+    if spec.cap is not None:
+        scores = torch.tanh(scores / spec.cap) * spec.cap
+    position = torch.arange(tokens)
+    visible = position[None, :] <= position[:, None]
+    if spec.window is not None:
+        visible &= position[None, :] > position[:, None] - spec.window
+    scores = scores.masked_fill(~visible, -torch.inf)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
 
 @torch.inference_mode()
-def dense_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
+def dense_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     """Logits of every position, float32 [T, V]."""
     ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
-    hidden = decoder.forward(decoder.regions, ids, positions, dense_attend(decoder))
-    return decoder.logits(decoder.regions, hidden)
+    hidden = model.forward(model.functions, ids, positions, dense_attention)
+    return model.logits(model.functions, hidden)
 
 
 class PagedSequence:
     """One sequence over the paged op: scattered blocks, any chunking of its tokens."""
 
-    def __init__(self, decoder: Decoder, *, block_size: int = 4, capacity: int = 160) -> None:
-        self.decoder, self.block_size, self.length, self.capacity = decoder, block_size, 0, capacity
+    def __init__(self, model: Model, *, block_size: int = 4, capacity: int = 160) -> None:
+        self.model, self.block_size, self.length, self.capacity = model, block_size, 0, capacity
         num_blocks = -(-capacity // block_size)
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
         self.block_table = order.to(torch.int32)[None]  # [1, num_blocks] int32, index -> block
@@ -56,7 +54,7 @@ class PagedSequence:
                 )
                 for _ in "kv"
             )
-            for kv in decoder.kv_cache_spec()
+            for kv in model.kv_cache_spec()
         ]
 
     @torch.inference_mode()
@@ -66,33 +64,30 @@ class PagedSequence:
         positions = torch.arange(begin, end)
         blocks = self.block_table[0][positions // self.block_size].long()
         slots = blocks * self.block_size + positions % self.block_size
-        windows = self.decoder.spec.sliding_windows
 
-        def attend(
-            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
+        def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+            query, key, value = given
             out = torch.empty_like(query)
             paged_attention(
                 query,
                 key,
                 value,
-                *self.caches[layer],
+                *self.caches[mixer.layer],
                 self.block_table,
                 torch.tensor([0, len(tokens)], dtype=torch.int32),
                 torch.tensor([end], dtype=torch.int32),
                 slots,
                 out,
-                self.decoder.spec.attention_scale,
-                windows[layer] or 0,
+                mixer.spec.attention(self.model.mixer_weights[mixer.layer]),
                 len(tokens),
                 end,
             )
             return out.flatten(1)
 
-        decoder = self.decoder
-        hidden = decoder.forward(decoder.regions, torch.tensor(tokens), positions, attend)
+        model = self.model
+        hidden = model.forward(model.functions, torch.tensor(tokens), positions, mix)
         self.length = end
-        return decoder.logits(decoder.regions, hidden)
+        return model.logits(model.functions, hidden)
 
     def greedy(self, prompt: list[int], count: int, *, chunk: int) -> list[int]:
         """Prefill `prompt` in chunks, then decode `count` tokens one by one."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from src.core.errors import ModelLoadError
-from src.models import load_config, supported_architectures
+from src.models import ModelConfig, load_config, supported_architectures
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,6 +25,10 @@ MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 Write = Callable[..., Path]
 
 
+def windows_of(config: ModelConfig) -> tuple[int | None, ...]:
+    return tuple(layer.attention.window for layer in config.layers)
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def write(config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:
@@ -38,12 +42,14 @@ def write(tmp_path: Path) -> Write:
 
 def test_defaults_are_those_of_the_family(write: Write) -> None:
     config = load_config(write(LLAMA))
-    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "float32")
+    attention = config.layers[0].attention
+    assert (attention.num_kv_heads, attention.head_dim, config.dtype) == (4, 16, "float32")
     assert config.tie_word_embeddings is False
     assert config.rope.theta == 10000.0
-    assert load_config(write(LLAMA | {"architectures": ["Qwen3ForCausalLM"]})).head_dim == 128
+    qwen3 = load_config(write(LLAMA | {"architectures": ["Qwen3ForCausalLM"]}))
+    assert qwen3.layers[0].attention.head_dim == 128
     mistral = load_config(write(MISTRAL | {"num_attention_heads": 8}))
-    assert (mistral.num_kv_heads, mistral.variant.sliding_windows) == (8, (4096,) * 3)
+    assert (mistral.layers[0].attention.num_kv_heads, windows_of(mistral)) == (8, (4096,) * 3)
 
 
 class TestSpellings:
@@ -125,12 +131,12 @@ class TestWindows:
     def test_qwen(
         self, write: Write, settings: dict[str, Any], windows: tuple[int | None, ...]
     ) -> None:
-        assert load_config(write(QWEN2 | settings)).variant.sliding_windows == windows
+        assert windows_of(load_config(write(QWEN2 | settings))) == windows
 
     @pytest.mark.parametrize(("window", "want"), [(None, (None,) * 3), (8, (8,) * 3)])
     def test_mistral(self, write: Write, window: int | None, want: tuple[int | None, ...]) -> None:
         settings = {"num_key_value_heads": 2, "sliding_window": window}
-        assert load_config(write(MISTRAL | settings)).variant.sliding_windows == want
+        assert windows_of(load_config(write(MISTRAL | settings))) == want
 
 
 class TestGenerationDefaults:

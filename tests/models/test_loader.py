@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_model
-from src.models.checkpoint import INDEX_FILE, SINGLE_FILE
+from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE
 from tests.models.harness import dense_logits
 from tests.support.checkpoints import make_checkpoint
 
@@ -60,10 +60,10 @@ class TestPlacement:
         tensors, decoder = load_file(checkpoint / SINGLE_FILE), load_model(checkpoint)
         layer = "model.layers.1."
         qkv = [tensors[f"{layer}self_attn.{name}_proj.weight"] for name in "qkv"]
-        assert torch.equal(decoder.pre[1].qkv_weight, torch.cat(qkv))
+        assert torch.equal(decoder.weights["layers.1.qkv_weight"], torch.cat(qkv))
         gate_up = [tensors[f"{layer}mlp.{name}_proj.weight"] for name in ("gate", "up")]
-        assert torch.equal(decoder.post[1].gate_up_weight, torch.cat(gate_up))
-        assert torch.equal(decoder.head, tensors["lm_head.weight"])
+        assert torch.equal(decoder.weights["layers.1.gate_up_weight"], torch.cat(gate_up))
+        assert torch.equal(decoder.weights["head"], tensors["lm_head.weight"])
 
     def test_every_parameter_is_filled(self, tmp_path: Path) -> None:
         directory = make_checkpoint(tmp_path, "llama", attention_bias=True, mlp_bias=True)
@@ -89,7 +89,7 @@ class TestPlacement:
         decoder = load_model(directory, dtype=wanted)
         tensors = load_file(directory / SINGLE_FILE)
         want = tensors["model.embed_tokens.weight"].to(getattr(torch, wanted))
-        assert torch.equal(decoder.embedding, want)
+        assert torch.equal(decoder.weights["embedding"], want)
         assert {p.dtype for p in decoder.parameters().values()} == {getattr(torch, wanted)}
         assert load_model(directory).spec.dtype == stored
 
@@ -97,7 +97,7 @@ class TestPlacement:
         self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = load_model(checkpoint)
-        monkeypatch.setattr("src.models.checkpoint._CHUNK_BYTES", 1000)
+        monkeypatch.setattr("src.models.weights.checkpoint._CHUNK_BYTES", 1000)
         for dtype in ("float32", "bfloat16"):
             pieces = load_model(checkpoint, dtype=dtype)
             for name, parameter in pieces.parameters().items():
@@ -106,7 +106,7 @@ class TestPlacement:
 
     def test_a_tied_head_is_the_embedding_and_takes_no_memory(self, tmp_path: Path) -> None:
         decoder = load_model(make_checkpoint(tmp_path, tie=True))
-        assert decoder.head is decoder.embedding
+        assert decoder.weights["head"] is decoder.weights["embedding"]
         assert "head" not in decoder.parameters()
 
     def test_a_tied_head_that_is_stored_too_is_passed_over(self, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ class TestPlacement:
             lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}),
         )
         decoder = load_model(directory)
-        assert decoder.head is decoder.embedding
+        assert decoder.weights["head"] is decoder.weights["embedding"]
 
     def test_a_tied_head_may_stand_for_the_embedding(self, tmp_path: Path) -> None:
         directory = make_checkpoint(tmp_path, tie=True)
@@ -125,8 +125,8 @@ class TestPlacement:
             directory, lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")})
         )
         decoder = load_model(directory)
-        assert torch.equal(decoder.embedding, want)
-        assert decoder.head is decoder.embedding
+        assert torch.equal(decoder.weights["embedding"], want)
+        assert decoder.weights["head"] is decoder.weights["embedding"]
 
     def test_a_tied_head_that_differs_is_kept_as_the_reference_does(self, tmp_path: Path) -> None:
         directory = make_checkpoint(tmp_path, tie=True)
@@ -179,7 +179,7 @@ class TestRefusals:
     def test_a_file_that_shrinks_while_it_is_read_is_named(
         self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from src.models import loader
+        from src.models.weights import loader
 
         opened = loader.open_checkpoint
 

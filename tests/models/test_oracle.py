@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from src.models import Decoder, load_model
+from src.models import Model, load_model
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import CLASSES, ROPES, load_reference, make_checkpoint
 
@@ -26,7 +26,7 @@ NEW_TOKENS = 20
 # Of one token; shorter than a block; longer than blocks, windows and RoPE's original lengths.
 PROMPT_LENGTHS = (1, 3, 90)
 
-Pair = tuple[Decoder, Any]
+Pair = tuple[Model, Any]
 
 
 def prompt_of(length: int) -> list[int]:
@@ -53,7 +53,7 @@ def reference_greedy(reference: Any, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def check_float32(decoder: Decoder, reference: Any) -> None:
+def check_float32(decoder: Model, reference: Any) -> None:
     for length in PROMPT_LENGTHS:
         prompt = prompt_of(length)
         want = reference_logits(reference, prompt)
@@ -95,7 +95,7 @@ def test_every_architecture_and_rope_variant(
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_bfloat16(make_pair: Callable[..., Pair], architecture: str) -> None:
     decoder, reference = make_pair(architecture, dtype=torch.bfloat16)
-    assert decoder.embedding.dtype == torch.bfloat16
+    assert decoder.weights["embedding"].dtype == torch.bfloat16
     for length in PROMPT_LENGTHS:
         prompt = prompt_of(length)
         want = reference_logits(reference, prompt)

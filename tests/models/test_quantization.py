@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.core.errors import ModelLoadError
-from src.models import Decoder, load_model, outline_model
-from src.models.quantization import QuantizedWeight, plain, quantize
+from src.models import Model, load_model, outline_model
+from src.models.weights.methods import QuantizedWeight, plain, quantize
 from src.ops.linear import LARGEST_UNIT, round_inputs
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -62,7 +62,7 @@ def test_what_is_representable_survives(seed: int) -> None:
     assert torch.equal(quantize(weight, "int4", 32).dequantized(), weight)
 
 
-def quantized_reference(directory: Path, decoder: Decoder) -> Any:
+def quantized_reference(directory: Path, decoder: Model) -> Any:
     """transformers with the matrices that the decoder's quantized ones stand for."""
     reference = load_reference(directory)
     with torch.no_grad():
@@ -79,9 +79,9 @@ def quantized_reference(directory: Path, decoder: Decoder) -> Any:
                 rows = [module.out_features for module in modules]
                 for module, part in zip(modules, weight.dequantized().split(rows), strict=True):
                     module.weight.copy_(part)
-        assert isinstance(decoder.head, QuantizedWeight)
+        assert isinstance(decoder.weights["head"], QuantizedWeight)
         # Apart from the embedding, which keeps its values even where the head is tied to it.
-        reference.lm_head.weight = torch.nn.Parameter(decoder.head.dequantized())
+        reference.lm_head.weight = torch.nn.Parameter(decoder.weights["head"].dequantized())
     return reference
 
 
@@ -166,8 +166,8 @@ def test_who_wants_digits_is_not_rounded_unasked(tmp_path: Path, dtype: str) -> 
         decoder = load_model(directory, **arguments, rounds_inputs=wish)
         outline = outline_model(directory, **arguments, rounds_inputs=wish)
         # Code is compiled by the outline's shapes.
-        assert decoder.head.values.shape == outline.head.values.shape
-        assert decoder.head.values.dim() == (3 if rounds else 2)
+        assert decoder.weights["head"].values.shape == outline.head.values.shape
+        assert decoder.weights["head"].values.dim() == (3 if rounds else 2)
 
 
 def test_the_originals_are_freed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from src.models.rope import parse_rope, rope_table
+from src.models.layers.rope import parse_rope, rope_table
 from tests.support.checkpoints import ROPES
 
 TRAINED, LENGTH = 256, 300

@@ -18,12 +18,13 @@ import torch
 
 from src import AsyncEngine, SamplingParams
 from src.core.settings import CHECKOUT
-from src.engine.execution.compilation import RegionCompilation
+from src.engine.execution.compilation import ProgramCompilation
 from src.engine.execution.graphs import GraphStats
 from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.row_state import RowState
-from src.models import Decoder, loader
-from src.models.loader import read_all
+from src.models import Model
+from src.models.weights import loader
+from src.models.weights.loader import read_all
 from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
@@ -137,9 +138,9 @@ async def test_who_awaits_code_has_it_compiled_before_weights_are_read(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = threading.Event()
-    compile_regions = RegionCompilation._compiled
+    compile_regions = ProgramCompilation._compiled
 
-    def compile_and_tell(self: RegionCompilation, decoder: Decoder) -> Any:
+    def compile_and_tell(self: ProgramCompilation, decoder: Model) -> Any:
         result = compile_regions(self, decoder)
         compiled.set()
         return result
@@ -148,7 +149,7 @@ async def test_who_awaits_code_has_it_compiled_before_weights_are_read(
         assert compiled.wait(120)
         read_all(*given)
 
-    monkeypatch.setattr(RegionCompilation, "_compiled", compile_and_tell)
+    monkeypatch.setattr(ProgramCompilation, "_compiled", compile_and_tell)
     monkeypatch.setattr(loader, "read_all", read_late)
     changes = {"compile__startup": "wait"}
     async with AsyncEngine.open(small_config(checkpoint, **(CUDA | changes))) as engine:

@@ -58,7 +58,7 @@ class Jobs:
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     compiler = Compiler()
     monkeypatch.setattr(compilation, "Compilation", Jobs)
-    monkeypatch.setattr(compilation.RegionCompilation, "_load", compiler.load)
+    monkeypatch.setattr(compilation.ProgramCompilation, "_load", compiler.load)
     # Closing does not wait for what a test has left.
     monkeypatch.setattr(Jobs, "close", lambda self: compiler.done.set())
     return compiler

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from src.ops import GUMBEL_ARGMAX, LINEAR, PAGED_ATTENTION, ROTATE_AND_CACHE
+from src.ops import EXPERTS, GUMBEL_ARGMAX, LINEAR, PAGED_ATTENTION, ROTATE_AND_CACHE
 from src.ops.cpu.kernel_library import KernelLibrary
 
 # The others are called on CUDA only, and have their references on the CPU.
-COMPILED = (PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR)
+COMPILED = (PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR, EXPERTS)
 
 # Both accumulate in float32; what differs is the order of sums and the rounding of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}

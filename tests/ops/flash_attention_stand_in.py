@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.ops import PAGED_ATTENTION
+from src.ops import PAGED_ATTENTION, AttentionSpec
 from tests.ops.comparison import copied
 
 
@@ -147,9 +147,8 @@ class TritonInTorch:
         self.prefill_calls = 0
 
     def __call__(self, *args: Any, prefill: Callable[..., None] | None = None) -> None:
-        query, _, _, key_cache, value_cache, tables, starts, lengths, _, out, scale, window = args[
-            :12
-        ]
+        query, _, _, key_cache, value_cache, tables, starts, lengths, _, out = args[:10]
+        spec = AttentionSpec.of(*args[10:12])
         complete = copied(args)
         PAGED_ATTENTION.reference(*complete)
         key_cache.copy_(complete[3])
@@ -159,9 +158,7 @@ class TritonInTorch:
             return
         self.prefill_calls += 1
         out[starts[-1] :] = 0
-        prefill(
-            query, key_cache, value_cache, tables, starts, lengths, out, scale, window, *args[12:14]
-        )
+        prefill(query, key_cache, value_cache, tables, starts, lengths, out, spec, *args[12:14])
         for row, count in enumerate(starts.diff().tolist()):
             if count == 1:
                 out[starts[row]] = complete[9][starts[row]]

@@ -8,6 +8,7 @@ import torch
 
 from src.ops import (
     DECODE_SCHEDULE,
+    EXPERTS,
     GUMBEL_ARGMAX,
     LINEAR,
     PAGED_ATTENTION,
@@ -95,5 +96,22 @@ TESTS_OF: dict[Op, OpTests] = {
         large={"tokens": 1, "inputs": 64, "outputs": 8},
         matches=_is_close,
         on_cuda="reference",
+    ),
+    EXPERTS: OpTests(
+        checked=(
+            {"tokens": 5, "experts": 4, "chosen": 2, "hidden": 32, "intermediate": 8, "padding": 1},
+            {
+                "tokens": 3,
+                "experts": 4,
+                "chosen": 2,
+                "hidden": 64,
+                "intermediate": 64,
+                "dtype": torch.bfloat16,
+                "weight": "strips of int8",
+            },
+        ),
+        small={"tokens": 1, "experts": 4, "chosen": 1, "hidden": 32, "intermediate": 8},
+        large={"tokens": 1, "experts": 4, "chosen": 2, "hidden": 32, "intermediate": 8},
+        matches=_is_close,
     ),
 }

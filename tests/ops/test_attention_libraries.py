@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch import library as torch_library
 
-from src.ops import PAGED_ATTENTION
+from src.ops import PAGED_ATTENTION, AttentionSpec
 from src.ops.attention_libraries import (
     LIBRARIES,
     AttentionShape,
@@ -42,7 +42,8 @@ needs_pages = pytest.mark.skipif(
     not VERSION_HAS_PAGES, reason="this torch's varlen_attn has no block tables"
 )
 PAGED_LIBRARIES = ["flash_attention_3", pytest.param("torch_varlen", marks=needs_pages)]
-SHAPE = AttentionShape(4, 2, 64, 16, torch.bfloat16, windowed=False)
+WINDOWED = frozenset({"window"})
+SHAPE = AttentionShape(4, 2, 64, 16, torch.bfloat16)
 
 
 @pytest.fixture
@@ -111,10 +112,10 @@ def torch_on_cpu(flash_module: None) -> Iterator[None]:
 
 
 def shape_of(args: tuple[Any, ...]) -> AttentionShape:
-    query, cache, window = args[0], args[3], args[11]
+    query, cache, spec = args[0], args[3], AttentionSpec.of(*args[10:12])
     block_size, kv_heads, head_dim = cache.shape[1:]
     return AttentionShape(
-        query.shape[1], kv_heads, head_dim, block_size, query.dtype, windowed=window > 0
+        query.shape[1], kv_heads, head_dim, block_size, query.dtype, spec.features
     )
 
 
@@ -198,7 +199,7 @@ def test_what_was_not_tried_is_left_to_triton(
 def test_an_opened_library_has_been_tried_on_every_shape(
     name: str, base: stand_in.TritonInTorch, torch_on_cpu: None
 ) -> None:
-    shapes = [SHAPE, SHAPE._replace(windowed=True, dtype=torch.float16)]
+    shapes = [SHAPE, SHAPE._replace(features=WINDOWED, dtype=torch.float16)]
     kernel = open_library(name, CPU, shapes)
     assert kernel.name == name
     assert base.prefill_calls == 2
@@ -239,24 +240,24 @@ def without_pages(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Te
 
 
 @pytest.mark.parametrize(
-    ("function", "windowed", "reason"),
+    ("function", "features", "reason"),
     [
-        (wrong_window, True, "gives other results than the reference with .* windowed"),
+        (wrong_window, WINDOWED, "gives other results than the reference with .* window"),
         # Values behind a row's end are another request's, and might be NaN.
-        (with_whole_pages, False, "gives other results .* differ by up to nan"),
-        (without_pages, False, "is another version, without page_table, cu_seqlens_q"),
+        (with_whole_pages, frozenset(), "gives other results .* differ by up to nan"),
+        (without_pages, frozenset(), "is another version, without page_table, cu_seqlens_q"),
     ],
 )
 def test_a_library_that_does_something_else_is_refused(
     function: Callable[..., Any],
-    windowed: bool,
+    features: frozenset[str],
     reason: str,
     base: stand_in.TritonInTorch,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in.install(monkeypatch, flash_attn_with_kvcache=function)
     with pytest.raises(LibraryUnavailableError, match=reason):
-        open_library("flash_attention_3", CPU, [SHAPE._replace(windowed=windowed)])
+        open_library("flash_attention_3", CPU, [SHAPE._replace(features=features)])
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

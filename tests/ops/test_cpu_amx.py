@@ -48,6 +48,30 @@ def test_equals_the_reference(
 
 
 @needs_avx2
+@pytest.mark.parametrize("head_dim", [72, 256])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "modifier", [{"cap": 2.0}, {"has_sinks": True}, {"cap": 30.0, "has_sinks": True}]
+)
+def test_equals_the_reference_with_modified_scores(
+    emulated: Attention, head_dim: int, deterministic: bool, modifier: dict[str, Any]
+) -> None:
+    args = PAGED_ATTENTION.build(
+        "cpu",
+        rows=((40, 150), (290, 290), (1, 700), (5, 33), (1, 1), (0, 5), (1, 600)),
+        prefixes={6: (2, 32)},
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        padding=1,
+        dtype=torch.bfloat16,
+        deterministic=deterministic,
+        **modifier,
+    )
+    attention_matches(emulated, args)
+
+
+@needs_avx2
 def test_rounding_adds_less_than_the_result_has(emulated: Attention) -> None:
     args = PAGED_ATTENTION.build("cpu", rows=((300, 600),), dtype=torch.bfloat16)
     exact = copied(tuple(x.float() if _is_bfloat16(x) else x for x in args))
@@ -86,6 +110,8 @@ def test_deterministic_chunks_of_any_size_give_the_bits_of_the_whole_prompt(
         num_kv_heads=heads[1],
         head_dim=head_dim,
         sliding_window=window,
+        cap=2.0 if window else 0,
+        has_sinks=window > 0,
         deterministic=True,
     )
     expected = in_chunks(emulated, copied(whole), [0, 530])

@@ -31,10 +31,12 @@ def test_chunks_give_the_bits_of_the_whole_prompt(
         length,
         num_heads=kv_heads * group,
         num_kv_heads=kv_heads,
-        head_dim=data.draw(st.sampled_from([8, 40, 64, 128])),
+        head_dim=data.draw(st.sampled_from([8, 40, 64, 128, 256])),
         dtype=data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
         sliding_window=data.draw(st.sampled_from([0, 0, 9, 300])),
         block_size=data.draw(st.sampled_from([1, 7, 16])),
+        cap=data.draw(st.sampled_from([0, 0, 2.0])),
+        has_sinks=data.draw(st.booleans()),
         seed=length,
     )
     cuts = data.draw(st.lists(st.integers(1, length - 1), max_size=4))

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
-from src.models.decoder import LayerKVSpec
-from src.models.loader import load_model
-from src.models.quantization import plain
+from src.models import LayerKVSpec
+from src.models.weights.loader import load_model
+from src.models.weights.methods import plain
 from src.ops.cpu.build import kernel_library
 from src.ops.host_memory import lazy_zeros
 from tests.support.checkpoints import make_checkpoint
@@ -87,7 +87,7 @@ def test_what_nobody_can_have_is_said_in_bytes() -> None:
 def test_a_models_matrices_lie_in_large_pages(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, hidden_size=1024, intermediate_size=2048)
     decoder = load_model(directory, load_format="dummy")
-    assert is_in_large_pages(plain(decoder.post[0].gate_up_weight))
+    assert is_in_large_pages(plain(decoder.weights["layers.0.gate_up_weight"]))
     library = kernel_library()
     for kind in (torch.int8, torch.uint8):
         if library is not None:

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.ops.cpu.kernel_library import KernelLibrary, _bind_linear
+from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, cpu_flags
+from src.ops.cpu.projection_calls import bind_linear
 from src.ops.linear import (
     LINEAR,
     STRIP,
@@ -79,7 +80,7 @@ def test_emulated_instructions_give_the_same(
         for dtype in DTYPES:
             args = build(kind, tokens=tokens, inputs=inputs, outputs=outputs, dtype=dtype)
             for library in emulated_linears.values():
-                emulated = _bind_linear(library)
+                emulated = bind_linear(library)
                 got = emulated(*args)
                 assert_matches(got, args)
                 assert torch.equal(emulated(args[0][-1:], *args[1:]), got[-1:])
@@ -98,7 +99,7 @@ def test_the_largest_weights_and_inputs_overflow_nothing(
             weight.fill_(nibbles if weight.dtype == torch.uint8 else (-1 if nibbles else 0))
             for linear in (
                 *(library.streamed_linear for library in libraries.values()),
-                *map(_bind_linear, emulated_linears.values()),
+                *map(bind_linear, emulated_linears.values()),
             ):
                 assert_matches(linear(*args), args)
 

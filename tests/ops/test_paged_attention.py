@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_cases import CACHED_CASES
-from src.ops.cpu.kernel_library import KernelLibrary, use_threads
+from src.ops.cpu.calls import use_threads
+from src.ops.cpu.kernel_library import KernelLibrary
 from tests.ops.comparison import copied, in_chunks
 
 Attention = Callable[..., Any]
@@ -51,7 +52,8 @@ quick = settings(
 
 def dense(args: tuple[Any, ...], row: int) -> torch.Tensor:
     """One row by torch's SDPA over keys gathered one by one, [query_len, heads, head_dim]."""
-    query, _, _, key_cache, value_cache, tables, starts, lengths, _, _, scale, window, *_ = args
+    query, _, _, key_cache, value_cache, tables, starts, lengths, *_ = args
+    scale, _, window = args[11]
     begin, end, seq_len = int(starts[row]), int(starts[row + 1]), int(lengths[row])
     block_size = key_cache.shape[1]
     slots = [(int(tables[row, p // block_size]), p % block_size) for p in range(seq_len)]
@@ -62,7 +64,7 @@ def dense(args: tuple[Any, ...], row: int) -> torch.Tensor:
     mask = torch.zeros(end - begin, seq_len, dtype=torch.bool)
     for i in range(end - begin):
         position = seq_len - (end - begin) + i
-        mask[i, max(0, position - window + 1) if window else 0 : position + 1] = True
+        mask[i, max(0, position - int(window) + 1) if window else 0 : position + 1] = True
     return torch.nn.functional.scaled_dot_product_attention(
         query[begin:end].transpose(0, 1),
         gathered(key_cache),
@@ -234,6 +236,8 @@ def families(draw: st.DrawFn) -> dict[str, Any]:
         "num_heads": draw(st.sampled_from([2, 6, 40])),
         "num_kv_heads": 2,
         "sliding_window": draw(st.sampled_from([0, 0, 300])),
+        "cap": draw(st.sampled_from([0, 0, 2.0])),
+        "has_sinks": draw(st.booleans()),
         "dtype": draw(st.sampled_from([torch.float32, torch.bfloat16])),
         "deterministic": draw(st.booleans()),
         "seed": draw(st.integers(0, 100)),
@@ -314,7 +318,7 @@ def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibr
     try:
         assert library.attention_items(*apart).items == 12 * 5
         assert library.attention_items(*together).items == 12 + 4
-        windowed = (*together[:11], 600, *together[12:])
+        windowed = (*together[:11], [1.0, 0.0, 600.0], *together[12:])
         assert library.attention_items(*windowed).items == 12 * 4
         # Two tiles of all of these heads would be more than a second level cache holds.
         shape |= {"num_heads": 16, "num_kv_heads": 16, "head_dim": 256}

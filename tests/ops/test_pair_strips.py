@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.ops.cpu.kernel_library import KernelLibrary, _bind_linear
+from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, cpu_flags, fastest_level
+from src.ops.cpu.projection_calls import bind_linear
 from src.ops.linear import LINEAR, fits_strips, reference, to_strips
 from tests.ops.comparison import (
     bits,
@@ -56,7 +57,7 @@ def test_emulated_instructions_give_the_same(emulated_linears: dict[str, ctypes.
     for tokens, inputs, outputs in cases:
         x, rows, strips, bias = build(tokens=tokens, inputs=inputs, outputs=outputs, has_bias=True)
         for library in emulated_linears.values():
-            emulated = _bind_linear(library)
+            emulated = bind_linear(library)
             got = emulated(x, strips, None, bias)
             assert_matches(got, x, rows, bias)
             assert torch.equal(emulated(x[-1:], strips, None, bias), got[-1:])

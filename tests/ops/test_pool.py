@@ -18,7 +18,8 @@ import torch
 
 from src.ops import LINEAR
 from src.ops.cpu import build
-from src.ops.cpu.kernel_library import KernelLibrary, use_threads
+from src.ops.cpu.calls import use_threads
+from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.places import Places
 
 ROOT = Path(__file__).parents[2]
@@ -415,7 +416,8 @@ def test_a_child_has_threads_of_its_own(library: KernelLibrary) -> None:
 import os, sys
 import torch
 from src.ops import LINEAR
-from src.ops.cpu.kernel_library import KernelLibrary, use_threads
+from src.ops.cpu.calls import use_threads
+from src.ops.cpu.kernel_library import KernelLibrary
 torch.set_num_threads(1)
 use_threads(3)
 library = KernelLibrary({str(library.path)!r})

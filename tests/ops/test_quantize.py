@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.models import quantization
-from src.models.quantization import QuantizedWeight, quantize
+from src.models.weights.methods import QuantizedWeight, quantize
 from src.ops.cpu.kernel_library import KernelLibrary
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -12,6 +12,7 @@ from triton.compiler import ASTSource
 
 from src.ops.triton import (
     decode_schedule,
+    experts,
     gumbel_argmax,
     paged_attention,
     paged_decode,
@@ -43,10 +44,18 @@ POINTERS = {
     "tokens": "*i64",
     "scale_log2": "fp32",
     "rope_table": "*fp32",
+    "sinks": "*fp32",
     "eps": "fp32",
+    "order": "*i64",
+    "ends": "*i32",
+    "weights": "*fp32",
+    "ids": "*i64",
 }
 UNNORMED = {"q_norm": None, "k_norm": None}
-CACHED = ("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm")
+CACHED = (
+    *("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm"),
+    *("hidden", "gate_up", "down", "activated", "results"),
+)
 
 
 def compile_for_hopper(kernel, dtype, warps, stages, **constants) -> int:
@@ -83,20 +92,22 @@ def rotation() -> None:
         assert "fma" not in compiled.asm["ptx"], (dtype, head_dim)
 
 
-def compile_attention(head_dim: int, window: int, size: int, dtype: str, group: int) -> None:
-    common = {"HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": group, "D": head_dim}
+def compile_attention(
+    head_dim: int, window: int, size: int, dtype: str, group: int, cap: float = 0.0, **unused: None
+) -> None:
+    common = {**unused, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": group, "D": head_dim}
     # Of a long prompt, and of a batch that large tiles would leave half empty.
     for tile, keys, warps, stages in {prefill_shape(90, head_dim, size, n) for n in (4096, 64)}:
         prefill = compile_for_hopper(
             paged_attention._prefill_kernel, dtype, warps, stages,
-            FEWEST=2, M=tile, N=keys, WINDOW=window, **common,
+            FEWEST=2, M=tile, N=keys, WINDOW=window, CAP=cap, **common,
         )  # fmt: skip
         assert prefill + RESERVED <= SHARED_MEMORY, (head_dim, dtype, prefill)
     shape, packed = decode_shape(90, head_dim, size), packed_rows(group)
     pack = {"MEMBERS": packed // group, "M": packed}
     decode = compile_for_hopper(
         paged_decode._decode_kernel, dtype, shape.warps, shape.stages,
-        N=shape.tile, WINDOW=window, **pack, **common,
+        N=shape.tile, WINDOW=window, CAP=cap, **pack, **common,
     )  # fmt: skip
     # All programs of the persistent grid are on their multiprocessors at the same time.
     assert shape.programs * (decode + RESERVED) <= SHARED_MEMORY, (head_dim, dtype, decode)
@@ -106,11 +117,26 @@ def compile_attention(head_dim: int, window: int, size: int, dtype: str, group: 
     )
 
 
+def compile_experts(size: int, dtype: str) -> None:
+    for crowd in ("few", "many"):
+        tile = experts._TILES[crowd, size]
+        sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "scales": None}
+        for kernel, more in (
+            (experts._gate_up_kernel, {"ACTIVATION": 0}),
+            (experts._down_kernel, {}),
+        ):
+            shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, **sizes, **more)
+            assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, shared)
+    compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED)
+
+
 def main() -> None:
-    compile_attention(128, 0, 2, "bf16", 4)
-    compile_attention(64, 512, 2, "fp16", 8)
-    compile_attention(256, 0, 2, "bf16", 2)
-    compile_attention(256, 0, 4, "fp32", 1)
+    compile_attention(128, 0, 2, "bf16", 4, sinks=None)
+    compile_attention(128, 128, 2, "bf16", 8, cap=30.0)
+    compile_attention(256, 4096, 2, "bf16", 2, cap=50.0, sinks=None)
+    compile_attention(64, 512, 2, "fp16", 8, sinks=None)
+    compile_attention(256, 0, 2, "bf16", 2, sinks=None)
+    compile_attention(256, 0, 4, "fp32", 1, sinks=None)
     compile_for_hopper(paged_attention._write_cache_kernel, "bf16", 4, 1, BLOCK=1024)
     schedule = {"MEMBERS": 4, "ROWS": decode_schedule._FEWEST_ROWS}
     compile_for_hopper(
@@ -125,6 +151,8 @@ def main() -> None:
     compile_for_hopper(decode_schedule._starts_kernel, "bf16", 4, 1, **schedule)
     compile_for_hopper(gumbel_argmax._chunk_kernel, "fp32", 4, 1, BLOCK=gumbel_argmax.GROUPS)
     compile_for_hopper(gumbel_argmax._merge_kernel, "fp32", 1, 1, BLOCK=64)
+    for size, dtype in ((2, "bf16"), (2, "fp16"), (4, "fp32")):
+        compile_experts(size, dtype)
     rotation()
     sys.stdout.write("ok\n")
 

@@ -17,18 +17,26 @@ import triton.runtime.interpreter as interpreter
 
 from benchmarks import tune_attention
 from benchmarks.record import Recorder
-from src.ops import DECODE_SCHEDULE, GUMBEL_ARGMAX, PAGED_ATTENTION, ROTATE_AND_CACHE
+from src.ops import (
+    DECODE_SCHEDULE,
+    EXPERTS,
+    GUMBEL_ARGMAX,
+    PAGED_ATTENTION,
+    ROTATE_AND_CACHE,
+    AttentionSpec,
+)
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
 from src.ops.triton import (
     decode_schedule,
+    experts,
     gumbel_argmax,
     paged_attention,
     paged_decode,
     rotate_and_cache,
 )
 from tests.ops import flash_attention_stand_in
-from tests.ops.comparison import attention_matches, rotation_matches
+from tests.ops.comparison import TOLERANCE, attention_matches, rotation_matches
 
 ATTENTION_CASES = [
     {"dtype": torch.float32, "head_dim": 24, "padding": 2},
@@ -43,6 +51,32 @@ ATTENTION_CASES = [
     {"rows": ((0, 0), (0, 0)), "padding": 2, "longest": 4096, "head_dim": 16},
     {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096, "head_dim": 16},
     {"rows": ((1, 100), (3, 40), (1, 1), (90, 130)), "head_dim": 16, "deterministic": True},
+    # Modifiers of scores: rows of one piece and of many, beside a prompt, in a pack, at any size.
+    {"cap": 2.0, "has_sinks": True, "dtype": torch.float32, "head_dim": 24},
+    {"rows": ((90, 130), (1, 1100), (0, 3), (1, 1)), "head_dim": 16, "cap": 3.0, "padding": 1},
+    {"rows": ((90, 130), (1, 1100), (1, 40)), "head_dim": 16, "has_sinks": True, "num_heads": 6},
+    {
+        "rows": ((1, 1100), (1, 900), (1, 2100), (3, 50)),
+        "prefixes": {1: (0, 50), 2: (0, 32)},
+        "head_dim": 16,
+        "cap": 2.0,
+        "has_sinks": True,
+    },
+    {
+        "rows": ((1, 600), (20, 320)),
+        "head_dim": 256,
+        "sliding_window": 100,
+        "cap": 30.0,
+        "has_sinks": True,
+        "dtype": torch.float16,
+    },
+    {
+        "rows": ((1, 100), (3, 40), (90, 130)),
+        "head_dim": 16,
+        "deterministic": True,
+        "cap": 2.0,
+        "has_sinks": True,
+    },
     *CACHED_CASES,
 ]
 # Rows with one query token between others, idle rows, and padding, beside a library's rows.
@@ -76,6 +110,8 @@ def random_case(seed: int) -> dict[str, Any]:
         "num_kv_heads": num_kv_heads,
         "head_dim": chance.choice([8, 16, 24]),
         "sliding_window": chance.choice([0, 0, 0, 100]),
+        "cap": chance.choice([0, 0, 3.0]),
+        "has_sinks": chance.random() < 0.4,
         "padding": chance.choice([0, 2]),
         "dtype": chance.choice([torch.float32, torch.float16]),
         "seed": seed,
@@ -155,17 +191,34 @@ def all_else_matches() -> None:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
+    experts_match()
     logits = torch.tensor([[-torch.inf] * 5, [1.0, torch.nan, 2.0, 2.0, 0.0]])
     words = torch.zeros(2, dtype=torch.int64)
     assert gumbel_argmax.run(logits, words, words, torch.tensor([1.0, 0.0])).tolist() == [0, 2]
 
 
+def experts_match() -> None:
+    for case in EXPERTS.cases:
+        # Strips are the CPU's, and the interpreter's products of bfloat16 are none.
+        if case["dtype"] == torch.bfloat16 or case["weight"].startswith("strips"):
+            continue
+        args = EXPERTS.build("cpu", **case)
+        expected, got = EXPERTS.reference(*args), experts.run(*args)
+        tolerance = TOLERANCE[expected.dtype]
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
+    shape = {"tokens": 90, "experts": 4, "chosen": 2, "hidden": 40, "intermediate": 24}
+    x, gate_up, down, weights, ids, *rest = EXPERTS.build("cpu", **shape, deterministic=True)
+    whole = experts.run(x, gate_up, down, weights, ids, *rest)
+    for some in (slice(5, 6), slice(30, 80)):
+        alone = experts.run(x[some], gate_up, down, weights[some], ids[some], *rest)
+        assert torch.equal(alone, whole[some]), some
+
+
 def beside_a_library(case: dict[str, Any]) -> None:
     """The kernels write the cache and decode, a library does the rest."""
     args = PAGED_ATTENTION.build("cpu", dtype=torch.float16, head_dim=16, **case)
-    shape = AttentionShape(
-        4, 2, 16, args[3].shape[1], torch.float16, windowed="sliding_window" in case
-    )
+    features = AttentionSpec.of(*args[10:12]).features
+    shape = AttentionShape(4, 2, 16, args[3].shape[1], torch.float16, features)
     sys.modules["flash_attn_interface"] = flash_attention_stand_in.as_module(
         flash_attn_with_kvcache=flash_attention_stand_in.flash_attn_with_kvcache
     )

@@ -54,8 +54,8 @@ def step(inputs: StepInputs, window: int) -> None:
     rows = (inputs.block_tables_b, inputs.query_start_loc, inputs.seq_lens_b)
     schedule = decode_schedule.run(*rows, BLOCK_SIZE, window, tile, members)
     paged_attention.run(
-        query, None, None, cache, cache, *rows, inputs.slot_mapping_t, out, 0.1, window,
-        inputs.max_query_len, inputs.max_seq_len, False, schedule,
+        query, None, None, cache, cache, *rows, inputs.slot_mapping_t, out, None,
+        [0.1, 0.0, window], inputs.max_query_len, inputs.max_seq_len, False, schedule,
     )  # fmt: skip
     positions = inputs.sampled_positions_s
     if len(positions) == 0:  # warming up draws for the padding row

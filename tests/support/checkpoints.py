@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+from src.models import supported_architectures
+
+# What a tiny model of a family needs besides what all have: fields of transformers' configuration.
+TINY: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 24},
+    "gemma3": {"sliding_window": 12, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    },
+}
+# Family -> transformers' name of its classes, of every architecture that is supported: one that is
+# added to the registry is tested wherever these are.
+CLASSES: dict[str, str] = {
+    re.sub(r"(?<=[a-z0-9])(?=Moe)", "_", name.removesuffix("ForCausalLM")).lower(): name
+    for name in supported_architectures()
+}
 
 # Scaled so that the 8 frequencies of head_dim 16 fall into every band: kept, blended, divided.
 ROPES: dict[str, dict[str, Any]] = {
@@ -85,12 +108,19 @@ def make_checkpoint(
         "rope_parameters": dict(ROPES[rope] if isinstance(rope, str) else rope),
         "tie_word_embeddings": tie,
     }
-    if architecture == "mistral":
-        settings["sliding_window"] = None
+    stem = name.removesuffix("ForCausalLM")
+    # Of a class that has images as well, the configuration of its text.
+    of_text = getattr(transformers, f"{stem}TextConfig", None)
+    config_class = of_text or getattr(transformers, f"{stem}Config")
+    if isinstance(getattr(config_class, "default_theta", None), dict):
+        local = {"rope_type": "default", "rope_theta": 1000.0}
+        whole = settings["rope_parameters"]
+        settings["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
+    settings.update(TINY.get(architecture, {}))
     settings.update(overrides)
-    config = getattr(transformers, f"{name}Config")(**settings)
+    config = config_class(**settings)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype)
+    model = getattr(transformers, name)(config).to(dtype)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Norms and biases are initialized to constants, which would hide mistakes about them.

@@ -1,4 +1,4 @@
-"""Which kernels attend on a GPU: chosen once, when the model's shape is known."""
+"""Which kernels attend on a GPU: chosen once for an engine, when the model's shape is known."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import torch
 
 from src.core.config import DeviceSection
 from src.core.errors import ConfigError
-from src.models.decoder import Decoder
+from src.models import Model
 from src.ops import PAGED_ATTENTION
+from src.ops.attention_backend import AttentionBackend, AttentionKernel
 from src.ops.attention_libraries import (
     LIBRARIES,
     AttentionShape,
     LibraryUnavailableError,
+    NothingHonouredError,
     open_library,
 )
 
@@ -34,56 +36,62 @@ def require_attention(section: DeviceSection, device: torch.device) -> None:
         )
 
 
-def choose_attention(section: DeviceSection, decoder: Decoder, block_size: int) -> str:
-    """Have attention on the model's CUDA device served as ``device.attention`` says.
+def choose_attention(
+    section: DeviceSection, model: Model, block_size: int
+) -> tuple[AttentionBackend, str]:
+    """What attends on the model's CUDA device, as ``device.attention`` says.
 
-    Kernels are the process's: of several engines in one, the last that started has chosen.
+    Layers that a library does not honour, for it has no soft cap, say, are Triton's.
 
     Returns
     -------
-    str
-        What serves, for the log.
+    tuple
+        The engine's own backend, and what serves, for the log.
 
     Raises
     ------
     ConfigError
         What it names is not there, or cannot serve this model.
     """
+    own = PAGED_ATTENTION.load_cuda()
+    device_kernel = AttentionKernel(own.name, own.run)
     passed_over = []
     for name in LIBRARIES if section.attention == "auto" else (section.attention,):
         if name == "triton":
             break
         try:
-            kernel = open_library(name, decoder.spec.device, _shapes(decoder, block_size))
+            kernel = open_library(name, model.spec.device, _shapes(model, block_size))
         except LibraryUnavailableError as error:
-            if section.attention != "auto":
+            if section.attention != "auto" and not isinstance(error, NothingHonouredError):
                 raise ConfigError(f"device.attention = {name!r}: {name} {error}") from error
             passed_over.append(f"{name} {error}")
             continue
         finally:
             # What the trial took is free again when KV memory is sized.
             torch.cuda.empty_cache()
-        PAGED_ATTENTION.install_cuda(kernel)
-        logger.info("attention: %s serves prefill, triton decode", name)
-        return f"{name} (prefill), triton (decode)"
-    PAGED_ATTENTION.uninstall_cuda()
-    name = PAGED_ATTENTION.load_cuda().name
-    if section.attention not in ("auto", name):
+        backend = AttentionBackend(kernel, device_kernel)
+        specs = model.attention_specs()
+        others = sum(backend.kernel_for(spec) is not kernel for spec in specs)
+        where = f" in {len(specs) - others} of {len(specs)} layers" if others else ""
+        logger.info("attention: %s serves prefill%s, %s decode", name, where, own.name)
+        return backend, f"{name} (prefill{where}), {own.name} (decode)"
+    if section.attention == "triton" != own.name:
         raise ConfigError(f"device.attention = {section.attention!r}: it is not installed")
     reasons = "".join(f"; {reason}" for reason in passed_over)
-    logger.info("attention: %s serves prefill and decode%s", name, reasons)
-    return name
+    logger.info("attention: %s serves prefill and decode%s", own.name, reasons)
+    return AttentionBackend(device_kernel), own.name
 
 
-def _shapes(decoder: Decoder, block_size: int) -> set[AttentionShape]:
+def _shapes(model: Model, block_size: int) -> set[AttentionShape]:
+    layers = zip(model.program.mixers, model.attention_specs(), strict=True)
     return {
         AttentionShape(
-            decoder.region_spec.num_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
+            mixer.spec.num_heads,
+            mixer.spec.num_kv_heads,
+            mixer.spec.head_dim,
             block_size,
-            layer.dtype,
-            windowed=layer.sliding_window is not None,
+            mixer.spec.dtype,
+            attention.features,
         )
-        for layer in decoder.kv_cache_spec()
+        for mixer, attention in layers
     }

@@ -1,4 +1,4 @@
-"""Gets a model's regions compiled while the engine starts and serves, and swaps them in.
+"""Gets a program's calls compiled while the engine starts and serves, and swaps them in.
 
 On the CPU other processes compile, from the configuration alone, so that they need not wait for the
 weights. On CUDA this process compiles just in time; where nobody is served before, as soon as there
@@ -23,13 +23,14 @@ from src.compile import (
     CompilationClosedError,
     CompilationError,
     Job,
+    without_data,
 )
 from src.core.errors import forget_locals
 from src.core.start_timeline import StartTimeline
 from src.engine.execution.forward_pass import Code
 from src.engine.execution.worker import MOST_WARM_UP_TOKENS, Worker
-from src.models import Decoder, Regions
-from src.models.regions import TOKEN_ARGUMENTS
+from src.models import Call, Model
+from src.models.program import run_chain
 from src.ops.cpu.build import (
     ensure_built,
     is_building,
@@ -57,7 +58,7 @@ A model that fits a small machine is ready by then; it took three times as long 
 _NONE_LEFT = object()
 
 
-class RegionCompilation:
+class ProgramCompilation:
     """The compiled code of one engine, on its way.
 
     Parameters
@@ -77,13 +78,13 @@ class RegionCompilation:
     most_tokens
         Of a step, padding included; what is compiled ahead of time takes any number.
     in_strips
-        Whether compiled code takes weights in strips, see `Decoder.lay_out`; then those of the
+        Whether compiled code takes weights in strips, see `Model.lay_out`; then those of the
         model are laid out before it serves.
     """
 
     def __init__(
         self,
-        outline: Decoder | None,
+        outline: Model | None,
         num_threads: int,
         root: Path,
         timeline: StartTimeline,
@@ -98,41 +99,45 @@ class RegionCompilation:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._ahead: Compilation | None = None
-        # What is compiled just in time, and the seconds that it took.
-        self._regions: Future[tuple[list[CompiledFunction], float]] | None = None
-        self._called: list[int] = []
+        # What is compiled just in time, per call of the program, and the seconds that it took.
+        self._just_in_time: Future[tuple[list[CompiledFunction], float]] | None = None
+        # Per call of the program, the number of its job.
+        self._jobs_of_calls: list[int] = []
         self._num_threads = num_threads
         # What is laid out is what compiled code was made for: whether the head is the embedding may
         # be known from the weights alone, and then it stays in rows.
         self._in_strips = in_strips and outline is not None and outline.spec.dtype == torch.bfloat16
-        self._lays_out_head = outline is not None and outline.head is not outline.embedding
+        self._lays_out_head = outline is not None and not outline.aliases
         if outline is not None:
             self._begin()
-            jobs = []
             if self._in_strips:
                 deque(outline.lay_out(), maxlen=0)
-            arguments = outline.region_arguments(_NUM_TOKENS)
-            functions: tuple[Callable[..., Any], ...] = outline.regions
-            for i, (function, given) in enumerate(zip(functions, arguments, strict=True)):
-                if given is not None:
-                    self._called.append(i)
-                    jobs.append(Job.of(function, given, TOKEN_ARGUMENTS[i]))
+            self._jobs_of_calls = _numbers(_alike(outline))
+            jobs = [
+                Job.of(
+                    run_chain,
+                    outline.call_arguments(calls[0], _NUM_TOKENS),
+                    _token_arguments(calls[0]),
+                    calls[0].chain.functions,
+                )
+                for calls in _alike(outline)
+            ]
             self._ahead = (
                 Compilation(jobs, root, 0)
                 if awaited
                 else Compilation(jobs, root, _NICENESS, HEAD_START)
             )
 
-    def finish(self, worker: Worker, decoder: Decoder) -> None:
+    def finish(self, worker: Worker, model: Model) -> None:
         """Wait for the compiled code, and have ``worker`` use it from its next step on. Blocks.
 
         Whatever goes wrong is logged, and the model goes on uncompiled.
         """
         try:
             if self._ahead is None:
-                self._compile_just_in_time(worker, decoder)
+                self._compile_just_in_time(worker, model)
             else:
-                self._load(self._ahead, worker, decoder)
+                self._load(self._ahead, worker, model)
         except CompilationClosedError:
             logger.debug("closed while compiling")
         except (CompilationError, CompiledCodeError) as error:
@@ -149,8 +154,8 @@ class RegionCompilation:
             self._timeline.end("compile")
             logger.info("compiled in %.1f s", worker.compile_seconds)
 
-    def begin_just_in_time(self, decoder: Decoder) -> None:
-        """Compile in a thread, by calls on ``decoder``, whose weights need not have a value yet.
+    def begin_just_in_time(self, model: Model) -> None:
+        """Compile in a thread, by calls on ``model``, whose weights need not have a value yet.
 
         Once, and not where code is compiled ahead of time. `finish` tells what goes wrong.
         """
@@ -159,18 +164,18 @@ class RegionCompilation:
 
         def run() -> None:
             try:
-                compiled = self._compiled(decoder)
+                compiled = self._compiled(model)
                 regions.set_result((compiled, time.monotonic() - self._started))
             except BaseException as error:
                 regions.set_exception(error)
 
         # No daemon, see `finish_in_background`.
         threading.Thread(target=run, name="slipstream-compile-regions").start()
-        self._regions = regions
+        self._just_in_time = regions
 
     def wait_just_in_time(self) -> None:
         """Wait for what `begin_just_in_time` has begun, if it has. Blocks."""
-        regions = self._regions
+        regions = self._just_in_time
         if regions is not None:
             wait([regions])
 
@@ -179,12 +184,12 @@ class RegionCompilation:
         self._timeline.begin("compile")
 
     def finish_in_background(
-        self, worker: Worker, decoder: Decoder, then: Callable[[], None] = lambda: None
+        self, worker: Worker, model: Model, then: Callable[[], None] = lambda: None
     ) -> None:
         """As `finish`, in a thread; ``then`` is called there once it is known which code serves."""
 
         def finish() -> None:
-            self.finish(worker, decoder)
+            self.finish(worker, model)
             if not self._closed.is_set():
                 then()
 
@@ -213,9 +218,9 @@ class RegionCompilation:
             self._ahead.close()
         self.join()
         self.wait_just_in_time()
-        self._regions = None
+        self._just_in_time = None
 
-    def _load(self, ahead: Compilation, worker: Worker, decoder: Decoder) -> None:
+    def _load(self, ahead: Compilation, worker: Worker, model: Model) -> None:
         try:
             library = self._library()
             if self._in_strips and not takes_strips():
@@ -226,14 +231,12 @@ class RegionCompilation:
         except (CompilationError, CompiledCodeError):
             ahead.close()
             raise
-        functions: list[Any] = list(decoder.regions)
-        for i, function in zip(self._called, ahead.load(caller), strict=True):
-            functions[i] = function
+        loaded = ahead.load(caller)
         if self._in_strips:
-            left = decoder.lay_out(library.lay_out, includes_head=self._lays_out_head)
+            left = model.lay_out(library.lay_out, includes_head=self._lays_out_head)
             self._lay_out(worker, left)
-        regions = Regions(*functions)
-        code = Code(regions, worker.compiled_step(caller, regions))
+        functions = [loaded[number] for number in self._jobs_of_calls]
+        code = Code(functions, worker.compiled_step(caller, functions))
         if self._closed.is_set():
             raise CompilationClosedError("closed while loading compiled code")
         worker.swap_in(code, time.monotonic() - self._started)
@@ -262,31 +265,52 @@ class RegionCompilation:
             raise CompilationError("compiled code needs the compiled CPU kernels")
         return library
 
-    def _compile_just_in_time(self, worker: Worker, decoder: Decoder) -> None:
-        if self._regions is None:
-            self.begin_just_in_time(decoder)
-        regions, self._regions = self._regions, None
+    def _compile_just_in_time(self, worker: Worker, model: Model) -> None:
+        if self._just_in_time is None:
+            self.begin_just_in_time(model)
+        regions, self._just_in_time = self._just_in_time, None
         assert regions is not None
         compiled, seconds = regions.result()
         if self._closed.is_set():
             raise CompilationClosedError("closed while compiling")
-        worker.swap_in(Code(Regions(*compiled)), seconds)
+        worker.swap_in(Code(compiled), seconds)
 
-    def _compiled(self, decoder: Decoder) -> list[CompiledFunction]:
-        """The regions, each compiled by a call of its own."""
+    def _compiled(self, model: Model) -> list[CompiledFunction]:
+        """Per call of the program its function: one for all that are alike, each compiled once."""
         # Here and not at the top: it brings the compiler in.
-        from src.compile.just_in_time import compile_functions
+        from src.compile.just_in_time import CompiledFunction
 
-        if decoder.spec.device.type == "cpu":
+        if model.spec.device.type == "cpu":
             # It generates code for as many threads.
             torch.set_num_threads(self._num_threads)
         most = max(self._most_tokens, MOST_WARM_UP_TOKENS)
-        compiled = compile_functions(decoder.regions, TOKEN_ARGUMENTS, most)
+        alike = _alike(model)
+        compiled = [
+            CompiledFunction(run_chain, _token_arguments(calls[0]), most) for calls in alike
+        ]
         with torch.inference_mode():
-            arguments = decoder.region_arguments(_NUM_TOKENS)
-            for function, given in zip(compiled, arguments, strict=True):
+            for function, calls in zip(compiled, alike, strict=True):
                 if self._closed.is_set():
                     break
-                if given is not None:
-                    function(*given)
-        return compiled
+                function(*model.call_arguments(calls[0], _NUM_TOKENS))
+        return [compiled[number] for number in _numbers(alike)]
+
+
+def _alike(model: Model) -> list[list[Call]]:
+    """The calls of a program, by what code for them depends on: chain, and shapes of weights."""
+    groups: dict[Any, list[Call]] = {}
+    for call in model.program.calls:
+        key = (call.chain, without_data(model.bound[call.slot]))
+        groups.setdefault(key, []).append(call)
+    return list(groups.values())
+
+
+def _numbers(alike: list[list[Call]]) -> list[int]:
+    """Per call, by its slot, the number of its group."""
+    of_slot = {call.slot: number for number, calls in enumerate(alike) for call in calls}
+    return [of_slot[slot] for slot in range(len(of_slot))]
+
+
+def _token_arguments(call: Call) -> tuple[int, ...]:
+    """Positions of `run_chain`'s arguments that count tokens."""
+    return tuple(range(2, 2 + len(call.chain.reads)))

@@ -1,18 +1,20 @@
-"""From token ids to hidden states: the model's regions, and attention over KV memory between."""
+"""From token ids to hidden states: the model's program, with mixers over KV memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from src.core.errors import SlipstreamError
-from src.engine.execution.inputs import AttentionRows, StepInputs
+from src.engine.execution.inputs import StepInputs
 from src.engine.execution.kv_cache import KVCache
-from src.models.decoder import Attend, Decoder
-from src.models.regions import Regions
-from src.ops import paged_attention, rotate_and_cache, step_schedule
+from src.engine.execution.mixers import MIXERS
+from src.models import Mixer, Model
+from src.models.program import Function, Mix
 from src.ops.cpu.step import CompiledStep
+from src.ops.declaration import Backend
 
 
 class WorkerClosedError(SlipstreamError):
@@ -20,26 +22,48 @@ class WorkerClosedError(SlipstreamError):
 
 
 class Code(NamedTuple):
-    """What a step runs."""
+    """What a step runs.
 
-    regions: Regions
-    # Everything from rows to tokens in one call; None: region by region.
+    Attributes
+    ----------
+    functions
+        Per call of the program: compiled, or the model's own.
+    step
+        Everything from rows to tokens in one call; ``None``: call by call.
+    """
+
+    functions: Sequence[Function]
     step: CompiledStep | None = None
 
 
 class ForwardPass:
-    """A model with its KV memory."""
+    """A model with its KV memory.
 
-    def __init__(self, decoder: Decoder, kv_cache: KVCache) -> None:
-        self.decoder = decoder
+    Parameters
+    ----------
+    attention
+        What attends on a GPU; ``None`` for the device's own kernels. Kept, for its handle is what
+        calls have of it.
+    """
+
+    def __init__(self, model: Model, kv_cache: KVCache, attention: Backend | None = None) -> None:
+        self.model = model
+        self.attention = attention
         self.kv_cache = kv_cache
+        self._mixers = {
+            mixer.layer: MIXERS[mixer.kind](
+                mixer, model.mixer_weights[mixer.layer], kv_cache, attention
+            )
+            for mixer in model.program.mixers
+        }
+        self._last = len(self._mixers) - 1
         self._stopped = False
 
     def stop(self) -> None:
-        """Let no pass go on behind the region that it is in, in whatever thread."""
+        """Let no pass go on behind the call that it is in, in whatever thread."""
         self._stopped = True
 
-    def __call__(self, inputs: StepInputs, regions: Regions) -> Tensor:
+    def __call__(self, inputs: StepInputs, functions: Sequence[Function]) -> Tensor:
         """Hidden states [T, hidden_size], or [S, hidden_size] with ``inputs.last``.
 
         Raises
@@ -47,135 +71,41 @@ class ForwardPass:
         WorkerClosedError
             After :meth:`stop`.
         """
-        last = self.decoder.spec.num_layers - 1
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if inputs.last is not None and layer == last:
-                return self._attend_sampled(inputs, inputs.last, query, key, value).flatten(1)
+        def mix(mixer: Mixer, given: Sequence[Tensor]) -> Tensor:
+            if inputs.last is not None and mixer.layer == self._last:
+                self._check()
+                return self._mixers[mixer.layer].mix_sampled(inputs, inputs.last, given)
             # Not empty_like: a slice of one token would hand its row stride on.
-            out = query.new_empty(query.shape)  # [T, num_heads, head_dim]
-            self.attend(inputs, layer, query, key, value, out)
-            return out.flatten(1)
+            out = given[0].new_empty(len(given[0]), *mixer.writes.shape)
+            self.mix(inputs, mixer, given, out)
+            return out
 
         kept = None if inputs.last is None else inputs.sample_index_s
-        return self.regions(regions, inputs.input_ids_t, inputs.positions_t, attend, kept)
+        return self.run(functions, inputs.input_ids_t, inputs.positions_t, mix, kept)
 
-    def regions(
+    def run(
         self,
-        regions: Regions,
+        functions: Sequence[Function],
         input_ids: Tensor,
         positions: Tensor,
-        attend: Attend,
+        mix: Mix,
         kept: Tensor | None = None,
     ) -> Tensor:
-        """The same with another attention; arguments as of `Decoder.forward`."""
-        return self.decoder.forward(regions, input_ids, positions, attend, kept)
+        """The same with other mixers; arguments as of `Model.forward`."""
+        return self.model.forward(functions, input_ids, positions, mix, kept)
 
-    def attend(
-        self,
-        inputs: StepInputs,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-    ) -> None:
-        """Write ``layer``'s keys and values, and attend into ``out`` [T, num_heads, head_dim].
+    def mix(self, inputs: StepInputs, mixer: Mixer, given: Sequence[Tensor], out: Tensor) -> None:
+        """Compute a mixer into ``out`` [T, *mixer.writes.shape]; what is given may be overwritten.
 
-        ``query`` is overwritten where the regions leave its rotation to an op.
+        Raises
+        ------
+        WorkerClosedError
+            After :meth:`stop`.
         """
+        self._check()
+        self._mixers[mixer.layer].mix(inputs, given, out)
+
+    def _check(self) -> None:
         if self._stopped:
             raise WorkerClosedError("the worker was closed")
-        if self.decoder.region_spec.rotates_in_op:
-            self._rotate_and_cache(inputs, layer, query, key, value, out)
-            self._attend(inputs, layer, query, None, None, out)
-        else:
-            self._attend(inputs, layer, query, key, value, out)
-
-    def _attend_sampled(
-        self, inputs: StepInputs, rows: AttentionRows, query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
-        """Attention of the last layer, [S, num_heads, head_dim], for what is sampled from.
-
-        Keys and values of every token are written, for the steps to come.
-        """
-        if self._stopped:
-            raise WorkerClosedError("the worker was closed")
-        layer, kept = self.decoder.spec.num_layers - 1, inputs.sample_index_s
-        written: tuple[Tensor | None, Tensor | None] = (None, None)
-        out = query.new_empty(query.shape)
-        if self.decoder.region_spec.rotates_in_op:
-            self._rotate_and_cache(inputs, layer, query, key, value, out)
-        else:
-            self._attend(inputs.without_rows(), layer, query, key, value, out)
-            written = (key[kept], value[kept])
-        if len(kept):
-            self._attend(rows, layer, query[kept], *written, out[: len(kept)])
-        return out[: len(kept)]
-
-    def _attend(
-        self,
-        rows: AttentionRows,
-        layer: int,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        out: Tensor,
-    ) -> None:
-        window = self.decoder.spec.sliding_windows[layer] or 0
-        paged_attention(
-            query,
-            key,
-            value,
-            self.kv_cache.keys[layer],
-            self.kv_cache.values[layer],
-            rows.block_tables_b,
-            rows.query_start_loc,
-            rows.seq_lens_b,
-            rows.slot_mapping_t,
-            out,
-            self.decoder.spec.attention_scale,
-            window,
-            rows.max_query_len,
-            rows.max_seq_len,
-            self.decoder.region_spec.deterministic,
-            self._schedule(rows, layer, window),
-        )
-
-    def _rotate_and_cache(
-        self,
-        inputs: StepInputs,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-    ) -> None:
-        pre = self.decoder.pre[layer]
-        rotate_and_cache(
-            query,
-            key,
-            value,
-            pre.q_norm,
-            pre.k_norm,
-            self.decoder.spec.rms_norm_eps,
-            self.decoder.rope_table,
-            inputs.positions_t,
-            inputs.slot_mapping_t,
-            self.kv_cache.keys[layer],
-            self.kv_cache.values[layer],
-            out,
-        )
-
-    def _schedule(self, rows: AttentionRows, layer: int, window: int) -> Tensor | None:
-        """Which keys a GPU's programs read: laid out by the first layer with this window."""
-        if window not in rows.decode_schedules:
-            rows.decode_schedules[window] = step_schedule(
-                self.kv_cache.keys[layer],
-                self.decoder.region_spec.num_heads,
-                rows.block_tables_b,
-                rows.query_start_loc,
-                rows.seq_lens_b,
-                window,
-            )
-        return rows.decode_schedules[window]

@@ -13,7 +13,7 @@ from torch import Tensor
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.engine.devices import give_back_memory
-from src.models.decoder import LayerKVSpec
+from src.models import LayerKVSpec
 from src.ops.host_memory import lazy_zeros
 
 logger = logging.getLogger(__name__)

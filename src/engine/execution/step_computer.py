@@ -3,7 +3,7 @@
 Three ways lead there, and give the same tokens: a captured graph; one call of the kernel library
 with compiled code; and one after the other, gather, forward pass, head and sampler::
 
-                       captured graph        one call              region by region
+                       captured graph        one call              call by call
     function           _replay               _in_one_call          compute itself
     when               CUDA: a decode step   CPU: code that was    else; the forward is
                        of a captured size    compiled ahead        a graph, if captured
@@ -29,9 +29,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from src.compile import LoadedFunction
 from src.core.plan import RowFailure, StepPlan
 from src.core.request import Request
 from src.engine.devices.transfer import upload
+from src.engine.execution.compiled_program import compiled_program
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs import DecodeGraph, GraphPool
 from src.engine.execution.inputs import (
@@ -48,9 +50,9 @@ from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, asks_for_scores, score_prompts
 from src.engine.sampling.state import SEED, TEMPERATURE
-from src.models.regions import Regions
+from src.models.program import Function
 from src.ops.cpu.compiled import Caller
-from src.ops.cpu.step import CompiledStep, MaskGate, StepAttention, StepCalls, StepRows
+from src.ops.cpu.step import CompiledStep, MaskGate, StepRows
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class StepComputer:
         self.code = code
         self.graphs: GraphPool | None = None
         self._forward_pass = forward_pass
-        self._decoder = forward_pass.decoder
+        self._model = forward_pass.model
         self._rows = rows
         self._sampler = sampler
         self._grammars = grammars
@@ -116,7 +118,7 @@ class StepComputer:
         # One look: the compiler may swap it between two steps.
         code = self.code
         if graph is None and code.step is not None:
-            return self._in_one_call(plan, code.step, code.regions)
+            return self._in_one_call(plan, code.step, code.functions)
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
         if graph is None and not asks_for_scores(plan, self._unscored):
             inputs = only_sampled(inputs, self._rows)
@@ -126,9 +128,9 @@ class StepComputer:
         hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
         masks = None if awaited is None else awaited.result()
         samples = (
-            self._sample(inputs, hidden, code.regions, masks) if inputs.samplers.rows else None
+            self._sample(inputs, hidden, code.functions, masks) if inputs.samplers.rows else None
         )
-        return self._output(plan, samples, hidden, code.regions, masks)
+        return self._output(plan, samples, hidden, code.functions, masks)
 
     def try_out(self, code: Code, num_tokens: int) -> None:
         """Run padding through code that is not in use yet; nothing is written anywhere."""
@@ -136,40 +138,39 @@ class StepComputer:
             hidden = code.step.try_out(num_tokens)
         else:
             hidden = self._forward(padding_inputs(num_tokens, self._rows), code)
-        self._decoder.logits(code.regions, hidden)
+        self._model.logits(code.functions, hidden)
 
     def warm_up(self, num_tokens: int) -> None:
         """Run padding and a draw by the code in use: what Triton compiles is compiled here."""
         hidden = self._forward(padding_inputs(num_tokens, self._rows), self.code)
-        logits = self._decoder.logits(self.code.regions, hidden[:1])
+        logits = self._model.logits(self.code.functions, hidden[:1])
         row = torch.full((1,), self._rows.padding_row, device=self._rows.device)
         self._sampler.state.flush()
         self._sampler.draw(logits, row, torch.zeros_like(row))
 
-    def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
-        """A step in one call, of regions that were compiled ahead of time."""
-        decoder, cache, rows = self._decoder, self._forward_pass.kv_cache, self._rows
-        assert not decoder.region_spec.rotates_in_op, "nothing rotates between its regions"
-        *layers, head = (region.bind(*given) for region, given in decoder.calls(regions))
+    def compiled_step(
+        self, caller: Caller, functions: Sequence[LoadedFunction]
+    ) -> CompiledStep | None:
+        """A step in one call, of functions that were compiled ahead of time.
+
+        ``None`` where the program has what the kernel library's interpreter does not know: it then
+        runs call by call.
+        """
+        model, cache, rows = self._model, self._forward_pass.kv_cache, self._rows
         floats, ints = self._sampler.state.tables
-        attention = StepAttention(
-            cache.keys,
-            cache.values,
-            [window or 0 for window in decoder.spec.sliding_windows],
-            decoder.region_spec.num_heads,
-            decoder.spec.attention_scale,
-            decoder.region_spec.deterministic,
-        )
         where = StepRows(
             rows.tokens,
             rows.block_tables,
             floats[:, TEMPERATURE],
             ints[:, SEED],
-            decoder.spec.vocab_size,
+            model.spec.vocab_size,
         )
-        return CompiledStep(caller, StepCalls(layers, head), attention, where)
+        program = compiled_program(model, functions, cache)
+        return None if program is None else CompiledStep(caller, program, where)
 
-    def _in_one_call(self, plan: StepPlan, step: CompiledStep, regions: Regions) -> StepOutput:
+    def _in_one_call(
+        self, plan: StepPlan, step: CompiledStep, functions: Sequence[Function]
+    ) -> StepOutput:
         sampling = [row for row in plan.rows if row.samples]
         batch = SampleBatch(
             [row.row for row in sampling], [row.start + row.num_tokens for row in sampling]
@@ -205,7 +206,7 @@ class StepComputer:
             positions_s = upload(batch.positions, torch.int64, self._rows.device)
             samples = self._choose(logits, replace(batch, positions_s=positions_s), masks)
             self._rows.scatter_tokens(rows_s, positions_s, samples.token_ids)
-        return self._output(plan, samples, hidden, regions, masks)
+        return self._output(plan, samples, hidden, functions, masks)
 
     def _replay(
         self, plan: StepPlan, graph: DecodeGraph, computes: Callable[[], object]
@@ -222,17 +223,21 @@ class StepComputer:
         else:
             samples = self._choose(out.logits[:num_rows], batch, masks)
             self._rows.scatter_tokens(out.rows[:num_rows], positions_s, samples.token_ids)
-        return self._output(plan, samples, out.hidden, self.code.regions, masks)
+        return self._output(plan, samples, out.hidden, self.code.functions, masks)
 
     def _forward(self, inputs: StepInputs, code: Code) -> Tensor:
         """Hidden states [T, hidden_size], or [S, hidden_size] with ``inputs.last``."""
-        return self._forward_pass(inputs, code.regions)
+        return self._forward_pass(inputs, code.functions)
 
     def _sample(
-        self, inputs: StepInputs, hidden: Tensor, regions: Regions, masks: RowMasks | None
+        self,
+        inputs: StepInputs,
+        hidden: Tensor,
+        functions: Sequence[Function],
+        masks: RowMasks | None,
     ) -> SampleOutput:
         sampled = hidden if inputs.last is not None else hidden[inputs.sample_index_s]
-        logits = self._decoder.logits(regions, sampled)
+        logits = self._model.logits(functions, sampled)
         samples = self._choose(logits, inputs.samplers, masks)
         self._rows.scatter_tokens(
             inputs.sampled_rows_s, inputs.sampled_positions_s, samples.token_ids
@@ -250,7 +255,7 @@ class StepComputer:
         plan: StepPlan,
         samples: SampleOutput | None,
         hidden: Tensor | None,
-        regions: Regions,
+        functions: Sequence[Function],
         masks: RowMasks | None,
     ) -> StepOutput:
         """What the step leaves; without ``hidden`` nobody asks for scores of a prompt."""
@@ -261,7 +266,7 @@ class StepComputer:
                 self._unscored,
                 hidden,
                 self._rows.tokens,
-                lambda positions: self._decoder.logits(regions, positions),
+                lambda positions: self._model.logits(functions, positions),
             )
         return StepOutput(samples, scores, () if masks is None else masks.failures)
 

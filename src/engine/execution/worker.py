@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from src.compile import LoadedFunction
 from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.collector import thaw_collector
 from src.core.errors import EngineDeadError
@@ -36,13 +37,14 @@ from src.engine.execution.step_results import StepResults
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
 from src.engine.sampling.prompt_logprobs import still_unscored
-from src.models.decoder import Decoder
-from src.models.regions import Regions
+from src.models import Model
+from src.models.program import Function
 from src.ops.cpu.build import is_building, is_compiling, kernel_library
+from src.ops.cpu.calls import use_threads
 from src.ops.cpu.compiled import Caller
-from src.ops.cpu.kernel_library import use_threads
 from src.ops.cpu.places import Places
 from src.ops.cpu.step import CompiledStep
+from src.ops.declaration import Backend
 
 T = TypeVar("T")
 
@@ -65,27 +67,30 @@ class Worker:
 
     Parameters
     ----------
-    regions
-        The model's regions, compiled or not.
+    functions
+        What runs the calls of the model's program, compiled or not.
     device
         Closed with the worker.
     num_threads
         That kernels compute with on the host.
+    attention
+        As of :class:`ForwardPass`.
     """
 
     def __init__(
         self,
         device: Device,
-        decoder: Decoder,
-        regions: Regions,
+        model: Model,
+        functions: Sequence[Function],
         kv_cache: KVCache,
         rows: RowState,
         sampler: Sampler,
         *,
         num_threads: int,
+        attention: Backend | None = None,
     ) -> None:
         self._device = device
-        self._forward_pass = ForwardPass(decoder, kv_cache)
+        self._forward_pass = ForwardPass(model, kv_cache, attention)
         self._memory = PagePrefault(kv_cache) if device.is_host else None
         self._rows = rows
         self._sampler = sampler
@@ -93,11 +98,9 @@ class Worker:
         # prompt, and unfinished requests by key.
         self._unscored: list[Request | None] = [None] * rows.padding_row
         self._known: dict[int, Request] = {}
-        self._grammars = RowGrammars(
-            rows.padding_row, decoder.spec.vocab_size, on_cpu=device.is_host
-        )
+        self._grammars = RowGrammars(rows.padding_row, model.spec.vocab_size, on_cpu=device.is_host)
         self._computer = StepComputer(
-            self._forward_pass, Code(regions), rows, sampler, self._grammars, self._unscored
+            self._forward_pass, Code(functions), rows, sampler, self._grammars, self._unscored
         )
         self._num_threads = num_threads
         # Of the device thread: what computes a step is not settled.
@@ -125,7 +128,7 @@ class Worker:
     @property
     def num_graphs(self) -> int:
         """Compiled graphs that are in use: each counts once, however many layers call it."""
-        made = (getattr(region, "artifact", None) for region in self._computer.code.regions)
+        made = (getattr(each, "artifact", None) for each in self._computer.code.functions)
         return len({artifact for artifact in made if artifact is not None})
 
     @property
@@ -195,9 +198,11 @@ class Worker:
 
         self._device_thread.call(run).result()
 
-    def compiled_step(self, caller: Caller, regions: Regions) -> CompiledStep:
-        """A step in one call, of regions that were compiled ahead of time."""
-        return self._computer.compiled_step(caller, regions)
+    def compiled_step(
+        self, caller: Caller, functions: Sequence[LoadedFunction]
+    ) -> CompiledStep | None:
+        """A step in one call of compiled functions; ``None`` if the program has more than that."""
+        return self._computer.compiled_step(caller, functions)
 
     def _use_threads(self) -> None:
         """Have the calling thread compute as a step does.

@@ -1,10 +1,10 @@
 // The plain C interface that Python calls through ctypes. Field order and widths are repeated in
-// kernel_library.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
+// kernel_library.py and projection_calls.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 15
+#define SLIPSTREAM_ABI 17
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -22,6 +22,14 @@ enum Status : int {
   kBadMasks = 9,        // masks are not of the rows that sample, or too short
 };
 
+// What becomes of a layer's scores, in this order.
+struct AttentionSpec {
+  float scale;         // factor of them
+  float cap;           // cap * tanh(score / cap); 0 for none
+  int64_t window;      // keys that a token sees, itself included; 0 for all
+  const float* sinks;  // [num_heads], a logit that takes part in the denominator only; or null
+};
+
 // Strides are in elements; heads lie head_dim apart and the last dimension is contiguous.
 struct AttentionArgs {
   const void* query;               // [tokens, num_heads, head_dim]
@@ -34,12 +42,12 @@ struct AttentionArgs {
   const int32_t* seq_lens;         // [rows]
   const int64_t* slot_mapping;     // [tokens]
   void* out;                       // [tokens, num_heads, head_dim] contiguous
+  const AttentionSpec* spec;
   int64_t query_stride, key_stride, value_stride, block_table_stride;
   int64_t tokens, rows, num_heads, num_kv_heads, head_dim;
   int64_t num_blocks, block_size, max_blocks;
-  int64_t sliding_window, dtype, threads;
+  int64_t dtype, threads;
   int64_t deterministic;  // whether how a row's tokens are cut into calls may not show in any bit
-  double scale;
 };
 
 struct GumbelArgs {
@@ -76,6 +84,25 @@ struct LinearArgs {
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
 };
 
+// Of experts' gates; numbers as in experts.py.
+enum Activation : int64_t { kSilu = 0, kGeluTanh = 1 };
+
+// Of each expert a matrix of gates and ups, [2 * intermediate, hidden], and one [hidden, intermediate]:
+// each as `weight` and `scales` of LinearArgs, one expert's after the other's.
+struct ExpertsArgs {
+  const void* x;  // [tokens, hidden], rows x_stride apart
+  const void* gate_up;
+  const void* down;
+  const float* gate_up_scales;
+  const float* down_scales;
+  const float* weights;  // [tokens, chosen]
+  const int64_t* ids;    // [tokens, chosen]: what is no expert's number adds nothing
+  void* out;             // [tokens, hidden] contiguous, of x's dtype
+  int64_t tokens, hidden, intermediate, experts, chosen, x_stride, dtype;
+  int64_t gate_up_kind, gate_up_group, down_kind, down_group;  // as of LinearArgs
+  int64_t activation, threads;
+};
+
 struct QuantizeArgs {
   const void* weight;  // [rows, inputs] contiguous, finite
   void* values;        // as `weight` of LinearArgs, of the kind
@@ -89,10 +116,12 @@ typedef int LayOutFunction(void* weight, int64_t strips, int64_t words, int64_t 
 typedef int AttentionFunction(const AttentionArgs*);
 typedef int GumbelFunction(const GumbelArgs*);
 typedef int LinearFunction(const LinearArgs*);
+typedef int ExpertsFunction(const ExpertsArgs*);
 
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
+SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;
 // Rounds weights to int8 by row, or to int4 by group.
 SLIPSTREAM_EXPORT QuantizeFunction slipstream_quantize;
 SLIPSTREAM_EXPORT LayOutFunction slipstream_lay_out;
@@ -125,7 +154,7 @@ constexpr DTypePair kTorchDTypes[] = {
     {6, kFloat32}, {15, kBFloat16}, {5, kFloat16}, {1, kInt8}, {0, kInt4}};
 
 constexpr int kMaxDims = 3;
-constexpr int kMaxTokenInputs = 3;
+constexpr int kMaxTokenInputs = 8;
 constexpr int kMaxResults = 8;
 
 struct BoundInput {
@@ -140,21 +169,40 @@ typedef int32_t CompiledFunction(void* container, Handle* inputs, size_t num_inp
 
 struct Bound;  // a compiled function and its weights
 
-// What all steps of an engine share: its compiled code, its KV memory, and its rows.
+// What attention of one layer is told, and its part of KV memory.
+struct AttentionLayer {
+  void* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]
+  void* value_cache;  // same
+  const AttentionSpec* spec;
+  int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size;
+};
+
+constexpr int kMaxStepTensors = 16;
+
+// One entry of a program: a compiled call, or attention of a layer. Step tensors go by number.
+struct Instruction {
+  const Bound* call;                // null: attention
+  const AttentionLayer* attention;  // reads query, key, value, and writes what they attend to
+  int64_t num_reads, num_writes;
+  int64_t reads[kMaxTokenInputs], writes[kMaxResults];
+  int64_t last_reads;  // bit i: nobody reads reads[i] behind this
+};
+
+// What all steps of an engine share: its program, its KV memory, and its rows.
 struct StepContext {
-  const Bound* const* calls;  // [layers + 1]: first, middle of each layer but one, last
-  const Bound* head;          // hidden states to logits
-  void* const* key_caches;    // [layers]
-  void* const* value_caches;  // [layers]
-  const int64_t* sliding_windows;  // [layers]
+  const Instruction* program;  // [length]: from token ids (tensor 0) and positions (1)
+  const Bound* head;           // hidden states to logits
   int32_t* tokens;                 // [rows, token_stride]: row and position to token
   const int32_t* block_tables;     // [rows, block_table_stride]
   const double* temperatures;      // of a row, temperature_stride apart
   const int64_t* seeds;            // of a row, seed_stride apart
-  int64_t layers, rows, token_stride, block_table_stride, temperature_stride, seed_stride;
-  int64_t vocab_size, num_heads, num_kv_heads, head_dim, num_blocks, block_size;
-  int64_t dtype, threads, deterministic;
-  double scale;
+  int64_t length, last_attention;  // of the program; the last instruction that is attention
+  int64_t kept;    // bit i: tensor i is read behind that, besides what that writes
+  int64_t hidden;  // the tensor of hidden states
+  int64_t rows, token_stride, block_table_stride, temperature_stride, seed_stride;
+  int64_t vocab_size, block_size, attended_width;  // elements of the widest attention's output
+  int64_t dtype, torch_dtype, torch_index_dtype;   // of the model, and torch's number of int64
+  int64_t threads, deterministic;
 };
 
 // The next `tokens` tokens of a row, from position `start` on.

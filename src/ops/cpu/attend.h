@@ -173,7 +173,7 @@ class Attention {
     const auto score = [&](int row, int offset, int key, const auto& each) {
       each_rows<R>(row, item.count, [&](int row, auto rows) {
         each(W / R * blocks_of(item.count) / groups);
-        dot_pairs<R, rows>(s, queries, keys + offset, row, head_dim, float(a.scale), key);
+        dot_pairs<R, rows>(s, queries, keys + offset, row, head_dim, a.spec->scale, key);
       });
     };
     const auto begin = [&](int rows) { round_weights(s, rows, weights); };
@@ -232,7 +232,7 @@ class Attention {
     }
     begin_sums(0, stride * item.kv_heads, s);
     bool folded = false;
-    TileStep products(s, t, head_dim, float(a.scale), a.sliding_window);
+    TileStep products(s, t, head_dim, *a.spec);
     for (int64_t step = item.begin / kStep * kStep; step < item.end; step += kStep) {
       if (step > item.begin && step % path.fold == 0) fold(item, stride, s, folded);
       turn_to(item, step, kStep, next, s);
@@ -255,9 +255,10 @@ class Attention {
   // Weights of the tile's keys from their scores, in rows from `begin` on.
   void softmax(const Item& item, int64_t tile, int begin, Scratch& s) const {
     const int first = s.now->first, last = s.now->last;
+    if (a.spec->cap > 0) cap_rows(s, begin, begin + item.count, a.spec->cap);
     for (int row = 0; row < item.count; ++row) {
       const int64_t position = query_position(item, row);
-      const int64_t low = first_visible(position, a.sliding_window) - tile;
+      const int64_t low = first_visible(position, a.spec->window) - tile;
       softmax_row(s, begin + row, int(std::clamp<int64_t>(low, first, kKeys)),
                   int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
     }
@@ -339,11 +340,8 @@ class Attention {
   void start(const Item& item, bool lanes, Scratch& s) const {
     for (int row = 0; row < item.count * item.kv_heads; ++row) {
       const T* from = query_row(item, row / item.count, row % item.count);
-      if (lanes) {
-        convert_lanes(from, s.query + row * width, head_dim, float(a.scale));
-      } else {
-        convert_row(from, s.query + row * width, head_dim, float(a.scale));
-      }
+      float* to = s.query + row * width;
+      lanes ? convert_lanes(from, to, head_dim, a.spec->scale) : convert_row(from, to, head_dim, a.spec->scale);
     }
   }
 
@@ -352,9 +350,8 @@ class Attention {
     for (int row = 0; row < rows; ++row) {
       const float factor = s.rescale[row];
       if (factor == 1.0f) continue;
-      for (int d = 0; d < width; d += W) {
-        store(s.out + row * width + d, load(s.out + row * width + d) * factor);
-      }
+      float* out = s.out + row * width;
+      for (int d = 0; d < width; d += W) store(out + d, load(out + d) * factor);
     }
   }
 
@@ -392,9 +389,11 @@ class Attention {
     }
   }
 
-  void write_out(const Item& item, int head, int row, const float* from, float sum) const {
+  // `sum` is of weights for `maximum`.
+  void write_out(const Item& item, int head, int row, const float* from, float maximum, float sum) const {
     int64_t token, query_head;
     locate(item, head, row, &token, &query_head);
+    if (a.spec->sinks != nullptr && sum > 0.0f) sum += std::exp(a.spec->sinks[query_head] - maximum);
     T* to = static_cast<T*>(a.out) + (token * a.num_heads + query_head) * head_dim;
     const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
     // A sum that is NaN must show, not turn into zeros.
@@ -431,12 +430,12 @@ class Attention {
       each_own(item, [&](const Item& own, int, int) { settle(own, s); });
       return;
     }
-    const float* out = folded ? s.folded : s.out;
-    const float* sum = folded ? s.folded_sum : s.sum;
+    const float *out = folded ? s.folded : s.out, *sum = folded ? s.folded_sum : s.sum;
+    const float* maximum = folded ? s.folded_maximum : s.maximum;
     for (int head = 0; head < item.kv_heads; ++head) {
       for (int row = 0; row < item.count; ++row) {
         const int at = head * stride + row;
-        write_out(item, head, row, out + at * width, sum[at]);
+        write_out(item, head, row, out + at * width, maximum[at], sum[at]);
       }
     }
   }
@@ -486,7 +485,7 @@ class Attention {
       for (int i = 0; i < group.splits; ++i, partial += stride) {
         join_splits(s.out, maximum, sum, partial, partial[width], partial[width + 1], width);
       }
-      write_out(item, 0, row, s.out, sum);
+      write_out(item, 0, row, s.out, maximum, sum);
     }
   }
 

@@ -33,6 +33,7 @@ from src.ops.cpu.level_check import KILLED, PASSED, check
 from src.ops.cpu.levels import LEVELS, Level, cpu_flags, fastest_level
 from src.ops.cpu.scratch import make_directory, scratch_in
 from src.ops.declaration import Kernel
+from src.ops.experts import EXPERTS
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.linear import LINEAR
 from src.ops.paged_attention import PAGED_ATTENTION
@@ -45,6 +46,7 @@ _SOURCES = Path(__file__).parent
 _UNITS = (
     "attention.cpp",
     "compiled.cpp",
+    "experts.cpp",
     "gumbel.cpp",
     "linear.cpp",
     "loops.cpp",
@@ -391,6 +393,7 @@ def _install(level: str, library: KernelLibrary) -> None:
     PAGED_ATTENTION.install_cpu(Kernel(name, library.paged_attention))
     GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
     LINEAR.install_cpu(Kernel(name, library.streamed_linear))
+    EXPERTS.install_cpu(Kernel(name, library.experts))
     _state.kernels = library
     _state.status = name
     _log.info("CPU kernels: %s", name)

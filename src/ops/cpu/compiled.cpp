@@ -69,6 +69,51 @@ LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias) {
   return args;
 }
 
+// What experts' matrices [E, outputs, inputs] are held in, as LinearArgs has it of one of them.
+struct Held {
+  int64_t outputs, kind, group = 0;
+  const float* scales = nullptr;
+
+  template <class T>
+  Held(const Seen& matrices, T* scales_of, int64_t inputs)
+      : outputs(matrices.sizes[1]), kind(matrices.dtype()) {
+    const bool in_strips = matrices.dims == 4;
+    if (in_strips) outputs *= kStripOutputs;
+    if (scales_of == nullptr) {
+      if (in_strips) kind = kBFloat16Strips;
+      return;
+    }
+    const Seen seen(*scales_of);
+    scales = static_cast<const float*>(seen.data);
+    if (in_strips) kind = kind == kInt8 ? kInt8Strips : kInt4Strips;
+    if (seen.dims == 2) {
+      outputs = seen.sizes[1];
+    } else {
+      group = inputs / seen.sizes[2];
+    }
+  }
+};
+
+template <class T>  // Tensor*, or torch's Handle
+ExpertsArgs experts_args(const Seen& x, T gate_up, T down, T weights, T ids, T* gate_up_scales,
+                         T* down_scales, int64_t activation) {
+  const Seen chosen(ids), first(gate_up), second(down);
+  ExpertsArgs args{};
+  args.x = x.data, args.tokens = x.sizes[0], args.hidden = x.sizes[1], args.x_stride = x.strides[0];
+  args.dtype = x.dtype(), args.experts = first.sizes[0], args.chosen = chosen.sizes[1];
+  const Held up(first, gate_up_scales, args.hidden);
+  args.gate_up = first.data, args.gate_up_scales = up.scales;
+  args.gate_up_kind = up.kind, args.gate_up_group = up.group;
+  args.intermediate = up.outputs / 2;
+  const Held last(second, down_scales, args.intermediate);
+  args.down = second.data, args.down_scales = last.scales;
+  args.down_kind = last.kind, args.down_group = last.group;
+  args.weights = static_cast<const float*>(Seen(weights).data);
+  args.ids = static_cast<const int64_t*>(chosen.data);
+  args.activation = activation, args.threads = slipstream_threads;
+  return args;
+}
+
 bool lies_in(const void* data, const Tensor& tensor) {
   const int64_t items = slipstream_extent(tensor.dims, tensor.sizes, tensor.strides);
   const char* place = static_cast<const char*>(data);
@@ -243,6 +288,44 @@ SLIPSTREAM_EXPORT int32_t slipstream_cpu_streamed_linear(Tensor* x, Tensor* weig
   if (!out) return kOutOfMemory;
   args.out = out->data;
   const int status = slipstream_linear(&args);
+  if (status == kOk) *result = out.give();
+  return status;
+}
+
+// The same of the op `experts`.
+SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(Handle x, Handle gate_up, Handle down,
+                                                 Handle weights, Handle ids,
+                                                 Handle* gate_up_scales, Handle* down_scales,
+                                                 int64_t activation, int32_t, Handle* result) {
+  const Seen input(x);
+  ExpertsArgs args =
+      experts_args(input, gate_up, down, weights, ids, gate_up_scales, down_scales, activation);
+  const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
+  Handle out = nullptr;
+  if (slipstream_torch.empty_strided(2, sizes, strides, input.torch_dtype, kCpu, kNoIndex, &out)) {
+    return kOutOfMemory;
+  }
+  args.out = Seen(out).data;
+  const int status = slipstream_experts(&args);
+  if (status == kOk) {
+    *result = out;
+  } else {
+    slipstream_torch.delete_tensor(out);
+  }
+  return status;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_cpu_experts(Tensor* x, Tensor* gate_up, Tensor* down,
+                                                 Tensor* weights, Tensor* ids,
+                                                 Tensor** gate_up_scales, Tensor** down_scales,
+                                                 int64_t activation, int32_t, Tensor** result) {
+  ExpertsArgs args =
+      experts_args(Seen(x), gate_up, down, weights, ids, gate_up_scales, down_scales, activation);
+  const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
+  Owned out(slipstream_allocate(2, sizes, strides, x->dtype));
+  if (!out) return kOutOfMemory;
+  args.out = out->data;
+  const int status = slipstream_experts(&args);
   if (status == kOk) *result = out.give();
   return status;
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,39 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.attention_spec import AttentionSpec
+from src.ops.cpu.attention_specs import packed_specs
+from src.ops.cpu.calls import DTYPES as DTYPES
+from src.ops.cpu.calls import kernel_threads, raise_status
+from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linear
 from src.ops.host_memory import lazy_zeros
-from src.ops.linear import INT4_RUN, STRIP, fits_strips, num_outputs
-from src.ops.linear import reference as reference_linear
+from src.ops.linear import STRIP, fits_strips
 
-ABI = 15
+ABI = 17
 
 WAKE_COST = 50.0
 """Microseconds that a library assumes at first."""
 
-_ATTENTION = struct.Struct("@10P16qd").pack  # AttentionArgs
+_ATTENTION = struct.Struct("@11P15q").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
-_LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
 _QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
 _LAST_MOVE = struct.Struct("@qd")  # LastMove
 _DOUBLES = ctypes.POINTER(ctypes.c_double)
 # Words of masks beyond which a call takes so long that others may have the interpreter lock.
 _QUICK_WORDS = 1 << 15
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
-_STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
-_VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
-_ERRORS = {
-    1: "slot_mapping names a slot outside of the cache",
-    2: "a block table names a block outside of the cache",
-    3: "query_start_loc, seq_lens and the tensors' sizes contradict each other",
-    4: "expected head_dim a multiple of 8 up to 256, num_heads a multiple of num_kv_heads, "
-    "block_size of at least 1, groups of int4 a multiple of 32, inputs of int8 in strips a "
-    "multiple of 64 and of bfloat16 of 2, outputs of int4 and bfloat16 in strips a multiple of 64",
-    7: "a step has a token that nobody has produced, or that is not in the vocabulary",
-    8: "a step names a row, or a position of it, that is not there",
-    9: "the masks are not of the rows that sample, or shorter than their logits",
-}
 
 
 class UnusableLibraryError(Exception):
@@ -68,9 +55,9 @@ class AttentionItems(NamedTuple):
 class KernelLibrary:
     """One built instruction set level.
 
-    `paged_attention`, `gumbel_argmax` and `streamed_linear` are the kernels. Not kernels, but
-    compiled as well: `send`, to many sockets without the interpreter lock, and what `bind_masks`
-    and `bind_moves` return.
+    `paged_attention`, `gumbel_argmax`, `streamed_linear` and `experts` are the kernels. Not
+    kernels, but compiled as well: `send`, to many sockets without the interpreter lock, and what
+    `bind_masks` and `bind_moves` return.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +78,8 @@ class KernelLibrary:
         self._items: Any = self._library.slipstream_attention_items
         self._items.argtypes, self._items.restype = (ctypes.c_char_p, _DOUBLES), ctypes.c_int64
         self.gumbel_argmax = _bind_gumbel(self._library)
-        self.streamed_linear = _bind_linear(self._library)
+        self.streamed_linear = bind_linear(self._library)
+        self.experts = bind_experts(self._library)
         self.send = _bind_send(self._library)
 
     def attention_items(self, *arguments: Any) -> AttentionItems:
@@ -127,7 +115,7 @@ class KernelLibrary:
         strips, words = weight.shape[0] // STRIP, weight.shape[1] // 2
         function: Any = self._library.slipstream_lay_out
         function.argtypes = (ctypes.c_void_p,) + (ctypes.c_int64,) * 3
-        if status := function(weight.data_ptr(), strips, words, _kernel_threads()):
+        if status := function(weight.data_ptr(), strips, words, kernel_threads()):
             raise_status(status)
         return weight.view(strips, words, 2 * STRIP)
 
@@ -163,8 +151,8 @@ class KernelLibrary:
         status = function(
             _QUANTIZE(
                 *(weight.data_ptr(), values.data_ptr(), scales.data_ptr(), rows, inputs),
-                *(DTYPES[weight.dtype], (_STRIPS if in_strips else _KINDS)[kind]),
-                *(group_size, _kernel_threads()),
+                *(DTYPES[weight.dtype], (STRIPS if in_strips else KINDS)[kind]),
+                *(group_size, kernel_threads()),
             )
         )
         if status:
@@ -266,22 +254,6 @@ def _pack_masks(
     return _MASKS(*(each.ctypes.data for each in (*given, wishes)), num_rows, words)
 
 
-class _Local(threading.local):
-    threads = 0
-
-
-_local = _Local()
-
-
-def use_threads(threads: int) -> None:
-    """Have kernels that this thread calls compute with so many threads; 0: with torch's number."""
-    _local.threads = threads
-
-
-def _kernel_threads() -> int:
-    return _local.threads or torch.get_num_threads()
-
-
 def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
     """`function` takes a packed AttentionArgs, and returns a status."""
 
@@ -296,8 +268,8 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
         seq_lens: Tensor,
         slot_mapping: Tensor,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
+        sinks: Tensor | None,
+        scalars: Sequence[float],
         max_query_len: int,
         max_seq_len: int,
         deterministic: bool = False,
@@ -333,6 +305,9 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 f"key_cache {tuple(key_cache.shape)} {key_cache.dtype}, "
                 f"out {tuple(out.shape)} {out.dtype}"
             )
+        if sinks is not None and sinks.shape != (num_heads,):
+            raise ValueError(f"expected sinks [{num_heads}], got {tuple(sinks.shape)}")
+        spec = packed_specs([AttentionSpec.of(sinks, scalars)])
         status = function(
             _ATTENTION(
                 query.data_ptr(),
@@ -345,6 +320,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 seq_lens.data_ptr(),
                 slot_mapping.data_ptr(),
                 out.data_ptr(),
+                ctypes.addressof(spec),
                 query_stride[0],
                 key_stride[0],
                 value_stride[0],
@@ -357,11 +333,9 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 num_blocks,
                 block_size,
                 max_blocks,
-                sliding_window,
                 DTYPES[dtype],
-                _kernel_threads(),
+                kernel_threads(),
                 deterministic,
-                scale,
             )
         )
         if status:
@@ -395,81 +369,12 @@ def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 rows,
                 vocab_size,
                 row_stride,
-                _kernel_threads(),
+                kernel_threads(),
             )
         )
         return tokens
 
     return gumbel_argmax
-
-
-def _bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
-    function: Any = library.slipstream_linear
-    function.argtypes = (ctypes.c_char_p,)
-
-    def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
-        tokens, inputs = x.shape
-        outputs = num_outputs(weight, scales)
-        row_stride, stride = x.stride()
-        if scales is not None and inputs % INT4_RUN:
-            return reference_linear(x, weight, scales, bias)
-        if weight.dim() == 3:
-            _check_strips(weight, scales, inputs, outputs)
-        group = 0 if scales is None or scales.dim() == 1 else inputs // scales.shape[1]
-        if not (
-            stride == 1
-            and weight.is_contiguous()
-            and (weight.dtype == x.dtype if scales is None else scales.is_contiguous())
-            and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
-        ):
-            raise ValueError(
-                "expected x with contiguous last dimension, contiguous weights, scales and "
-                f"bias, and what is not quantized in x's dtype; got x "
-                f"{tuple(x.shape)} {x.stride()} {x.dtype}, weight {tuple(weight.shape)} "
-                f"{weight.dtype}"
-            )
-        out = x.new_empty((tokens, outputs))
-        status = function(
-            _LINEAR(
-                x.data_ptr(),
-                weight.data_ptr(),
-                0 if scales is None else scales.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                out.data_ptr(),
-                tokens,
-                inputs,
-                outputs,
-                row_stride,
-                DTYPES[x.dtype],
-                (_KINDS if weight.dim() == 2 else _STRIPS)[weight.dtype],
-                group,
-                _kernel_threads(),
-            )
-        )
-        if status:
-            raise_status(status)
-        return out
-
-    return linear
-
-
-def _check_strips(weight: Tensor, scales: Tensor | None, inputs: int, outputs: int) -> None:
-    values = _VALUES_OF_A_SLICE.get(weight.dtype, 0)
-    if not values or inputs % values or (scales is None) != (weight.dtype == torch.bfloat16):
-        raise ValueError(f"no strips are of {weight.dtype}, {inputs} inputs, and scales {scales}")
-    expected = (-(-outputs // STRIP), inputs // values, STRIP * 4 // weight.element_size())
-    if weight.shape != expected:
-        raise ValueError(
-            f"expected weights in strips {expected} for {inputs} inputs and {outputs} outputs, got "
-            f"{tuple(weight.shape)}"
-        )
-
-
-def raise_status(status: int) -> None:
-    """Raise what a status of the library (abi.h) says."""
-    if status in _ERRORS:
-        raise ValueError(_ERRORS[status])
-    raise MemoryError("no memory for what a kernel computes on the way")
 
 
 def _bind_send(library: ctypes.CDLL) -> Callable[[Sequence[int], Sequence[bytes]], list[int]]:

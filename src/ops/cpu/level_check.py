@@ -29,6 +29,7 @@ if portable.slipstream_self_check(
     address(level.slipstream_paged_attention),
     address(level.slipstream_gumbel_argmax),
     address(level.slipstream_linear),
+    address(level.slipstream_experts),
     address(level.slipstream_quantize),
     address(level.slipstream_lay_out),
 ):

@@ -37,7 +37,7 @@ std::vector<T> draw(Random& random, size_t n) {
 
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
-                    int64_t deterministic, int64_t kv_heads) {
+                    bool modified, int64_t deterministic, int64_t kv_heads) {
   constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
   // A chunk, decode, two tokens, a prompt of more than one step and item, decode after few keys, and
   // decode after the keys of the second row.
@@ -63,11 +63,15 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
           tables[size_t(row * kMaxBlocks + position / kBlock)] * kBlock + position % kBlock;
     }
   }
+  // As large as the largest scores, and a bound that most of these feel.
+  const auto sinks = draw<float>(random, kHeads);
+  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window,
+                           modified ? sinks.data() : nullptr};
   AttentionArgs args{query.data(), key.data(), value.data(), keys.data(), values.data(),
-                     tables.data(), starts, lengths, slots.data(), out.data(),
+                     tables.data(), starts, lengths, slots.data(), out.data(), &spec,
                      kHeads * head_dim, kv_heads * head_dim, kv_heads * head_dim, kMaxBlocks,
                      tokens, kRows, kHeads, kv_heads, head_dim, blocks, kBlock, kMaxBlocks,
-                     window, dtype, 2, deterministic, 1.0 / std::sqrt(double(head_dim))};
+                     dtype, 2, deterministic};
   if (slipstream_paged_attention(&args) != kOk) return false;
   args.key_cache = other_keys.data();
   args.value_cache = other_values.data();
@@ -128,6 +132,25 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
   return true;
 }
 
+// Every combination of what selects another path.
+template <class T>
+bool same_attentions(AttentionFunction* other, DType dtype) {
+  for (const int64_t head_dim : {64, 72, 128, 256}) {
+    for (const int64_t window : {0, 65}) {
+      for (const int64_t fixed : {0, 1}) {
+        for (const int64_t kv_heads : {2, 6}) {
+          for (const bool modified : {false, true}) {
+            if (!same_attention<T>(other, dtype, head_dim, window, modified, fixed, kv_heads)) {
+              return false;
+            }
+          }
+        }
+      }
+    }
+  }
+  return true;
+}
+
 template <class T>
 bool same_linears(LinearFunction* other, DType dtype) {
   // Every number of tokens that a tile may have, and more than are kept close to a core.
@@ -156,6 +179,57 @@ bool same_linears(LinearFunction* other, DType dtype) {
     if (!same_linear<T>(other, dtype, kInt8Strips, tokens, 70, 1152)) return false;
     if (dtype == kBFloat16 && !same_linear<T>(other, dtype, kBFloat16Strips, tokens, 64, 602)) {
       return false;
+    }
+  }
+  return true;
+}
+
+template <class T>
+bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64_t tokens,
+                        int64_t activation) {
+  constexpr int64_t kExperts = 5, kChosen = 2, kHidden = 192;
+  // Strips are whole; rows end anywhere.
+  const int64_t intermediate = kind > kInt8 || kind == kInt4Strips ? 128 : 96;
+  Random random;
+  const auto x = draw<T>(random, size_t(tokens * kHidden));
+  const auto gate_up = draw<T>(random, size_t(kExperts * 2 * intermediate * kHidden));
+  const auto down = draw<T>(random, size_t(kExperts * intermediate * kHidden));
+  // Of quantized kinds any bits will do.
+  const auto scales = [&](size_t count) {
+    auto drawn = draw<float>(random, count);
+    for (float& scale : drawn) scale *= 1e-3f;
+    return drawn;
+  };
+  const auto gate_up_scales = scales(gate_up.size()), down_scales = scales(down.size());
+  const auto weights = draw<float>(random, size_t(tokens * kChosen));
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, not all
+  std::vector<T> out(x.size()), other_out(x.size());
+  ExpertsArgs args{x.data(), gate_up.data(), down.data(), gate_up_scales.data(), down_scales.data(),
+                   weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
+                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2};
+  if (slipstream_experts(&args) != kOk) return false;
+  args.out = other_out.data();
+  if (other(&args) != kOk) return false;
+  // A last bit of what is between two products is one of many summands of the second.
+  float largest = 0;
+  for (const T& value : out) largest = std::max(largest, std::fabs(as_float(&value)));
+  const float tolerance = (dtype == kFloat32 ? 1e-4f : 2e-2f) * (1.0f + largest);
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (!(std::fabs(as_float(&out[i]) - as_float(&other_out[i])) <= tolerance)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool same_experts(ExpertsFunction* other, DType dtype) {
+  for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt8Strips), int64_t(kInt4),
+                             int64_t(kInt4Strips), int64_t(kBFloat16Strips)}) {
+    if (kind == kBFloat16Strips && dtype != kBFloat16) continue;
+    for (const int64_t tokens : {1, 9, 70}) {
+      for (const int64_t activation : {kSilu, kGeluTanh}) {
+        if (!same_expert_layers<T>(other, dtype, kind, tokens, activation)) return false;
+      }
     }
   }
   return true;
@@ -238,23 +312,18 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
 }
 
 SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel,
-                                            LinearFunction* linear,
+                                            LinearFunction* linear, ExpertsFunction* experts,
                                             QuantizeFunction* quantize, LayOutFunction* lay_out) {
-  for (const int64_t head_dim : {64, 72, 128}) {
-    for (const int64_t window : {0, 65}) {
-      for (const int64_t fixed : {0, 1}) {
-        for (const int64_t kv_heads : {2, 6}) {
-          if (!same_attention<float>(attention, kFloat32, head_dim, window, fixed, kv_heads) ||
-              !same_attention<bf16>(attention, kBFloat16, head_dim, window, fixed, kv_heads) ||
-              !same_attention<f16>(attention, kFloat16, head_dim, window, fixed, kv_heads)) {
-            return kDiffers;
-          }
-        }
-      }
-    }
+  if (!same_attentions<float>(attention, kFloat32) ||
+      !same_attentions<bf16>(attention, kBFloat16) || !same_attentions<f16>(attention, kFloat16)) {
+    return kDiffers;
   }
   if (!same_linears<float>(linear, kFloat32) || !same_linears<bf16>(linear, kBFloat16) ||
       !same_linears<f16>(linear, kFloat16)) {
+    return kDiffers;
+  }
+  if (!same_experts<float>(experts, kFloat32) || !same_experts<bf16>(experts, kBFloat16) ||
+      !same_experts<f16>(experts, kFloat16)) {
     return kDiffers;
   }
   if (!same_quantize<float>(quantize, kFloat32) || !same_quantize<bf16>(quantize, kBFloat16) ||

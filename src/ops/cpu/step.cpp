@@ -49,7 +49,8 @@ struct Inputs {
   std::vector<int64_t> rows;                   // [S]
   std::vector<float> temperatures;             // [S]
   std::vector<Line> attention;                 // [T, num_heads, head_dim]
-  std::vector<Line> query, residual, hidden;   // [S, num_heads, head_dim], [S, H], [S, H]
+  std::vector<Line> query, hidden;             // [S, num_heads, head_dim], [S, H]
+  std::vector<Line> kept[kMaxStepTensors];     // [S, ...]: step tensors
   int64_t max_blocks = 0;
 
   void clear() {
@@ -126,87 +127,160 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
 }
 
 AttentionArgs attention_of(const StepContext& c, Inputs& in) {
-  const size_t width = size_t(c.num_heads * c.head_dim) * item_size(c);
-  const size_t needed = lines(in.ids.size() * width);
+  const size_t needed = lines(in.ids.size() * size_t(c.attended_width) * item_size(c));
   if (in.attention.size() < needed) in.attention.resize(needed);
   AttentionArgs attention{};
   in.all.put_into(&attention);
   attention.tokens = int64_t(in.ids.size());
   attention.slot_mapping = in.slots.data(), attention.out = in.attention.data();
   attention.block_table_stride = attention.max_blocks = in.max_blocks;
-  attention.num_heads = c.num_heads, attention.num_kv_heads = c.num_kv_heads;
-  attention.head_dim = c.head_dim, attention.num_blocks = c.num_blocks;
-  attention.block_size = c.block_size, attention.dtype = c.dtype, attention.threads = c.threads;
-  attention.deterministic = c.deterministic, attention.scale = c.scale;
+  attention.dtype = c.dtype, attention.threads = c.threads;
+  attention.deterministic = c.deterministic;
   return attention;
 }
 
-// The last layer from its attention on, for tokens that are sampled from: what it has for others
-// nobody reads, but for their keys and values.
-int finish_sampled(const StepContext& c, Inputs& in, AttentionArgs attention, const Tensor& residual,
-                   Tensor** hidden) {
-  attention.rows = 0;
-  if (int status = slipstream_paged_attention(&attention)) return status;
-  const int64_t samples = int64_t(in.sampled.size()), heads = c.num_heads * c.head_dim;
-  if (samples == 0) return kOk;
-  const size_t item = item_size(c);
-  const auto* query = static_cast<const char*>(attention.query);
-  attention.query = in.pick(query, size_t(attention.query_stride) * item, size_t(heads) * item,
-                            &in.query);
-  attention.query_stride = heads;
-  in.last.put_into(&attention);
-  // All are written.
-  std::fill_n(in.slots.begin(), samples, -1);
-  if (int status = slipstream_paged_attention(&attention)) return status;
-  const Bound& last = *c.calls[c.layers];
-  const char* around = in.pick(residual.data, size_t(residual.strides[0]) * item,
-                               size_t(residual.sizes[1]) * item, &in.residual);
-  Owned given[2];
-  *given[0].receive() = view(last.token_input(0), attention.out, samples);
-  *given[1].receive() = view(last.token_input(1), around, samples);
-  if (!given[0] || !given[1]) return kOutOfMemory;
-  return last.call(samples, given, hidden);
+void tell(const AttentionLayer& layer, const Tensor& query, const Tensor& key, const Tensor& value,
+          AttentionArgs* attention) {
+  attention->query = query.data, attention->query_stride = query.strides[0];
+  attention->key = key.data, attention->key_stride = key.strides[0];
+  attention->value = value.data, attention->value_stride = value.strides[0];
+  attention->key_cache = layer.key_cache, attention->value_cache = layer.value_cache;
+  attention->num_heads = layer.num_heads, attention->num_kv_heads = layer.num_kv_heads;
+  attention->head_dim = layer.head_dim, attention->num_blocks = layer.num_blocks;
+  attention->block_size = layer.block_size, attention->spec = layer.spec;
 }
 
-// Hidden states of every token, or, unless all are wanted, of those that are sampled from; none, if
-// there are none of these.
-int forward(const StepContext& c, Inputs& in, bool wants_all, Tensor** hidden) {
-  const int64_t tokens = int64_t(in.ids.size());
-  const bool is_whole = wants_all || int64_t(in.sampled.size()) == tokens;
-  AttentionArgs attention = attention_of(c, in);
-  Owned given[kMaxTokenInputs];
-  Tensor* results[4] = {};
-  const auto& positions = c.calls[0]->token_input(1);
-  *given[0].receive() = view(c.calls[0]->token_input(0), in.ids.data(), tokens);
-  *given[1].receive() = view(positions, in.positions.data(), tokens);
-  if (!given[0] || !given[1]) return kOutOfMemory;
-  if (int status = c.calls[0]->call(tokens, given, results)) return status;
-  for (int64_t layer = 0; layer < c.layers; ++layer) {
-    slipstream_rouse(c.threads);
-    Owned query(results[0]), key(results[1]), value(results[2]), residual(results[3]);
-    attention.query = query->data;
-    attention.key = key->data;
-    attention.value = value->data;
-    attention.query_stride = query->strides[0];
-    attention.key_stride = key->strides[0];
-    attention.value_stride = value->strides[0];
-    attention.key_cache = c.key_caches[layer];
-    attention.value_cache = c.value_caches[layer];
-    attention.sliding_window = c.sliding_windows[layer];
-    const bool is_last = layer == c.layers - 1;
-    if (is_last && !is_whole) return finish_sampled(c, in, attention, *residual, hidden);
-    if (int status = slipstream_paged_attention(&attention)) return status;
-    const Bound& next = *c.calls[layer + 1];
-    *given[0].receive() = view(next.token_input(0), attention.out, tokens);
-    *given[1].receive() = residual.give();
-    if (!is_last) *given[2].receive() = view(positions, in.positions.data(), tokens);
-    if (!given[0] || (!is_last && !given[2])) return kOutOfMemory;
-    // Python takes all of them.
-    ByTorch result_is(is_last && wants_all);
-    if (int status = next.call(tokens, given, is_last ? hidden : results)) return status;
+// A program's tensors on their way through a step.
+class Interpreter {
+ public:
+  Interpreter(const StepContext& c, Inputs& in, bool wants_all)
+      : c_(c),
+        in_(in),
+        attention_(attention_of(c, in)),
+        tokens_(int64_t(in.ids.size())),
+        wants_all_(wants_all),
+        is_whole_(wants_all || int64_t(in.sampled.size()) == tokens_) {}
+
+  // Hidden states of every token, or, unless all are wanted, of those that are sampled from; none,
+  // if there are none of these.
+  int run(Tensor** hidden) {
+    if (!put(0, in_.ids.data()) || !put(1, in_.positions.data())) return kOutOfMemory;
+    for (int64_t i = 0; i < c_.length; ++i) {
+      const Instruction& step = c_.program[i];
+      if (step.call == nullptr) {
+        slipstream_rouse(c_.threads);
+        const bool is_last = i == c_.last_attention;
+        if (int status = is_last && !is_whole_ ? attend_sampled(step) : attend(step)) return status;
+        if (tokens_ == 0) return kOk;
+        continue;
+      }
+      // Python takes all of them.
+      ByTorch result_is(i == c_.length - 1 && wants_all_);
+      if (int status = call(step)) return status;
+    }
+    *hidden = tensors_[c_.hidden].give();
+    return kOk;
   }
-  return kOk;
-}
+
+ private:
+  bool put(int64_t number, const int64_t* data) {
+    const int64_t sizes[] = {tokens_}, strides[] = {1};
+    *tensors_[number].receive() = slipstream_view(const_cast<int64_t*>(data), nullptr, 1, sizes,
+                                                  strides, int32_t(c_.torch_index_dtype));
+    return bool(tensors_[number]);
+  }
+
+  bool put_attended(const Instruction& step) {
+    const int64_t width = step.attention->num_heads * step.attention->head_dim;
+    const int64_t sizes[] = {tokens_, width}, strides[] = {width, 1};
+    Owned& attended = tensors_[step.writes[0]];
+    *attended.receive() = slipstream_view(attention_.out, nullptr, 2, sizes, strides,
+                                          int32_t(c_.torch_dtype));
+    return bool(attended);
+  }
+
+  void release_last(const Instruction& step) {
+    for (int64_t i = 0; i < step.num_reads; ++i) {
+      if (step.last_reads >> i & 1) tensors_[step.reads[i]].reset();
+    }
+  }
+
+  int call(const Instruction& step) {
+    Owned given[kMaxTokenInputs];
+    Tensor* results[kMaxResults] = {};
+    for (int64_t i = 0; i < step.num_reads; ++i) {
+      Owned& read = tensors_[step.reads[i]];
+      if (step.last_reads >> i & 1) {
+        *given[i].receive() = read.give();
+      } else {
+        ++read->references;
+        *given[i].receive() = read.get();
+      }
+    }
+    if (int status = step.call->call(tokens_, given, results)) return status;
+    for (int64_t i = 0; i < step.num_writes; ++i) *tensors_[step.writes[i]].receive() = results[i];
+    return kOk;
+  }
+
+  int attend(const Instruction& step) {
+    tell(*step.attention, *tensors_[step.reads[0]], *tensors_[step.reads[1]],
+         *tensors_[step.reads[2]], &attention_);
+    const int status = slipstream_paged_attention(&attention_);
+    release_last(step);
+    if (status) return status;
+    return put_attended(step) ? kOk : kOutOfMemory;
+  }
+
+  // The last attention, for tokens that are sampled from: what it has for others nobody reads, but
+  // for their keys and values. From there on there are no other tokens.
+  int attend_sampled(const Instruction& step) {
+    const Tensor& query = *tensors_[step.reads[0]];
+    const AttentionLayer& layer = *step.attention;
+    tell(layer, query, *tensors_[step.reads[1]], *tensors_[step.reads[2]], &attention_);
+    attention_.rows = 0;
+    if (int status = slipstream_paged_attention(&attention_)) return status;
+    const int64_t samples = int64_t(in_.sampled.size()), width = layer.num_heads * layer.head_dim;
+    tokens_ = samples;
+    if (samples == 0) return kOk;
+    const size_t item = item_size(c_);
+    attention_.query =
+        in_.pick(query.data, size_t(query.strides[0]) * item, size_t(width) * item, &in_.query);
+    attention_.query_stride = width;
+    in_.last.put_into(&attention_);
+    // All are written.
+    std::fill_n(in_.slots.begin(), samples, -1);
+    const int status = slipstream_paged_attention(&attention_);
+    release_last(step);
+    if (status) return status;
+    for (int64_t i = 0; i < kMaxStepTensors; ++i) {
+      if ((c_.kept >> i & 1) && !keep(i)) return kOutOfMemory;
+    }
+    return put_attended(step) ? kOk : kOutOfMemory;
+  }
+
+  // Of a tensor whose rows are contiguous the rows of the tokens that are sampled from.
+  bool keep(int64_t number) {
+    const Tensor& whole = *tensors_[number];
+    int64_t sizes[kTensorDims], strides[kTensorDims];
+    std::copy_n(whole.sizes, whole.dims, sizes);
+    sizes[0] = tokens_;
+    slipstream_contiguous_strides(whole.dims, sizes, strides);
+    const size_t item = size_t(slipstream_item_size(whole.dtype));
+    const char* rows = in_.pick(whole.data, size_t(whole.strides[0]) * item,
+                                size_t(strides[0]) * item, &in_.kept[number]);
+    Owned kept(slipstream_view(const_cast<char*>(rows), nullptr, whole.dims, sizes, strides,
+                               whole.dtype));
+    *tensors_[number].receive() = kept.give();
+    return bool(tensors_[number]);
+  }
+
+  const StepContext& c_;
+  Inputs& in_;
+  AttentionArgs attention_;
+  int64_t tokens_;
+  const bool wants_all_, is_whole_;
+  Owned tensors_[kMaxStepTensors];
+};
 
 // Logits [S, V] of the hidden states [T, H] or [S, H] that are sampled from.
 int logits_of(const StepContext& c, Inputs& in, const Tensor& hidden, Tensor** logits) {
@@ -265,7 +339,8 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
   const UnderWay step(c.threads);
   if (Status status = gather(c, steps, count, padding, &in)) return status;
   Owned hidden, logits;
-  if (int status = forward(c, in, hidden_result != nullptr, hidden.receive())) return status;
+  Interpreter interpreter(c, in, hidden_result != nullptr);
+  if (int status = interpreter.run(hidden.receive())) return status;
   if (!in.sampled.empty() && (token_ids != nullptr || logits_result != nullptr)) {
     ByTorch result_is(logits_result != nullptr);
     if (int status = logits_of(c, in, *hidden, logits.receive())) return status;

@@ -11,16 +11,24 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.attention_spec import AttentionSpec
+from src.ops.cpu.attention_specs import packed_specs
+from src.ops.cpu.calls import DTYPES, raise_status
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
-from src.ops.cpu.kernel_library import DTYPES, raise_status
 
-_CONTEXT: Final = struct.Struct("@9P15qd").pack  # StepContext
+_CONTEXT: Final = struct.Struct("@6P17q").pack  # StepContext
+_LAYER: Final = struct.Struct("@3P5q").pack  # AttentionLayer
+_LAYER_SIZE: Final = struct.calcsize("@3P5q")
+MAX_STEP_TENSORS: Final = 16
+_MAX_READS: Final = 8
+_MAX_WRITES: Final = 8
+_INSTRUCTION: Final = struct.Struct(f"@2P{2 + _MAX_READS + _MAX_WRITES + 1}q").pack  # Instruction
 
 
 @dataclass(frozen=True)
@@ -42,47 +50,84 @@ class StepRows:
     vocab_size: int
 
 
-@dataclass(frozen=True)
-class StepCalls:
-    """The compiled functions of a step, with their weights.
+class StepAttention(NamedTuple):
+    """What attention of one layer is told, and its part of KV memory.
 
-    Attributes
-        layers: The first region, the middle one for each layer but one, the last. The first takes
-            token ids and positions and returns query, key, value and residual; a middle one takes
-            attention output, residual and positions and returns the same; the last takes attention
-            output and residual and returns the hidden states.
-        head: Takes hidden states [S, H] and returns float32 logits [S, V].
+    Attributes:
+        keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
+        spec: What becomes of scores.
+        num_heads: Of the queries.
     """
 
-    layers: Sequence[Bound]
+    keys: Tensor
+    values: Tensor
+    spec: AttentionSpec
+    num_heads: int
+
+
+class StepInstruction(NamedTuple):
+    """One entry of a step's program; step tensors go by number.
+
+    Attributes:
+        computes: A compiled function, which takes the tensors that are read and returns those that
+            are written; or attention, which takes query, key and value [T, heads, head_dim], and
+            writes [T, num_heads * head_dim].
+        reads, writes: Numbers of tensors.
+        last_reads: Of what is read, what nobody reads behind this.
+    """
+
+    computes: Bound | StepAttention
+    reads: Sequence[int]
+    writes: Sequence[int]
+    last_reads: frozenset[int]
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """From token ids (tensor 0) and positions (tensor 1), int64 [T], to logits.
+
+    Attributes:
+        instructions: In order; with at least one attention.
+        hidden: The number of the hidden states, which the last instruction writes.
+        kept: Of the tensors that are read behind the last attention, those that it does not write:
+            rows of tokens that are not sampled from are dropped there. Their rows are contiguous.
+        head: Takes hidden states [S, H] and returns float32 logits [S, V].
+        dtype: Of the model.
+        deterministic: As of [`paged_attention`][src.ops.paged_attention.paged_attention].
+    """
+
+    instructions: Sequence[StepInstruction]
+    hidden: int
+    kept: frozenset[int]
     head: Bound
+    dtype: torch.dtype
+    deterministic: bool
+
+    @property
+    def attentions(self) -> list[StepAttention]:
+        """All of them, in order."""
+        computed = (each.computes for each in self.instructions)
+        return [one for one in computed if isinstance(one, StepAttention)]
+
+    @property
+    def calls(self) -> list[Bound]:
+        """All compiled functions, in order; the head is the last one."""
+        computed = (each.computes for each in self.instructions)
+        return [*(one for one in computed if isinstance(one, Bound)), self.head]
 
     def fail(self, status: int) -> None:
         """Raise what a status says; of compiled code only the one that failed knows why."""
-        for call in (*self.layers, self.head):
+        for call in self.calls:
             if call.has_failed:
                 call.fail(status)
         self.head.fail(status)
 
 
-@dataclass(frozen=True)
-class StepAttention:
-    """What the attention of all layers is told.
-
-    Attributes
-        key_caches, value_caches: Per layer, [num_blocks, block_size, num_kv_heads, head_dim].
-        sliding_windows: Per layer, in tokens; 0 is the whole context.
-        num_heads: Of the queries.
-        scale: Factor on query-key products.
-        deterministic: As of [`paged_attention`][src.ops.paged_attention.paged_attention].
-    """
-
-    key_caches: Sequence[Tensor]
-    value_caches: Sequence[Tensor]
-    sliding_windows: Sequence[int]
-    num_heads: int
-    scale: float
-    deterministic: bool = False
+def takes_program(num_tensors: int, most_reads: int, most_writes: int) -> bool:
+    """Whether a program of so many step tensors, read and written so many at once, fits a step."""
+    return (
+        num_tensors <= MAX_STEP_TENSORS and most_reads <= _MAX_READS and most_writes <= _MAX_WRITES
+    )
 
 
 class MaskGate:
@@ -131,60 +176,67 @@ class MaskGate:
 
 
 class CompiledStep:
-    """Rows to tokens, in one call. One thread at a time may call it."""
+    """Rows to tokens, in one call. One thread at a time may call it.
 
-    def __init__(
-        self,
-        caller: Caller,
-        calls: StepCalls,
-        attention: StepAttention,
-        rows: StepRows,
-    ) -> None:
-        keys, values = attention.key_caches, attention.value_caches
-        layers = len(keys)
-        if len(calls.layers) != layers + 1:
-            raise ValueError(f"expected one call more than layers, got {len(calls.layers)}")
-        if not all(kv.is_contiguous() for kv in (*keys, *values)):
+    Raises
+        ValueError: The program has no attention, or its caches are not contiguous.
+    """
+
+    def __init__(self, caller: Caller, program: StepProgram, rows: StepRows) -> None:
+        attentions = program.attentions
+        if not attentions:
+            raise ValueError("expected a program that attends")
+        if not all(kv.is_contiguous() for each in attentions for kv in (each.keys, each.values)):
             raise ValueError("expected contiguous caches")
-        num_blocks, block_size, num_kv_heads, head_dim = keys[0].shape
         self._step: Any = caller.step
         self._caller = caller
-        self._calls = calls
-        tables = (
-            (ctypes.c_void_p * (layers + 1))(*[call.address for call in calls.layers]),
-            (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in keys]),
-            (ctypes.c_void_p * layers)(*[kv.data_ptr() for kv in values]),
-            (ctypes.c_int64 * layers)(*attention.sliding_windows),
+        self._program = program
+        specs = packed_specs([each.spec for each in attentions])
+        spec_size = ctypes.sizeof(specs) // len(attentions)
+        layers = ctypes.create_string_buffer(
+            b"".join(
+                _packed_layer(each, ctypes.addressof(specs) + number * spec_size)
+                for number, each in enumerate(attentions)
+            ),
+            len(attentions) * _LAYER_SIZE,
         )
-        called, key_table, value_table, windows = [ctypes.addressof(table) for table in tables]
+        address_of = {
+            id(each): ctypes.addressof(layers) + number * _LAYER_SIZE
+            for number, each in enumerate(attentions)
+        }
+        packed = [_packed(each, address_of) for each in program.instructions]
+        instructions = ctypes.create_string_buffer(b"".join(packed))
         # What the context points at.
-        self._holds = (caller, calls, attention, rows, tables)
+        self._holds = (caller, program, rows, specs, layers, instructions)
+        last = max(
+            number
+            for number, each in enumerate(program.instructions)
+            if isinstance(each.computes, StepAttention)
+        )
         self._context = _CONTEXT(
-            called,
-            calls.head.address,
-            key_table,
-            value_table,
-            windows,
+            ctypes.addressof(instructions),
+            program.head.address,
             rows.tokens.data_ptr(),
             rows.block_tables.data_ptr(),
             rows.temperatures.data_ptr(),
             rows.seeds.data_ptr(),
-            layers,
+            len(program.instructions),
+            last,
+            _bits(program.kept),
+            program.hidden,
             len(rows.tokens),
             rows.tokens.stride(0),
             rows.block_tables.stride(0),
             rows.temperatures.stride(0),
             rows.seeds.stride(0),
             rows.vocab_size,
-            attention.num_heads,
-            num_kv_heads,
-            head_dim,
-            num_blocks,
-            block_size,
-            DTYPES[keys[0].dtype],
+            attentions[0].keys.shape[1],
+            max(each.num_heads * each.keys.shape[3] for each in attentions),
+            DTYPES[program.dtype],
+            caller.dtype_codes[program.dtype],
+            caller.dtype_codes[torch.int64],
             caller.num_threads,
-            attention.deterministic,
-            attention.scale,
+            program.deterministic,
         )
 
     def gate(self) -> MaskGate:
@@ -246,6 +298,41 @@ class CompiledStep:
             *(None if gate is None else gate.address, token_ids, hidden, logits),
         )
         if status == COMPILED_FAILED:
-            self._calls.fail(status)
+            self._program.fail(status)
         if status:
             raise_status(status)
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << number for number in numbers)
+
+
+def _packed_layer(layer: StepAttention, spec: int) -> bytes:
+    num_blocks, block_size, num_kv_heads, head_dim = layer.keys.shape
+    return _LAYER(
+        layer.keys.data_ptr(),
+        layer.values.data_ptr(),
+        spec,
+        layer.num_heads,
+        num_kv_heads,
+        head_dim,
+        num_blocks,
+        block_size,
+    )
+
+
+def _packed(step: StepInstruction, address_of: dict[int, int]) -> bytes:
+    is_call = isinstance(step.computes, Bound)
+    return _INSTRUCTION(
+        step.computes.address if isinstance(step.computes, Bound) else 0,
+        0 if is_call else address_of[id(step.computes)],
+        len(step.reads),
+        len(step.writes),
+        *_filled(step.reads, _MAX_READS),
+        *_filled(step.writes, _MAX_WRITES),
+        _bits(place for place, number in enumerate(step.reads) if number in step.last_reads),
+    )
+
+
+def _filled(numbers: Sequence[int], length: int) -> list[int]:
+    return [*numbers, *(0 for _ in range(length - len(numbers)))]

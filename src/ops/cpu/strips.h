@@ -45,7 +45,7 @@ constexpr int64_t kMinStripRows = 5;
 
 // Whether scores are of pairs of bfloat16. Those of strips are scaled after the maximum is taken,
 // which needs a positive scale.
-inline bool uses_pairs(const AttentionArgs& a) { return a.dtype == kBFloat16 && a.scale > 0; }
+inline bool uses_pairs(const AttentionArgs& a) { return a.dtype == kBFloat16 && a.spec->scale > 0; }
 
 // Whether a row of `packed` query rows is computed in strips.
 inline bool uses_strips(const AttentionArgs& a, int64_t packed) {
@@ -171,13 +171,16 @@ struct Strip {
 // One step of 128 keys for query rows of an item.
 class TileStep {
  public:
-  TileStep(Scratch& s, TileScratch& t, int head_dim, float scale, int64_t window)
+  TileStep(Scratch& s, TileScratch& t, int head_dim, const AttentionSpec& spec)
       : s(s),
         t(t),
         chunks(chunks_of(head_dim)),
         width(padded(head_dim)),
-        scale(scale),
-        window(window) {}
+        // What is capped has been scaled then.
+        scale(spec.cap > 0 ? 1.0f : spec.scale),
+        cap(spec.cap),
+        scale_of_cap(spec.cap > 0 ? spec.scale / spec.cap : 0.0f),
+        window(spec.window) {}
 
   // Keys [step + first, step + last) are packed; for query rows [begin, end).
   void run(int64_t step, int first, int last, int begin, int end) {
@@ -369,11 +372,22 @@ class TileStep {
     for (int half = 0; half < 2; ++half) {
       const int row = half * kTile, valid = std::clamp(strip.rows - row, 0, kTile);
       if (valid > 0) {
+        if (cap > 0) cap_scores(strip, row, valid);
         const vf shift = strip.masked ? maxima<true>(strip, row, valid, step, first, last)
                                       : maxima<false>(strip, row, valid, step, first, last);
         weights(strip, row, valid, shift, between);
       }
       for (int i = valid; i < kTile; ++i) between(row + i);
+    }
+  }
+
+  // Products to scores that are scaled and bounded.
+  void cap_scores(const Strip& strip, int row, int valid) const {
+    for (int tile = strip.begin * 2; tile < strip.end * 2; ++tile) {
+      float* place = strip.scores + row * kStep + tile * kTile * kTile;
+      for (int i = 0; i < valid; ++i, place += kTile) {
+        store(place, tangent(load(place) * scale_of_cap) * cap);
+      }
     }
   }
 
@@ -444,7 +458,7 @@ class TileStep {
   Scratch& s;
   TileScratch& t;
   const int chunks, width;
-  const float scale;
+  const float scale, cap, scale_of_cap;
   const int64_t window;
 };
 

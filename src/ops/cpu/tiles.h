@@ -121,6 +121,14 @@ inline void multiply(const float* a, int lda, const float* b, int ldb, float* c,
   }
 }
 
+// Bounds the scores of rows [begin, end): cap * tanh(score / cap).
+inline void cap_rows(Scratch& s, int begin, int end, float cap) {
+  const float inverse = 1.0f / cap;
+  for (float* x = s.scores + begin * kKeys; x < s.scores + end * kKeys; x += W) {
+    store(x, tangent(load(x) * inverse) * cap);
+  }
+}
+
 // Turns one row's scores into weights exp(score - maximum) and updates maximum, sum and rescale.
 // Only keys [first, last) of the tile are visible to this row.
 inline void softmax_row(Scratch& s, int row, int first, int last) {

@@ -300,4 +300,21 @@ inline vf exponential(vf x) {
   return underflow ? splat(0.0f) : result;
 }
 
+// Hyperbolic tangent, to 1e-7 of its value. Polynomial of Cephes' tanhf (S. Moshier) near 0, where the
+// quotient would lose digits.
+inline vf tangent(vf x) {
+  const vu sign = (vu)x & 0x80000000u;
+  const vf magnitude = (vf)((vu)x ^ sign);
+  const vf t = exponential(magnitude * -2.0f);
+  const vf far = (1.0f - t) / (1.0f + t);
+  const vf s = x * x;
+  vf p = splat(-5.70498872745e-3f);
+  p = p * s + 2.06390887954e-2f;
+  p = p * s - 5.37397155531e-2f;
+  p = p * s + 1.33314422036e-1f;
+  p = p * s - 3.33332819422e-1f;
+  p = p * s * x + x;
+  return magnitude < 0.625f ? p : (vf)((vu)far | sign);
+}
+
 }  // namespace

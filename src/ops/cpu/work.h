@@ -190,7 +190,7 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
   if (seq_len > a.max_blocks * a.block_size) return kBadLengths;
   const int64_t position = seq_len - query_len;
   const int32_t* table = a.block_tables + row * a.block_table_stride;
-  for (int64_t block = first_visible(position, a.sliding_window) / a.block_size;
+  for (int64_t block = first_visible(position, a.spec->window) / a.block_size;
        block * a.block_size < seq_len; ++block) {
     if (table[block] < 0 || table[block] >= a.num_blocks) return kBadBlock;
   }
@@ -199,7 +199,7 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
   const int64_t tile = path.rows, split = path.split;
   for (int64_t first = 0; first < packed; first += tile) {
     const int64_t count = std::min(tile, packed - first);
-    const int64_t low = first_visible(position + first / heads, a.sliding_window);
+    const int64_t low = first_visible(position + first / heads, a.spec->window);
     const int64_t high = position + (first + count - 1) / heads + 1;
     const int64_t split_first = low / split, splits = (high - 1) / split - split_first + 1;
     int32_t group = -1;
@@ -249,7 +249,7 @@ class Sharing {
 
   // Before the rows are planned: how many splits of each are served in company.
   void find() {
-    if (!(path.few || path.strips) || a.sliding_window > 0 || path.split % a.block_size) return;
+    if (!(path.few || path.strips) || a.spec->window > 0 || path.split % a.block_size) return;
     // A row whose query rows are several items has a merge group for each, and here only one is known.
     if (heads > kGemmRows || a.rows < 2 || !shares_prefixes.load(std::memory_order_relaxed)) return;
     for (int64_t row = 0; row < a.rows; ++row) {

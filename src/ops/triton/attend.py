@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = 1.4426950408889634
+
 
 @triton.jit
 def softmax_state(M: tl.constexpr, D: tl.constexpr):
@@ -18,6 +20,28 @@ def softmax_state(M: tl.constexpr, D: tl.constexpr):
     highest = tl.full([M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([M], dtype=tl.float32)
     return acc, highest, total
+
+
+@triton.jit
+def soft_cap(scores, cap: tl.constexpr):
+    """`cap * tanh(scores / cap)`."""
+    x = scores * (1.0 / cap)
+    magnitude = tl.abs(x)
+    t = tl.exp2(magnitude * -2.8853900817779268)  # exp(-2 magnitude)
+    far = (1.0 - t) / (1.0 + t)
+    # Near 0 the quotient loses digits: Cephes' polynomial (S. Moshier).
+    s = x * x
+    p = ((-5.70498872745e-3 * s + 2.06390887954e-2) * s - 5.37397155531e-2) * s
+    p = ((p + 1.33314422036e-1) * s - 3.33332819422e-1) * s * x + x
+    return cap * tl.where(magnitude < 0.625, p, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def with_sink(total, highest, sinks, head, exists):
+    """Sums of softmax states [M] beside the logits that their query heads' sinks take part with."""
+    sink = tl.load(sinks + head, mask=exists, other=float("-inf")) * 1.4426950408889634
+    # Of no key at all nothing is left to share.
+    return tl.where(total > 0.0, total + tl.exp2(sink - highest), total)
 
 
 @triton.jit
@@ -38,6 +62,7 @@ def attend(
     BOUNDED: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     N: tl.constexpr,
@@ -45,6 +70,7 @@ def attend(
 ):
     """Take keys [begin, end) into the state.
 
+    Scores are in base 2, and so is what bounds them, CAP: its value times log2(e), 0 for none.
     Without BOUNDED both are multiples of N; without CAUSAL every row sees all of the keys.
     """
     d = tl.arange(0, D)
@@ -68,6 +94,8 @@ def attend(
             stored = (d < HEAD_DIM)[:, None]
             k = tl.load(key_cache + rows[None, :] + d[:, None], mask=stored, other=0.0)
         scores = tl.dot(q, k, input_precision="tf32x3") * scale_log2  # [M, N]
+        if CAP > 0:
+            scores = soft_cap(scores, CAP)
         if CAUSAL:
             visible = in_range[None, :] & (keys[None, :] <= positions[:, None])
             if WINDOW > 0:

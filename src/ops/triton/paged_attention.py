@@ -11,15 +11,16 @@ and can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from src.ops.attention_spec import AttentionSpec
 from src.ops.decode_schedule import decode_schedule
 from src.ops.triton import paged_decode
-from src.ops.triton.attend import attend, softmax_state
+from src.ops.triton.attend import LOG2_E, attend, softmax_state, with_sink
 from src.ops.triton.tuning import (
     PrefillShape,
     capability_of,
@@ -27,8 +28,6 @@ from src.ops.triton.tuning import (
     packed_rows,
     prefill_shape,
 )
-
-LOG2_E = 1.4426950408889634
 
 
 # As for the schedule's kernels: what varies from step to step selects no other variant.
@@ -81,11 +80,13 @@ def _prefill_kernel(
     rows,
     heads,
     scale_log2,
+    sinks,  # [heads] float32, or None
     FEWEST: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
@@ -139,13 +140,15 @@ def _prefill_kernel(
         masked_begin = (first_position + 1) // N * N
         acc, highest, total = attend(
             acc, highest, total, q, positions, 0, masked_begin, table, key_cache, value_cache,
-            kv_head, token_stride, scale_log2, False, False, 0, HEAD_DIM, BLOCK_SIZE, N, D,
+            kv_head, token_stride, scale_log2, False, False, 0, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
         )  # fmt: skip
     acc, highest, total = attend(
         acc, highest, total, q, positions, masked_begin, seq_len - query_len + last_offset + 1,
         table, key_cache, value_cache, kv_head, token_stride, scale_log2, True, True, WINDOW,
-        HEAD_DIM, BLOCK_SIZE, N, D,
+        CAP, HEAD_DIM, BLOCK_SIZE, N, D,
     )  # fmt: skip
+    if sinks is not None:
+        total = with_sink(total, highest, sinks, head, exists)
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     where = (token * heads + head) * HEAD_DIM
     tl.store(out + where[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
@@ -162,8 +165,8 @@ def run(
     seq_lens: Tensor,
     slot_mapping: Tensor,
     out: Tensor,
-    scale: float,
-    sliding_window: int,
+    sinks: Tensor | None,
+    scalars: Sequence[float],
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
@@ -186,25 +189,26 @@ def run(
     if block_tables.shape[0] == 0 or max_seq_len == 0:
         return
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
+    spec = AttentionSpec.of(sinks, scalars)
     device = capability_of(query.device), padded, query.element_size()
     rows = (query, key_cache, value_cache, block_tables, query_start_loc, seq_lens)
     if deterministic:
         shape = prefill_shape(*device, None)
-        _prefill(*rows, out, scale, sliding_window, padded, shape, fewest=1)
+        _prefill(*rows, out, spec, padded, shape, fewest=1)
         return
     if max_query_len > 1 and prefill is not None:
         # Before the decode kernels: it may leave anything in the rows that are theirs.
-        prefill(*rows, out, scale, sliding_window, max_query_len, max_seq_len)
+        prefill(*rows, out, spec, max_query_len, max_seq_len)
     decode = decode_shape(*device)
     if schedule is None:
         schedule = decode_schedule(
-            block_tables, query_start_loc, seq_lens, block_size, sliding_window, decode.tile,
+            block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, decode.tile,
             packed_rows(group) // group,
         )  # fmt: skip
-    paged_decode.run(*rows, schedule, out, scale * LOG2_E, sliding_window, padded, decode)
+    paged_decode.run(*rows, schedule, out, spec, padded, decode)
     if max_query_len > 1 and prefill is None:
         shape = prefill_shape(*device, tokens * group)
-        _prefill(*rows, out, scale, sliding_window, padded, shape, fewest=2)
+        _prefill(*rows, out, spec, padded, shape, fewest=2)
 
 
 def _write_cache(
@@ -234,8 +238,7 @@ def _prefill(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     out: Tensor,
-    scale: float,
-    sliding_window: int,
+    spec: AttentionSpec,
     padded: int,
     shape: PrefillShape,
     *,
@@ -247,8 +250,9 @@ def _prefill(
     group = heads // kv_heads
     _prefill_kernel[(tokens * group // shape.packed + rows, kv_heads)](
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
-        query.stride(0), block_tables.stride(0), kv_heads * head_dim, rows, heads, scale * LOG2_E,
+        query.stride(0), block_tables.stride(0), kv_heads * head_dim, rows, heads,
+        spec.scale * LOG2_E, spec.sinks,
         FEWEST=fewest, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        WINDOW=sliding_window, M=shape.packed, N=shape.keys, D=padded,
-        num_warps=shape.warps, num_stages=shape.stages,
+        WINDOW=spec.window or 0, CAP=(spec.cap or 0.0) * LOG2_E, M=shape.packed, N=shape.keys,
+        D=padded, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.triton.attend import attend, softmax_state
+from src.ops.attention_spec import AttentionSpec
+from src.ops.triton.attend import LOG2_E, attend, softmax_state, with_sink
 from src.ops.triton.tuning import DecodeShape, multiprocessors, packed_rows
 
 _MERGED = 16
@@ -69,11 +70,13 @@ def _decode_kernel(
     rows,
     kv_heads,
     scale_log2,
+    sinks,  # [heads] float32, or None
     GROUP: tl.constexpr,
     MEMBERS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
@@ -136,16 +139,20 @@ def _decode_kernel(
             acc, highest, total = attend(
                 acc, highest, total, q, packed, begin, whole_end, table, key_cache,
                 value_cache, kv_head, token_stride, scale_log2, False, False, 0,
-                HEAD_DIM, BLOCK_SIZE, N, D,
+                CAP, HEAD_DIM, BLOCK_SIZE, N, D,
             )  # fmt: skip
         acc, highest, total = attend(
             acc, highest, total, q, packed, whole_end, end, table, key_cache, value_cache,
-            kv_head, token_stride, scale_log2, True, False, 0, HEAD_DIM, BLOCK_SIZE, N, D,
+            kv_head, token_stride, scale_log2, True, False, 0, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
         )  # fmt: skip
         acc = acc / total[:, None]
         if (with_pack == 0) & (count == last - first):
             where_out = (token * kv_heads * GROUP + head) * HEAD_DIM
-            result = acc.to(out.dtype.element_ty)
+            whole = acc
+            if sinks is not None:
+                rest = with_sink(total, highest, sinks, head, exists)
+                whole = acc * (total / rest)[:, None]
+            result = whole.to(out.dtype.element_ty)
             tl.store(out + where_out[:, None] + d[None, :], result, mask=stored)
         else:
             heads = kv_heads * GROUP
@@ -209,6 +216,7 @@ def _merge_kernel(
     rows,
     heads,
     programs,
+    sinks,
     GROUP: tl.constexpr,
     MEMBERS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -250,6 +258,8 @@ def _merge_kernel(
         _place(rows, heads, row, head),
         _place_behind(rows, heads, 0, head % GROUP, M), M, D, PIECES,
     )  # fmt: skip
+    if sinks is not None:
+        total = with_sink(total, highest, sinks, head, head < heads)
     d = tl.arange(0, D)
     result = (acc / total).to(out.dtype.element_ty)
     tl.store(out + (token * heads + head) * HEAD_DIM + d, result, mask=d < HEAD_DIM)
@@ -264,8 +274,7 @@ def run(
     seq_lens: Tensor,
     schedule: Tensor,
     out: Tensor,
-    scale_log2: float,
-    sliding_window: int,
+    spec: AttentionSpec,
     padded: int,
     shape: DecodeShape,
 ) -> None:
@@ -273,7 +282,7 @@ def run(
 
     Parameters
         schedule: Of these rows, with this window, in tiles of `shape.tile`.
-        scale_log2: Factor of the scores, times log2(e).
+        spec: What becomes of the scores.
         padded: head_dim rounded up to a power of two.
         shape: The programs.
     """
@@ -295,10 +304,11 @@ def run(
     _decode_kernel[(programs,)](
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, schedule,
         partial_out, partial_lse, out, query.stride(0), block_tables.stride(0),
-        kv_heads * head_dim, rows, kv_heads, scale_log2, **shared, BLOCK_SIZE=block_size,
-        WINDOW=sliding_window, N=shape.tile, num_warps=shape.warps, num_stages=shape.stages,
+        kv_heads * head_dim, rows, kv_heads, spec.scale * LOG2_E, spec.sinks, **shared,
+        BLOCK_SIZE=block_size, WINDOW=spec.window or 0, CAP=(spec.cap or 0.0) * LOG2_E,
+        N=shape.tile, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     _merge_kernel[(rows, heads)](
-        partial_out, partial_lse, query_start_loc, schedule, out, rows, heads, programs, **shared,
-        PIECES=_MERGED, num_warps=1,
+        partial_out, partial_lse, query_start_loc, schedule, out, rows, heads, programs,
+        spec.sinks, **shared, PIECES=_MERGED, num_warps=1,
     )  # fmt: skip

@@ -43,7 +43,7 @@ class Engine:
         # All rows are greedy: nothing of sampling is of interest here.
         self.sampler.state.tables[0].zero_()
         self.forward = ForwardPass(decoder, self.cache)
-        self.code = Code(decoder.regions)
+        self.code = Code(decoder.functions)
         self.backend = FakeCapture()
         self.pool = GraphPool(
             self.backend, PaddingLadder(4, 16), self.forward, self.code, self.rows, self.sampler
@@ -86,7 +86,7 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return torch.empty(0).new_empty(number)
 
     def attend(*arguments: Any) -> None:
-        seen.append(("used", arguments[-1].numel()))
+        seen.append(("used", arguments[-2].numel()))
         attention(*arguments)
 
     monkeypatch.setattr(forward_pass, "step_schedule", made)
@@ -95,7 +95,7 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def test_a_step_lays_its_keys_out_once(engine: Engine, schedules: list[tuple[str, int]]) -> None:
-    layers = engine.forward.decoder.spec.num_layers
+    layers = engine.forward.model.spec.num_layers
     assert layers > 1
     engine.prefill()
     assert schedules == [("made", 0)] + [("used", 0)] * layers
@@ -110,7 +110,7 @@ def test_a_step_lays_its_keys_out_once(engine: Engine, schedules: list[tuple[str
 def test_mixed_graphs_lay_their_keys_out_at_every_replay(
     engine: Engine, schedules: list[tuple[str, int]]
 ) -> None:
-    layers = engine.forward.decoder.spec.num_layers
+    layers = engine.forward.model.spec.num_layers
     graph = engine.graph("mixed", 16)
     schedules.clear()
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_a_decode_step_writes_its_rows_and_nothing_else(engine: Engine) -> None:
     plan = engine.plan((0, 5, 1, True), (2, 5, 1, True))
     inputs = build_inputs(plan, engine.rows)
     hidden = engine.forward(inputs, engine.code.regions)
-    expected = engine.forward.decoder.logits(engine.code.regions, hidden)
+    expected = engine.forward.model.logits(engine.code.regions, hidden)
     eager = engine.snapshot()
     out = graph.run(decode_rows(plan, 4, engine.rows.padding_row))
     assert torch.allclose(out.logits[:2], expected, atol=1e-5)
@@ -209,7 +209,7 @@ def test_padding_alone_writes_nothing(engine: Engine) -> None:
     assert differing(before[:-1], caches) == set()
     assert (engine.rows.tokens[:-1] == before[-1][:-1]).all()
     # Whatever it drew for padding is a token: the next step reads it.
-    assert 0 <= int(engine.rows.tokens[-1, 0]) < engine.forward.decoder.spec.vocab_size
+    assert 0 <= int(engine.rows.tokens[-1, 0]) < engine.forward.model.spec.vocab_size
 
 
 def test_whoever_replays_a_decode_step_only_copies_into_its_buffer(engine: Engine) -> None:
@@ -231,7 +231,7 @@ def test_whoever_replays_a_mixed_step_copies_and_attends(engine: Engine) -> None
         graph.run(inputs)
     layers = len(engine.cache.keys)
     called = ["slipstream.paged_attention.default"]
-    if engine.forward.decoder.region_spec.rotates_in_op:
+    if engine.forward.model.region_spec.rotates_in_op:
         called.insert(0, "slipstream.rotate_and_cache.default")
     assert watch.operations == ["aten.copy_.default"] * 2 + called * layers
 

@@ -129,8 +129,8 @@ class DecodeCapture:
             max_query_len=1,
             max_seq_len=self._rows.max_model_len,
         )
-        hidden = self._forward(inputs, self._code.regions)
-        logits = self._forward.decoder.logits(self._code.regions, hidden)
+        hidden = self._forward(inputs, self._code.functions)
+        logits = self._forward.model.logits(self._code.functions, hidden)
         token_ids = self._sampler.draw(logits, rows_b, sampled_positions_b)
         self._rows.scatter_tokens(rows_b, sampled_positions_b, token_ids)
         return DecodeOutput(hidden, logits, token_ids, rows_b, sampled_positions_b)

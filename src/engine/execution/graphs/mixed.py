@@ -7,6 +7,8 @@ and lengths are thus free; only the number of tokens is padded.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,15 +18,14 @@ from src.compile.graphs import CaptureBackend, Captured
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.inputs import StepInputs, padding_inputs
 from src.engine.execution.row_state import RowState
+from src.models import Mixer
 
 
-class AttentionCall(NamedTuple):
-    """One attention call between two pieces; its tensors are the pieces' memory."""
+class MixerCall(NamedTuple):
+    """A mixer between two pieces; its tensors are the pieces' memory."""
 
-    layer: int
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    mixer: Mixer
+    given: tuple[Tensor, ...]
     out: Tensor
 
 
@@ -37,7 +38,7 @@ class MixedGraph:
         input_ids: Tensor,
         positions: Tensor,
         pieces: list[Captured],
-        calls: list[AttentionCall],
+        calls: list[MixerCall],
         hidden: Tensor,
     ) -> None:
         self.num_tokens = len(input_ids)
@@ -58,7 +59,7 @@ class MixedGraph:
         first, *others = self._pieces
         first.replay()
         for call, piece in zip(self._calls, others, strict=True):
-            self._forward.attend(inputs, *call)
+            self._forward.mix(inputs, *call)
             piece.replay()
         return self._hidden
 
@@ -80,34 +81,35 @@ class MixedCapture:
         self._rows = rows
         # [2, max_tokens] int64: token ids and positions
         self.buffer = torch.zeros((2, max_tokens), dtype=torch.int64, device=rows.device)
-        spec = forward.decoder.spec
-        heads = forward.decoder.region_spec.num_heads
-        # [max_tokens, num_heads, head_dim]: every attention call's output, read by the next piece
-        self.attended = torch.zeros(
-            (max_tokens, heads, spec.head_dim), dtype=spec.dtype, device=rows.device
+        writes = [mixer.writes for mixer in forward.model.program.mixers]
+        widest = max((math.prod(each.shape) for each in writes), default=0)
+        # [max_tokens * widest]: what every mixer leaves, read by the next piece
+        self.mixed = torch.zeros(
+            max_tokens * widest, dtype=forward.model.spec.dtype, device=rows.device
         )
 
     def capture(self, num_tokens: int) -> MixedGraph:
         """Capture one size; it runs once on padding before, so that nothing is new to a kernel."""
-        self._forward(padding_inputs(num_tokens, self._rows), self._code.regions)
+        self._forward(padding_inputs(num_tokens, self._rows), self._code.functions)
         input_ids, positions = self.buffer[:, :num_tokens]
         input_ids.zero_()
         positions.zero_()
         pieces: list[Captured] = []
-        calls: list[AttentionCall] = []
+        calls: list[MixerCall] = []
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def mix(mixer: Mixer, given: Sequence[Tensor]) -> Tensor:
             pieces.append(self._backend.end())
             # The next piece needs them no more, nor does anybody behind it.
-            query, key, value = (self._backend.borrowed(each) for each in (query, key, value))
-            out = self.attended[:num_tokens]
-            calls.append(AttentionCall(layer, query, key, value, out))
+            borrowed = tuple(self._backend.borrowed(each) for each in given)
+            shape = (num_tokens, *mixer.writes.shape)
+            out = self.mixed[: math.prod(shape)].view(shape)
+            calls.append(MixerCall(mixer, borrowed, out))
             self._backend.begin()
-            return out.flatten(1)
+            return out
 
         self._backend.begin_series()
         self._backend.begin()
-        hidden = self._forward.regions(self._code.regions, input_ids, positions, attend)
+        hidden = self._forward.run(self._code.functions, input_ids, positions, mix)
         pieces.append(self._backend.end())
         return MixedGraph(
             self._forward, input_ids, positions, pieces, calls, self._backend.borrowed(hidden)

@@ -17,7 +17,8 @@ from src.engine.execution.graphs.pool import GraphPool
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
-from src.models.decoder import Decoder
+from src.models import Model
+from src.ops.declaration import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,11 @@ class GraphPlan:
 
 
 def plan_graphs(
-    config: Config, device: Device, decoder: Decoder, backend: CaptureBackend | None
+    config: Config,
+    device: Device,
+    model: Model,
+    backend: CaptureBackend | None,
+    attention: Backend | None = None,
 ) -> GraphPlan | None:
     """Try on the largest shapes what graphs will take; ``None`` if there will be none.
 
@@ -40,13 +45,15 @@ def plan_graphs(
     ----------
     backend
         ``None`` where the device cannot capture.
+    attention
+        As of :class:`ForwardPass`.
     """
     if backend is None or not config.compile.captures:
         return None
     ladder = PaddingLadder(config.scheduler.max_num_seqs, config.compile.cuda_graph_max_tokens)
     with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
         try:
-            taken = _trial(config, decoder, backend, ladder)
+            taken = _trial(config, model, backend, ladder, attention)
         except Exception:
             # In the stream that captures, or it would go on with it.
             backend.abandon()
@@ -59,12 +66,18 @@ def plan_graphs(
     return GraphPlan(backend, ladder, taken)
 
 
-def _trial(config: Config, decoder: Decoder, backend: CaptureBackend, ladder: PaddingLadder) -> int:
-    spec, max_num_seqs = decoder.spec, config.scheduler.max_num_seqs
+def _trial(
+    config: Config,
+    model: Model,
+    backend: CaptureBackend,
+    ladder: PaddingLadder,
+    attention: Backend | None,
+) -> int:
+    spec, max_num_seqs = model.spec, config.scheduler.max_num_seqs
     block_size = block_size_of(config.cache, spec.device)
     # One block, which padding does not write to.
     cache = allocate_kv_cache(
-        decoder.kv_cache_spec(), KVCachePlan(block_size, 1, bytes_per_block=0), spec.device
+        model.kv_cache_spec(), KVCachePlan(block_size, 1, bytes_per_block=0), spec.device
     )
     rows = RowState(
         max_num_seqs=max_num_seqs,
@@ -74,6 +87,11 @@ def _trial(config: Config, decoder: Decoder, backend: CaptureBackend, ladder: Pa
     )
     sampler = Sampler(SamplingState(max_num_seqs, spec.vocab_size, spec.device))
     pool = GraphPool(
-        backend, ladder, ForwardPass(decoder, cache), Code(decoder.regions), rows, sampler
+        backend,
+        ladder,
+        ForwardPass(model, cache, attention),
+        Code(model.functions),
+        rows,
+        sampler,
     )
     return trial_bytes(backend, ladder.shapes, pool.capture)

@@ -160,10 +160,9 @@ class GraphPool:
             "sampling.ints": ints,
             "decode.buffer": self._decode.buffer,
             "mixed.buffer": self._mixed.buffer,
-            "mixed.attended": self._mixed.attended,
-            "rope_table": self._forward.decoder.rope_table,
+            "mixed.mixed": self._mixed.mixed,
         }
         named |= {f"keys.{i}": tensor for i, tensor in enumerate(cache.keys)}
         named |= {f"values.{i}": tensor for i, tensor in enumerate(cache.values)}
-        named |= self._forward.decoder.parameters()
+        named |= self._forward.model.buffers() | self._forward.model.parameters()
         return {name: tensor.data_ptr() for name, tensor in named.items()}

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from src.core.errors import ModelLoadError
-from src.models.config import read_json
+from src.models.fields import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

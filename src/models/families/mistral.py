@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from src.models.config import Fields, Variant
-from src.models.decoder import Decoder
+from src.models.config import ModelConfig
+from src.models.families.family import Family, attention, decoder, mlp
+from src.models.fields import Fields
 
 
-class Mistral(Decoder):
+class Mistral(Family):
     """The plain decoder with `sliding_window` tokens of sight; `null` is the whole context."""
 
     architectures = ("MistralForCausalLM",)
     defaults = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # noqa: RUF012
 
     @classmethod
-    def variant(cls, fields: Fields) -> Variant:
+    def describe(cls, fields: Fields) -> ModelConfig:
         """The window of every layer; windows by layer belong to another family."""
         kinds = fields.raw("layer_types")
         if kinds is not None and (not isinstance(kinds, list) or len(set(kinds)) > 1):
             raise fields.error("layer_types", "the same for every layer of a Mistral model")
-        window = fields.optional_integer("sliding_window")
-        return Variant(sliding_windows=(window,) * fields.integer("num_hidden_layers"))
+        layers, window = (
+            fields.integer("num_hidden_layers"),
+            fields.optional_integer("sliding_window"),
+        )
+        return decoder(fields, [attention(fields, window=window)] * layers, [mlp(fields)] * layers)

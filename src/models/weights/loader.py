@@ -1,13 +1,10 @@
-"""From a model directory to a `Decoder` whose parameters are filled."""
+"""From a model directory to a `Model` whose parameters are filled."""
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,20 +13,16 @@ import torch
 from tqdm import tqdm
 
 from src.core.errors import ModelLoadError
-from src.models.checkpoint import StoredTensor, TensorReader, equal_contents, open_checkpoint
 from src.models.config import DTYPE_NAMES, ModelConfig
-from src.models.decoder import Decoder
-from src.models.dummy import fill_dummy
-from src.models.quantization import Method
+from src.models.model import Model
 from src.models.registry import family_of, load_config
+from src.models.weights.checkpoint import StoredTensor, equal_contents, open_checkpoint
+from src.models.weights.dummy import fill_dummy
+from src.models.weights.filling import check_tensors, fill, stored_names
+from src.models.weights.methods import Method, formats_of
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all), from any thread, one at a time
-
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# Buffers that older checkpoints saved and that are computed here.
-_HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
-_NAMES_SHOWN = 4
 
 
 def load_model(
@@ -46,8 +39,8 @@ def load_model(
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
     before_each_matrix: Callable[[], None] = lambda: None,
-    when_allocated: Callable[[Decoder], None] = lambda decoder: None,
-) -> Decoder:
+    when_allocated: Callable[[Model], None] = lambda model: None,
+) -> Model:
     """Build the model of a directory and fill its parameters.
 
     Args:
@@ -59,7 +52,7 @@ def load_model(
         progress: told the bytes read and the bytes in all; without it, a bar is shown if standard
             error is a terminal.
         max_model_len: longest sequence in tokens; None is what the model is made for.
-        quantization: of the projections' weights once they are read, see `Decoder.quantize`.
+        quantization: of the projections' weights once they are read, see `formats_of`.
         group_size: of `int4`.
         rounds_inputs: whether quantized projections round their inputs too, see the same; None:
             if the model is bfloat16.
@@ -74,38 +67,34 @@ def load_model(
     device = device or torch.device("cpu")
     family, torch_dtype = family_of(config.architecture), resolve_dtype(dtype, config)
     stored = open_checkpoint(path) if load_format != "dummy" else {}
-    if config.tie_word_embeddings and _head_differs(stored):
+    head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
+    if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
         # As the reference does: a head that was trained apart is not tied, whatever the flag says.
         config = replace(config, tie_word_embeddings=False)
-    elif config.tie_word_embeddings and _EMBEDDING not in stored and _HEAD in stored:
+    elif config.tie_word_embeddings and embedding not in stored and head in stored:
         # Who stores what is shared once may have kept the other name.
-        stored[_EMBEDDING] = stored[_HEAD]
-    positions = resolve_max_positions(max_model_len, config)
-    decoder = family(
+        stored[embedding] = stored[head]
+    model = Model(
         config,
+        family.write,
         dtype=torch_dtype,
         device=device,
-        max_positions=positions,
+        max_positions=resolve_max_positions(max_model_len, config),
         deterministic=deterministic,
+        formats=formats_of(
+            quantization, group_size, rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype)
+        ),
     )
-    when_allocated(decoder)
+    when_allocated(model)
     if load_format == "dummy":
-        fill_dummy(decoder.parameters(), seed)
-    else:
-        destinations = decoder.checkpoint_tensors()
-        check_tensors(path, stored, destinations, tied=config.tie_word_embeddings)
-        with _Reporter(sum(stored[name].size for name in destinations), progress) as report:
-            read_all([(stored[name], view) for name, view in destinations.items()], report)
-        # The views keep the originals alive.
-        del destinations
-    if quantization is not None:
-        decoder.quantize(
-            quantization,
-            group_size,
-            before_each_matrix,
-            rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype),
-        )
-    return decoder
+        fill_dummy(model, seed, before_each_matrix)
+        return model
+    passed_over = {head} if config.tie_word_embeddings else set()
+    check_tensors(path, stored, model, passed_over)
+    wanted = {name for each in model.table.values() for name in stored_names(model, each)}
+    with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
+        fill(model, stored, report, before_each_matrix)
+    return model
 
 
 def outline_model(
@@ -117,7 +106,7 @@ def outline_model(
     group_size: int = 32,
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
-) -> Decoder:
+) -> Model:
     """The model that `load_model` gives, on the meta device: every shape and no value.
 
     Reads nothing but `config.json`. Arguments are those of `load_model`.
@@ -127,18 +116,17 @@ def outline_model(
     """
     config = load_config(path)
     torch_dtype = resolve_dtype(dtype, config)
-    decoder = family_of(config.architecture)(
+    return Model(
         config,
+        family_of(config.architecture).write,
         dtype=torch_dtype,
         device=torch.device("meta"),
         max_positions=resolve_max_positions(max_model_len, config),
         deterministic=deterministic,
-    )
-    if quantization is not None:
-        decoder.quantize(
+        formats=formats_of(
             quantization, group_size, rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype)
-        )
-    return decoder
+        ),
+    )
 
 
 def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:
@@ -177,80 +165,8 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
     return max_model_len
 
 
-def check_tensors(
-    path: Path,
-    stored: dict[str, StoredTensor],
-    destinations: dict[str, torch.Tensor],
-    *,
-    tied: bool,
-) -> None:
-    """Refuse a checkpoint whose tensors are not exactly the model's.
-
-    Raises:
-        ModelLoadError: naming the missing, unexpected or mis-shaped tensors.
-    """
-    passed_over = {name for name in stored if _HARMLESS.search(name)} | ({_HEAD} if tied else set())
-    faults = []
-    if missing := [name for name in destinations if name not in stored]:
-        faults.append("missing: " + _listed(missing))
-    if unexpected := [n for n in stored if n not in destinations and n not in passed_over]:
-        faults.append("unexpected: " + _listed(unexpected))
-    mis_shaped = [
-        f"{name} (expected {list(view.shape)}, got {list(stored[name].shape)})"
-        for name, view in destinations.items()
-        if name in stored and stored[name].shape != tuple(view.shape)
-    ]
-    if mis_shaped:
-        faults.append("mis-shaped: " + _listed(mis_shaped))
-    if faults:
-        raise ModelLoadError(f"{path} does not fit its config.json; tensors {'; '.join(faults)}")
-
-
-def read_all(
-    pairs: Iterable[tuple[StoredTensor, torch.Tensor]], on_bytes: Callable[[int], None]
-) -> None:
-    """Read tensors into place on a few threads, in the order in which the files hold them.
-
-    Raises:
-        ModelLoadError: the first failure; the other threads stop at their next piece.
-    """
-    stop, local = threading.Event(), threading.local()
-
-    def checked(count: int) -> None:
-        if stop.is_set():
-            raise ModelLoadError("stopped, since another tensor could not be read")
-        on_bytes(count)
-
-    def read(stored: StoredTensor, destination: torch.Tensor) -> None:
-        if not hasattr(local, "reader"):
-            local.reader = TensorReader(checked)
-        local.reader.read(stored, destination)
-
-    ordered = sorted(pairs, key=lambda pair: (pair[0].file, pair[0].offset))
-    with ThreadPoolExecutor(reader_threads(), thread_name_prefix="load") as pool:
-        futures = [pool.submit(read, *pair) for pair in ordered]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        failed = next((f for f in done if f.exception() is not None), None)
-        if failed is not None:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            failed.result()
-
-
-def reader_threads() -> int:
-    """Threads that read and cast: enough to keep a disk busy, 2 to 8."""
-    return min(8, max(2, os.cpu_count() or 2))
-
-
-def _head_differs(stored: dict[str, StoredTensor]) -> bool:
-    if _HEAD not in stored or _EMBEDDING not in stored:
-        return False
-    return not equal_contents(stored[_HEAD], stored[_EMBEDDING])
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _differ(one: StoredTensor | None, other: StoredTensor | None) -> bool:
+    return one is not None and other is not None and not equal_contents(one, other)
 
 
 class _Reporter:

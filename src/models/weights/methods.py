@@ -1,17 +1,25 @@
-"""Quantization at load: int8 by row, int4 by group, both symmetric, by rounding.
+"""Linear methods: the formats in which a projection's weights are held, and how each multiplies.
 
-Norms, biases and the embedding keep the model's dtype. Activations do as well, unless the weights
-are laid out in strips: then a projection rounds its inputs to 8 bits, and multiplies integers.
-Rounding to the nearest of evenly spaced values needs no calibration data, and so no data of
-anybody's.
+A method says what a checkpoint keeps of a matrix and makes a *weight* of that: a tensor, or a named
+tuple of tensors that multiplies by itself. Models never mention one: they call `layers.linear`.
+
+Two methods round at load: int8 by row, int4 by group, both symmetric. Norms, biases and the
+embedding keep the model's dtype. Activations do as well, unless the weights are laid out in strips:
+then a projection rounds its inputs to 8 bits, and multiplies integers. Rounding to the nearest of
+evenly spaced values needs no calibration data, and so no data of anybody's.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch import Tensor
 
+from src import ops
+from src.models.weights.parameters import allocate
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
 from src.ops.linear import INT4_RUN, STRIP, dequantize, fits_strips, to_quantized_strips
@@ -39,8 +47,104 @@ class QuantizedWeight(NamedTuple):
         """The matrix that it stands for, float32 [N, K]."""
         return dequantize(self.values, self.scales)
 
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias`: [T, K] to [T, N] in x's dtype."""
+        return ops.linear(x, self.values, self.scales, bias)
+
 
 Weight: TypeAlias = torch.Tensor | QuantizedWeight
+
+
+class LinearMethod(Protocol):
+    """A format of weights."""
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """What the checkpoint keeps of each matrix: the last part of its tensors' names."""
+
+    @property
+    def name(self) -> str:
+        """What errors and logs call it."""
+
+    def staging(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Tensor]:
+        """Room for what is stored of a matrix [N, K]: a tensor for each of ``stored``."""
+
+    def place(self, part: Tensor, kind: str, index: tuple[int | slice, ...]) -> Tensor:
+        """The view of a part of ``kind`` that the rows at ``index`` of the matrix fill."""
+
+    def make(self, parts: Mapping[str, Tensor]) -> Weight:
+        """The weight; on the meta device its shapes alone.
+
+        Raises:
+            ValueError: this matrix cannot be held in this format.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingMethod:
+    """Rounds a checkpoint's own weights to few bits.
+
+    Attributes
+    ----------
+    rounds_inputs
+        Whether to lay weights out for products of integers, with inputs rounded to 8 bits as well,
+        see `to_quantized_strips`; matrices that cannot be cut into strips stay in rows.
+    """
+
+    method: Method
+    group_size: int
+    rounds_inputs: bool
+    stored: tuple[str, ...] = ("weight",)
+
+    @property
+    def name(self) -> str:
+        """See `LinearMethod`."""
+        return f"quantization = {self.method!r}"
+
+    def staging(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Tensor]:
+        """See `LinearMethod`."""
+        return {"weight": allocate(shape, dtype, device)}
+
+    def place(self, part: Tensor, kind: str, index: tuple[int | slice, ...]) -> Tensor:
+        """See `LinearMethod`."""
+        return part[index] if index else part
+
+    def make(self, parts: Mapping[str, Tensor]) -> Weight:
+        """See `LinearMethod`."""
+        return quantize(parts["weight"], self.method, self.group_size, in_strips=self.rounds_inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Which method holds which kind of parameter; without one it is a tensor of its dtype."""
+
+    matrix: LinearMethod | None = None
+    head: LinearMethod | None = None
+
+    def of(self, kind: str) -> LinearMethod | None:
+        """The method of a parameter's kind."""
+        return {"matrix": self.matrix, "head": self.head}.get(kind)
+
+
+# Name in the configuration -> (group size, whether inputs are rounded) -> methods. Errors of the
+# head go straight into the logits, so it has 8 bits in any case.
+_FORMATS: dict[str, Callable[[int, bool], Formats]] = {
+    "int8": lambda group, rounds: Formats(
+        RoundingMethod("int8", group, rounds), RoundingMethod("int8", group, rounds)
+    ),
+    "int4": lambda group, rounds: Formats(
+        RoundingMethod("int4", group, rounds), RoundingMethod("int8", group, rounds)
+    ),
+}
+
+
+def formats_of(name: str | None, group_size: int, *, rounds_inputs: bool) -> Formats:
+    """The formats that ``model.quantization`` asks for."""
+    return Formats() if name is None else _FORMATS[name](group_size, rounds_inputs)
 
 
 def plain(weight: Weight) -> torch.Tensor:

@@ -1,0 +1,183 @@
+"""Experts of a mixture on the CPU: this project's kernel, torch's grouped product, and a loop.
+
+    python -m benchmarks.experts
+    python -m benchmarks.experts --tokens 1 4 --experts 64 --dtypes bfloat16
+
+`kernel` has weights in rows, `strips` has bfloat16 laid out as the engine may hold it, `int8` is
+quantized and in strips; `grouped` is `torch.nn.functional.grouped_mm` between a sort and a gather,
+and `loop` the reference, an expert after the other. They take turns in random order on the same
+tokens and choices. Choices are drawn anew for every call, and layers are as many as leave nothing
+in the caches, so one token reads its experts from memory. A figure is the time of a call; the bytes
+of the experts that were chosen, over it; and their products. With one thread, the default, time is
+that thread's processor time, so that others on the machine show less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.record import Figure, Recorder, add_common
+from src.ops import EXPERTS
+from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.experts import grouped
+from src.ops.linear import to_quantized_strips, to_strips
+
+_BEYOND_CACHES: Final = 2**28  # bytes of all layers
+_PASS_SECONDS: Final = 0.05  # of a pass, at least
+_MOST_CALLS: Final = 64
+_CHOSEN: Final = {8: 2, 64: 8}
+Call = Callable[[int, "Step"], object]
+
+
+class Step:
+    """Tokens of a call, and what they chose."""
+
+    def __init__(self, tokens: int, experts: int, hidden: int, dtype: torch.dtype) -> None:
+        self.hidden = torch.randn(tokens, hidden).to(dtype)
+        scores = torch.randn(tokens, experts).softmax(dim=-1)
+        self.weights, self.ids = scores.topk(_CHOSEN[experts], dim=-1)
+
+    def cost(self, gate_up: Tensor, down: Tensor) -> tuple[int, int]:
+        """Bytes and operations, whatever the weights are held in."""
+        none = (None, None, 0, False)
+        cost = EXPERTS.cost(self.hidden, gate_up, down, self.weights, self.ids, *none)
+        return cost.bytes, cost.flops
+
+
+class Layer:
+    """The weights of a layer in every manner."""
+
+    def __init__(self, experts: int, hidden: int, intermediate: int, dtype: torch.dtype) -> None:
+        # As large as weights are: bits do not matter for time, denormal products would.
+        self.gate_up = (torch.randn(experts, 2 * intermediate, hidden) * hidden**-0.5).to(dtype)
+        self.down = (torch.randn(experts, hidden, intermediate) * intermediate**-0.5).to(dtype)
+        rows = (self.gate_up, self.down)
+        self.strips = (
+            [torch.stack([to_strips(each) for each in held]) for held in rows]
+            if dtype == torch.bfloat16
+            else None
+        )
+        self.int8 = [_int8(held) for held in rows]
+
+
+def _int8(held: Tensor) -> tuple[Tensor, Tensor]:
+    scales = held.float().abs().amax(dim=2) / 127
+    values = (held.float() / scales[:, :, None]).round().to(torch.int8)
+    strips = [to_quantized_strips(*each)[0] for each in zip(values, scales, strict=True)]
+    return torch.stack(strips), scales
+
+
+def contestants(layers: list[Layer]) -> dict[str, Call]:
+    def kernel(index: int, step: Step) -> Tensor:
+        layer = layers[index % len(layers)]
+        return run(step, layer.gate_up, layer.down)
+
+    def strips(index: int, step: Step) -> Tensor:
+        held = layers[index % len(layers)].strips
+        assert held is not None
+        return run(step, *held)
+
+    def int8(index: int, step: Step) -> Tensor:
+        (gate_up, gate_up_scales), (down, down_scales) = layers[index % len(layers)].int8
+        return run(step, gate_up, down, gate_up_scales, down_scales)
+
+    def run(step: Step, gate_up: Tensor, down: Tensor, *scales: Tensor) -> Tensor:
+        library = kernel_library()
+        assert library is not None
+        return library.experts(
+            *(step.hidden, gate_up, down, step.weights, step.ids),
+            *(scales or (None, None)),
+            *(0, False),
+        )
+
+    def by_torch(index: int, step: Step) -> Tensor:
+        layer = layers[index % len(layers)]
+        return grouped(step.hidden, layer.gate_up, layer.down, step.weights, step.ids)
+
+    def loop(index: int, step: Step) -> Any:
+        layer = layers[index % len(layers)]
+        given = (step.hidden, layer.gate_up, layer.down, step.weights, step.ids)
+        return EXPERTS.reference(*given, None, None, 0, False)
+
+    calls: dict[str, Call] = {"kernel": kernel}
+    if layers[0].strips is not None:
+        calls["strips"] = strips
+    return calls | {"int8": int8, "grouped": by_torch, "loop": loop}
+
+
+def seconds_of(call: Call, steps: list[Step], turn: Iterator[int]) -> float:
+    """Of a call, the mean of as many as take long enough to be measured."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begun = clock()
+    for done, step in enumerate(itertools.cycle(steps), 1):
+        call(next(turn), step)
+        if clock() - begun > _PASS_SECONDS or done == _MOST_CALLS:
+            return (clock() - begun) / done
+    raise AssertionError
+
+
+def measure(layers: list[Layer], steps: list[Step], repeats: int) -> dict[str, Figure]:
+    calls = contestants(layers)
+    turn = itertools.count()
+    costs = [step.cost(layers[0].gate_up, layers[0].down) for step in steps]
+    num_bytes, flops = (sum(each) / len(steps) for each in zip(*costs, strict=True))
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    with torch.inference_mode():
+        for call in calls.values():
+            call(next(turn), steps[0])
+        for _ in range(repeats):
+            for name in random.sample(list(calls), len(calls)):
+                taken[name].append(seconds_of(calls[name], steps, turn))
+    figures = {}
+    for name, values in taken.items():
+        figures[name] = Figure.of("ms", [1e3 * value for value in values])
+        if name != "int8":
+            figures[f"{name}, read"] = Figure.of("GB/s", [num_bytes / 1e9 / v for v in values])
+        figures[f"{name}, computed"] = Figure.of("GFLOP/s", [flops / 1e9 / v for v in values])
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.experts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--tokens", nargs="+", type=int, default=(1, 4, 32, 512, 2048))
+    parser.add_argument("--experts", nargs="+", type=int, choices=_CHOSEN, default=tuple(_CHOSEN))
+    parser.add_argument("--dtypes", nargs="+", default=("bfloat16", "float32"))
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--intermediate", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=1, metavar="N")
+    add_common(parser, repeats=5)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    status = ensure_built(wait=True)
+    recorder = Recorder("experts", save=not options.no_save)
+    for experts, name in itertools.product(options.experts, options.dtypes):
+        dtype = getattr(torch, name)
+        sizes = (options.hidden, options.intermediate)
+        of_a_layer = 3 * experts * sizes[0] * sizes[1] * dtype.itemsize
+        layers = [Layer(experts, *sizes, dtype) for _ in range(-(-_BEYOND_CACHES // of_a_layer))]
+        for tokens in options.tokens:
+            steps = [Step(tokens, experts, sizes[0], dtype) for _ in range(8)]
+            recorder.add(
+                f"{tokens} tokens, {_CHOSEN[experts]} of {experts} experts, {name}",
+                measure(layers, steps, options.repeats),
+                kernels=status,
+                threads=torch.get_num_threads(),
+                hidden=sizes[0],
+                intermediate=sizes[1],
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A model's program for the kernel library's interpreter, as far as that knows what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from src.compile import LoadedFunction
+from src.engine.execution.kv_cache import KVCache
+from src.models import Call, Model
+from src.models.program import HIDDEN, INPUT_IDS, POSITIONS, Program
+from src.ops.cpu.compiled import Bound
+from src.ops.cpu.step import StepAttention, StepInstruction, StepProgram, takes_program
+
+
+def compiled_program(
+    model: Model, functions: Sequence[LoadedFunction], cache: KVCache
+) -> StepProgram | None:
+    """The program with compiled functions; ``None`` where it has what the interpreter lacks.
+
+    Mixers are attention that does not rotate, and what one leaves is read before the next one: they
+    write the same memory.
+    """
+    program = model.program
+    if not _is_known(program):
+        return None
+    numbers = {INPUT_IDS: 0, POSITIONS: 1}
+    instructions: list[StepInstruction] = []
+    for index, step in enumerate(program.steps):
+        computes: Bound | StepAttention
+        if isinstance(step, Call):
+            reads, writes = step.chain.reads, step.chain.writes
+            computes = functions[step.slot].bind(
+                step.chain, model.bound[step.slot], *(None for _ in reads)
+            )
+        else:
+            reads, writes = step.reads, (step.writes.name,)
+            weights = model.mixer_weights[step.layer]
+            computes = StepAttention(
+                cache.keys[step.layer],
+                cache.values[step.layer],
+                step.spec.attention(weights),
+                step.spec.num_heads,
+            )
+        for name in writes:
+            numbers.setdefault(name, len(numbers))
+        instructions.append(
+            StepInstruction(
+                computes,
+                [numbers[name] for name in reads],
+                [numbers[name] for name in writes],
+                frozenset(numbers[name] for name in program.dead[index]),
+            )
+        )
+    head = program.head
+    return StepProgram(
+        instructions,
+        numbers[HIDDEN],
+        frozenset(numbers[name] for name in program.kept),
+        functions[head.slot].bind(head.chain, model.bound[head.slot], None),
+        model.spec.dtype,
+        program.mixers[0].spec.deterministic,
+    )
+
+
+def _is_known(program: Program) -> bool:
+    names = {INPUT_IDS, POSITIONS}
+    most_reads = most_writes = 0
+    left: str | None = None
+    for index, step in enumerate(program.steps):
+        if isinstance(step, Call):
+            reads, writes = step.chain.reads, step.chain.writes
+        else:
+            is_attention = step.kind == "attention" and step.spec.rotates is None
+            if not is_attention or left is not None:
+                return False
+            reads, writes = step.reads, (step.writes.name,)
+            left = step.writes.name
+        names.update(writes)
+        most_reads, most_writes = max(most_reads, len(reads)), max(most_writes, len(writes))
+        if left in program.dead[index]:
+            left = None
+    return bool(program.mixers) and takes_program(len(names), most_reads, most_writes)

@@ -1,0 +1,142 @@
+"""What a family writes its program with: parameters, segments and mixers, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from src.distributed import Group
+from src.models.layers.rope import RopeConfig, rope_table
+from src.models.program import INPUT_IDS, POSITIONS, Mixer, Program, Segment, StepTensor
+from src.models.weights.parameters import Kind, Parameter, Placement
+
+# Of a parameter or a table: a string, which stands where its tensor will be when a segment is run.
+Name: TypeAlias = Any
+
+
+@dataclass(kw_only=True)
+class ProgramBuilder:
+    """Collects a model's program, its parameters, and the tables that are computed for it.
+
+    Attributes
+    ----------
+    max_positions
+        Rows of RoPE tables: no sequence may be longer, in tokens.
+    rotates_in_op
+        Whether the device has a kernel that rotates queries and keys behind their segment.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    max_positions: int
+    group: Group
+    deterministic: bool
+    rotates_in_op: bool
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    # Name -> what computes it.
+    buffers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
+    # Parameter -> the one that it is.
+    aliases: dict[str, str] = field(default_factory=dict)
+    _segments: list[Segment | Mixer] = field(default_factory=list)
+    _head: Segment | None = None
+    _num_mixers: int = 0
+
+    def parameter(
+        self,
+        name: str,
+        shape: Sequence[int],
+        kind: Kind,
+        placements: Sequence[Placement],
+        *,
+        fill: float | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Name:
+        """Declare a parameter, in the model's dtype unless it says another; returns its name."""
+        if name in self.parameters:
+            raise ValueError(f"there is a parameter {name} already")
+        self.parameters[name] = Parameter(
+            name, tuple(shape), kind, tuple(placements), fill, dtype or self.dtype
+        )
+        return name
+
+    def vector(
+        self, name: str, size: int, tensor: str, *, fill: float, shard: int | None = None
+    ) -> Name:
+        """Declare a norm or a bias [size] that one tensor of the checkpoint fills."""
+        return self.parameter(name, (size,), "vector", (Placement(tensor, shard=shard),), fill=fill)
+
+    def alias(self, name: str, of: str) -> Name:
+        """Declare that a parameter is another one, unless a linear method holds it apart."""
+        self.aliases[name] = of
+        return name
+
+    def rope_table(self, rope: RopeConfig, rotary_dim: int, trained_positions: int) -> Name:
+        """The cosines and sines of a RoPE variant, one table for all layers that have it."""
+        make = _Table(rope, rotary_dim, trained_positions, self.max_positions)
+        for name, known in self.buffers.items():
+            if known == make:
+                return name
+        name = f"rope.{len(self.buffers)}"
+        self.buffers[name] = make
+        return name
+
+    def segment(
+        self,
+        function: Callable[..., Any],
+        spec: Any,
+        weights: Any,
+        reads: Sequence[str],
+        writes: Sequence[StepTensor],
+    ) -> None:
+        """Add a segment; see `program.Segment`."""
+        self._segments.append(Segment(function, spec, weights, tuple(reads), tuple(writes)))
+
+    def mixer(
+        self, kind: str, spec: Any, weights: Any, reads: Sequence[str], writes: StepTensor
+    ) -> None:
+        """Add a mixer; see `program.Mixer`."""
+        self._segments.append(Mixer(kind, self._num_mixers, spec, weights, tuple(reads), writes))
+        self._num_mixers += 1
+
+    def head(
+        self,
+        function: Callable[..., Any],
+        spec: Any,
+        weights: Any,
+        reads: Sequence[str],
+        writes: Sequence[StepTensor],
+    ) -> None:
+        """Say what turns hidden states into logits."""
+        self._head = Segment(function, spec, weights, tuple(reads), tuple(writes))
+
+    def step_tensor(self, name: str, *shape: int) -> StepTensor:
+        """A step tensor in the model's dtype."""
+        return StepTensor(name, shape, self.dtype)
+
+    def program(self) -> Program:
+        """All of it.
+
+        Raises:
+            ValueError: a segment reads what nobody writes, or there is no head.
+        """
+        if self._head is None:
+            raise ValueError("a program needs a head")
+        inputs = [StepTensor(name, (), torch.int64) for name in (INPUT_IDS, POSITIONS)]
+        return Program(self._segments, self._head, inputs)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Computes one RoPE table."""
+
+    rope: RopeConfig
+    rotary_dim: int
+    trained_positions: int
+    max_positions: int
+
+    def __call__(self) -> Tensor:
+        return rope_table(self.rope, self.rotary_dim, self.trained_positions, self.max_positions)

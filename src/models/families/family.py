@@ -1,0 +1,137 @@
+"""What a family of checkpoints is, and what most of them have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from src.core.errors import ModelLoadError
+from src.models.builder import ProgramBuilder
+from src.models.config import (
+    HEAD_DIM_MULTIPLE,
+    MAX_HEAD_DIM,
+    AttentionConfig,
+    ExpertsConfig,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+)
+from src.models.decoder import write_decoder
+from src.models.fields import Fields
+from src.models.layers.norms import NormSpec
+from src.models.layers.rope import RopeConfig
+
+
+class Family:
+    """A family of checkpoints that share a class: one file, and one line in `registry.FAMILIES`.
+
+    Attributes
+    ----------
+    architectures
+        The names of `architectures` in `config.json` that it answers to.
+    defaults
+        Values of the fields of `config.json` that its files may leave out.
+    """
+
+    architectures: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def describe(cls, fields: Fields) -> ModelConfig:
+        """What `config.json` says.
+
+        Raises:
+            ModelLoadError: a field is missing, of the wrong type or out of bounds, or asks for
+                something that is not supported; the message names it.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def write(cls, builder: ProgramBuilder, config: ModelConfig) -> None:
+        """Write the program: that of a decoder of layers, unless a family knows better."""
+        write_decoder(builder, config)
+
+
+def attention(
+    fields: Fields, rope: RopeConfig | None = None, **differences: Any
+) -> AttentionConfig:
+    """The attention that `config.json` describes in the usual fields.
+
+    Args:
+        fields: of the file.
+        rope: None reads the file's only one.
+        differences: fields of `AttentionConfig` that are not the usual ones.
+    """
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads={heads}")
+    hidden = fields.integer("hidden_size")
+    head_dim = fields.integer("head_dim", default=max(hidden // heads, 1))
+    if head_dim % HEAD_DIM_MULTIPLE or head_dim > MAX_HEAD_DIM:
+        raise ModelLoadError(
+            f"head_dim must be a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, "
+            f"got {head_dim}"
+        )
+    given: dict[str, Any] = {
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "rope": rope or fields.rope(fields.integer("max_position_embeddings", default=2048)),
+    }
+    return AttentionConfig(**(given | differences))
+
+
+def mlp(fields: Fields, **differences: Any) -> MLPConfig:
+    """The MLP that `config.json` describes in the usual fields; as `attention`."""
+    given: dict[str, Any] = {
+        "intermediate_size": fields.integer("intermediate_size"),
+        "activation": fields.activation("hidden_act"),
+    }
+    return MLPConfig(**(given | differences))
+
+
+def windowed(base: AttentionConfig, windows: Sequence[int | None]) -> list[AttentionConfig]:
+    """The same attention for each layer, with its own window."""
+    return [replace(base, window=window) for window in windows]
+
+
+def decoder(
+    fields: Fields,
+    attentions: Sequence[AttentionConfig],
+    mlps: Sequence[MLPConfig | ExpertsConfig],
+    *,
+    norm: NormSpec | None = None,
+    layer_norms: Mapping[str, str | None] | None = None,
+    rope: RopeConfig | None = None,
+    **differences: Any,
+) -> ModelConfig:
+    """A decoder of such layers, with the usual fields of `config.json` for the rest.
+
+    Args:
+        fields: of the file.
+        attentions: of each layer.
+        mlps: of each layer.
+        norm: None is a plain one of `rms_norm_eps`.
+        layer_norms: fields of `LayerConfig` that are not the usual ones.
+        rope: whose context length is the model's; None is the file's only one.
+        differences: fields of `ModelConfig` that are not the usual ones.
+    """
+    positions = fields.integer("max_position_embeddings", default=2048)
+    raw_dtype = fields.raw("dtype") or fields.raw("torch_dtype") or "float32"
+    given: dict[str, Any] = {
+        "architecture": fields.raw("architectures")[0],
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": fields.integer("hidden_size"),
+        "max_position_embeddings": positions,
+        "rope": rope or fields.rope(positions),
+        "tie_word_embeddings": fields.boolean("tie_word_embeddings"),
+        "dtype": str(raw_dtype).removeprefix("torch."),
+        "norm": norm or NormSpec(fields.number("rms_norm_eps", default=1e-6)),
+        "layers": tuple(
+            LayerConfig(attention=one, mlp=other, **(layer_norms or {}))
+            for one, other in zip(attentions, mlps, strict=True)
+        ),
+    }
+    return ModelConfig(**(given | differences))

@@ -1,0 +1,91 @@
+"""Gemma 2 (Gemma Team 2024): windows beside full attention, soft caps, norms all around."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from src.models.config import AttentionConfig, ModelConfig
+from src.models.families.family import Family, attention, decoder, mlp
+from src.models.fields import LAYER_TYPES, Fields
+from src.models.layers.norms import NormSpec
+from src.models.layers.rope import RopeConfig
+
+_NORMS = {
+    "attention_norm": "input_layernorm",
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+
+
+def gemma(
+    fields: Fields, pattern: int, global_rope: RopeConfig, local_rope: RopeConfig, **own: Any
+) -> ModelConfig:
+    """Gemma 2 or 3, text.
+
+    Args:
+        fields: of `config.json`.
+        pattern: one in so many layers sees the whole context, unless `layer_types` says otherwise.
+        global_rope: of those layers.
+        local_rope: of the others.
+        own: fields of `AttentionConfig` that set the generation apart.
+    """
+    if fields.boolean("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention", "false (a decoder attends backwards)")
+    layers, bias = fields.integer("num_hidden_layers"), fields.boolean("attention_bias")
+    kinds = fields.strings("layer_types", layers, LAYER_TYPES) or [
+        "sliding_attention" if (layer + 1) % pattern else "full_attention"
+        for layer in range(layers)
+    ]
+    whole = attention(
+        fields,
+        global_rope,
+        scale=fields.number("query_pre_attn_scalar") ** -0.5,
+        qkv_bias=bias,
+        output_bias=bias,
+        **own,
+    )
+    local = replace(whole, rope=local_rope, window=fields.optional_integer("sliding_window"))
+    attentions: list[AttentionConfig] = [
+        local if kind == "sliding_attention" else whole for kind in kinds
+    ]
+    return decoder(
+        fields,
+        attentions,
+        [mlp(fields, activation=fields.activation("hidden_activation", "hidden_act"))] * layers,
+        norm=NormSpec(fields.number("rms_norm_eps"), offset=1.0, scales_wide=True),
+        layer_norms=_NORMS,
+        rope=global_rope,
+        embedding_multiplier=fields.integer("hidden_size") ** 0.5,
+        logit_cap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+class Gemma2(Family):
+    """Soft caps on scores and logits; every second layer sees the whole context."""
+
+    architectures = ("Gemma2ForCausalLM",)
+    defaults = DEFAULTS | {
+        "max_position_embeddings": 8192,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    }
+
+    @classmethod
+    def describe(cls, fields: Fields) -> ModelConfig:
+        """One RoPE for all layers."""
+        rope = fields.rope(fields.integer("max_position_embeddings"))
+        cap = fields.optional_number("attn_logit_softcapping")
+        return gemma(fields, 2, rope, rope, cap=cap)

@@ -1,0 +1,24 @@
+"""Gemma 3, text (Gemma Team 2025): query/key norms, a RoPE base for each kind of layer."""
+
+from __future__ import annotations
+
+from src.models.config import ModelConfig
+from src.models.families.family import Family
+from src.models.families.gemma2 import DEFAULTS, gemma
+from src.models.fields import Fields
+
+
+class Gemma3(Family):
+    """Norms on queries and keys, a RoPE base for each kind of layer, one in six sees all."""
+
+    architectures = ("Gemma3ForCausalLM",)
+    defaults = DEFAULTS | {"max_position_embeddings": 131072, "sliding_window_pattern": 6}
+
+    @classmethod
+    def describe(cls, fields: Fields) -> ModelConfig:
+        """Old files have `rope_theta` and `rope_local_base_freq`, new ones parameters by kind."""
+        positions = fields.integer("max_position_embeddings")
+        whole = fields.rope(positions, "full_attention", theta=("rope_theta", 1e6))
+        local = fields.rope(positions, "sliding_attention", theta=("rope_local_base_freq", 1e4))
+        pattern = fields.integer("sliding_window_pattern")
+        return gemma(fields, pattern, whole, local, qk_norm="head")

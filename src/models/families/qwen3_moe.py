@@ -1,0 +1,46 @@
+"""Qwen3 with experts (Yang et al. 2025)."""
+
+from __future__ import annotations
+
+from src.models.config import ExpertsConfig, MLPConfig, ModelConfig
+from src.models.families.family import Family, decoder, mlp
+from src.models.families.qwen3 import qwen3_attention
+from src.models.fields import Fields
+
+
+class Qwen3Moe(Family):
+    """Qwen3 with experts in most layers, or in all."""
+
+    architectures = ("Qwen3MoeForCausalLM",)
+    defaults = {  # noqa: RUF012
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "decoder_sparse_step": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    }
+
+    @classmethod
+    def describe(cls, fields: Fields) -> ModelConfig:
+        """Windows are on all layers or on none.
+
+        Layers of `mlp_only_layers`, and those whose number from 1 is no multiple of
+        `decoder_sparse_step`, are dense.
+        """
+        layers = fields.integer("num_hidden_layers")
+        window = None
+        if fields.boolean("use_sliding_window"):
+            window = fields.optional_integer("sliding_window")
+        dense, step = fields.integers("mlp_only_layers"), fields.integer("decoder_sparse_step")
+        sparse = ExpertsConfig(
+            num_experts=fields.first_integer("num_experts", "num_local_experts"),
+            num_chosen=fields.integer("num_experts_per_tok"),
+            intermediate_size=fields.integer("moe_intermediate_size"),
+            renormalize=fields.boolean("norm_topk_prob"),
+            activation=fields.activation("hidden_act"),
+        )
+        mlps: list[MLPConfig | ExpertsConfig] = [
+            mlp(fields) if layer in dense or (layer + 1) % step else sparse
+            for layer in range(layers)
+        ]
+        return decoder(fields, qwen3_attention(fields, [window] * layers), mlps)

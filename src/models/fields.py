@@ -1,0 +1,151 @@
+"""Typed access to `config.json`.
+
+No model library is imported: a checkpoint's configuration is a JSON file, and everything that this
+engine cannot honour in it is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from src.core.errors import ModelLoadError
+from src.models.layers.activations import SPELLINGS, Activation
+from src.models.layers.rope import RopeConfig, parse_rope
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+class Fields:
+    """Typed access to a JSON object; a refusal names field, value and expectation.
+
+    `defaults` are the family's values for fields that the file leaves out; an explicit `null` is
+    kept, since families read it as "none".
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str, defaults: Mapping[str, Any]) -> None:
+        self._values = {**defaults, **values}
+        self._source = source
+
+    def error(self, name: str, expected: str) -> ModelLoadError:
+        """The error for a field whose value is not what is expected."""
+        value = self._values.get(name, "nothing")
+        return ModelLoadError(f"{self._source}: {name} must be {expected}, got {value!r}")
+
+    def raw(self, name: str) -> Any:
+        """The value as it stands, or None."""
+        return self._values.get(name)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self._values.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(name, "a positive integer")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """A positive integer or None."""
+        return None if self._values.get(name) is None else self.integer(name)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._values.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.error(name, "a positive number")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A positive number or None."""
+        return None if self._values.get(name) is None else self.number(name)
+
+    def first_integer(self, *names: str) -> int:
+        """The first of some fields that is there: a positive integer."""
+        return self.integer(next((n for n in names if self.raw(n) is not None), names[0]))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers; none where there is no list."""
+        values = self._values.get(name) or []
+        if not isinstance(values, list) or not all(type(value) is int for value in values):
+            raise self.error(name, "a list of integers")
+        return tuple(values)
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def strings(self, name: str, length: int, among: Sequence[str]) -> tuple[str, ...] | None:
+        """A list of ``length`` strings of a few, or None."""
+        values = self.raw(name)
+        if values is None:
+            return None
+        if not isinstance(values, list) or len(values) != length:
+            raise self.error(name, f"a list of {length} entries")
+        if unknown := set(values) - set(among):
+            raise self.error(name, f"made of {tuple(among)} (not {sorted(map(str, unknown))})")
+        return tuple(values)
+
+    def activation(self, *names: str) -> Activation:
+        """The first of some fields that is there, as one of `layers.activations`."""
+        for name in names:
+            value = self.raw(name)
+            if value is not None:
+                if value not in SPELLINGS:
+                    raise self.error(name, f"one of {', '.join(SPELLINGS)}")
+                return SPELLINGS[value]
+        return "silu"
+
+    def windows(self, kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
+        """The window of each layer, by its kind."""
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    def rope(
+        self,
+        max_position_embeddings: int,
+        kind: str | None = None,
+        theta: tuple[str, float] | None = None,
+    ) -> RopeConfig:
+        """RoPE's parameters.
+
+        Args:
+            max_position_embeddings: what the model was trained for.
+            kind: of the layers, where `rope_parameters` differ by that. `rope_scaling` is of
+                layers that see the whole context.
+            theta: the field of the base, and its value without it, where they differ by kind.
+        """
+        raw = dict(self._values)
+        if theta is not None:
+            raw["rope_theta"] = raw.get(theta[0]) or theta[1]
+        parameters = raw.get("rope_parameters")
+        if kind is not None and isinstance(parameters, Mapping):
+            raw["rope_parameters"] = parameters.get(kind)
+        if kind == "sliding_attention":
+            raw.pop("rope_scaling", None)
+        return parse_rope(raw, max_position_embeddings)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ModelLoadError: the file is missing, unreadable, not JSON or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path.parent} has no {path.name}: not a model directory") from None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,183 @@
+"""What lies on both sides of an attention call, and what that is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.distributed import Group
+from src.models.layers.linear import linear, row_parallel_linear
+from src.models.layers.norms import NormSpec, rms_norm
+from src.models.weights.methods import Weight
+from src.ops.attention_spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInSpec:
+    """The static part of `attention_in`: this rank's heads, and numerics.
+
+    Attributes
+    ----------
+    norm
+        Of the residual stream; None leaves it.
+    qk_norm
+        Of queries and keys, each head by itself, or with ``whole`` all heads together.
+    rotary_dim
+        Elements of a head that are rotated: pairs (i, i + rotary_dim / 2). 0: none.
+    leaves_rotation
+        Whether queries and keys leave as the projection gives them, neither normalized nor rotated:
+        then the mixer does that, by `ops.rotate_and_cache`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm: NormSpec | None
+    qk_norm: NormSpec | None
+    whole: bool
+    rotary_dim: int
+    leaves_rotation: bool
+
+
+class AttentionInWeights(NamedTuple):
+    """Weights up to attention, in the model's dtype unless a linear method holds them."""
+
+    norm: Tensor | None  # [H]
+    qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, keys, values
+    qkv_bias: Tensor | None  # [(Q + 2 K) D]
+    q_norm: Tensor | None  # [D], or [Q D] of all heads together
+    k_norm: Tensor | None  # [D], or [K D]
+    rope_table: Tensor | None  # float32 [max_positions, rotary_dim], see `rope.rope_table`
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOutSpec:
+    """The static part of `attention_out`; ``post_norm`` is of what is added."""
+
+    post_norm: NormSpec | None
+    multiplier: float
+    group: Group
+
+
+class AttentionOutWeights(NamedTuple):
+    """Weights behind attention."""
+
+    output_weight: Weight  # [H, Q D]
+    output_bias: Tensor | None  # [H]
+    post_norm: Tensor | None  # [H]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMixerSpec:
+    """What attention of one layer is told: this rank's heads, and what makes scores of products.
+
+    Attributes
+    ----------
+    scale, window, cap
+        As of `config.AttentionConfig`, resolved.
+    dtype
+        Of keys and values.
+    rotates
+        None, or the norm by whose epsilon the mixer normalizes what it rotates (see
+        `AttentionInSpec.leaves_rotation`).
+    deterministic
+        Whether a token's bits may depend on nothing but its own inputs, see docs/determinism.md.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    scale: float
+    window: int | None
+    cap: float | None
+    rotates: NormSpec | None
+    deterministic: bool
+
+    def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
+        """What becomes of scores."""
+        return AttentionSpec(self.scale, self.cap, self.window, weights.sinks)
+
+
+class AttentionMixerWeights(NamedTuple):
+    """Weights of scores, and what rotation needs, where the mixer does it."""
+
+    q_norm: Tensor | None = None  # [D]
+    k_norm: Tensor | None = None  # [D]
+    rope_table: Tensor | None = None  # float32 [max_positions, D]
+    sinks: Tensor | None = None  # float32 [Q], see `AttentionSpec`
+
+
+def attention_in(
+    spec: AttentionInSpec, weights: AttentionInWeights, residual: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [T, Q, D], keys and values [T, K, D], of the residual stream [T, H].
+
+    Queries and keys are contiguous and rotated, values a slice of the fused projection: tokens lie
+    (Q + 2 K) D apart. With `leaves_rotation` all three are slices.
+    """
+    heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    normed = residual
+    if spec.norm is not None and weights.norm is not None:
+        normed = rms_norm(residual, weights.norm, spec.norm)
+    qkv = linear(normed, weights.qkv_weight, weights.qkv_bias)
+    fused = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
+    query, key, value = fused.split((heads, kv_heads, kv_heads), dim=1)
+    if spec.leaves_rotation:
+        return query, key, value
+    if spec.qk_norm is not None and weights.q_norm is not None and weights.k_norm is not None:
+        if spec.whole:
+            query = rms_norm(query.flatten(1), weights.q_norm, spec.qk_norm).view_as(query)
+            key = rms_norm(key.flatten(1), weights.k_norm, spec.qk_norm).view_as(key)
+        else:
+            query = rms_norm(query, weights.q_norm, spec.qk_norm)
+            key = rms_norm(key, weights.k_norm, spec.qk_norm)
+    if weights.rope_table is None:
+        return query.contiguous(), key.contiguous(), value
+    cos_sin = weights.rope_table[positions].to(query.dtype)
+    return (
+        apply_rope(query, cos_sin, spec.rotary_dim),
+        apply_rope(key, cos_sin, spec.rotary_dim),
+        value,
+    )
+
+
+def attention_out(
+    spec: AttentionOutSpec, weights: AttentionOutWeights, attended: Tensor, residual: Tensor
+) -> Tensor:
+    """The residual stream [T, H] with what attention leaves, [T, Q D]."""
+    added = row_parallel_linear(attended, weights.output_weight, weights.output_bias, spec.group)
+    return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)
+
+
+def add(
+    residual: Tensor,
+    added: Tensor,
+    norm: Tensor | None,
+    norm_spec: NormSpec | None,
+    multiplier: float,
+) -> Tensor:
+    """The residual stream with what a block leaves, normalized and multiplied where asked for."""
+    if norm is not None and norm_spec is not None:
+        added = rms_norm(added, norm, norm_spec)
+    return residual + (added if multiplier == 1.0 else added * multiplier)
+
+
+def apply_rope(x_thd: Tensor, cos_sin_tr: Tensor, rotary_dim: int) -> Tensor:
+    """Rotate pairs (i, i + R / 2) of the first R elements of each head by its token's angles.
+
+    Args:
+        x_thd: queries or keys, [T, heads, D].
+        cos_sin_tr: rows of the RoPE table for the tokens' positions, [T, R] in x's dtype.
+        rotary_dim: R, at most D.
+    """
+    cos, sin = cos_sin_tr.unsqueeze(1).chunk(2, dim=-1)
+    rotated, rest = x_thd, None
+    if rotary_dim < x_thd.shape[-1]:
+        rotated, rest = x_thd[..., :rotary_dim], x_thd[..., rotary_dim:]
+    first, second = rotated.chunk(2, dim=-1)
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    return torch.cat(parts if rest is None else [*parts, rest], dim=-1)

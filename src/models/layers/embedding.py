@@ -1,0 +1,66 @@
+"""The segments at both ends of a decoder: embedding, final norm and head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.models.layers.linear import capped, linear
+from src.models.layers.norms import NormSpec, rms_norm
+from src.models.weights.methods import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """Factor of the embedding, a number of the model's dtype."""
+
+    multiplier: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """How scores become logits."""
+
+    cap: float | None = None
+    multiplier: float = 1.0
+
+
+class EmbeddingWeights(NamedTuple):
+    """[V, H]."""
+
+    embedding: Tensor
+
+
+class NormWeights(NamedTuple):
+    """[H]."""
+
+    norm: Tensor
+
+
+class HeadWeights(NamedTuple):
+    """[V, H]."""
+
+    head: Weight
+
+
+def embed(spec: EmbeddingSpec, weights: EmbeddingWeights, input_ids: Tensor) -> Tensor:
+    """Token ids int64 [T] to the residual stream [T, H]."""
+    residual = torch.nn.functional.embedding(input_ids, weights.embedding)
+    return residual if spec.multiplier == 1.0 else residual * spec.multiplier
+
+
+def final_norm(spec: NormSpec, weights: NormWeights, residual: Tensor) -> Tensor:
+    """Hidden states [T, H], of the residual stream."""
+    return rms_norm(residual, weights.norm, spec)
+
+
+def head(spec: HeadSpec, weights: HeadWeights, hidden: Tensor) -> Tensor:
+    """Vocabulary scores, float32 [S, V], of selected hidden states [S, H]."""
+    scores = linear(hidden, weights.head)
+    if spec.multiplier != 1.0:
+        scores = scores * spec.multiplier
+    # In the model's dtype, as the reference does.
+    return capped(scores, spec.cap).to(torch.float32)

@@ -1,0 +1,49 @@
+"""The dense gated MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from src.distributed import Group
+from src.models.layers.activations import Activation, gated
+from src.models.layers.attention import add
+from src.models.layers.linear import linear, row_parallel_linear
+from src.models.layers.norms import NormSpec, rms_norm
+from src.models.weights.methods import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class MLPSpec:
+    """The static part of `mlp`; ``norm`` is of what goes in, ``post_norm`` of what is added."""
+
+    norm: NormSpec | None
+    post_norm: NormSpec | None
+    activation: Activation
+    multiplier: float
+    group: Group
+    deterministic: bool
+
+
+class MLPWeights(NamedTuple):
+    """In the model's dtype unless a linear method holds them."""
+
+    norm: Tensor | None  # [H]
+    gate_up_weight: Weight  # [2 I, H], rows: gate, up
+    gate_up_bias: Tensor | None  # [2 I]
+    down_weight: Weight  # [H, I]
+    down_bias: Tensor | None  # [H]
+    post_norm: Tensor | None  # [H]
+
+
+def mlp(spec: MLPSpec, weights: MLPWeights, residual: Tensor) -> Tensor:
+    """The residual stream [T, H] with what the MLP leaves."""
+    normed = residual
+    if spec.norm is not None and weights.norm is not None:
+        normed = rms_norm(residual, weights.norm, spec.norm)
+    gate_up = linear(normed, weights.gate_up_weight, weights.gate_up_bias)
+    inner = gated(gate_up, spec.activation, spec.deterministic)
+    added = row_parallel_linear(inner, weights.down_weight, weights.down_bias, spec.group)
+    return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)

@@ -1,0 +1,46 @@
+"""Root mean square normalization (Zhang and Sennrich 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """How a family normalizes.
+
+    Attributes
+    ----------
+    offset
+        Added to the weight: Gemma's are stored as what they differ from 1 by.
+    scales_wide
+        Whether the weight is multiplied in float32, before the result is rounded to the model's
+        dtype, and not behind it.
+    """
+
+    eps: float
+    offset: float = 0.0
+    scales_wide: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is Llama's: what kernels of attention normalize queries and keys by."""
+        return self.offset == 0.0 and not self.scales_wide
+
+    @property
+    def neutral(self) -> float:
+        """The weight that changes nothing."""
+        return 1.0 - self.offset
+
+
+def rms_norm(x: Tensor, weight: Tensor, spec: NormSpec) -> Tensor:
+    """Normalize over the last dimension, in float32: x [..., N], weight [N], to x's dtype."""
+    wide = x.to(torch.float32)
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + spec.eps)
+    if spec.scales_wide:
+        return (normed * (weight.to(torch.float32) + spec.offset)).to(x.dtype)
+    scale = weight + spec.offset if spec.offset else weight
+    return scale * normed.to(x.dtype)

@@ -1,0 +1,268 @@
+"""A loaded model: its program, its parameters, and the weights of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.core.errors import ModelLoadError
+from src.distributed import Group
+from src.models.builder import ProgramBuilder
+from src.models.config import ModelConfig
+from src.models.program import (
+    HIDDEN,
+    INPUT_IDS,
+    POSITIONS,
+    Call,
+    Function,
+    Mix,
+    Program,
+    run_chain,
+    run_head,
+    run_program,
+)
+from src.models.weights.methods import Formats, Weight
+from src.models.weights.parameters import Parameter, allocate
+from src.ops.attention_spec import AttentionSpec
+from src.ops.linear import fits_strips, to_strips
+
+__all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "LayerKVSpec", "Model", "ModelSpec"]
+
+WriteProgram = Callable[[ProgramBuilder, ModelConfig], None]
+
+
+class LayerKVSpec(NamedTuple):
+    """What one layer keeps per token of context."""
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    # How many tokens a query sees, itself included; None is the whole context.
+    sliding_window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Shape, numerics and placement of a loaded model.
+
+    Attributes
+    ----------
+    max_positions
+        Rows of the RoPE table: no sequence may be longer, in tokens.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Model:
+    """A program with preallocated, fused parameters, of no value yet.
+
+    Attributes:
+        config: the checkpoint's configuration.
+        group: the ranks that hold it.
+        spec: shape, numerics and placement.
+        formats: which linear method holds which parameter.
+        aliases: parameter -> another one whose values it has.
+        program: what is computed.
+        table: every parameter by name; a tied head is the embedding and not among them.
+        weights: parameters, and tables that were computed, by name.
+        bound: per call of the program, the weights that its functions take.
+        mixer_weights: per mixer, the same.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        write: WriteProgram,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_positions: int,
+        group: Group | None = None,
+        deterministic: bool = False,
+        formats: Formats | None = None,
+        rotates_in_op: bool | None = None,
+    ) -> None:
+        builder = ProgramBuilder(
+            dtype=dtype,
+            device=device,
+            max_positions=max_positions,
+            group=group or Group(),
+            deterministic=deterministic,
+            rotates_in_op=device.type == "cuda" if rotates_in_op is None else rotates_in_op,
+        )
+        write(builder, config)
+        self.config = config
+        self.group = builder.group
+        self.spec = ModelSpec(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            max_positions=max_positions,
+            dtype=dtype,
+            device=device,
+        )
+        self.formats = formats or Formats()
+        self.program: Program = builder.program()
+        self.table: dict[str, Parameter] = builder.parameters
+        self.aliases: dict[str, str] = builder.aliases
+        self._buffers = tuple(builder.buffers)
+        self.weights: dict[str, Weight] = {
+            name: make().to(device) for name, make in builder.buffers.items()
+        }
+        for name, of in builder.aliases.items():
+            if self.formats.of("head") is not None:
+                # Made of the other one's values, and held apart.
+                shape, own_dtype = self.table[of].shape, self.table[of].dtype
+                self.table[name] = Parameter(name, shape, "head", (), None, own_dtype)
+        for parameter in self.table.values():
+            self.weights[parameter.name] = self._room_for(parameter)
+        for name, of in builder.aliases.items():
+            self.weights.setdefault(name, self.weights[of])
+        self.bound = [self._resolve(call.weights) for call in self.program.calls]
+        self.mixer_weights = [self._resolve(mixer.weights) for mixer in self.program.mixers]
+        self._users: dict[str, list[Call]] = {}
+        for call in self.program.calls:
+            for name in _names(call.weights):
+                self._users.setdefault(name, []).append(call)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """What runs the program's calls uncompiled."""
+        return (run_chain,) * len(self.program.calls)
+
+    def replace(self, name: str, weight: Weight) -> None:
+        """Put another weight in a parameter's place. Not while a call runs."""
+        self.weights[name] = weight
+        for call in self._users[name]:
+            self.bound[call.slot] = self._resolve(call.weights)
+
+    def lay_out(
+        self,
+        lay_out: Callable[[Tensor], Tensor] = to_strips,
+        *,
+        includes_head: bool = True,
+    ) -> Iterator[None]:
+        """Lay bfloat16 weights of the projections out in strips.
+
+        One matrix with each step of the iterator; between two of them the model can be used. What
+        another method holds, or cannot be cut, stays as it is, and so does an embedding that is
+        also the head.
+
+        Args:
+            lay_out: `ops.linear.to_strips`, or `KernelLibrary.lay_out`, which does it in place.
+            includes_head: whether the head is laid out, too.
+        """
+        for name, parameter in self.table.items():
+            if parameter.kind == "matrix" or (parameter.kind == "head" and includes_head):
+                weight = self.weights[name]
+                if isinstance(weight, Tensor) and fits_strips(weight):
+                    self.replace(name, lay_out(weight))
+                yield
+
+    def forward(
+        self,
+        functions: Sequence[Function],
+        input_ids: Tensor,
+        positions: Tensor,
+        mix: Mix,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, [T, H] or [K, H] in the model's dtype.
+
+        Args:
+            functions: the model's own, or compiled replacements.
+            input_ids: int64 [T], below `vocab_size`.
+            positions: int64 [T], each token's index in its own sequence, below `max_positions`.
+            mix: computes a mixer, see `program.run_program`.
+            kept: int64 [K], the tokens whose hidden states are wanted. None: all.
+        """
+        given = {INPUT_IDS: input_ids, POSITIONS: positions}
+        return run_program(self.program, functions, self.bound, given, mix, kept)
+
+    def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
+        """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
+        return run_head(self.program, functions, self.bound, hidden)
+
+    def call_arguments(self, call: Call, num_tokens: int) -> tuple[Any, ...]:
+        """Arguments of a call, on the model's device, which may be meta.
+
+        Token ids and positions are 0, so that the call can be made; nothing else has a value.
+        """
+        device = self.spec.device
+        tensors = [
+            torch.zeros((num_tokens, *tensor.shape), dtype=tensor.dtype, device=device)
+            if tensor.name in (INPUT_IDS, POSITIONS)
+            else allocate((num_tokens, *tensor.shape), tensor.dtype, device)
+            for tensor in call.inputs
+        ]
+        return (call.chain, self.bound[call.slot], *tensors)
+
+    def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
+        """What each layer keeps per token, in layer order, so that memory is planned by group."""
+        return tuple(
+            LayerKVSpec(spec.num_kv_heads, spec.head_dim, spec.dtype, spec.window)
+            for spec in (mixer.spec for mixer in self.program.mixers)
+        )
+
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """How each layer attends, in layer order."""
+        pairs = zip(self.program.mixers, self.mixer_weights, strict=True)
+        return tuple(mixer.spec.attention(weights) for mixer, weights in pairs)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every distinct tensor of the parameters by name; a tied head is not repeated.
+
+        Of one that a linear method holds they are named ``<parameter>.<field>``.
+        """
+        tensors: dict[str, Tensor] = {}
+        for name, weight in self.weights.items():
+            if name not in self.table:
+                continue
+            if isinstance(weight, Tensor):
+                tensors[name] = weight
+            else:
+                tensors |= {f"{name}.{field}": part for field, part in weight._asdict().items()}
+        return tensors
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The tables that were computed for the model, by name."""
+        named = {name: self.weights[name] for name in self._buffers}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def _room_for(self, parameter: Parameter) -> Weight:
+        method, device = self.formats.of(parameter.kind), self.spec.device
+        if method is None:
+            return allocate(parameter.shape, parameter.dtype, device)
+        meta = torch.device("meta")
+        try:
+            outline = method.make(method.staging(parameter.shape, parameter.dtype, meta))
+        except ValueError as error:
+            raise ModelLoadError(f"{method.name}: {parameter.name}: {error}") from None
+        if isinstance(outline, Tensor):
+            return allocate(outline.shape, outline.dtype, device)
+        return type(outline)(*(allocate(part.shape, part.dtype, device) for part in outline))
+
+    def _resolve(self, weights: Any) -> Any:
+        """Nested tuples of names (or None) with weights in place of names."""
+        if isinstance(weights, str):
+            return self.weights[weights]
+        if not isinstance(weights, tuple):
+            return weights
+        items = [self._resolve(item) for item in weights]
+        return type(weights)(*items) if hasattr(weights, "_fields") else tuple(items)
+
+
+def _names(weights: Any) -> Iterator[str]:
+    if isinstance(weights, str):
+        yield weights
+    elif isinstance(weights, tuple):
+        for item in weights:
+            yield from _names(item)

@@ -1,0 +1,323 @@
+"""A model as a program: a list of segments and mixers over named step tensors.
+
+A *segment* is a pure function of tensors whose rows are the tokens of a step: nothing of one token
+reaches another. A *mixer* is where the tokens of a sequence meet: attention, and later latent
+attention, state spaces, cross attention. It needs memory that outlives a step, so it is the
+engine's business; the program only says where it stands, what it is given and what it leaves.
+
+::
+
+    embed          input_ids                        -> residual
+    attention_in   residual, positions              -> query, key, value
+    [attention]    query, key, value                -> attended
+    attention_out  attended, residual               -> residual
+    mlp            residual                         -> residual
+    ...
+    norm           residual                         -> hidden
+    head           hidden                           -> logits
+
+Segments that follow each other without a mixer between them are fused into one *call*: a `Chain` of
+functions, compiled once per chain and shapes of weights, whatever the depth. `run_program` is the
+interpreter that everything else (compiled calls, graphs, the CPU's single call) must agree with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+INPUT_IDS, POSITIONS, HIDDEN, LOGITS = "input_ids", "positions", "hidden", "logits"
+
+
+class StepTensor(NamedTuple):
+    """A named tensor of a step, [T, *shape]."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One segment's function with its static argument and the names that it reads and writes.
+
+    ``function(spec, weights, *reads)`` returns a tensor, or a tuple of as many as it writes. It is
+    a module's own, and the representation of ``spec`` tells all of it, since both name compiled
+    code in a cache.
+    """
+
+    function: Callable[..., Any]
+    spec: Any
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        name = f"{self.function.__module__}:{self.function.__qualname__}"
+        return f"Link({name}, {self.spec!r}, {self.reads}, {self.writes})"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Functions that run one after another as one call: the static argument of `run_chain`."""
+
+    links: tuple[Link, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The links' functions, in order."""
+        return tuple(link.function for link in self.links)
+
+
+def run_chain(chain: Chain, weights: tuple[Any, ...], *given: Tensor) -> tuple[Tensor, ...]:
+    """Run a call: tensors by the chain's ``reads`` in, those by its ``writes`` out.
+
+    ``weights`` has an entry for each link, whatever nested tuple of tensors its function takes.
+    """
+    tensors = dict(zip(chain.reads, given, strict=True))
+    for link, own in zip(chain.links, weights, strict=True):
+        result = link.function(link.spec, own, *[tensors[name] for name in link.reads])
+        if len(link.writes) == 1:
+            result = (result,)
+        tensors.update(zip(link.writes, result, strict=True))
+    return tuple([tensors[name] for name in chain.writes])
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment as a family writes it.
+
+    Attributes
+    ----------
+    weights
+        Nested tuples with parameters' names (or None) in place of tensors.
+    """
+
+    function: Callable[..., Any]
+    spec: Any
+    weights: Any
+    reads: tuple[str, ...]
+    writes: tuple[StepTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixer:
+    """Where tokens of a sequence meet.
+
+    Attributes
+    ----------
+    kind
+        Selects what computes it: a key of the engine's table of mixers.
+    layer
+        Its number among the mixers: that of its memory.
+    spec
+        What the kind has to be told, the same in every step.
+    weights
+        Nested tuples with parameters' names (or None), for kinds that have weights.
+    """
+
+    kind: str
+    layer: int
+    spec: Any
+    weights: Any
+    reads: tuple[str, ...]
+    writes: StepTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Fused segments.
+
+    Attributes
+    ----------
+    slot
+        Its number among the calls: that of its weights and of its compiled code.
+    weights
+        As of `Segment`, one for each link.
+    """
+
+    slot: int
+    chain: Chain
+    weights: tuple[Any, ...]
+    inputs: tuple[StepTensor, ...]
+
+
+# (mixer, tensors by its `reads`) -> what it leaves
+Mix = Callable[[Mixer, Sequence[Tensor]], Tensor]
+# As `run_chain`.
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+class Program:
+    """The calls and mixers of a model in order, and its head.
+
+    Attributes
+    ----------
+    steps
+        From `INPUT_IDS` and `POSITIONS` to `HIDDEN`.
+    head
+        From `HIDDEN` to `LOGITS`.
+    dead
+        Per step, the names that nobody reads behind it.
+    kept
+        What is read behind the last mixer, but for what that writes.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment | Mixer], head: Segment, inputs: Sequence[StepTensor]
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.steps: tuple[Call | Mixer, ...] = tuple(_fuse(segments, self.inputs))
+        last = {step.name: step for each in segments for step in _writes(each)}[HIDDEN]
+        slot = sum(isinstance(step, Call) for step in self.steps)
+        self.head = _call(slot, [head], {HIDDEN: last}, (LOGITS,))
+        self.last_mixer = max(
+            (i for i, step in enumerate(self.steps) if isinstance(step, Mixer)), default=-1
+        )
+        self.dead = tuple(self._dead(i) for i in range(len(self.steps)))
+        behind = self.steps[self.last_mixer + 1 :]
+        given = {self.mixers[-1].writes.name} if self.mixers else set()
+        self.kept = tuple(sorted(_read_first(behind) - given))
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """All mixers, by their layer."""
+        return tuple(step for step in self.steps if isinstance(step, Mixer))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """All calls, by their slot; the head is the last one."""
+        return (*(step for step in self.steps if isinstance(step, Call)), self.head)
+
+    def _dead(self, index: int) -> tuple[str, ...]:
+        """Names whose value nobody reads behind step ``index``, which reads it."""
+        step = self.steps[index]
+        live = _read_first(self.steps[index + 1 :]) - _written(step)
+        return tuple(name for name in _reads(step) if name not in live)
+
+
+def run_program(
+    program: Program,
+    functions: Sequence[Function],
+    weights: Sequence[tuple[Any, ...]],
+    tensors: Mapping[str, Tensor],
+    mix: Mix,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """Hidden states, [T, H] or [K, H].
+
+    Args:
+        program: what to run.
+        functions: per call, `run_chain` or a compiled replacement.
+        weights: per call.
+        tensors: `INPUT_IDS` int64 [T], `POSITIONS` int64 [T]: each token's index in its sequence.
+        mix: computes a mixer.
+        kept: int64 [K], the tokens whose hidden states are wanted. What the last mixer leaves is of
+            these alone. None: all.
+    """
+    values = dict(tensors)
+    for index, step in enumerate(program.steps):
+        given = [values[name] for name in _reads(step)]
+        # Their memory serves what comes next, in a capture too.
+        for name in program.dead[index]:
+            del values[name]
+        if isinstance(step, Call):
+            results = functions[step.slot](step.chain, weights[step.slot], *given)
+            del given
+            values.update(zip(step.chain.writes, results, strict=True))
+            del results
+            continue
+        values[step.writes.name] = mix(step, given)
+        del given
+        if index == program.last_mixer and kept is not None:
+            if not len(kept):
+                return values[step.writes.name][:0].new_empty(0, *program.head.inputs[0].shape)
+            for name in program.kept:
+                values[name] = values[name][kept]
+    return values[HIDDEN]
+
+
+def run_head(
+    program: Program,
+    functions: Sequence[Function],
+    weights: Sequence[tuple[Any, ...]],
+    hidden: Tensor,
+) -> Tensor:
+    """Vocabulary scores, float32 [S, V], of hidden states [S, H]."""
+    slot = program.head.slot
+    return functions[slot](program.head.chain, weights[slot], hidden)[0]
+
+
+def _reads(step: Segment | Mixer | Call) -> tuple[str, ...]:
+    return step.chain.reads if isinstance(step, Call) else step.reads
+
+
+def _writes(step: Segment | Mixer) -> tuple[StepTensor, ...]:
+    return step.writes if isinstance(step, Segment) else (step.writes,)
+
+
+def _written(step: Segment | Mixer | Call) -> set[str]:
+    if isinstance(step, Call):
+        return set(step.chain.writes)
+    return {tensor.name for tensor in _writes(step)}
+
+
+def _read_first(steps: Sequence[Segment | Mixer | Call]) -> set[str]:
+    """Names whose value before ``steps`` one of them reads, or the end does."""
+    live = {HIDDEN}
+    for step in reversed(steps):
+        live = live - _written(step) | set(_reads(step))
+    return live
+
+
+def _fuse(segments: Sequence[Segment | Mixer], inputs: Sequence[StepTensor]) -> list[Call | Mixer]:
+    known = {tensor.name: tensor for tensor in inputs}
+    steps: list[Call | Mixer] = []
+    run: list[Segment] = []
+    slot = 0
+
+    def close(index: int) -> None:
+        nonlocal slot, run
+        if run:
+            live = _read_first(segments[index:])
+            names = dict.fromkeys(t.name for each in run for t in each.writes)
+            steps.append(_call(slot, run, known, tuple(name for name in names if name in live)))
+            known.update({t.name: t for each in run for t in each.writes})
+            slot, run = slot + 1, []
+
+    for index, step in enumerate(segments):
+        if isinstance(step, Segment):
+            run.append(step)
+            continue
+        close(index)
+        steps.append(step)
+        known[step.writes.name] = step.writes
+    close(len(segments))
+    return steps
+
+
+def _call(
+    slot: int, run: Sequence[Segment], known: Mapping[str, StepTensor], writes: tuple[str, ...]
+) -> Call:
+    reads: dict[str, None] = {}
+    written: set[str] = set()
+    for each in run:
+        reads.update(dict.fromkeys(name for name in each.reads if name not in written))
+        written |= {tensor.name for tensor in each.writes}
+    if unknown := [name for name in reads if name not in known]:
+        raise ValueError(f"{run[0].function.__name__} reads {unknown}, which nobody writes")
+    links = tuple(
+        Link(each.function, each.spec, each.reads, tuple(t.name for t in each.writes))
+        for each in run
+    )
+    return Call(
+        slot,
+        Chain(links, tuple(reads), writes),
+        tuple(each.weights for each in run),
+        tuple(known[name] for name in reads),
+    )

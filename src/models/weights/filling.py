@@ -1,0 +1,246 @@
+"""Reads a checkpoint's tensors to where a model's parameters want them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.core.errors import ModelLoadError
+from src.models.model import Model
+from src.models.weights.checkpoint import StoredTensor, TensorReader
+from src.models.weights.parameters import Parameter, Placement, own_part, stored_shape, view_of
+
+# Buffers that older checkpoints saved and that are computed here.
+_HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
+_NAMES_SHOWN = 4
+_WEIGHT = "weight"
+
+
+class _Read(NamedTuple):
+    """One tensor of a checkpoint on its way to a view of a parameter, or of what it is made of."""
+
+    stored: str
+    view: Tensor
+    placement: Placement
+
+
+def stored_names(model: Model, parameter: Parameter) -> Iterator[str]:
+    """Names of the checkpoint's tensors that a parameter is made of."""
+    method = model.formats.of(parameter.kind)
+    for placement in parameter.placements:
+        for kind in (_WEIGHT,) if method is None else method.stored:
+            yield _name(placement, kind)
+
+
+def _name(placement: Placement, kind: str) -> str:
+    """Of what a format keeps of a matrix ``....weight``: ``....qweight``, say."""
+    name = placement.tensor
+    return name if kind == _WEIGHT else name.removesuffix(_WEIGHT) + kind
+
+
+def _parts(model: Model, parameter: Parameter) -> dict[str, Tensor]:
+    """What is read into: the parameter itself, or what its method makes it of."""
+    method = model.formats.of(parameter.kind)
+    if method is None:
+        weight = model.weights[parameter.name]
+        assert isinstance(weight, Tensor)
+        return {_WEIGHT: weight}
+    return method.staging(parameter.shape, parameter.dtype, model.spec.device)
+
+
+def _reads(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> Iterator[_Read]:
+    method = model.formats.of(parameter.kind)
+    for placement in parameter.placements:
+        for kind, part in parts.items():
+            if method is None:
+                view = view_of(part, placement)
+            else:
+                view = method.place(part, kind, placement.index)
+            yield _Read(_name(placement, kind), view, placement)
+
+
+def check_tensors(
+    path: Path, stored: dict[str, StoredTensor], model: Model, passed_over: set[str]
+) -> None:
+    """Refuse a checkpoint whose tensors are not exactly the model's.
+
+    Args:
+        path: of the checkpoint, for messages.
+        stored: its tensors.
+        model: whose parameters they are for.
+        passed_over: names that may be there and are not read.
+
+    Raises:
+        ModelLoadError: naming the missing, unexpected or mis-shaped tensors.
+    """
+    meta = torch.device("meta")
+    reads: list[_Read] = []
+    for parameter in model.table.values():
+        method = model.formats.of(parameter.kind)
+        parts = (
+            {_WEIGHT: torch.empty(parameter.shape, dtype=parameter.dtype, device=meta)}
+            if method is None
+            else method.staging(parameter.shape, parameter.dtype, meta)
+        )
+        reads += _reads(model, parameter, parts)
+    wanted = {read.stored for read in reads}
+    faults = []
+    if missing := [read.stored for read in reads if read.stored not in stored]:
+        faults.append("missing: " + _listed(missing))
+    harmless = {name for name in stored if _HARMLESS.search(name)} | passed_over
+    if unexpected := [name for name in stored if name not in wanted | harmless]:
+        faults.append("unexpected: " + _listed(unexpected))
+    mis_shaped = []
+    for read in reads:
+        shape = stored_shape(read.view, read.placement, model.group.size)
+        if read.stored in stored and shape not in (None, stored[read.stored].shape):
+            got = list(stored[read.stored].shape)
+            mis_shaped.append(f"{read.stored} (expected {list(shape or ())}, got {got})")
+    if mis_shaped:
+        faults.append("mis-shaped: " + _listed(mis_shaped))
+    if faults:
+        raise ModelLoadError(f"{path} does not fit its config.json; tensors {'; '.join(faults)}")
+
+
+def fill(
+    model: Model,
+    stored: dict[str, StoredTensor],
+    on_bytes: Callable[[int], None],
+    before_each: Callable[[], None],
+) -> None:
+    """Read every parameter, about in the order in which the files hold them, on a few threads.
+
+    What a linear method makes a weight of lives from the first read of it to when it is made, and
+    only a few at a time do.
+
+    Args:
+        model: is filled.
+        stored: the checkpoint's tensors.
+        on_bytes: called with the number of bytes after each piece, from any thread.
+        before_each: called before a method makes a weight, in this thread.
+
+    Raises:
+        ModelLoadError: the first failure; other reads stop at their next piece.
+    """
+    reader = _Reader(stored, on_bytes, model.group.rank, model.group.size)
+    with ThreadPoolExecutor(reader_threads(), thread_name_prefix="load") as pool:
+        staged: deque[tuple[Parameter, dict[str, Tensor], list[Future[None]]]] = deque()
+        direct: list[Future[None]] = []
+
+        def make_next() -> None:
+            parameter, parts, reads = staged.popleft()
+            reader.finish(reads, pool)
+            before_each()
+            make(model, parameter, parts)
+
+        for parameter in _in_file_order(model, stored):
+            parts = _parts(model, parameter)
+            reads = [pool.submit(reader.read, read) for read in _reads(model, parameter, parts)]
+            if model.formats.of(parameter.kind) is None:
+                direct += reads
+            else:
+                staged.append((parameter, parts, reads))
+            del parts, reads
+            if len(staged) > reader_threads():
+                make_next()
+        while staged:
+            make_next()
+        reader.finish(direct, pool)
+    make_aliases(model, before_each)
+
+
+def make_aliases(model: Model, before_each: Callable[[], None]) -> None:
+    """Make the weights that are another parameter's in another format."""
+    for name, of in model.aliases.items():
+        if name in model.table:
+            before_each()
+            source = model.weights[of]
+            assert isinstance(source, Tensor)
+            make(model, model.table[name], {_WEIGHT: source})
+
+
+def make(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> None:
+    """Have a parameter's method make its weight.
+
+    Raises:
+        ModelLoadError: it cannot.
+    """
+    method = model.formats.of(parameter.kind)
+    assert method is not None
+    try:
+        weight = method.make(parts)
+    except ValueError as error:
+        raise ModelLoadError(f"{method.name}: {parameter.name}: {error}") from None
+    model.replace(parameter.name, weight)
+
+
+def _in_file_order(model: Model, stored: dict[str, StoredTensor]) -> list[Parameter]:
+    def place(parameter: Parameter) -> tuple[Path, int]:
+        first = stored[next(stored_names(model, parameter))]
+        return first.file, first.offset
+
+    return sorted((each for each in model.table.values() if each.placements), key=place)
+
+
+class _Reader:
+    """Reads tensors on any thread, until one fails."""
+
+    def __init__(
+        self,
+        stored: dict[str, StoredTensor],
+        on_bytes: Callable[[int], None],
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._stored = stored
+        self._on_bytes = on_bytes
+        self._rank, self._world_size = rank, world_size
+        self._stop, self._local = threading.Event(), threading.local()
+
+    def read(self, read: _Read) -> None:
+        """Fill a view; what has to be cut or transformed is read whole first."""
+        if not hasattr(self._local, "reader"):
+            self._local.reader = TensorReader(self._checked)
+        reader: TensorReader = self._local.reader
+        stored, placement, view = self._stored[read.stored], read.placement, read.view
+        is_cut = placement.shard is not None and self._world_size > 1
+        if placement.transform is None and not is_cut and view.is_contiguous():
+            reader.read(stored, view)
+            return
+        whole = torch.empty(stored.shape, dtype=view.dtype)
+        reader.read(stored, whole)
+        part = own_part(whole, placement, self._rank, self._world_size)
+        view.copy_(part if placement.transform is None else placement.transform(part))
+
+    def finish(self, reads: list[Future[None]], pool: ThreadPoolExecutor) -> None:
+        """Wait for some reads; where one fails, stop the others and raise what it raised."""
+        done, _ = wait(reads, return_when=FIRST_EXCEPTION)
+        failed = next((f for f in done if f.exception() is not None), None)
+        if failed is not None:
+            self._stop.set()
+            pool.shutdown(cancel_futures=True)
+            failed.result()
+
+    def _checked(self, count: int) -> None:
+        if self._stop.is_set():
+            raise ModelLoadError("stopped, since another tensor could not be read")
+        self._on_bytes(count)
+
+
+def reader_threads() -> int:
+    """Threads that read and cast: enough to keep a disk busy, 2 to 8."""
+    return min(8, max(2, os.cpu_count() or 2))
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

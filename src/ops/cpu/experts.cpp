@@ -1,0 +1,288 @@
+// A mixture of experts: tokens ordered by expert, and each expert multiplied by its tokens together.
+//
+// Two passes over what tokens and experts there are, gate and up with the activation, then down, and a
+// sum of each token's results in its own order. A pass is cut into items: some of an expert's tokens
+// against some of its rows, which are a linear layer of one thread (linear.cpp), whatever the weights
+// are held in. A row's sums there do not depend on how rows and tokens are cut, so a token's result
+// does not depend on its company. Of experts that nobody chose nothing is read.
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+#include "abi.h"
+#include "parallel.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t kItemTokens = 256, kItemRows = 512;  // at most
+constexpr int64_t kItemsPerThread = 8;                 // about, so that threads end together
+constexpr int64_t kScratchBytes = 64 << 20;  // for what tokens become on the way; more come in turns
+constexpr double kBytesPerMicrosecond = 20e3;    // of weights, by one thread
+constexpr double kProductsPerMicrosecond = 50e3;
+constexpr double kMovedPerMicrosecond = 4e3;  // elements
+
+// The matrices of all experts: gate and up, or down.
+struct Matrices {
+  const char* weight;
+  const float* scales;
+  int64_t inputs, outputs, kind, group;
+
+  bool in_strips() const {
+    return kind == kBFloat16Strips || kind == kInt8Strips || kind == kInt4Strips;
+  }
+  int64_t row_bytes() const {
+    switch (kind) {
+      case kInt4: case kInt4Strips: return inputs / 2;
+      case kInt8: case kInt8Strips: return inputs;
+      case kFloat32: return inputs * 4;
+      default: return inputs * 2;
+    }
+  }
+  int64_t held_rows() const {
+    return in_strips() ? (outputs + kStripOutputs - 1) / kStripOutputs * kStripOutputs : outputs;
+  }
+  int64_t row_scales() const {
+    if (kind == kInt8 || kind == kInt8Strips) return 1;
+    return kind == kInt4 || kind == kInt4Strips ? inputs / group : 0;
+  }
+
+  // Rows [row, row + rows) of an expert, as a layer; of those in strips, whole strips but for the last.
+  LinearArgs rows_of(int64_t expert, int64_t row, int64_t rows) const {
+    LinearArgs args{};
+    args.weight = weight + (expert * held_rows() + row) * row_bytes();
+    args.scales = scales + (expert * outputs + row) * row_scales();
+    args.inputs = inputs, args.outputs = rows;
+    args.kind = kind, args.group = group, args.threads = 1;
+    return args;
+  }
+};
+
+// Some of an expert's tokens, as they are ordered, against some of its rows.
+struct Item {
+  int64_t expert, first, tokens, row, rows;
+};
+
+// x / (1 + exp(-y)): silu with y = x, and gelu's approximation by tanh with another y.
+inline vf gated(vf x, int64_t activation) {
+  vf y = x;
+  if (activation == kGeluTanh) y = (x + x * x * x * 0.044715f) * 1.5957691216057308f;
+  const vf bounded = -y < 80.0f ? -y : splat(80.0f);
+  return x / (exponential(bounded) + 1.0f);
+}
+
+// A vector of memory that is not filled before it is written to.
+template <class T>
+T* room(std::vector<T>& memory, int64_t count) {
+  if (int64_t(memory.size()) < count) memory.resize(size_t(count));
+  return memory.data();
+}
+
+template <class T>
+class Experts {
+ public:
+  explicit Experts(const ExpertsArgs& args)
+      : a(args),
+        gate_up{static_cast<const char*>(a.gate_up), a.gate_up_scales, a.hidden,
+                2 * a.intermediate, a.gate_up_kind, a.gate_up_group},
+        down{static_cast<const char*>(a.down), a.down_scales, a.intermediate, a.hidden, a.down_kind,
+             a.down_group} {}
+
+  Status run() {
+    if (gate_up.in_strips() && a.intermediate % kStripOutputs) return kBadShape;
+    const int64_t of_a_token =
+        std::max<int64_t>(1, a.chosen * (2 * a.hidden + a.intermediate) * int64_t(sizeof(T)));
+    const int64_t most = std::max(kItemTokens, kScratchBytes / of_a_token);
+    const int64_t turns = (a.tokens + most - 1) / most;
+    for (int64_t turn = 0; turn < turns; ++turn) {
+      run_some(a.tokens * turn / turns, a.tokens * (turn + 1) / turns);
+    }
+    return Status(failed.load());
+  }
+
+ private:
+  bool is_expert(int64_t id) const { return id >= 0 && id < a.experts; }
+
+  // Tokens [begin, end).
+  void run_some(int64_t begin, int64_t end) {
+    order(begin, end);
+    const int64_t pairs = int64_t(ordered.size()), places = (end - begin) * a.chosen;
+    thread_local std::vector<T> inputs_memory, activated_memory, results_memory;
+    inputs = room(inputs_memory, pairs * a.hidden);
+    activated = room(activated_memory, pairs * a.intermediate);
+    results = room(results_memory, places * a.hidden);
+    spread(pairs, double(pairs * a.hidden), [&](int64_t i) {
+      const T* from = static_cast<const T*>(a.x) + (begin + ordered[i] / a.chosen) * a.x_stride;
+      std::memcpy(inputs + i * a.hidden, from, size_t(a.hidden) * sizeof(T));
+    });
+    over_items(a.intermediate, 2, gate_up, [&](const Item& item) { project(item); });
+    over_items(a.hidden, 1, down, [&](const Item& item) { project_down(item); });
+    spread(end - begin, double(places * a.hidden), [&](int64_t i) { combine(begin, i); });
+  }
+
+  // Calls run(0) to run(count - 1), which move so many elements.
+  template <class Run>
+  void spread(int64_t count, double elements, const Run& run) const {
+    const int64_t parts = worthwhile_parts(a.threads, elements / kMovedPerMicrosecond, count);
+    parallel(a.threads, parts, [&](int64_t part) {
+      for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i) run(i);
+    });
+  }
+
+  // Pairs of a token and one of its experts, by expert and then by token: a counting sort.
+  void order(int64_t begin, int64_t end) {
+    const int64_t* ids = a.ids + begin * a.chosen;
+    const int64_t places = (end - begin) * a.chosen;
+    starts.assign(size_t(a.experts + 1), 0);
+    for (int64_t i = 0; i < places; ++i) starts[is_expert(ids[i]) ? ids[i] + 1 : 0] += 1;
+    starts[0] = 0;
+    for (int64_t i = 0; i < a.experts; ++i) starts[i + 1] += starts[i];
+    std::vector<int64_t> next(starts.begin(), starts.end() - 1);
+    ordered.resize(size_t(starts[a.experts]));
+    for (int64_t i = 0; i < places; ++i) {
+      if (is_expert(ids[i])) ordered[size_t(next[ids[i]]++)] = i;
+    }
+  }
+
+  // What some tokens of an expert cost one thread, in microseconds.
+  static double cost(const Matrices& matrices, int64_t tokens) {
+    const double cells = double(matrices.outputs * matrices.inputs);
+    return std::max(double(matrices.row_bytes() * matrices.outputs) / kBytesPerMicrosecond,
+                    cells * double(tokens) / kProductsPerMicrosecond);
+  }
+
+  // Calls run(item) for every token and `rows` of its expert, as they lie in memory.
+  template <class Run>
+  void over_items(int64_t rows, int64_t times, const Matrices& matrices, const Run& run) {
+    double work = 0;
+    for (int64_t e = 0; e < a.experts; ++e) {
+      if (starts[e + 1] > starts[e]) work += cost(matrices, starts[e + 1] - starts[e]);
+    }
+    const double piece = work / double(kItemsPerThread * a.threads);
+    const int64_t strips = (rows + kStripOutputs - 1) / kStripOutputs;
+    items.clear();
+    for (int64_t e = 0; e < a.experts; ++e) {
+      const int64_t first = starts[e], tokens = starts[e + 1] - first;
+      if (tokens == 0) continue;
+      const int64_t ranges = (tokens + kItemTokens - 1) / kItemTokens;
+      const int64_t fewest = (rows + kItemRows - 1) / kItemRows;
+      const int64_t wanted = int64_t(cost(matrices, tokens) / piece + 0.5) / ranges;
+      const int64_t pieces = std::clamp(wanted, fewest, strips);
+      for (int64_t i = 0; i < pieces * ranges; ++i) {
+        const int64_t range = i % ranges, from = tokens * range / ranges;
+        const int64_t row = strips * (i / ranges) / pieces * kStripOutputs;
+        const int64_t next = strips * (i / ranges + 1) / pieces * kStripOutputs;
+        items.push_back({e, first + from, tokens * (range + 1) / ranges - from, row,
+                         std::min(rows, next) - row});
+      }
+    }
+    const int64_t count = int64_t(items.size());
+    const int64_t parts = worthwhile_parts(a.threads, work, count) > 1 ? count : 1;
+    parallel_along(a.threads, parts, [&](int64_t part) {
+      for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i) run(items[i]);
+    });
+  }
+
+  // Tokens of an item, which lie at `x`, by rows of its expert: [tokens, rows].
+  void multiply(LinearArgs args, const Item& item, const T* x, T* out) {
+    args.x = x + item.first * args.inputs;
+    args.x_stride = args.inputs;
+    args.out = out;
+    args.tokens = item.tokens;
+    args.dtype = a.dtype;
+    const int status = slipstream_linear(&args);
+    if (status == kOutOfMemory) throw std::bad_alloc();
+    if (status != kOk) failed.store(status, std::memory_order_relaxed);
+  }
+
+  // Gates and ups of an item, joined.
+  void project(const Item& item) {
+    thread_local std::vector<T> memory;
+    const int64_t count = item.tokens * item.rows;
+    T* const gates = room(memory, 2 * count);
+    T* const ups = gates + count;
+    multiply(gate_up.rows_of(item.expert, item.row, item.rows), item, inputs, gates);
+    multiply(gate_up.rows_of(item.expert, a.intermediate + item.row, item.rows), item, inputs, ups);
+    for (int64_t t = 0; t < item.tokens; ++t) {
+      T* const to = activated + (item.first + t) * a.intermediate + item.row;
+      const T *gate = gates + t * item.rows, *up = ups + t * item.rows;
+      for (int64_t i = 0; i < item.rows; i += W) {
+        const int64_t some = std::min<int64_t>(W, item.rows - i);
+        float wide[W];
+        T narrow[W];
+        const vf g = some == W ? load(gate + i) : load_some(gate + i, some);
+        const vf u = some == W ? load(up + i) : load_some(up + i, some);
+        store(wide, gated(g, a.activation) * u);
+        from_floats(wide, narrow);
+        std::memcpy(to + i, narrow, size_t(some) * sizeof(T));
+      }
+    }
+  }
+
+  void project_down(const Item& item) {
+    thread_local std::vector<T> memory;
+    T* const outs = room(memory, item.tokens * item.rows);
+    multiply(down.rows_of(item.expert, item.row, item.rows), item, activated, outs);
+    for (int64_t t = 0; t < item.tokens; ++t) {
+      std::memcpy(results + ordered[size_t(item.first + t)] * a.hidden + item.row,
+                  outs + t * item.rows, size_t(item.rows) * sizeof(T));
+    }
+  }
+
+  // The i-th of the tokens from `begin` on.
+  void combine(int64_t begin, int64_t i) const {
+    const int64_t first = (begin + i) * a.chosen;
+    const T* from = results + i * a.chosen * a.hidden;
+    T* const to = static_cast<T*>(a.out) + (begin + i) * a.hidden;
+    for (int64_t h = 0; h < a.hidden; h += W) {
+      const int64_t some = std::min<int64_t>(W, a.hidden - h);
+      vf sums = {};
+      for (int64_t j = 0; j < a.chosen; ++j) {
+        if (!is_expert(a.ids[first + j])) continue;
+        const T* result = from + j * a.hidden + h;
+        sums += (some == W ? load(result) : load_some(result, some)) * a.weights[first + j];
+      }
+      float wide[W];
+      T narrow[W];
+      store(wide, sums);
+      from_floats(wide, narrow);
+      std::memcpy(to + h, narrow, size_t(some) * sizeof(T));
+    }
+  }
+
+  const ExpertsArgs& a;
+  const Matrices gate_up, down;
+  std::vector<int64_t> starts;   // [experts + 1] of `ordered`
+  std::vector<int64_t> ordered;  // a pair's place among [tokens, chosen]
+  std::vector<Item> items;
+  T *inputs, *activated;  // [pairs, hidden], [pairs, intermediate], as ordered
+  T* results;             // [tokens, chosen, hidden]
+  std::atomic<int> failed{kOk};
+};
+
+template <class T>
+Status run(const ExpertsArgs& a) {
+  return Experts<T>(a).run();
+}
+
+}  // namespace
+
+SLIPSTREAM_EXPORT int slipstream_experts(const ExpertsArgs* args) {
+  const ExpertsArgs& a = *args;
+  if (a.tokens < 0 || a.hidden < 1 || a.intermediate < 1 || a.experts < 1 || a.chosen < 0 ||
+      a.threads < 1 || a.activation < kSilu || a.activation > kGeluTanh) {
+    return kBadShape;
+  }
+  try {
+    switch (a.dtype) {
+      case kFloat32: return run<float>(a);
+      case kBFloat16: return run<bf16>(a);
+      case kFloat16: return run<f16>(a);
+      default: return kBadShape;
+    }
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  }
+}

@@ -1,0 +1,178 @@
+"""Calls of the kernels that multiply by weights, in whatever these are held."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
+from src.ops.experts import reference as reference_experts
+from src.ops.linear import INT4_RUN, STRIP, num_outputs
+from src.ops.linear import reference as reference_linear
+
+_LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
+_EXPERTS = struct.Struct("@8P13q").pack  # ExpertsArgs
+KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
+STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
+_VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
+
+
+def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
+    function: Any = library.slipstream_linear
+    function.argtypes = (ctypes.c_char_p,)
+
+    def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+        tokens, inputs = x.shape
+        outputs = num_outputs(weight, scales)
+        row_stride, stride = x.stride()
+        if scales is not None and inputs % INT4_RUN:
+            return reference_linear(x, weight, scales, bias)
+        if weight.dim() == 3:
+            _check_strips(weight, scales, inputs, outputs)
+        group = 0 if scales is None or scales.dim() == 1 else inputs // scales.shape[1]
+        if not (
+            stride == 1
+            and weight.is_contiguous()
+            and (weight.dtype == x.dtype if scales is None else scales.is_contiguous())
+            and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
+        ):
+            raise ValueError(
+                "expected x with contiguous last dimension, contiguous weights, scales and "
+                f"bias, and what is not quantized in x's dtype; got x "
+                f"{tuple(x.shape)} {x.stride()} {x.dtype}, weight {tuple(weight.shape)} "
+                f"{weight.dtype}"
+            )
+        out = x.new_empty((tokens, outputs))
+        status = function(
+            _LINEAR(
+                x.data_ptr(),
+                weight.data_ptr(),
+                0 if scales is None else scales.data_ptr(),
+                0 if bias is None else bias.data_ptr(),
+                out.data_ptr(),
+                tokens,
+                inputs,
+                outputs,
+                row_stride,
+                DTYPES[x.dtype],
+                (KINDS if weight.dim() == 2 else STRIPS)[weight.dtype],
+                group,
+                kernel_threads(),
+            )
+        )
+        if status:
+            raise_status(status)
+        return out
+
+    return linear
+
+
+def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
+    function: Any = library.slipstream_experts
+    function.argtypes = (ctypes.c_char_p,)
+
+    def experts(
+        hidden: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        gate_up_scales: Tensor | None,
+        down_scales: Tensor | None,
+        activation: int,
+        deterministic: bool,  # it always is
+    ) -> Tensor:
+        tokens, size = hidden.shape
+        count, chosen = len(gate_up), ids.shape[1]
+        intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
+        scales = (gate_up_scales, down_scales)
+        if gate_up_scales is not None and (size % INT4_RUN or intermediate % INT4_RUN):
+            return reference_experts(
+                *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
+                *(activation, deterministic),
+            )
+        kinds = (
+            *_kind_and_group(gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype),
+            *_kind_and_group(down, down_scales, intermediate, size, hidden.dtype),
+        )
+        if not (
+            hidden.stride()[1] == 1
+            and len(down) == count
+            and _outputs_of_experts(down, down_scales) == size
+            and weights.shape == ids.shape == (tokens, chosen)
+            and weights.dtype == torch.float32
+            and ids.dtype == torch.int64
+            and weights.is_contiguous()
+            and ids.is_contiguous()
+        ):
+            raise ValueError(
+                "expected hidden [T, H] with contiguous last dimension, down of as many experts as "
+                "gate_up, and contiguous float32 weights and int64 ids, both [T, k]; got hidden "
+                f"{tuple(hidden.shape)} {hidden.stride()}, gate_up {tuple(gate_up.shape)}, down "
+                f"{tuple(down.shape)}, weights {tuple(weights.shape)} {weights.dtype}, ids "
+                f"{tuple(ids.shape)} {ids.dtype}"
+            )
+        out = hidden.new_empty((tokens, size))
+        status = function(
+            _EXPERTS(
+                *(hidden.data_ptr(), gate_up.data_ptr(), down.data_ptr()),
+                *(0 if each is None else each.data_ptr() for each in scales),
+                *(weights.data_ptr(), ids.data_ptr(), out.data_ptr()),
+                *(tokens, size, intermediate, count, chosen, hidden.stride()[0]),
+                *(DTYPES[hidden.dtype], *kinds, activation, kernel_threads()),
+            )
+        )
+        if status:
+            raise_status(status)
+        return out
+
+    return experts
+
+
+def _outputs_of_experts(weight: Tensor, scales: Tensor | None) -> int:
+    return num_outputs(weight[0], None if scales is None else scales[0])
+
+
+def _kind_and_group(
+    weight: Tensor, scales: Tensor | None, inputs: int, outputs: int, dtype: torch.dtype
+) -> tuple[int, int]:
+    """Of experts' weights [E, ...] as LinearArgs has it of one of them.
+
+    Raises
+        ValueError: They cannot be multiplied by so many inputs of this dtype.
+    """
+    one = weight[0]
+    if one.dim() == 3:
+        _check_strips(one, None if scales is None else scales[0], inputs, outputs)
+        expected = one.shape
+    else:
+        expected = torch.Size((outputs, inputs // 2 if one.dtype == torch.uint8 else inputs))
+    if (
+        one.shape != expected
+        or not weight.is_contiguous()
+        or (scales is None and one.dtype != dtype)
+        or (scales is not None and not scales.is_contiguous())
+    ):
+        raise ValueError(
+            f"expected contiguous experts of {inputs} inputs and {outputs} outputs, and what is "
+            f"not quantized in {dtype}; got {tuple(weight.shape)} of {weight.dtype}"
+        )
+    kind = (KINDS if one.dim() == 2 else STRIPS)[one.dtype]
+    return kind, 0 if scales is None or scales.dim() == 2 else inputs // scales.shape[2]
+
+
+def _check_strips(weight: Tensor, scales: Tensor | None, inputs: int, outputs: int) -> None:
+    values = _VALUES_OF_A_SLICE.get(weight.dtype, 0)
+    if not values or inputs % values or (scales is None) != (weight.dtype == torch.bfloat16):
+        raise ValueError(f"no strips are of {weight.dtype}, {inputs} inputs, and scales {scales}")
+    expected = (-(-outputs // STRIP), inputs // values, STRIP * 4 // weight.element_size())
+    if weight.shape != expected:
+        raise ValueError(
+            f"expected weights in strips {expected} for {inputs} inputs and {outputs} outputs, got "
+            f"{tuple(weight.shape)}"
+        )

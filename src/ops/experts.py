@@ -1,0 +1,314 @@
+"""`experts`: the feed-forward layers of a mixture of experts, each token through its own few.
+
+A token meets k of E experts, and of the others' weights nothing is read: one token costs what
+reading k experts costs, and many tokens cost what E dense layers do. So pairs of a token and an
+expert are ordered by expert, each expert is multiplied by its tokens together, and a token's k
+results are summed in its own order. Nothing is added atomically: sums have one order.
+Who is whose is decided before, by [`route`][src.ops.routing.route].
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from src.ops.declaration import Cost, Op
+from src.ops.linear import STRIP, fits_strips, num_outputs, to_quantized_strips, to_strips
+from src.ops.linear import reference as reference_linear
+
+ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
+"""Of the gate, by the number that kernels know it by."""
+
+
+def activate(projected: Tensor, activation: int) -> Tensor:
+    """`act(gate) * up` of [P, 2 I], gates first: computed in float32 and rounded once, [P, I]."""
+    gate, up = projected.float().chunk(2, dim=-1)
+    if activation == ACTIVATIONS["silu"]:
+        gate = functional.silu(gate)
+    else:
+        gate = functional.gelu(gate, approximate="tanh")
+    return (gate * up).to(projected.dtype)
+
+
+def reference(
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up_scales: Tensor | None,
+    down_scales: Tensor | None,
+    activation: int,
+    deterministic: bool,
+) -> Tensor:
+    """See [`experts`][src.ops.experts.experts]."""
+    results = hidden.new_zeros((*ids.shape, hidden.shape[1]))  # [T, k, H]
+    for expert in ids.unique().tolist():
+        if not 0 <= expert < len(gate_up):
+            continue
+        tokens, slots = (ids == expert).nonzero(as_tuple=True)
+        projected = reference_linear(
+            hidden[tokens], gate_up[expert], _of(gate_up_scales, expert), None
+        )
+        results[tokens, slots] = reference_linear(
+            activate(projected, activation), down[expert], _of(down_scales, expert), None
+        )
+    return combine(results, weights, ids, len(gate_up))
+
+
+def _of(scales: Tensor | None, expert: int) -> Tensor | None:
+    return None if scales is None else scales[expert]
+
+
+def combine(results: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> Tensor:
+    """Sum a token's results [T, k, H] by its weights, in float32, and round once: [T, H]."""
+    is_someone = ((ids >= 0) & (ids < num_experts))[:, :, None]
+    # Not a product with 0: what is nobody's may be NaN.
+    weighted = torch.where(is_someone, results.float() * weights[:, :, None], 0.0)
+    return weighted.sum(dim=1).to(results.dtype)
+
+
+def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Pairs of a token and an expert, in the order of experts and then of tokens.
+
+    Nothing here waits for a device, and no size depends on what was chosen.
+
+    Returns
+        The places of the pairs among ids [T, k], [T * k] int64, with those of no expert last; and
+        where each expert's pairs end, [E] int32.
+    """
+    is_someone = (ids >= 0) & (ids < num_experts)
+    owners, order = ids.where(is_someone, num_experts).flatten().sort(stable=True)
+    bounds = torch.arange(1, num_experts + 1, device=ids.device)
+    return order, torch.searchsorted(owners, bounds, out_int32=True)
+
+
+def grouped(
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    activation: int = ACTIVATIONS["silu"],
+) -> Tensor:
+    """The same by torch's grouped product, for rows of weights that are not quantized.
+
+    No size depends on data, so nothing waits for a device.
+    """
+    tokens, k = ids.shape
+    experts = len(gate_up)
+    order, ends = sort_by_expert(ids, experts)
+    x = hidden[order // k]  # [P, H]
+    projected = functional.grouped_mm(x, gate_up.transpose(1, 2), offs=ends)
+    results = functional.grouped_mm(
+        activate(projected, activation), down.transpose(1, 2), offs=ends
+    )
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(tokens * k, device=ids.device))
+    return combine(results[place].view(tokens, k, -1), weights, ids, experts)
+
+
+def _fake(
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up_scales: Tensor | None,
+    down_scales: Tensor | None,
+    activation: int,
+    deterministic: bool,
+) -> Tensor:
+    return hidden.new_empty(hidden.shape)
+
+
+_STRIPS_OF = "strips of "
+
+
+def _matrices(
+    count: int, outputs: int, inputs: int, dtype: torch.dtype, weight: str, random: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    kind = weight.removeprefix(_STRIPS_OF)
+    if kind == "same":
+        rows = (torch.randn(count, outputs, inputs, generator=random) * inputs**-0.5).to(dtype)
+        if kind == weight:
+            return rows, None
+        return torch.stack([to_strips(each) for each in rows]), None
+    if kind != "int8":
+        raise ValueError(f"no test has weights that are {weight}")
+    shape = (count, outputs, inputs)
+    values = torch.randint(-127, 128, shape, generator=random, dtype=torch.int8)
+    scales = (torch.rand(count, outputs, generator=random) + 0.1) / 64 * inputs**-0.5
+    if kind == weight:
+        return values, scales
+    strips = [to_quantized_strips(*each)[0] for each in zip(values, scales, strict=True)]
+    return torch.stack(strips), scales
+
+
+def _build(
+    device: str,
+    *,
+    tokens: int,
+    experts: int,
+    chosen: int,
+    hidden: int,
+    intermediate: int,
+    dtype: torch.dtype = torch.float32,
+    weight: str = "same",
+    padding: int = 0,
+    activation: str = "silu",
+    deterministic: bool = False,
+    seed: int = 0,
+) -> tuple[Any, ...]:
+    """Random values; `weight` is `same` (as hidden), `int8`, or `strips of` these.
+
+    Experts that nobody chose are NaN, and so is all of the last `padding` tokens, whose experts are
+    none: -1, or a number too large.
+    """
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, hidden, generator=random).to(dtype)
+    scores = torch.randn(tokens, experts, generator=random)
+    scores[:, : experts // 4] -= 100.0  # Few or none choose these.
+    weights, ids = scores.softmax(dim=-1).topk(chosen, dim=-1)
+    if padding:
+        x[-padding:], weights[-padding:], ids[-padding:] = torch.nan, torch.nan, -1
+        ids[-1] = experts
+    gate_up, gate_up_scales = _matrices(experts, 2 * intermediate, hidden, dtype, weight, random)
+    down, down_scales = _matrices(experts, hidden, intermediate, dtype, weight, random)
+    for held, scales in ((gate_up, gate_up_scales), (down, down_scales)):
+        for expert in range(experts):
+            if not (ids == expert).any():
+                (held if scales is None else scales)[expert] = torch.nan
+    tensors = (x, gate_up, down, weights, ids, gate_up_scales, down_scales)
+    moved = (None if tensor is None else tensor.to(device) for tensor in tensors)
+    return *moved, ACTIVATIONS[activation], deterministic
+
+
+def _cost(
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up_scales: Tensor | None,
+    down_scales: Tensor | None,
+    activation: int,
+    deterministic: bool,
+) -> Cost:
+    chosen = ids[(ids >= 0) & (ids < len(gate_up))]
+    held = (gate_up, down, gate_up_scales, down_scales)
+    of_one = sum(tensor[0].nbytes for tensor in held if tensor is not None)
+    outputs = num_outputs(gate_up[0], _of(gate_up_scales, 0))
+    products = hidden.shape[1] * (outputs + outputs // 2)
+    return Cost(
+        bytes=of_one * len(chosen.unique()) + 2 * hidden.nbytes + weights.nbytes + ids.nbytes,
+        flops=2 * products * chosen.numel(),
+    )
+
+
+EXPERTS = Op(
+    "experts",
+    "(Tensor hidden, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
+    "Tensor? gate_up_scales, Tensor? down_scales, int activation, bool deterministic) -> Tensor",
+    reference=reference,
+    fake=_fake,
+    build=_build,
+    cases=[
+        {
+            "tokens": tokens,
+            "experts": experts,
+            "chosen": chosen,
+            "hidden": hidden,
+            "intermediate": intermediate,
+            "dtype": dtype,
+            "weight": "same",
+            "padding": padding,
+            "activation": "gelu_tanh" if tokens == 2 else "silu",
+            "deterministic": tokens == 33,
+            "seed": tokens,
+        }
+        # One expert with all tokens, several with few, and more tokens than a tile has.
+        for tokens, experts, chosen, hidden, intermediate, padding in [
+            (1, 8, 2, 64, 48, 0),
+            (2, 1, 1, 32, 16, 0),
+            (7, 6, 6, 96, 40, 2),
+            (33, 16, 4, 128, 64, 1),
+            (200, 4, 2, 256, 32, 0),
+        ]
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    ]
+    + [
+        {
+            "tokens": tokens,
+            "experts": 8,
+            "chosen": 2,
+            "hidden": 192,
+            "intermediate": 128,
+            "dtype": dtype,
+            "weight": weight,
+            "padding": tokens // 7,
+            "seed": tokens,
+        }
+        for tokens in (1, 7, 70)
+        for dtype in (torch.float32, torch.bfloat16)
+        for weight in ("int8", f"{_STRIPS_OF}int8", f"{_STRIPS_OF}same")
+        if dtype == torch.bfloat16 or weight != f"{_STRIPS_OF}same"
+    ],
+    cost=_cost,
+    lazy={"cuda": "src.ops.triton.experts:run"},
+)
+
+
+def fits_expert_strips(gate_up: Tensor, down: Tensor) -> bool:
+    """Whether experts [E, 2 I, H] and [E, H, I] of these shapes and this dtype fit strips.
+
+    Gates and ups have strips of their own, so I has to be a multiple of `STRIP`.
+    """
+    return gate_up.shape[1] // 2 % STRIP == 0 and fits_strips(gate_up[0]) and fits_strips(down[0])
+
+
+def experts(
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    *,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
+    activation: str = "silu",
+    deterministic: bool = False,
+) -> Tensor:
+    """`sum_j weights[t, j] * down[e] @ (act(gate[e] @ x) * (up[e] @ x))`, with `e = ids[t, j]`.
+
+    Each projection is summed in float32 and rounded once to hidden's dtype, as `linear` does. The
+    gate's activation and its product with up are computed in float32 and rounded once, and so is
+    the sum of a token's k results, which goes by j.
+
+    Parameters
+        hidden: [T, H] float32, bfloat16 or float16, last dimension contiguous.
+        gate_up: [E, 2 I, H], of each expert I rows of the gate and then I of up, contiguous. In
+            hidden's dtype; or quantized, or in strips, each expert as a matrix of
+            [`linear`][src.ops.linear.linear] is ([E, S, K / 2, 128] bfloat16, say). In strips I is
+            a multiple of 64.
+        down: [E, H, I], in the same manner.
+        weights: [T, k] float32.
+        ids: [T, k] int64, contiguous. What is no expert's number, as -1 is, adds nothing, and
+            weights and hidden may be anything there: for padding, which would otherwise have
+            experts read.
+        gate_up_scales: None, or the scales of quantized weights, those of all experts stacked.
+        down_scales: The same.
+        activation: Of the gate, one of `ACTIVATIONS`.
+        deterministic: Whether a token's result is the same bits in any company. The compiled CPU
+            kernel always does that, the Triton kernel when it is told to, the reference never.
+
+    Returns
+        [T, H] in hidden's dtype.
+    """
+    result: Tensor = EXPERTS.overload(
+        *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
+        *(ACTIVATIONS[activation], deterministic),
+    )
+    return result

@@ -1,0 +1,101 @@
+"""Routing of a mixture of experts: which experts compute a token, and with what weights.
+
+Plain torch, row by row, so it compiles within a segment and a token's choice does not depend on its
+company. How model families differ is data: [`Routing`][src.ops.routing.Routing].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+_TOO_SMALL_TO_SHOW: Final = 1e-20  # Beside a sum of softmax scores; a sum of sigmoids may be 0.
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a family of models chooses experts.
+
+    Attributes
+        chosen: Experts of a token, k.
+        scoring: `softmax` over all experts (Mixtral, Qwen3-MoE), `sigmoid` of each (DeepSeek V3),
+            or `softmax_of_chosen`, over the k largest logits (gpt-oss).
+        renormalise: Divide a token's weights by their sum (Mixtral: always; Qwen3-MoE:
+            `norm_topk_prob`).
+        scale: Factor of all weights, after that (`routed_scaling_factor`).
+        groups: The experts form so many groups of neighbours (`n_group`).
+        chosen_groups: Only experts of so many groups can be chosen: those whose two best experts
+            have the largest sum (`topk_group`).
+    """
+
+    chosen: int
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    renormalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    chosen_groups: int = 1
+
+
+def route(
+    logits: Tensor, routing: Routing, choice_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Choose the experts of each token.
+
+    Parameters
+        logits: [T, E] float32. Compute them in float32: two experts whose logits are rounded to the
+            same bfloat16 are told apart by nothing.
+        routing: How this model chooses.
+        choice_bias: None, or [E] float32 that is added to scores for the choice alone, and leaves
+            no trace in the weights (`e_score_correction_bias`).
+
+    Returns
+        Weights [T, k] float32 and experts [T, k] int64, the best first.
+
+    Raises
+        ValueError: The logits are not float32.
+    """
+    if logits.dtype != torch.float32:
+        raise ValueError(f"expected router logits in float32, got {logits.dtype}")
+    scores = _scores(logits, routing.scoring)  # [T, E]
+    wanted = scores if choice_bias is None else scores + choice_bias
+    if routing.chosen_groups < routing.groups:
+        wanted = _within_groups(wanted, routing.groups, routing.chosen_groups)
+    ids = _largest(wanted, routing.chosen)
+    weights = scores.gather(1, ids)
+    if routing.scoring == "softmax_of_chosen":
+        weights = weights.softmax(dim=-1)
+    elif routing.renormalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + _TOO_SMALL_TO_SHOW)
+    return (weights if routing.scale == 1.0 else weights * routing.scale), ids
+
+
+def _scores(logits: Tensor, scoring: str) -> Tensor:
+    if scoring == "softmax":
+        return logits.softmax(dim=-1)
+    return logits.sigmoid() if scoring == "sigmoid" else logits
+
+
+def _largest(wanted: Tensor, count: int) -> Tensor:
+    """The places of the largest of each row [T, E], the largest first: [T, count] int64."""
+    if not torch.compiler.is_compiling():
+        return wanted.topk(count, dim=-1).indices
+    # Compilers have no `topk` of their own: they would call torch's, and make all of a region's
+    # tensors torch's for that. These are loops like any other.
+    numbers = torch.arange(wanted.shape[1], device=wanted.device)
+    found: list[Tensor] = []
+    for _ in range(count):
+        found.append(wanted.argmax(dim=-1, keepdim=True))
+        wanted = torch.where(numbers == found[-1], -torch.inf, wanted)
+    return torch.cat(found, dim=-1)
+
+
+def _within_groups(wanted: Tensor, groups: int, chosen: int) -> Tensor:
+    """The same where the group is one of the chosen ones, else -inf."""
+    by_group = wanted.view(len(wanted), groups, -1)  # [T, groups, E / groups]
+    two = _largest(by_group.flatten(0, 1), 2).view(-1, groups, 2)
+    best = _largest(by_group.gather(2, two).sum(dim=-1), chosen)
+    is_open = torch.zeros_like(by_group[:, :, 0], dtype=torch.bool).scatter(1, best, True)
+    return by_group.masked_fill(~is_open[:, :, None], -torch.inf).flatten(1)

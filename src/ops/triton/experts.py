@@ -1,0 +1,246 @@
+# Kernel parameters have no Python types: what they are is decided at compile time.
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""A mixture of experts for CUDA devices: two grouped products and a sum of each token's results.
+
+Pairs of a token and an expert are sorted by expert. A program takes a block of one expert's pairs
+and some of its outputs; which expert that is, it finds by the experts' counts, so the grid comes
+from sizes alone and the launch can be captured. There are enough blocks for the worst choice, and
+those that nobody needs end at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from src.ops.experts import ACTIVATIONS, reference, sort_by_expert
+
+_GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
+
+
+class Tile(NamedTuple):
+    """Of a program: pairs, outputs, and inputs of a step. Reasoned, not measured."""
+
+    pairs: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+_FEW, _MANY = "few", "many"
+_TILES = {
+    (_FEW, 2): Tile(16, 64, 128, 4, 4),
+    (_MANY, 2): Tile(64, 64, 64, 4, 4),
+    (_FEW, 4): Tile(16, 32, 64, 4, 3),
+    (_MANY, 4): Tile(64, 32, 32, 4, 3),
+}
+_COMBINED = 1024  # outputs of a token that one program sums
+
+
+def tile_of(pairs: int, experts: int, element_size: int, *, deterministic: bool) -> Tile:
+    """The tile for so many pairs; told to be deterministic, one for all numbers of them."""
+    crowd = _MANY if deterministic or pairs > 16 * experts else _FEW
+    return _TILES[crowd, element_size]
+
+
+@triton.jit
+def _block_of(ends, num_experts, M: tl.constexpr, E: tl.constexpr):
+    """This program's expert, and its first and last pair: as sorted, [first, last)."""
+    block = tl.program_id(0)
+    expert = tl.arange(0, E)
+    end = tl.load(ends + expert, mask=expert < num_experts, other=0)
+    start = tl.load(ends + expert - 1, mask=(expert > 0) & (expert < num_experts), other=0)
+    blocks = tl.where(expert < num_experts, (end - start + M - 1) // M, 0)
+    behind = tl.cumsum(blocks, 0)  # how many blocks there are up to each expert's end
+    mine = (behind > block) & (behind - blocks <= block)
+    number = tl.sum(tl.where(mine, expert, 0), 0)
+    last = tl.sum(tl.where(mine, end, 0), 0)
+    first = tl.sum(tl.where(mine, start + (block - (behind - blocks)) * M, 0), 0)
+    return number, first, last
+
+
+@triton.jit
+def _gate(gate, ACTIVATION: tl.constexpr):
+    # gelu's approximation by tanh is x * sigmoid(2 * u).
+    y = gate
+    if ACTIVATION == _GELU_TANH:
+        y = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-y))
+
+
+@triton.jit
+def _gate_up_kernel(
+    hidden,  # [tokens, inputs], rows hidden_stride apart
+    gate_up,  # [experts, 2 * outputs, inputs]
+    scales,  # [experts, 2 * outputs] float32, or None
+    order,  # [pairs] int64: a pair's place among [tokens, chosen]
+    ends,  # [experts] int32: where an expert's pairs end
+    activated,  # [pairs, outputs]
+    hidden_stride,
+    num_experts,
+    chosen,
+    inputs,
+    outputs,
+    ACTIVATION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
+):
+    expert, first, last = _block_of(ends, num_experts, M, E)
+    if first >= last:
+        return
+    pair = first + tl.arange(0, M)
+    is_pair = pair < last
+    token = tl.load(order + pair, mask=is_pair, other=0) // chosen
+    n = tl.program_id(1) * N + tl.arange(0, N)
+    k = tl.arange(0, K)
+    is_output = n < outputs
+    x = hidden + token[:, None] * hidden_stride + k[None, :]
+    weight = gate_up + expert.to(tl.int64) * (2 * outputs) * inputs
+    gate_rows = weight + n[None, :].to(tl.int64) * inputs + k[:, None]
+    up_rows = gate_rows + outputs.to(tl.int64) * inputs
+    gates = tl.zeros([M, N], dtype=tl.float32)
+    ups = tl.zeros([M, N], dtype=tl.float32)
+    for begin in range(0, inputs, K):
+        rest = inputs - begin
+        some = tl.load(x + begin, mask=is_pair[:, None] & (k[None, :] < rest), other=0.0)
+        held = (k[:, None] < rest) & is_output[None, :]
+        gate = tl.load(gate_rows + begin, mask=held, other=0).to(some.dtype)
+        up = tl.load(up_rows + begin, mask=held, other=0).to(some.dtype)
+        gates = tl.dot(some, gate, gates, input_precision="ieee")
+        ups = tl.dot(some, up, ups, input_precision="ieee")
+    if scales is not None:
+        of_rows = scales + expert * 2 * outputs + n
+        gates *= tl.load(of_rows, mask=is_output, other=0.0)[None, :]
+        ups *= tl.load(of_rows + outputs, mask=is_output, other=0.0)[None, :]
+    # Projections are rounded, as those of `linear`.
+    element = activated.dtype.element_ty
+    gates, ups = gates.to(element).to(tl.float32), ups.to(element).to(tl.float32)
+    to = activated + pair[:, None].to(tl.int64) * outputs + n[None, :]
+    result = (_gate(gates, ACTIVATION) * ups).to(element)
+    tl.store(to, result, mask=is_pair[:, None] & is_output[None, :])
+
+
+@triton.jit
+def _down_kernel(
+    activated,  # [pairs, inputs], as sorted
+    down,  # [experts, outputs, inputs]
+    scales,  # [experts, outputs] float32, or None
+    order,  # [pairs] int64
+    ends,  # [experts] int32
+    results,  # [tokens, chosen, outputs]
+    num_experts,
+    inputs,
+    outputs,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
+):
+    expert, first, last = _block_of(ends, num_experts, M, E)
+    if first >= last:
+        return
+    pair = first + tl.arange(0, M)
+    is_pair = pair < last
+    n = tl.program_id(1) * N + tl.arange(0, N)
+    k = tl.arange(0, K)
+    is_output = n < outputs
+    x = activated + pair[:, None].to(tl.int64) * inputs + k[None, :]
+    weight = down + expert.to(tl.int64) * outputs * inputs
+    rows = weight + n[None, :].to(tl.int64) * inputs + k[:, None]
+    sums = tl.zeros([M, N], dtype=tl.float32)
+    for begin in range(0, inputs, K):
+        rest = inputs - begin
+        some = tl.load(x + begin, mask=is_pair[:, None] & (k[None, :] < rest), other=0.0)
+        held = (k[:, None] < rest) & is_output[None, :]
+        row = tl.load(rows + begin, mask=held, other=0).to(some.dtype)
+        sums = tl.dot(some, row, sums, input_precision="ieee")
+    if scales is not None:
+        of_rows = scales + expert * outputs + n
+        sums *= tl.load(of_rows, mask=is_output, other=0.0)[None, :]
+    place = tl.load(order + pair, mask=is_pair, other=0)
+    to = results + place[:, None] * outputs + n[None, :]
+    held = is_pair[:, None] & is_output[None, :]
+    tl.store(to, sums.to(results.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def _combine_kernel(
+    results,  # [tokens, chosen, outputs]: anything where there is no expert
+    weights,  # [tokens, chosen] float32
+    ids,  # [tokens, chosen] int64
+    out,  # [tokens, outputs]
+    num_experts,
+    chosen,
+    outputs,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    sums = tl.zeros([BLOCK], dtype=tl.float32)
+    for j in range(chosen):
+        pair = token * chosen + j
+        expert = tl.load(ids + pair)
+        if (expert >= 0) & (expert < num_experts):
+            result = tl.load(results + pair * outputs + n, mask=n < outputs, other=0.0)
+            sums += tl.load(weights + pair) * result.to(tl.float32)
+    to = out + token * outputs + n
+    tl.store(to, sums.to(out.dtype.element_ty), mask=n < outputs)
+
+
+def run(
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up_scales: Tensor | None,
+    down_scales: Tensor | None,
+    activation: int,
+    deterministic: bool,
+) -> Tensor:
+    """Launch the kernels; arguments as in [`experts`][src.ops.experts.experts].
+
+    There are kernels of weights in rows, of hidden's dtype or int8. The reference serves others.
+    """
+    if gate_up.dim() != 3 or down.dim() != 3 or torch.uint8 in (gate_up.dtype, down.dtype):
+        return reference(
+            *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
+            *(activation, deterministic),
+        )
+    tokens, size = hidden.shape
+    experts, chosen = len(gate_up), ids.shape[1]
+    intermediate, pairs = down.shape[2], tokens * chosen
+    out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    if pairs == 0:
+        return out.zero_()
+    order, ends = sort_by_expert(ids, experts)
+    activated = hidden.new_empty((pairs, intermediate))
+    results = hidden.new_empty((pairs, size))
+    tile = tile_of(pairs, experts, hidden.element_size(), deterministic=deterministic)
+    blocks = pairs // tile.pairs + min(pairs, experts)
+    common = {
+        "M": tile.pairs,
+        "N": tile.outputs,
+        "K": tile.inputs,
+        "E": triton.next_power_of_2(experts),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+    _gate_up_kernel[(blocks, triton.cdiv(intermediate, tile.outputs))](
+        hidden, gate_up, gate_up_scales, order, ends, activated,
+        hidden.stride(0), experts, chosen, size, intermediate, ACTIVATION=activation, **common,
+    )  # fmt: skip
+    _down_kernel[(blocks, triton.cdiv(size, tile.outputs))](
+        activated, down, down_scales, order, ends, results, experts, intermediate, size, **common
+    )
+    _combine_kernel[(tokens, triton.cdiv(size, _COMBINED))](
+        results, weights, ids, out, experts, chosen, size, BLOCK=_COMBINED, num_warps=4
+    )
+    return out

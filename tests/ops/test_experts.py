@@ -1,0 +1,171 @@
+"""`experts` against the layers of transformers, and what its arguments promise."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+from src.ops import EXPERTS, Routing, experts, route
+from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.experts import grouped
+
+HIDDEN, INTERMEDIATE, COUNT, CHOSEN = 64, 48, 8, 2
+
+
+def mixtral() -> Any:
+    return MixtralSparseMoeBlock(
+        MixtralConfig(
+            hidden_size=HIDDEN,
+            intermediate_size=INTERMEDIATE,
+            num_local_experts=COUNT,
+            num_experts_per_tok=CHOSEN,
+        )
+    )
+
+
+def qwen3(renormalise: bool) -> Any:
+    return Qwen3MoeSparseMoeBlock(
+        Qwen3MoeConfig(
+            hidden_size=HIDDEN,
+            moe_intermediate_size=INTERMEDIATE,
+            num_experts=COUNT,
+            num_experts_per_tok=CHOSEN,
+            norm_topk_prob=renormalise,
+        )
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+@pytest.mark.parametrize(
+    ("block", "renormalise"),
+    [(mixtral(), True), (qwen3(True), True), (qwen3(False), False)],
+    ids=["mixtral", "qwen3", "qwen3, weights as they are"],
+)
+def test_equals_transformers(block: Any, renormalise: bool, tokens: int) -> None:
+    random = torch.Generator().manual_seed(tokens)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            scale = parameter.shape[-1] ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=random) * scale)
+        x = torch.randn(1, tokens, HIDDEN, generator=random)
+        expected = block(x)[0]
+        logits = x[0] @ block.gate.weight.T
+        chosen = route(logits, Routing(chosen=CHOSEN, renormalise=renormalise))
+        layer = (block.experts.gate_up_proj, block.experts.down_proj)
+        for product in (experts, grouped):
+            got = product(x[0], *layer, *chosen)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_grouped_product_equals_reference(dtype: torch.dtype) -> None:
+    for tokens, padding in ((1, 0), (33, 4)):
+        args = EXPERTS.build(
+            "cpu",
+            tokens=tokens,
+            experts=8,
+            chosen=2,
+            hidden=64,
+            intermediate=32,
+            dtype=dtype,
+            padding=padding,
+        )
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        got, expected = grouped(*args[:5]), EXPERTS.reference(*args)
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+        assert not got.isnan().any()
+
+
+def test_padding_adds_nothing_and_reads_nothing() -> None:
+    args = EXPERTS.build(
+        "cpu", tokens=9, experts=4, chosen=2, hidden=32, intermediate=16, padding=4
+    )
+    assert args[0][5:].isnan().all()
+    assert torch.equal(EXPERTS.overload(*args)[5:], torch.zeros(4, 32))
+
+
+def test_cost_counts_the_experts_that_are_read() -> None:
+    args = EXPERTS.build("cpu", tokens=2, experts=8, chosen=2, hidden=32, intermediate=16)
+    together, apart = (list(args) for _ in range(2))
+    together[4], apart[4] = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0, 1], [2, 3]])
+    of_an_expert = 4 * 32 * 16 * 3
+    assert EXPERTS.cost(*apart).bytes - EXPERTS.cost(*together).bytes == 2 * of_an_expert
+    assert EXPERTS.cost(*apart).flops == 4 * 2 * 32 * 16 * 3
+
+
+def test_a_token_is_alike_in_any_company(libraries: dict[str, KernelLibrary]) -> None:
+    """What the compiled kernel promises, whatever the weights are held in and who else is there."""
+    for weight, dtype in itertools.product(
+        ("same", "strips of same", "int8", "strips of int8"), (torch.float32, torch.bfloat16)
+    ):
+        if weight == "strips of same" and dtype == torch.float32:
+            continue
+        x, gate_up, down, weights, ids, *rest = EXPERTS.build(
+            "cpu",
+            tokens=600,
+            experts=6,
+            chosen=2,
+            hidden=192,
+            intermediate=128,
+            dtype=dtype,
+            weight=weight,
+        )
+        for library in libraries.values():
+            whole = library.experts(x, gate_up, down, weights, ids, *rest)
+            for part, threads in ((slice(3, 4), 1), (slice(11, 16), 2), (slice(200, 590), 3)):
+                torch.set_num_threads(threads)
+                some = library.experts(x[part], gate_up, down, weights[part], ids[part], *rest)
+                assert torch.equal(some, whole[part]), (weight, dtype, part)
+
+
+def test_kernel_takes_turns_when_tokens_are_many(library: KernelLibrary) -> None:
+    """More than its memory holds at once: as of the same tokens in two calls."""
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(3000, 1024, generator=random)
+    gate_up = torch.randn(8, 16, 1024, generator=random) / 32
+    down = torch.randn(8, 1024, 8, generator=random)
+    weights, ids = torch.rand(3000, 8, generator=random).topk(4, dim=-1)
+    layer = (gate_up, down)
+    whole = library.experts(x, *layer, weights, ids, None, None, 0, True)
+    parts = (slice(0, 1000), slice(1000, 3000))
+    calls = [library.experts(x[p], *layer, weights[p], ids[p], None, None, 0, True) for p in parts]
+    assert torch.equal(torch.cat(calls), whole)
+
+
+def test_kernel_reads_slices_of_a_wider_tensor(library: KernelLibrary) -> None:
+    args = EXPERTS.build("cpu", tokens=5, experts=4, chosen=2, hidden=64, intermediate=32)
+    wide = torch.full((5, 100), torch.nan)
+    wide[:, 7:71] = args[0]
+    assert torch.equal(library.experts(wide[:, 7:71], *args[1:]), library.experts(*args))
+
+
+@pytest.mark.parametrize(
+    ("index", "wrong"),
+    [
+        (1, torch.zeros(4, 64, 64, dtype=torch.bfloat16)),
+        (2, torch.zeros(4, 64, 31)),
+        (2, torch.zeros(3, 64, 32)),
+        (3, torch.zeros(5, 3)),
+        (4, torch.zeros(5, 2, dtype=torch.int32)),
+    ],
+)
+def test_kernel_refuses_what_does_not_fit(
+    library: KernelLibrary, index: int, wrong: torch.Tensor
+) -> None:
+    args = list(EXPERTS.build("cpu", tokens=5, experts=4, chosen=2, hidden=64, intermediate=32))
+    args[index] = wrong
+    with pytest.raises(ValueError, match="expected"):
+        library.experts(*args)
+
+
+def test_no_tokens_and_no_experts_of_theirs(library: KernelLibrary) -> None:
+    args = EXPERTS.build("cpu", tokens=3, experts=4, chosen=2, hidden=64, intermediate=32)
+    none = (args[0][:0], *args[1:3], args[3][:0], args[4][:0], *args[5:])
+    for kernel in (library.experts, EXPERTS.reference):
+        assert kernel(*none).shape == (0, 64)
+        nobody = (*args[:4], torch.full_like(args[4], -1), *args[5:])
+        assert torch.equal(kernel(*nobody), torch.zeros(3, 64))

@@ -1,0 +1,127 @@
+"""Routing against that of the models which transformers has."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DeepseekV3Config, GptOssConfig, MixtralConfig, Qwen3MoeConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from src.ops import Routing, route
+
+TOKENS, EXPERTS, CHOSEN, HIDDEN = 50, 16, 4, 24
+
+
+def randomised(module: torch.nn.Module) -> Any:
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.copy_(torch.randn(tensor.shape, generator=random) * 0.5)
+    return module
+
+
+def hidden_states() -> torch.Tensor:
+    return torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(4))
+
+
+def same_choice(
+    got: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, ids: torch.Tensor
+) -> None:
+    assert got[0].dtype == torch.float32
+    assert got[1].dtype == torch.int64
+    dense = (torch.zeros(TOKENS, EXPERTS).scatter(1, i, w) for w, i in (got, (weights, ids)))
+    torch.testing.assert_close(*dense, rtol=1e-6, atol=1e-7)
+
+
+def test_mixtral() -> None:
+    config = MixtralConfig(
+        hidden_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=CHOSEN
+    )
+    logits, weights, ids = randomised(MixtralTopKRouter(config))(hidden_states())
+    same_choice(route(logits, Routing(chosen=CHOSEN)), weights, ids)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_qwen3_moe(renormalise: bool) -> None:
+    config = Qwen3MoeConfig(
+        hidden_size=HIDDEN,
+        num_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        norm_topk_prob=renormalise,
+    )
+    logits, weights, ids = randomised(Qwen3MoeTopKRouter(config))(hidden_states())
+    same_choice(route(logits, Routing(chosen=CHOSEN, renormalise=renormalise)), weights, ids)
+
+
+def test_gpt_oss() -> None:
+    config = GptOssConfig(hidden_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=CHOSEN)
+    logits, weights, ids = randomised(GptOssTopKRouter(config))(hidden_states())
+    routing = Routing(chosen=CHOSEN, scoring="softmax_of_chosen")
+    same_choice(route(logits, routing), weights, ids)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("groups", "chosen_groups"), [(1, 1), (4, 2)])
+def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None:
+    config = DeepseekV3Config(
+        hidden_size=HIDDEN,
+        moe_intermediate_size=8,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        n_group=groups,
+        topk_group=chosen_groups,
+        norm_topk_prob=renormalise,
+        routed_scaling_factor=2.5,
+    )
+    router = randomised(DeepseekV3TopkRouter(config))
+    logits, weights, ids = router(hidden_states())
+    routing = Routing(
+        chosen=CHOSEN,
+        scoring="sigmoid",
+        renormalise=renormalise,
+        scale=2.5,
+        groups=groups,
+        chosen_groups=chosen_groups,
+    )
+    same_choice(route(logits, routing, router.e_score_correction_bias), weights, ids)
+
+
+def test_logits_in_bfloat16_are_refused() -> None:
+    with pytest.raises(ValueError, match="float32"):
+        route(torch.zeros(2, 4, dtype=torch.bfloat16), Routing(chosen=2))
+
+
+def test_a_token_chooses_alike_in_any_company() -> None:
+    logits = torch.randn(64, 128, generator=torch.Generator().manual_seed(5))
+    routing = Routing(chosen=8)
+    weights, ids = route(logits, routing)
+    for token in range(0, 64, 9):
+        alone = route(logits[token : token + 1], routing)
+        assert torch.equal(alone[0][0], weights[token])
+        assert torch.equal(alone[1][0], ids[token])
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_choice_is_the_same_when_it_is_compiled(groups: int) -> None:
+    """By loops then, not by `topk`: without ties there is one answer."""
+    logits = torch.randn(40, 16, generator=torch.Generator().manual_seed(6))
+    routing = Routing(chosen=4, scoring="sigmoid", groups=groups, chosen_groups=(groups + 1) // 2)
+    with torch.no_grad():
+        program = torch.export.export(Chosen(routing), (logits,))
+    assert "topk" not in str(program.graph)
+    weights, ids = program.module()(logits)
+    expected = route(logits, routing)
+    assert torch.equal(ids, expected[1])
+    assert torch.equal(weights, expected[0])
+
+
+class Chosen(torch.nn.Module):
+    def __init__(self, routing: Routing) -> None:
+        super().__init__()
+        self.routing = routing
+
+    def forward(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(logits, self.routing)
