@@ -118,6 +118,16 @@ def lowest(session: nox.Session) -> None:
 
 
 @nox.session
+def sanitize(session: nox.Session) -> None:
+    """The C++ half under sanitizers of addresses, undefined behaviour and threads; needs GCC.
+
+    Arguments go to pytest: `nox -s sanitize -- tests/ops/test_linear.py`.
+    """
+    install(session, "test")
+    session.run("python", "-m", "tests.ops.sanitized", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Format and lint rules; `nox -s lint -- --fix` mends what can be mended."""
     session.install(*nox.project.dependency_groups(PYPROJECT, "lint"))

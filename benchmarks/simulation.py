@@ -187,6 +187,8 @@ async def run(options: argparse.Namespace) -> None:
             device_type=engine.model_info.device_type,
             block_size=pool.block_size,
             num_blocks=pool.num_blocks,
+            windows=tuple(pool.windows),
+            content_key="",
             max_model_len=engine.model_info.max_model_len,
         )
         depth = config.scheduler.pipeline_depth

@@ -21,6 +21,9 @@ settings.register_profile("slipstream", _COMMON, derandomize=True)
 settings.register_profile("search", _COMMON, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "slipstream"))
 
+# Of the kernels' sources, in whatever process they are compiled; see CONTRIBUTING.md.
+os.environ["SLIPSTREAM_KERNEL_FLAGS"] = os.environ.get("SLIPSTREAM_KERNEL_FLAGS", "") + " -Werror"
+
 # A shell's background jobs ignore Ctrl-C, and would pass that on to what a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,11 +7,14 @@ from its own rows, so a plan never waits for a token that only the device knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from src.core.outputs import TokenLogprobs
+
+NO_BLOCK: Final = -1
+"""Stands in a block table where a window has gone past: nobody looks there any more."""
 
 
 class RowInstall(msgspec.Struct, frozen=True):
@@ -28,7 +31,7 @@ class RowInstall(msgspec.Struct, frozen=True):
     prompt_len
         How many of them are the prompt.
     block_ids
-        Its block table so far, in order.
+        Its block tables so far, one for each group of layers, in order.
     """
 
     row: int
@@ -36,13 +39,14 @@ class RowInstall(msgspec.Struct, frozen=True):
     request_key: int
     token_ids: list[int]
     prompt_len: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
 
 
 class BlockAppend(msgspec.Struct, frozen=True):
-    """Blocks that continue a row's block table at ``index``."""
+    """Blocks that continue a row's block table of one group of layers at ``index``."""
 
     row: int
+    group: int
     index: int
     block_ids: list[int]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -36,6 +37,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Seconds on the same clock after which it ends with what it has; ``None`` is never.
     cache_salt
         Prefix-cache entries are shared only between requests with the same salt.
+    media_keys
+        Block of the prompt -> what its keys and values depend on besides its tokens: hash and
+        offset of the images or sounds in it.
     grammar
         What ``params.structured_output`` was compiled to; only the device half looks into it.
     grammar_times
@@ -53,6 +57,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival: float = 0.0
     deadline: float | None = None
     cache_salt: str = ""
+    media_keys: Mapping[int, bytes] = {}
     grammar: Any = None
     grammar_times: tuple[float, float] | None = None
 

@@ -28,6 +28,7 @@ OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "the TOML file to read",
     MODEL_VARIABLE: "short for SLIPSTREAM_MODEL__PATH",
     "SLIPSTREAM_CACHE_DIR": "where compiled artifacts are kept",
+    "SLIPSTREAM_KERNEL_FLAGS": "further flags of the C++ compiler",
 }
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]

@@ -118,6 +118,9 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    windows
+        Per group of layers, which has block tables of its own, the tokens that a query sees; null
+        is all.
     free, cached, held
         Blocks without content, with content that may be asked for again, and in use.
     references
@@ -127,6 +130,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     block_size: int
+    windows: list[int | None]
     num_blocks: int
     free: int
     cached: int
@@ -143,7 +147,7 @@ class InstallView(msgspec.Struct, frozen=True):
     key: int
     num_tokens: int
     prompt_len: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
 
 
 class PlanView(msgspec.Struct, frozen=True):

@@ -294,6 +294,8 @@ def _build_parts(
         device_type=device.type,
         block_size=kv_plan.block_size,
         num_blocks=kv_plan.num_blocks,
+        windows=kv_plan.windows,
+        content_key=_content_key(config, model),
         max_model_len=max_model_len,
     )
     end_ids = _end_token_ids(model, tokenizer)
@@ -332,18 +334,21 @@ def _build_runner(
         max_num_seqs=max_num_seqs,
         max_model_len=model.spec.max_positions,
         max_model_len_is_fixed=config.model.max_model_len is not None,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         reserved_bytes=0 if graph_plan is None else graph_plan.bytes,
     )
+    kv_cache = allocate_kv_cache(layers, kv_plan, device)
     worker = Worker(
         step_device,
         model,
         model.functions,
-        allocate_kv_cache(layers, kv_plan, device),
+        kv_cache,
         RowState(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_size=kv_plan.block_size,
             device=device,
+            page_blocks=kv_cache.layout.page_blocks,
         ),
         Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device)),
         num_threads=config.device.num_threads or usable_cpus(),
@@ -412,6 +417,14 @@ def _weights_progress(report: Report) -> Callable[[int, int], None]:
         report("weights", start + (end - start) * fraction, f"weights {100 * fraction:.0f} %")
 
     return progress
+
+
+def _content_key(config: Config, model: Model) -> str:
+    """What keys and values of the same tokens depend on: the weights, and how they are computed."""
+    section = config.model
+    weights = (section.path, section.revision, section.load_format, section.seed)
+    rounding = (model.spec.dtype, section.quantization, section.quantization_group_size)
+    return repr((*weights, *rounding, section.quantize_activations))
 
 
 def _model_info(

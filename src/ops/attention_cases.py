@@ -42,8 +42,9 @@ def build(
     A `cap` or `sliding_window` of 0 is none.
 
     Blocks are handed out in random order, query/key/value are slices of one fused tensor, the
-    cache holds random history, and whatever must not be read is poisoned: unused cache slots and
-    padding keys with NaN, unused block table entries with a huge number.
+    cache holds random history, and whatever must not be read is poisoned: unused cache slots,
+    history that a window has gone past and padding keys with NaN, unused block table entries with a
+    huge number, and those that a window has gone past with a negative one.
     """
     random = torch.Generator().manual_seed(seed)
     num_tokens = sum(query_len for query_len, _ in rows)
@@ -71,6 +72,12 @@ def build(
             flat = cache.view(-1, num_kv_heads, head_dim)
             flat[history] = torch.randn(len(history), *shape[2:], generator=random)
         slots += slot_of[seq_len - query_len :]
+        if sliding_window and not prefixes:
+            # What the first of the row's queries does not see, whole blocks of it.
+            passed = max(0, seq_len - query_len - sliding_window + 1) // block_size
+            block_tables[row, :passed] = -1
+            for cache in (key_cache, value_cache):
+                cache[table[:passed]] = torch.nan
 
     qkv = torch.randn(
         num_tokens + padding, num_heads + 2 * num_kv_heads, head_dim, generator=random

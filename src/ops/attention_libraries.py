@@ -123,6 +123,10 @@ class LibraryAttention:
                     AttentionSpec.of(sinks, scalars).features,
                 ) in self._shapes
             )  # fmt: skip
+        if able and AttentionSpec.of(sinks, scalars).window is not None:
+            # Where a window has gone past, tables have negative numbers. A library's tile may begin
+            # before the window, and looks up what it masks then.
+            block_tables = block_tables.clamp(min=0)
         self._base(
             query, key, value, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
             slot_mapping, out, sinks, scalars, max_query_len, max_seq_len, deterministic,

@@ -13,6 +13,7 @@ from tests.observability.test_trace_events import make_step, make_track
 
 POOL = PoolView(
     block_size=16,
+    windows=[None],
     num_blocks=40,
     free=10,
     cached=10,

@@ -38,14 +38,12 @@ from src.models import regions
 from src.ops.cpu import cpp_compiler, step
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.experts import EXPERTS
 from src.ops.linear import LINEAR
 from tests.compile.functions import (
     Mixed,
     Weights,
     impossible,
     mix,
-    mixture,
     pass_on,
     project,
 )
@@ -219,35 +217,6 @@ def test_projections_are_those_of_the_op(
         torch.testing.assert_close(
             function(x, *weights), project(x, *weights), rtol=2**-7, atol=2**-7
         )
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("weight", ["same", "strips of same", "strips of int8"])
-def test_experts_are_those_of_the_op(root: Path, caller: Caller, weight: str) -> None:
-    """Of layers whose routing is compiled with them, without any call of torch's."""
-    x, gate_up, down, _, _, *rest = EXPERTS.build(
-        "cpu",
-        tokens=64,
-        experts=8,
-        chosen=2,
-        hidden=64,
-        intermediate=64,
-        dtype=torch.bfloat16,
-        weight=weight,
-    )
-    for held in (gate_up, down, *rest[:2]):
-        # The experts that nobody chose there, some are chosen here.
-        if held is not None and held.is_floating_point():
-            held.nan_to_num_(nan=0.01)
-    layer = (torch.randn(8, 64), gate_up, down, *rest[:2])
-    job = Job.of(mixture, (x, *layer), (0,))
-    (function,) = Compilation([job], root).load(caller)
-    artifact = ArtifactCache(root).find(job)
-    assert artifact is not None
-    assert artifact.has_own_tensors
-    for count in (1, 2, 63, 64):
-        expected = mixture(x[:count], *layer)
-        torch.testing.assert_close(function(x[:count], *layer), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_generated_code_allocates_nothing_the_size_of_a_weight(

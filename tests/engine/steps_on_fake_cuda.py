@@ -76,7 +76,7 @@ class Steps:
             bad_words_token_ids=BAD_WORDS if params.bad_words else (),
         )
         self.requests[row] = request
-        installed = RowInstall(row, 1, row, prompt, PROMPT, [2 * row])
+        installed = RowInstall(row, 1, row, prompt, PROMPT, [[2 * row]])
         self.rows.install(installed)
         self.sampler.state.install(row, request, PROMPT)
         return installed
@@ -91,7 +91,7 @@ class Steps:
         for start in range(PROMPT, PROMPT + 4):
             appends = []
             if start == BLOCK_SIZE:
-                appends = [BlockAppend(i, 1, [2 * i + 1]) for i in count]
+                appends = [BlockAppend(i, 0, 1, [2 * i + 1]) for i in count]
                 for append in appends:
                     self.rows.append_blocks(append)
             decode = [RowStep(i, 1, start, 1, True) for i in count]

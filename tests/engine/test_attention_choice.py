@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import sys
@@ -25,8 +24,8 @@ from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.inputs import build_inputs
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.row_state import RowState
-from src.models import Model, load_model
-from src.ops import PAGED_ATTENTION, AttentionSpec
+from src.models import Mixer, Model, load_model
+from src.ops import PAGED_ATTENTION
 from src.ops.attention_backend import AttentionKernel
 from src.ops.attention_libraries import LIBRARIES, AttentionShape, LibraryUnavailableError
 from tests.ops import flash_attention_stand_in as stand_in
@@ -103,12 +102,16 @@ def test_the_model_is_what_a_library_is_tried_on(
     monkeypatch.setattr(attention, "open_library", second_is_able)
     first, second = LIBRARIES
     assert chosen(DeviceSection(), decoder) == (f"{second} (prefill), triton (decode)", second)
-    spec = decoder.spec
     shapes = {
         AttentionShape(
-            spec.num_heads, spec.num_kv_heads, spec.head_dim, 16, torch.bfloat16, attention.features
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            16,
+            torch.bfloat16,
+            spec.scores.features,
         )
-        for attention in decoder.attention_specs()
+        for spec in (mixer.spec for mixer in decoder.program.mixers)
     }
     assert tried == [(first, shapes), (second, shapes)]
 
@@ -172,27 +175,30 @@ def test_two_engines_of_a_process_keep_what_each_has_chosen(
     hidden = {}
     for setting in ("auto", "triton", "auto"):
         with torch.inference_mode():
-            hidden[setting] = passes[setting](build_inputs(plan, rows), decoder.regions)
-    layers = decoder.spec.num_layers
+            hidden[setting] = passes[setting](build_inputs(plan, rows), decoder.functions)
+    layers = len(decoder.program.mixers)
     assert counts == {"auto": 2 * layers, "triton": layers}
     torch.testing.assert_close(hidden["auto"], hidden["triton"], rtol=5e-2, atol=5e-2)
     # One that ends takes nothing from the other, and its handle serves nobody else.
     handle = passes.pop("triton").attention.handle  # type: ignore[union-attr]
     gc.collect()
     with torch.inference_mode():
-        passes["auto"](build_inputs(plan, rows), decoder.regions)
+        passes["auto"](build_inputs(plan, rows), decoder.functions)
     assert counts["auto"] == 3 * layers
     with pytest.raises(LookupError, match=f"backend {handle} is not there"):
         PAGED_ATTENTION.overload(*PAGED_ATTENTION.build("cpu"), None, handle)
 
 
-class Capped(Decoder):
-    """Every other layer bounds its scores."""
+def bounded(model: Model, every: int) -> int:
+    """Have every so many layers bound their scores; returns of how many layers that is."""
 
-    def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        specs = list(super().attention_specs())
-        specs[::2] = [dataclasses.replace(spec, cap=2.0) for spec in specs[::2]]
-        return tuple(specs)
+    def changed(step: Any) -> Any:
+        if not isinstance(step, Mixer) or step.layer % every:
+            return step
+        return replace(step, spec=replace(step.spec, cap=2.0))
+
+    model.program.steps = tuple(map(changed, model.program.steps))
+    return sum(mixer.spec.cap is not None for mixer in model.program.mixers)
 
 
 def test_layers_that_a_library_does_not_honour_are_tritons(
@@ -200,16 +206,15 @@ def test_layers_that_a_library_does_not_honour_are_tritons(
 ) -> None:
     base = stand_in.pretend_hopper(monkeypatch)
     stand_in.install(monkeypatch)
-    decoder.__class__ = Capped
+    capped = bounded(decoder, 2)
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         backend, described = choose_attention(DeviceSection(), decoder, 16)
-    capped = len(decoder.attention_specs()[::2])
-    layers = decoder.spec.num_layers
+    layers = len(decoder.program.mixers)
     assert f"prefill in {layers - capped} of {layers} layers" in caplog.messages[0]
     assert described.startswith("flash_attention_3 (prefill in ")
     for cap in (0, 2.0):
         base.prefill_calls = 0
-        spec = decoder.spec
+        spec = decoder.program.mixers[0].spec
         args = PAGED_ATTENTION.build(
             "cpu",
             dtype=torch.bfloat16,
@@ -226,8 +231,7 @@ def test_a_named_library_that_honours_no_layer_leaves_all_to_triton(
     decoder: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand_in.install(monkeypatch)
-    specs = tuple(dataclasses.replace(spec, cap=2.0) for spec in decoder.attention_specs())
-    monkeypatch.setattr(Decoder, "attention_specs", lambda _: specs)
+    assert bounded(decoder, 1) == len(decoder.program.mixers)
     with caplog.at_level(logging.INFO, "src.engine.execution.attention_choice"):
         section = DeviceSection(attention="flash_attention_3")
         assert chosen(section, decoder) == ("triton", "triton")

@@ -30,31 +30,31 @@ def rows() -> RowState:
 class TestInputs:
     def test_a_mixed_step_is_gathered_from_the_rows(self) -> None:
         state = rows()
-        state.install(RowInstall(2, 1, 10, [50, 51, 52, 53, 54], 5, [7, 3]))
-        state.install(RowInstall(0, 1, 11, [60, 61], 2, [5]))
+        state.install(RowInstall(2, 1, 10, [50, 51, 52, 53, 54], 5, [[7, 3]]))
+        state.install(RowInstall(0, 1, 11, [60, 61], 2, [[5]]))
         # Row 0 has sampled a token that no host has seen yet.
         state.scatter_tokens(torch.tensor([0]), torch.tensor([2]), torch.tensor([99]))
         plan = StepPlan(1, [], [], [RowStep(2, 1, 1, 3, False), RowStep(0, 1, 2, 1, True)])
         inputs = build_inputs(plan, state)
         assert inputs.input_ids_t.tolist() == [51, 52, 53, 99]
         assert inputs.positions_t.tolist() == [1, 2, 3, 2]
-        assert inputs.slot_mapping_t.tolist() == [29, 30, 31, 22]
+        assert inputs.slot_mappings_t[0].tolist() == [29, 30, 31, 22]
         assert inputs.query_start_loc.tolist() == [0, 3, 4]
         assert inputs.seq_lens_b.tolist() == [4, 3]
-        assert inputs.block_tables_b.tolist() == [[7], [5]]
+        assert inputs.block_tables_b[0].tolist() == [[7], [5]]
         assert inputs.sample_index_s.tolist() == [3]
         assert (inputs.samplers.rows, inputs.samplers.positions) == ([0], [3])
         assert (inputs.max_query_len, inputs.max_seq_len) == (3, 4)
 
     def test_padding_follows_the_rows_and_is_of_none(self) -> None:
         state = rows()
-        state.install(RowInstall(2, 1, 10, [50, 51, 52], 3, [7]))
+        state.install(RowInstall(2, 1, 10, [50, 51, 52], 3, [[7]]))
         plan = StepPlan(1, [], [], [RowStep(2, 1, 0, 3, True)])
         bare, inputs = build_inputs(plan, state), build_inputs(plan, state, 8)
         assert inputs.input_ids_t.tolist() == [50, 51, 52, 0, 0, 0, 0, 0]
-        assert inputs.slot_mapping_t.tolist() == [28, 29, 30, -1, -1, -1, -1, -1]
+        assert inputs.slot_mappings_t[0].tolist() == [28, 29, 30, -1, -1, -1, -1, -1]
         assert inputs.positions_t.tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
-        for name in ("query_start_loc", "seq_lens_b", "block_tables_b", "sample_index_s"):
+        for name in ("query_start_loc", "seq_lens_b", "sample_index_s"):
             assert getattr(inputs, name).tolist() == getattr(bare, name).tolist(), name
 
     def test_a_decode_step_is_told_everything_at_once(self) -> None:
@@ -71,10 +71,10 @@ class TestInputs:
 
     def test_padding_is_of_an_idle_row_and_writes_nowhere(self) -> None:
         inputs = padding_inputs(8, rows())
-        assert inputs.slot_mapping_t.tolist() == [-1] * 8
+        assert inputs.slot_mappings_t[0].tolist() == [-1] * 8
         assert inputs.query_start_loc.tolist() == [0, 0]
         assert inputs.seq_lens_b.tolist() == [0]
-        assert inputs.block_tables_b.shape == (1, 5)
+        assert inputs.block_tables_b[0].shape == (1, 5)
         assert inputs.samplers.rows == []
 
 
@@ -84,27 +84,27 @@ class TestRowState:
         monkeypatch.setattr(transfer, "host_view", lambda tensor: None)
         by_upload = rows()
         for state in (by_host, by_upload):
-            state.install(RowInstall(1, 1, 10, list(range(100, 110)), 10, [1, 2, 3]))
-            state.install(RowInstall(3, 1, 11, list(range(20)), 10, []))
-            state.append_blocks(BlockAppend(1, 3, [4, 5]))
-            state.append_blocks(BlockAppend(3, 0, [6]))
-            state.append_blocks(BlockAppend(3, 1, []))
-            state.install(RowInstall(1, 2, 12, [7], 1, [8]))
+            state.install(RowInstall(1, 1, 10, list(range(100, 110)), 10, [[1, 2, 3]]))
+            state.install(RowInstall(3, 1, 11, list(range(20)), 10, [[]]))
+            state.append_blocks(BlockAppend(1, 0, 3, [4, 5]))
+            state.append_blocks(BlockAppend(3, 0, 0, [6]))
+            state.append_blocks(BlockAppend(3, 0, 1, []))
+            state.install(RowInstall(1, 2, 12, [7], 1, [[8]]))
         assert torch.equal(by_host.tokens, by_upload.tokens)
         assert torch.equal(by_host.block_tables, by_upload.block_tables)
 
     def test_a_new_owner_sees_nothing_of_the_former_one(self) -> None:
         state = rows()
-        state.install(RowInstall(1, 1, 10, list(range(100, 110)), 10, [1, 2, 3]))
-        state.append_blocks(BlockAppend(1, 3, [4, 5]))
-        assert state.block_tables[1].tolist() == [1, 2, 3, 4, 5]
-        state.install(RowInstall(1, 2, 11, [7], 1, [9]))
+        state.install(RowInstall(1, 1, 10, list(range(100, 110)), 10, [[1, 2, 3]]))
+        state.append_blocks(BlockAppend(1, 0, 3, [4, 5]))
+        assert state.block_tables[0, 1].tolist() == [1, 2, 3, 4, 5]
+        state.install(RowInstall(1, 2, 11, [7], 1, [[9]]))
         assert state.tokens[1].tolist() == [7] + [POISON] * 19
-        assert state.block_tables[1].tolist() == [9] + [POISON] * 4
+        assert state.block_tables[0, 1].tolist() == [9] + [POISON] * 4
 
     def test_what_was_never_produced_fails_loudly(self) -> None:
         state = rows()
-        state.install(RowInstall(1, 1, 10, [7], 1, [9]))
+        state.install(RowInstall(1, 1, 10, [7], 1, [[9]]))
         plan = StepPlan(1, [], [], [RowStep(1, 1, 1, 1, True)])
         ids = build_inputs(plan, state).input_ids_t
         with pytest.raises((IndexError, RuntimeError)):

@@ -40,8 +40,8 @@ def pool(num_blocks: int, heads: tuple[int, ...] = (2, 2)) -> KVCache:
 def step_that_uses(*blocks: int, appended: tuple[int, ...] = ()) -> StepPlan:
     return StepPlan(
         1,
-        [RowInstall(0, 1, 7, [1, 2], 2, list(blocks))],
-        [BlockAppend(0, 1, list(appended))] if appended else [],
+        [RowInstall(0, 1, 7, [1, 2], 2, [list(blocks)])],
+        [BlockAppend(0, 0, 1, list(appended))] if appended else [],
         [],
     )
 

@@ -213,8 +213,8 @@ def test_what_is_no_log_is_refused(text: str) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     recorded_run(tmp_path / "log")
-    text = (tmp_path / "log").read_text().replace('["limits",1', '["limits",2', 1)
-    with pytest.raises(ReplayError, match="version 2, expected 1"):
+    text = (tmp_path / "log").read_text().replace('["limits",2', '["limits",3', 1)
+    with pytest.raises(ReplayError, match="version 3, expected 2"):
         replay(read_lines(text.splitlines()))
 
 

@@ -88,7 +88,7 @@ def install(computer: StepComputer, temperatures: list[float], seed: int) -> Non
             key=row, prompt_token_ids=tokens, params=params, max_tokens=8, seed=seed + row
         )
         own = blocks[3 * row : 3 * row + 3]
-        computer._rows.install(RowInstall(row, 1, row, tokens, LENGTH, own))
+        computer._rows.install(RowInstall(row, 1, row, tokens, LENGTH, [own]))
         computer._sampler.state.install(row, request, LENGTH)
     generator = torch.Generator().manual_seed(seed)
     cache = computer._forward_pass.kv_cache
@@ -297,7 +297,7 @@ async def test_a_row_without_a_block_is_computed_and_written_nowhere(engine: Asy
 
     def run() -> None:
         install(computer, [0.0] * NUM_ROWS, seed=7)
-        computer._rows.block_tables[2, 2] = -1
+        computer._rows.block_tables[0, 2, 2] = -1
         before = traces(computer)
         with pytest.raises(ValueError, match="a block table names a block outside"):
             computer.compute(StepPlan(1, [], [], [RowStep(2, 1, LENGTH - 1, 1, True)]))

@@ -29,6 +29,7 @@ FACTS = ModelFacts(
     max_model_len=1000,
     block_size=16,
     num_blocks=64,
+    num_groups=1,
     cache_dtype="bfloat16",
     enable_prefix_caching=True,
     kv_bytes=65_536,

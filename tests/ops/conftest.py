@@ -11,6 +11,7 @@ import torch
 from src.ops.cpu import build
 from src.ops.cpu.build import KernelCache, cache_root
 from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.cpu.levels import LEVELS, cpu_flags
 
 
 @pytest.fixture(scope="session")
@@ -18,30 +19,33 @@ def kernel_cache() -> KernelCache:
     """The user's kernel cache, built if it was not yet (the compiler is part of the test setup)."""
     assert shutil.which("g++") or shutil.which("c++"), "these tests need a C++ compiler"
     cache = KernelCache(cache_root())
+    # One that does not compile, or not pass its self-check, is no level less but a failure.
     cache.build_all()
     return cache
 
 
 @pytest.fixture(scope="session")
 def level_files(kernel_cache: KernelCache) -> dict[str, Path]:
-    """Every level that passed its self-check here, by name."""
-    directory = kernel_cache.directory()
-    return {level.name: directory / f"{level.name}.so" for level in kernel_cache.levels}
+    """Every level that this CPU and compiler have, by name; all have passed their self-checks."""
+    return kernel_cache.build_all()
 
 
 @pytest.fixture(scope="session")
 def libraries(level_files: dict[str, Path]) -> dict[str, KernelLibrary]:
-    found = {name: KernelLibrary(path) for name, path in level_files.items() if path.exists()}
+    found = {name: KernelLibrary(path) for name, path in level_files.items()}
     for library in found.values():
         # Whoever asks for threads gets them for small inputs too.
         library.assume_wake_cost(0.01)
     return found
 
 
-@pytest.fixture(scope="session")
-def library(libraries: dict[str, KernelLibrary]) -> KernelLibrary:
-    """The fastest level of this machine."""
-    return list(libraries.values())[-1]
+MACHINE_LEVELS = [level.name for level in LEVELS if level.needs <= cpu_flags()]
+
+
+@pytest.fixture(scope="session", params=MACHINE_LEVELS)
+def library(libraries: dict[str, KernelLibrary], request: pytest.FixtureRequest) -> KernelLibrary:
+    """Each level of this machine in turn; of one that the compiler does not know, the fastest."""
+    return libraries.get(request.param) or list(libraries.values())[-1]
 
 
 class Emulated:

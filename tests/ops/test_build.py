@@ -36,8 +36,12 @@ def private(
         f'echo called >> "{tmp_path}/calls"\n'
         'case "$*" in\n'
         "  *--version*) echo copying 1.0; exit ;;\n"
+        # Each level's flags are those of a slower one and more.
         f'  *-mamx-bf16*) from="{built}/amx.so" ;;\n'
+        f'  *-mavx512bf16*) from="{built}/avx512_bf16.so" ;;\n'
+        f'  *-mavx512vnni*) from="{built}/avx512_vnni.so" ;;\n'
         f'  *-mavx512f*) from="{built}/avx512.so" ;;\n'
+        f'  *-mavxvnni*) from="{built}/avx2_vnni.so" ;;\n'
         f'  *-mavx2*) from="{built}/avx2.so" ;;\n'
         f'  *) from="{built}/portable.so" ;;\n'
         "esac\n"
@@ -113,10 +117,35 @@ def test_all_levels_are_there_for_who_asks(private: KernelCache, tmp_path: Path)
     few = {path.stem for path in private.directory().glob("*.so")}
     assert few == {"portable", level}
     names = [each.name for each in private.levels]
-    assert [path.stem for path in private.build_all()] == names
+    files = private.build_all()
+    assert list(files) == names
+    contents = {path.read_bytes() for path in files.values()}
+    assert len(contents) == len(names), "each level is a library of its own"
     (tmp_path / "calls").write_text("")
     assert len(private.build_all()) == len(names)
     assert (tmp_path / "calls").read_text() == ""
+
+
+def test_a_level_that_does_not_pass_is_no_level_less_for_who_tests_all(
+    private: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest = private.levels[-1]
+    monkeypatch.setattr(
+        build, "check", lambda *given: "differs" if given[-1] == fastest.number else "passed"
+    )
+    with pytest.raises(BuildError, match=r"no instruction set|'differs'"):
+        private.build_all()
+
+
+def test_every_level_of_this_machine_and_compiler_is_tested(
+    kernel_cache: KernelCache, level_files: dict[str, Path], libraries: dict[str, KernelLibrary]
+) -> None:
+    known = [level.name for level in kernel_cache.levels if kernel_cache._knows(level)]
+    assert list(level_files) == list(libraries) == known
+    for level in kernel_cache.levels:
+        if level.name in known and level.number:
+            portable, file = level_files["portable"], level_files[level.name]
+            assert check(portable, file, level.number) == "passed"
 
 
 def test_the_next_level_serves_where_the_fastest_does_not_pass(
@@ -257,6 +286,57 @@ def test_a_level_that_crashes_or_differs_is_not_used(
     assert "does not claim" in claimed or "avx512" in level_files
     with pytest.raises(UnusableLibraryError):
         KernelLibrary(broken)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ("", "passed"),
+        # Of decoding rows alone, as a kernel of theirs might: every row but them is as it was.
+        ("lengths[1] -= 1;", "differs"),
+        ("lengths[5] -= 1;", "differs"),
+        ("changed.cap = 0;", "differs"),
+        ("changed.sinks = nullptr;", "differs"),
+        ("changed.window += changed.window > 0;", "differs"),
+        ("if (given.head_dim == 256) changed.scale *= 1.01f;", "differs"),
+    ],
+)
+def test_the_self_check_finds_what_a_kernel_leaves_out(
+    level_files: dict[str, Path], tmp_path: Path, change: str, verdict: str
+) -> None:
+    """A library that is the portable one, but for one thing in its attention."""
+    portable = level_files["portable"]
+    source, library = tmp_path / "changed.cpp", tmp_path / "changed.so"
+    source.write_text(
+        "#include <dlfcn.h>\n#include <vector>\n"
+        f'#include "{Path(build.__file__).with_name("abi.h")}"\n'
+        "void* of_portable(const char* name) {\n"
+        f'  return dlsym(dlopen("{portable}", RTLD_NOW), name);\n}}\n'
+        "SLIPSTREAM_EXPORT int slipstream_paged_attention(const AttentionArgs* args) {\n"
+        "  AttentionArgs given = *args;\n  AttentionSpec changed = *given.spec;\n"
+        "  std::vector<int32_t> lengths(given.seq_lens, given.seq_lens + given.rows);\n"
+        f"  {change}\n"
+        "  given.spec = &changed, given.seq_lens = lengths.data();\n"
+        '  return ((AttentionFunction*)of_portable("slipstream_paged_attention"))(&given);\n}\n'
+        + "".join(
+            f"SLIPSTREAM_EXPORT int slipstream_{name}({argument} a) {{\n"
+            f'  return ((int (*)({argument}))of_portable("slipstream_{name}"))(a);\n}}\n'
+            for name, argument in (
+                ("gumbel_argmax", "const GumbelArgs*"),
+                ("linear", "const LinearArgs*"),
+                ("experts", "const ExpertsArgs*"),
+                ("quantize", "const QuantizeArgs*"),
+            )
+        )
+        + "SLIPSTREAM_EXPORT int slipstream_lay_out(void* w, int64_t s, int64_t n, int64_t t) {\n"
+        '  return ((LayOutFunction*)of_portable("slipstream_lay_out"))(w, s, n, t);\n}\n'
+        'extern "C" void slipstream_assume_wake_cost(double) {}\n'
+    )
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run(
+        [compiler, "-std=c++17", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True
+    )
+    assert verdict in check(portable, library, 0)
 
 
 @pytest.mark.parametrize("command", ["no-such-compiler", "no-program", "'no end of a quotation"])

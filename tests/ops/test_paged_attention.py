@@ -56,14 +56,16 @@ def dense(args: tuple[Any, ...], row: int) -> torch.Tensor:
     scale, _, window = args[11]
     begin, end, seq_len = int(starts[row]), int(starts[row + 1]), int(lengths[row])
     block_size = key_cache.shape[1]
-    slots = [(int(tables[row, p // block_size]), p % block_size) for p in range(seq_len)]
+    # What none of its queries sees may be another's by now.
+    first = max(0, seq_len - (end - begin) - int(window) + 1) if window else 0
+    slots = [(int(tables[row, p // block_size]), p % block_size) for p in range(first, seq_len)]
 
     def gathered(cache: torch.Tensor) -> torch.Tensor:
         return torch.stack([cache[slot] for slot in slots], dim=1)
 
-    mask = torch.zeros(end - begin, seq_len, dtype=torch.bool)
+    mask = torch.zeros(end - begin, seq_len - first, dtype=torch.bool)
     for i in range(end - begin):
-        position = seq_len - (end - begin) + i
+        position = seq_len - first - (end - begin) + i
         mask[i, max(0, position - int(window) + 1) if window else 0 : position + 1] = True
     return torch.nn.functional.scaled_dot_product_attention(
         query[begin:end].transpose(0, 1),

@@ -46,15 +46,15 @@ def step(inputs: StepInputs, window: int) -> None:
     out = torch.empty(num_tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16)
     table = torch.zeros(LONGEST, HEAD_DIM)
     rotate_and_cache.run(
-        query, key, value, None, None, 1e-5, table, inputs.positions_t, inputs.slot_mapping_t,
+        query, key, value, None, None, 1e-5, table, inputs.positions_t, inputs.slot_mappings_t[0],
         cache, cache, out,
     )  # fmt: skip
     tile = tuning.decode_shape(90, HEAD_DIM, 2).tile
     members = tuning.packed_rows(HEADS // KV_HEADS) // (HEADS // KV_HEADS)
-    rows = (inputs.block_tables_b, inputs.query_start_loc, inputs.seq_lens_b)
+    rows = (inputs.block_tables_b[0], inputs.query_start_loc, inputs.seq_lens_b)
     schedule = decode_schedule.run(*rows, BLOCK_SIZE, window, tile, members)
     paged_attention.run(
-        query, None, None, cache, cache, *rows, inputs.slot_mapping_t, out, None,
+        query, None, None, cache, cache, *rows, inputs.slot_mappings_t[0], out, None,
         [0.1, 0.0, window], inputs.max_query_len, inputs.max_seq_len, False, schedule,
     )  # fmt: skip
     positions = inputs.sampled_positions_s

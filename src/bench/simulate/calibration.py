@@ -66,6 +66,8 @@ def calibration_of(
             device_type=device_type,
             block_size=pool.block_size,
             num_blocks=pool.num_blocks,
+            windows=tuple(pool.windows),
+            content_key=model,
             max_model_len=max_model_len,
         ),
         pipeline_depth=config.scheduler.pipeline_depth,

@@ -22,6 +22,10 @@ from src.engine.scheduling.scheduler import SchedulerLimits
 
 # What of a study may differ from one run to the next, beside a scheduler's limits.
 _OWN: Final = ("request_rate", "replicas", "routing", "pipeline_depth")
+# The others are the model's.
+_LIMITS: Final = tuple(
+    name for name in SchedulerLimits.__struct_fields__ if name not in ("windows", "content_key")
+)
 # Halvings of the interval in which the greatest rate lies: to within 1 %.
 _HALVINGS: Final = 7
 _MAX_RATE: Final = 1e6
@@ -172,10 +176,10 @@ def _changed(base: Setup, changes: Changes) -> Setup:
     for name, text in changes.items():
         if name in _OWN:
             own[name] = _value(name, text, Setup)
-        elif name in SchedulerLimits.__struct_fields__:
+        elif name in _LIMITS:
             limits[name] = _value(name, text, SchedulerLimits)
         else:
-            known = ", ".join((*_OWN, *SchedulerLimits.__struct_fields__))
+            known = ", ".join((*_OWN, *_LIMITS))
             raise ConfigError(f"--vary: unknown name {name}; known are {known}")
     changed = msgspec.structs.replace(base, **own)
     return msgspec.structs.replace(changed, limits=msgspec.structs.replace(base.limits, **limits))

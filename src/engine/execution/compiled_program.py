@@ -40,6 +40,7 @@ def compiled_program(
                 cache.values[step.layer],
                 step.spec.attention(weights),
                 step.spec.num_heads,
+                cache.layout.group_of[step.layer],
             )
         for name in writes:
             numbers.setdefault(name, len(numbers))

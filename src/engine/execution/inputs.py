@@ -20,30 +20,30 @@ from src.engine.sampling import SampleBatch
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRows:
-    """What one call of attention is told of tokens and of the rows that they belong to.
+    """What calls of attention are told of tokens and of the rows that they belong to.
 
     Attributes
     ----------
-    slot_mapping_t
-        [T] int64: where each token's key and value go, block * block_size + offset; -1, nowhere,
-        for padding.
+    slot_mappings_t
+        Per group of layers [T] int64: where each token's key and value go, block * block_size +
+        offset; -1, nowhere, for padding.
     query_start_loc
         [B + 1] int32: first token of each row.
     seq_lens_b
         [B] int32: context length of each row, this step's tokens included.
     block_tables_b
-        [B, max blocks of these rows] int32.
+        Per group of layers [B, max blocks of these rows] int32.
     max_query_len, max_seq_len
         Host bounds of the above, so that no kernel launch waits for a length.
     decode_schedules
-        Sliding window -> what the attention of all layers with that window is told to read, as far
-        as it has been asked for; see `src.ops.decode_schedule`.
+        Group of layers -> what their attention is told to read, as far as it has been asked for;
+        see `src.ops.decode_schedule`.
     """
 
-    slot_mapping_t: Tensor
+    slot_mappings_t: tuple[Tensor, ...]
     query_start_loc: Tensor
     seq_lens_b: Tensor
-    block_tables_b: Tensor
+    block_tables_b: tuple[Tensor, ...]
     max_query_len: int
     max_seq_len: int
     decode_schedules: dict[int, Tensor | None] = field(default_factory=dict)
@@ -51,10 +51,10 @@ class AttentionRows:
     def without_rows(self) -> AttentionRows:
         """The same tokens, of no row: they are written, and nothing attends."""
         return AttentionRows(
-            slot_mapping_t=self.slot_mapping_t,
+            slot_mappings_t=self.slot_mappings_t,
             query_start_loc=self.query_start_loc[:1],
             seq_lens_b=self.seq_lens_b[:0],
-            block_tables_b=self.block_tables_b[:0],
+            block_tables_b=tuple(table[:0] for table in self.block_tables_b),
             max_query_len=self.max_query_len,
             max_seq_len=self.max_seq_len,
         )
@@ -130,16 +130,16 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
     lengths = upload(np.concatenate(((0,), ends_b, seq_lens_b)), torch.int32, state.device)
 
     max_seq_len = int(seq_lens_b.max())
-    input_ids_t, slot_mapping_t = state.gather(device_rows_t, device_positions_t)
+    input_ids_t, slots_t = state.gather(device_rows_t, device_positions_t)
     if padding:
-        slot_mapping_t.clamp_(min=POISON)
+        slots_t.clamp_(min=POISON)
     return StepInputs(
         input_ids_t=input_ids_t,
         positions_t=device_positions_t,
-        slot_mapping_t=slot_mapping_t,
+        slot_mappings_t=slots_t.unbind(),
         query_start_loc=lengths[: num_rows + 1],
         seq_lens_b=lengths[num_rows + 1 :],
-        block_tables_b=state.block_tables[device_rows_b, : -(-max_seq_len // state.block_size)],
+        block_tables_b=state.tables_of(device_rows_b, -(-max_seq_len // state.block_size)),
         sample_index_s=device_sample_index_s,
         samplers=SampleBatch(
             sampled_rows_s.tolist(), sampled_positions_s.tolist(), device_sampled_positions_s
@@ -157,11 +157,12 @@ def only_sampled(inputs: StepInputs, state: RowState) -> StepInputs:
     if count == len(inputs.input_ids_t):
         return inputs
     device = state.device
+    nowhere = torch.full((count,), POISON, dtype=torch.int64, device=device)
     last = AttentionRows(
-        slot_mapping_t=torch.full((count,), POISON, dtype=torch.int64, device=device),
+        slot_mappings_t=(nowhere,) * len(inputs.slot_mappings_t),
         query_start_loc=torch.arange(count + 1, dtype=torch.int32, device=device),
         seq_lens_b=inputs.sampled_positions_s.to(torch.int32),
-        block_tables_b=state.block_tables[inputs.sampled_rows_s, : inputs.block_tables_b.shape[1]],
+        block_tables_b=state.tables_of(inputs.sampled_rows_s, inputs.block_tables_b[0].shape[1]),
         max_query_len=1,
         max_seq_len=inputs.max_seq_len,
     )
@@ -180,10 +181,10 @@ def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
     return StepInputs(
         input_ids_t=zeros_t,
         positions_t=zeros_t.clone(),
-        slot_mapping_t=zeros_t - 1,
+        slot_mappings_t=(zeros_t - 1,) * len(state.block_tables),
         query_start_loc=torch.zeros(2, dtype=torch.int32, device=device),
         seq_lens_b=torch.zeros(1, dtype=torch.int32, device=device),
-        block_tables_b=state.block_tables[state.padding_row :],
+        block_tables_b=state.block_tables[:, state.padding_row :].unbind(),
         sample_index_s=none,
         samplers=SampleBatch([], [], none),
         sampled_rows_s=none,

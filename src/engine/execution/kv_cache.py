@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from src.core.blocks import blocks_for, blocks_held
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.engine.devices import give_back_memory
+from src.engine.execution.kv_groups import KVLayout, lay_out
 from src.models import LayerKVSpec
 from src.ops.host_memory import lazy_zeros
 
@@ -40,17 +42,35 @@ _CGROUPS = (
 class KVCachePlan:
     """How many blocks there are and what they cost.
 
-    One group today: every layer has one entry in every block, so one block table serves all layers.
+    Attributes
+    ----------
+    block_size
+        Tokens.
+    bytes_per_block
+        Over all slots, keys and values.
+    windows
+        Per group of layers, which has block tables of its own, the tokens that a query sees.
     """
 
-    block_size: int  # tokens
+    block_size: int
     num_blocks: int
-    bytes_per_block: int  # over all layers, keys and values
+    bytes_per_block: int
+    windows: tuple[int | None, ...] = (None,)
 
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens whose keys and values fit."""
-        return self.block_size * self.num_blocks
+    def blocks_held(self, num_tokens: int) -> int:
+        """Blocks of all groups that a request of so many tokens holds at a time at least."""
+        return sum(blocks_held(num_tokens, self.block_size, window) for window in self.windows)
+
+    def longest(self, most: int) -> int:
+        """Tokens, up to ``most``, of the longest request that fits, with nobody beside it."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.blocks_held(middle) <= self.num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     @property
     def total_bytes(self) -> int:
@@ -62,12 +82,21 @@ class KVCachePlan:
 class KVCache:
     """The pool's tensors.
 
-    ``keys[i]`` and ``values[i]``: [num_blocks, block_size, num_kv_heads, head_dim] of layer i.
+    ``keys[i]`` and ``values[i]``: [blocks, block_size, num_kv_heads, head_dim] of layer i. Those of
+    layers in different groups may be the same memory, of which there are as many blocks as the pool
+    has, or a multiple of them (`page_blocks`).
+
+    Attributes
+    ----------
+    memory
+        Each piece of it once: keys, then values, of each slot.
     """
 
     plan: KVCachePlan
+    layout: KVLayout
     keys: list[Tensor]
     values: list[Tensor]
+    memory: list[Tensor] = field(repr=False)
 
 
 def plan_kv_cache(
@@ -78,6 +107,7 @@ def plan_kv_cache(
     max_num_seqs: int,
     max_model_len: int,
     max_model_len_is_fixed: bool,
+    max_num_batched_tokens: int = 0,
     reserved_bytes: int = 0,
 ) -> tuple[KVCachePlan, int]:
     """Choose the number of blocks; returns the plan and the context length that it allows.
@@ -88,6 +118,8 @@ def plan_kv_cache(
 
     Parameters
     ----------
+    max_num_batched_tokens
+        Of a step. Two of them at a time may be ahead of what layers with a window give back.
     reserved_bytes
         Of what is free now, that something else will take.
 
@@ -97,33 +129,36 @@ def plan_kv_cache(
         When not even one block fits, or a fixed ``max_model_len`` does not.
     """
     block_size = block_size_of(section, device)
-    bytes_per_block = block_size * sum(
-        2 * layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize for layer in layers
-    )
+    layout = lay_out(layers, block_size)
+    bytes_per_block = layout.bytes_per_block
     free = max(0, free_memory(device) - reserved_bytes)
     budget = section.memory_bytes or _budget(section, device.type, free)
     num_blocks = section.num_blocks or budget // bytes_per_block
+    plan = KVCachePlan(block_size, num_blocks, bytes_per_block, layout.windows)
     if section.num_blocks is section.memory_bytes is section.memory_fraction is None:
-        num_blocks = min(num_blocks, max_num_seqs * -(-max_model_len // block_size))
-    plan = KVCachePlan(block_size, num_blocks, bytes_per_block)
+        num_windows = len(layout.windows) - layout.windows.count(None)
+        ahead = num_windows * blocks_for(2 * max_num_batched_tokens, block_size)
+        num_blocks = min(num_blocks, max_num_seqs * plan.blocks_held(max_model_len) + ahead)
+        plan = replace(plan, num_blocks=num_blocks)
     if num_blocks < 1:
         raise ConfigError(
             f"cache: {budget / MIB:.1f} MiB of KV memory do not hold one block of {block_size} "
             f"tokens ({bytes_per_block / MIB:.1f} MiB)"
         )
-    if plan.capacity_tokens < max_model_len:
-        if max_model_len_is_fixed:
+    longest = plan.longest(max_model_len)
+    if longest < max_model_len:
+        if max_model_len_is_fixed or longest < 1:
             raise ConfigError(
                 f"model.max_model_len = {max_model_len} does not fit KV memory of "
-                f"{plan.capacity_tokens} tokens ({plan.total_bytes / GIB:.2f} GiB): lower it or "
+                f"{longest} tokens ({plan.total_bytes / GIB:.2f} GiB): lower it or "
                 "raise cache.memory_bytes"
             )
         logger.warning(
             "context lowered from %d to %d tokens, what KV memory holds",
             max_model_len,
-            plan.capacity_tokens,
+            longest,
         )
-        max_model_len = plan.capacity_tokens
+        max_model_len = longest
     if device.type == "cpu" and plan.total_bytes > free:
         # Given as it is touched: nothing else tells before it is too late.
         logger.warning(
@@ -133,12 +168,12 @@ def plan_kv_cache(
             free / GIB,
         )
     logger.info(
-        "KV memory: %d blocks of %d tokens, %.2f GiB, %d tokens: %.1f requests of %d at once",
+        "KV memory: %d blocks of %d tokens, %.2f GiB, %s: %.1f requests of %d tokens at once",
         num_blocks,
         block_size,
         plan.total_bytes / GIB,
-        plan.capacity_tokens,
-        plan.capacity_tokens / max_model_len,
+        _told(layout),
+        num_blocks / plan.blocks_held(max_model_len),
         max_model_len,
     )
     return plan, max_model_len
@@ -156,17 +191,56 @@ def allocate_kv_cache(
 
     Host memory is given by the system as it is touched, so a large pool costs nothing until then.
     """
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    for layer in layers:
-        shape = (plan.num_blocks, plan.block_size, layer.num_kv_heads, layer.head_dim)
-        for tensors in (keys, values):
-            if device.type == "cpu":
-                tensor = lazy_zeros(shape, layer.dtype)
-            else:
-                tensor = torch.zeros(shape, dtype=layer.dtype, device=device)
-            tensors.append(tensor.fill_(float("nan")) if poison else tensor)
-    return KVCache(plan, keys, values)
+    layout = lay_out(layers, plan.block_size)
+    of_layer: dict[int, tuple[Tensor, Tensor]] = {}
+    memory: list[Tensor] = []
+    for slot in range(len(layout.slot_bytes)):
+        # Keys and values of the first layer in it, which those of the others are too.
+        shared: list[Tensor] = []
+        for group in layout.groups:
+            if slot >= len(group.layers):
+                continue
+            layer = layers[group.layers[slot]]
+            shape = (
+                *(plan.num_blocks * group.page_blocks, plan.block_size),
+                *(layer.num_kv_heads, layer.head_dim),
+            )
+            if not shared:
+                shared = [_allocate(shape, layer.dtype, device, poison) for _ in range(2)]
+                memory += shared
+            keys, values = (_as(tensor, shape, layer.dtype) for tensor in shared)
+            of_layer[group.layers[slot]] = keys, values
+    ordered = [of_layer[number] for number in range(len(layers))]
+    return KVCache(
+        plan, layout, [keys for keys, _ in ordered], [values for _, values in ordered], memory
+    )
+
+
+def _allocate(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, poison: bool
+) -> Tensor:
+    if device.type == "cpu":
+        tensor = lazy_zeros(shape, dtype)
+    else:
+        tensor = torch.zeros(shape, dtype=dtype, device=device)
+    return tensor.fill_(float("nan")) if poison else tensor
+
+
+def _as(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The same memory as another layer sees it."""
+    if tensor.shape == shape and tensor.dtype == dtype:
+        return tensor
+    return tensor.view(-1).view(torch.uint8).view(dtype).view(shape)
+
+
+def _told(layout: KVLayout) -> str:
+    """The groups, for the log."""
+    told = [
+        f"{len(group.layers)} layers, "
+        + ("all tokens" if group.window is None else f"window of {group.window} tokens")
+        for group in layout.groups
+    ]
+    return "; ".join(f"{told.count(one)} x {one}" for one in dict.fromkeys(told))
 
 
 def _budget(section: CacheSection, device_type: str, free: int) -> int:

@@ -46,6 +46,8 @@ class PagedAttention:
         self._weights: AttentionMixerWeights = weights
         self._keys = kv_cache.keys[mixer.layer]
         self._values = kv_cache.values[mixer.layer]
+        # Of layers: whose block tables are this one's.
+        self._group = kv_cache.layout.group_of[mixer.layer]
 
     def mix(self, inputs: StepInputs, given: Sequence[Tensor], out: Tensor) -> None:
         """See `LayerMixer`."""
@@ -88,10 +90,10 @@ class PagedAttention:
             value,
             self._keys,
             self._values,
-            rows.block_tables_b,
+            rows.block_tables_b[self._group],
             rows.query_start_loc,
             rows.seq_lens_b,
-            rows.slot_mapping_t,
+            rows.slot_mappings_t[self._group],
             out,
             self._attention,
             rows.max_query_len,
@@ -116,25 +118,25 @@ class PagedAttention:
             spec.rotates.eps,
             weights.rope_table,
             inputs.positions_t,
-            inputs.slot_mapping_t,
+            inputs.slot_mappings_t[self._group],
             self._keys,
             self._values,
             out,
         )
 
     def _schedule(self, rows: AttentionRows) -> Tensor | None:
-        """Which keys a GPU's programs read: laid out by the first layer with this window."""
-        window = self._spec.window or 0
-        if window not in rows.decode_schedules:
-            rows.decode_schedules[window] = step_schedule(
+        """Which keys a GPU's programs read: laid out by the first layer of this group."""
+        group = self._group
+        if group not in rows.decode_schedules:
+            rows.decode_schedules[group] = step_schedule(
                 self._keys,
                 self._spec.num_heads,
-                rows.block_tables_b,
+                rows.block_tables_b[group],
                 rows.query_start_loc,
                 rows.seq_lens_b,
-                window,
+                self._spec.window or 0,
             )
-        return rows.decode_schedules[window]
+        return rows.decode_schedules[group]
 
 
 # Kind of a program's mixer -> (mixer, its weights, KV memory, the engine's choice) -> what computes

@@ -28,7 +28,7 @@ class PagePrefault:
     cache
         A pool in host memory, as :func:`~src.engine.execution.kv_cache.allocate_kv_cache` makes it.
     ahead_bytes
-        How far, over all layers.
+        How far, over all slots.
     take_pages
         :func:`~src.ops.host_memory.take`.
     """
@@ -40,7 +40,7 @@ class PagePrefault:
         take_pages: Callable[[Tensor, int, int], bool] = take,
     ) -> None:
         plan = cache.plan
-        self._tensors = [*cache.keys, *cache.values]
+        self._tensors = cache.memory
         self._take_pages = take_pages
         self._num_blocks = plan.num_blocks
         self._ahead = max(1, ahead_bytes // plan.bytes_per_block)
@@ -57,12 +57,12 @@ class PagePrefault:
 
     def follow(self, plan: StepPlan) -> None:
         """Note the blocks that a step begins to use."""
-        tables = [install.block_ids for install in plan.installs]
+        tables = [table for install in plan.installs for table in install.block_ids]
         tables += [append.block_ids for append in plan.block_appends]
         self._used = max(self._used, 1 + max(map(max, filter(None, tables)), default=-1))
 
     def take_next(self) -> None:
-        """Take one page of the layer that has the fewest blocks; milliseconds at most."""
+        """Take one page of the slot that has the fewest blocks; milliseconds at most."""
         index = min(range(len(self._tensors)), key=self._blocks_of)
         tensor = self._tensors[index]
         per_block = tensor.nbytes // self._num_blocks

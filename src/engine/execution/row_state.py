@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,16 @@ POISON = -1
 
 
 class RowState:
-    """Token buffer and block table of every row, and of one more that padding is of.
+    """Token buffer and block tables of every row, and of one more that padding is of.
 
     A step's inputs are gathered from here and its sampled tokens are scattered back, so the next
     step can be launched before the host has seen a token.
+
+    Parameters
+    ----------
+    page_blocks
+        Per group of layers, what the numbers of blocks are multiplied by in its tables:
+        `KVGroupSpec.page_blocks`.
 
     Attributes
     ----------
@@ -29,11 +37,18 @@ class RowState:
     tokens
         [max_num_seqs + 1, max_model_len] int32: (row, position) -> token id.
     block_tables
-        [max_num_seqs + 1, max_blocks] int32: (row, position // block_size) -> block.
+        [groups, max_num_seqs + 1, max_blocks] int32: (group of layers, row, position //
+        block_size) -> block; negative where a window has gone past.
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        page_blocks: Sequence[int] = (1,),
     ) -> None:
         self.device = device
         self.block_size = block_size
@@ -45,30 +60,46 @@ class RowState:
         )
         self.tokens[self.padding_row].zero_()
         self.block_tables = torch.full(
-            (max_num_seqs + 1, max_blocks), POISON, dtype=torch.int32, device=device
+            (len(page_blocks), max_num_seqs + 1, max_blocks),
+            POISON,
+            dtype=torch.int32,
+            device=device,
         )
-        self._token_table, self._block_table = _Table(self.tokens), _Table(self.block_tables)
+        self._page_blocks = tuple(page_blocks)
+        self._token_table = _Table(self.tokens)
+        self._block_tables = [_Table(table) for table in self.block_tables]
 
     def install(self, install: RowInstall) -> None:
         """Give the row to a request: its known tokens and the blocks it has so far."""
         self._token_table.replace(install.row, install.token_ids)
-        self._block_table.replace(install.row, install.block_ids)
+        for group, block_ids in enumerate(install.block_ids):
+            self._block_tables[group].replace(install.row, self._numbers(group, block_ids))
 
     def append_blocks(self, append: BlockAppend) -> None:
-        """Continue the row's block table."""
-        self._block_table.write(append.row, append.index, append.block_ids)
+        """Continue one of the row's block tables."""
+        numbers = self._numbers(append.group, append.block_ids)
+        self._block_tables[append.group].write(append.row, append.index, numbers)
+
+    def _numbers(self, group: int, block_ids: list[int]) -> list[int]:
+        """Blocks of the pool as the layers of a group count them."""
+        factor = self._page_blocks[group]
+        return block_ids if factor == 1 else [factor * block for block in block_ids]
 
     def gather(self, rows_t: Tensor, positions_t: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids and slots [T] int64 of positions [T] int64 of rows [T] int64.
+        """Token ids [T] and slots [groups, T], int64, of positions [T] int64 of rows [T] int64.
 
         A slot is block * block_size + offset, and negative where the row has no block: nothing is
         written there.
         """
         input_ids_t = self.tokens[rows_t, positions_t].to(torch.int64)
-        blocks_t = self.block_tables[rows_t, positions_t // self.block_size]
+        blocks_t = self.block_tables[:, rows_t, positions_t // self.block_size]
         # Of a wider type than the blocks, as their product with the size would not be.
         slots_t = torch.add(positions_t % self.block_size, blocks_t, alpha=self.block_size)
         return input_ids_t, slots_t
+
+    def tables_of(self, rows_b: Tensor, num_blocks: int | None = None) -> tuple[Tensor, ...]:
+        """Per group of layers, the first ``num_blocks`` of the tables of rows [B] int64: [B, N]."""
+        return self.block_tables[:, rows_b, :num_blocks].unbind()
 
     def neutralize(self, plan: StepPlan) -> None:
         """After a failed step: give its rows the blocks that are theirs, and tokens like any other.

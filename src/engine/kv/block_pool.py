@@ -9,8 +9,7 @@ Every block is in exactly one of three places::
     free + cached + held == total, always.
 
 The pool knows block ids and reference counts only. It does not know which tokens, which layers or
-how many bytes a block holds, so that several groups of layers with tables of their own (sliding
-window, latent attention) can draw from the same pool.
+how many bytes a block holds: several groups of layers with tables of their own draw from it.
 """
 
 from __future__ import annotations
@@ -21,11 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 class InvariantError(AssertionError):
     """The engine's own bookkeeping is inconsistent: a bug, never a client's fault."""
-
-
-def blocks_for(num_tokens: int, block_size: int) -> int:
-    """How many blocks hold the KV of ``num_tokens`` positions."""
-    return -(-num_tokens // block_size)
 
 
 class BlockPool:

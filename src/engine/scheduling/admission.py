@@ -9,21 +9,21 @@ from typing import Final, Literal
 
 import msgspec
 
+from src.core.blocks import blocks_held
 from src.core.config import Config
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from src.core.request import Request
-from src.engine.kv.block_pool import blocks_for
 from src.engine.scheduling.request_state import Phase, Rank, RequestState
 
 # Waiting requests that are stepped over in one step, at most, because they do not fit or because
 # somebody is computing their prefix: the cost of a step must not grow with the queue.
 MAX_MISFITS_PER_STEP: Final = 8
-MAX_LED_PER_STEP: Final = 32
+MAX_PREFIX_WAITS_PER_STEP: Final = 32
 _DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
 _PLANS_LATE: Final = ("cpu",)
 # Dead heap entries are tolerated up to this number or half of the heap, whichever is more.
 _MIN_DEAD: Final = 64
-_FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_LED_PER_STEP)
+_FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_PREFIX_WAITS_PER_STEP)
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +42,11 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         So many for each of these rows, if that is more.
     block_size, num_blocks
         Tokens of a block, and blocks of the pool.
+    windows
+        Per group of layers, tokens that a query sees, itself included; ``None`` is all. Each group
+        has block tables of its own.
+    content_key
+        Names what the keys and values of equal tokens depend on: the model.
     max_model_len
         Tokens of a request at most, prompt and output together.
     policy
@@ -66,6 +71,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_decode: int = 8
     block_size: int
     num_blocks: int
+    windows: tuple[int | None, ...] = (None,)
+    content_key: str = ""
     max_model_len: int
     policy: Literal["fcfs", "priority"] = "fcfs"
     max_waiting_requests: int = 2048
@@ -87,6 +94,17 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not self.windows or any(window is not None and window < 1 for window in self.windows):
+            raise ConfigError(f"windows must be at least 1 token each, got {self.windows}")
+
+    @property
+    def layout(self) -> str:
+        """How keys and values of a sequence are laid out in blocks, for their names."""
+        return f"{self.block_size} {self.windows}"
+
+    def blocks_held(self, num_tokens: int) -> int:
+        """Blocks of all groups that a row holds at least, to go through so many tokens alone."""
+        return sum([blocks_held(num_tokens, self.block_size, window) for window in self.windows])
 
     @classmethod
     def of(
@@ -96,6 +114,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         device_type: str,
         block_size: int,
         num_blocks: int,
+        windows: tuple[int | None, ...],
+        content_key: str,
         max_model_len: int,
     ) -> SchedulerLimits:
         """Those of an engine with these settings, once its memory and its model are known."""
@@ -108,6 +128,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             max_mixed_prefill_tokens=mixed,
             block_size=block_size,
             num_blocks=num_blocks,
+            windows=windows,
+            content_key=content_key,
             max_model_len=max_model_len,
             policy=section.policy,
             max_waiting_requests=section.max_waiting_requests,
@@ -142,7 +164,7 @@ def check_request(request: Request, limits: SchedulerLimits) -> None:
             f"{total} together, but the model's context is {limits.max_model_len} tokens"
         )
     # The last token's KV is never computed.
-    needed = blocks_for(total - 1, limits.block_size)
+    needed = limits.blocks_held(total - 1)
     if needed > limits.num_blocks:
         raise PromptTooLongError(
             f"the prompt has {prompt_len} tokens and max_tokens is {request.max_tokens}: "

@@ -13,8 +13,9 @@ that begins with what happened::
     ["reset"]                                           the prefix cache was emptied
     ["cut", why]                                        the log ends before the engine did
 
-with installs ``[row, generation, key, number of tokens, prompt_len, block_ids]``, block appends
-``[row, index, block_ids]`` and rows ``[row, generation, start, num_tokens, samples]``.
+with installs ``[row, generation, key, number of tokens, prompt_len, block_ids]``, these for
+each group of layers, block appends ``[row, group, index, block_ids]`` and rows
+``[row, generation, start, num_tokens, samples]``.
 
 A token is any integer that stands for the same prefix everywhere; :data:`END_TOKEN` is one that
 ended its request. Times are not in it: a deadline is a line at the place where it was noticed.
@@ -36,7 +37,7 @@ from src.engine.scheduling.admission import SchedulerLimits
 from src.engine.scheduling.plan_builder import SchedulerStats
 from src.engine.scheduling.scheduler import Scheduler
 
-VERSION: Final = 1
+VERSION: Final = 2
 END_TOKEN: Final = -1
 
 
@@ -80,8 +81,8 @@ class PlanLine(_Line, frozen=True, tag="plan"):
     """A step was planned."""
 
     step_id: int
-    installs: list[tuple[int, int, int, int, int, list[int]]]
-    block_appends: list[tuple[int, int, list[int]]]
+    installs: list[tuple[int, int, int, int, int, list[list[int]]]]
+    block_appends: list[tuple[int, int, int, list[int]]]
     rows: list[tuple[int, int, int, int, int]]
 
 
@@ -162,7 +163,7 @@ def plan_line(plan: StepPlan) -> PlanLine:
             (i.row, i.generation, i.request_key, len(i.token_ids), i.prompt_len, i.block_ids)
             for i in plan.installs
         ],
-        [(a.row, a.index, a.block_ids) for a in plan.block_appends],
+        [(a.row, a.group, a.index, a.block_ids) for a in plan.block_appends],
         [(r.row, r.generation, r.start, r.num_tokens, int(r.samples)) for r in plan.rows],
     )
 

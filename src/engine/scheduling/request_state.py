@@ -48,10 +48,10 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         Digests of its full blocks; those of a prompt are shared by its completions.
     match
         Its prefix in the cache as of the last try to admit it, while it waits.
-    frontier
+    in_progress
         While it runs: digest of its next full block that is not in the cache yet, if it is the one
         that others may wait for.
-    leader
+    prefix_leader
         Key of the running request that was last looked at as one to wait for, and whether to.
     token_ids
         The prompt and the committed output.
@@ -61,8 +61,13 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         Only the scheduler changes it.
     row, generation
         Where its device state is, while it is running or behind its fence.
-    block_ids, capacity
-        Its block table and how many positions that holds.
+    block_ids
+        Its block tables, one for each group of layers.
+    behind
+        Per group, the blocks at the table's beginning that a window has gone past: they were given
+        back, and ``NO_BLOCK`` is in their place.
+    capacity
+        Positions that all of its tables hold.
     launched
         Positions whose KV the launched steps compute.
     target
@@ -94,12 +99,13 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     prompt_len: int
     limit: int
     match: Match | None = None
-    frontier: bytes | None = None
-    leader: tuple[int, bool] | None = None
+    in_progress: bytes | None = None
+    prefix_leader: tuple[int, bool] | None = None
     phase: Phase = Phase.WAITING
     row: int = -1
     generation: int = -1
-    block_ids: list[int] = []
+    block_ids: list[list[int]] = []
+    behind: list[int] = []
     capacity: int = 0
     launched: int = 0
     target: int = 0
@@ -127,6 +133,13 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         """Whether cached KV may stand for computing: not while prompt logits are still owed."""
         return self.prompt_logprobs is None
 
+    def held_blocks(self) -> list[list[int]]:
+        """Per group of layers, the blocks that it holds, in their order."""
+        return [
+            table[behind:] if behind else table
+            for table, behind in zip(self.block_ids, self.behind, strict=True)
+        ]
+
     def launch(self, step_id: int, num_tokens: int) -> RowStep:
         """Note that step ``step_id`` computes the next ``num_tokens`` positions, and say which."""
         start = self.launched
@@ -137,12 +150,20 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         self.last_step = step_id
         return RowStep(self.row, self.generation, start, num_tokens, samples)
 
-    def take_row(self, row: int, generation: int, block_ids: list[int], capacity: int) -> None:
-        """Start running on a row with a block table of ``capacity`` positions."""
+    def take_row(
+        self,
+        row: int,
+        generation: int,
+        block_ids: list[list[int]],
+        behind: list[int],
+        capacity: int,
+    ) -> None:
+        """Start running on a row with block tables of ``capacity`` positions."""
         self.phase = Phase.RUNNING
         self.row = row
         self.generation = generation
         self.block_ids = block_ids
+        self.behind = behind
         self.capacity = capacity
 
     def start_from(self, num_cached: int, *, registered: int, epoch: int) -> None:
@@ -158,6 +179,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         """Forget the row and the blocks; the tokens and their digests stay."""
         self.row = self.generation = -1
         self.block_ids = []
+        self.behind = []
         self.capacity = self.launched = self.target = self.committed = self.registered = 0
 
     def collect_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:

@@ -1,6 +1,6 @@
 """Rows: the fixed slots of device-resident request state.
 
-A row is handed out again only behind its fence (``residents.py``). The generation says which
+A row is handed out again only behind its fence (``row_allocator.py``). The generation says which
 hand-out of a row a plan or a result speaks of.
 """
 

@@ -24,11 +24,11 @@ from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.kv.block_pool import BlockPool, InvariantError
-from src.engine.kv.prefix_cache import HashChain, Match
+from src.engine.kv.prefix_cache import HashChain, Match, chain_root
 from src.engine.scheduling import stop_rules as stop
 from src.engine.scheduling.admission import (
-    MAX_LED_PER_STEP,
     MAX_MISFITS_PER_STEP,
+    MAX_PREFIX_WAITS_PER_STEP,
     Deadlines,
     SchedulerLimits,
     WaitingQueue,
@@ -51,7 +51,8 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.stats = SchedulerStats()
-        self._residents = RowAllocator(limits)
+        self._allocator = RowAllocator(limits)
+        self._layout = limits.layout
         self._waiting = WaitingQueue(limits.max_waiting_requests, limits.max_waiting_tokens)
         self._deadlines = Deadlines()
         self._num_arrived = 0
@@ -73,7 +74,7 @@ class Scheduler:
     @property
     def has_free_row(self) -> bool:
         """Whether somebody who comes now could run without waiting for another's end."""
-        return self._residents.rows.num_free > 0
+        return self._allocator.rows.num_free > 0
 
     @property
     def num_running(self) -> int:
@@ -93,12 +94,12 @@ class Scheduler:
     @property
     def kv_usage(self) -> float:
         """Held blocks over all blocks, 0 to 1; cached blocks count as free."""
-        return self._residents.pool.num_held / self.limits.num_blocks
+        return self._allocator.pool.num_held / self.limits.num_blocks
 
     @property
     def block_counts(self) -> tuple[int, int, int]:
         """Blocks that are held, cached and free; together all of them."""
-        pool = self._residents.pool
+        pool = self._allocator.pool
         return pool.num_held, pool.num_cached, pool.num_free - pool.num_cached
 
     @property
@@ -112,7 +113,7 @@ class Scheduler:
     @property
     def pool(self) -> BlockPool:
         """The blocks, to be looked at."""
-        return self._residents.pool
+        return self._allocator.pool
 
     def state(self, key: int) -> RequestState | None:
         """What is known of an unfinished request, to be looked at."""
@@ -165,11 +166,11 @@ class Scheduler:
         """
         self._waiting.check_room(num_tokens, num_requests)
 
-    def add(self, request: Request, twin: int | None = None) -> None:
+    def add(self, request: Request, sibling: int | None = None) -> None:
         """Put a request into the waiting queue.
 
-        ``twin`` is the key of one before it that has the same prompt, the very same list, and salt:
-        the prompt is hashed once for both.
+        ``sibling`` is the key of one before it that has the same prompt, the very same list, and
+        salt: the prompt is hashed once for both.
 
         Raises
         ------
@@ -191,7 +192,7 @@ class Scheduler:
             request=request,
             key=request.key,
             rank=(priority, self._num_arrived),
-            chain=self._chain_of(request, None if twin is None else self._requests.get(twin)),
+            chain=self._chain_of(request, None if sibling is None else self._requests.get(sibling)),
             token_ids=list(prompt),
             prompt_len=len(prompt),
             limit=len(prompt) + request.max_tokens,
@@ -201,14 +202,16 @@ class Scheduler:
         self._waiting.push(state)
         self._deadlines.push(state)
 
-    def _chain_of(self, request: Request, twin: RequestState | None) -> HashChain:
+    def _chain_of(self, request: Request, sibling: RequestState | None) -> HashChain:
         if (
-            twin is not None
-            and twin.request.prompt_token_ids is request.prompt_token_ids
-            and twin.request.cache_salt == request.cache_salt
+            sibling is not None
+            and sibling.request.prompt_token_ids is request.prompt_token_ids
+            and sibling.request.cache_salt == request.cache_salt
+            and sibling.request.media_keys == request.media_keys
         ):
-            return twin.chain.branch(len(request.prompt_token_ids))
-        return HashChain(self.limits.block_size, request.cache_salt)
+            return sibling.chain.branch(len(request.prompt_token_ids))
+        root = chain_root(self.limits.content_key, self._layout, request.cache_salt)
+        return HashChain(self.limits.block_size, root, request.media_keys)
 
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
         """End a request from outside; ``None`` if it is unknown or has ended.
@@ -232,7 +235,7 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; nothing that running requests compute is cached either."""
-        self._residents.reset_cache()
+        self._allocator.reset_cache()
 
     # Planning.
 
@@ -241,45 +244,57 @@ class Scheduler:
 
         With no step in flight it is ``None`` only if there is no request.
         """
-        draft = PlanBuilder(self._last_launched + 1, self.limits.max_num_batched_tokens)
+        builder = PlanBuilder(self._last_launched + 1, self.limits.max_num_batched_tokens)
         prefills: list[RequestState] = []
         decoding = 0
         # A copy: a victim leaves the list, always from behind the row that needs its memory.
-        for state in self._residents.running[:]:
+        for state in self._allocator.running[:]:
             if state.phase is not Phase.RUNNING or state.target >= state.limit:
                 continue
             if state.target - state.launched > 1:
                 prefills.append(state)
-            elif state.launched < state.capacity or self._grow(state, draft):
+            elif state.launched < state.capacity or self._grow(state, builder):
                 decoding += state.launched >= state.prompt_len
-                draft.add(state, 1)
+                builder.add(state, 1)
         if decoding and self.limits.max_mixed_prefill_tokens is not None:
             # With many rows prompts would be a small part of a step, and wait for their turn.
             per_row = self.limits.prefill_tokens_per_decode * decoding
-            draft.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
+            builder.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
         for state in prefills:
-            if draft.budget == 0:
+            if builder.budget == 0:
                 break
             if state.phase is Phase.RUNNING:
-                draft.add(state, min(state.target - state.launched, draft.budget))
-        if not draft.short:
-            self._admit(draft)
-        if not draft.rows:
+                self._plan_chunk(state, builder)
+        if not builder.short:
+            self._admit(builder)
+        if not builder.rows:
             return None
-        plan = draft.plan()
-        self._in_flight.append((plan, draft.states))
-        self._last_launched = draft.step_id
+        plan = builder.plan()
+        self._in_flight.append((plan, builder.states))
+        self._last_launched = builder.step_id
         self.stats.steps += 1
-        self.stats.scheduled_tokens += draft.num_tokens
+        self.stats.scheduled_tokens += builder.num_tokens
         return plan
 
-    def _grow(self, state: RequestState, draft: PlanBuilder) -> bool:
-        """Give a running row its next block; false if it has to wait for one."""
-        residents = self._residents
-        while residents.pool.num_free == 0:
-            draft.short = True
+    def _plan_chunk(self, state: RequestState, builder: PlanBuilder) -> None:
+        """Plan known tokens of a running row, as many as budget and memory allow."""
+        num_tokens = min(state.target - state.launched, builder.budget)
+        if state.launched + num_tokens > state.capacity:
+            # Of a group with a window: the others have had their blocks since admission.
+            builder.appends += self._allocator.extend(state, num_tokens)
+            if state.launched == state.capacity and not self._grow(state, builder):
+                return
+            num_tokens = min(num_tokens, state.capacity - state.launched)
+        builder.add(state, num_tokens)
+
+    def _grow(self, state: RequestState, builder: PlanBuilder) -> bool:
+        """Give a running row its next block of each group; false if it has to wait for one."""
+        allocator = self._allocator
+        groups = allocator.short_groups(state)
+        while allocator.pool.num_free < len(groups):
+            builder.short = True
             # While blocks are on their way back, taking another victim would be a waste.
-            victim = None if residents.blocks_are_coming() else residents.victim(state)
+            victim = None if allocator.blocks_are_coming() else allocator.victim(state)
             if victim is None:
                 self.stats.shortages += 1
                 return False
@@ -287,36 +302,36 @@ class Scheduler:
             self.stats.recomputed_tokens += victim.launched
             self._preempted.append(victim.key)
             self._leave(victim, Phase.PREEMPTING)
-        draft.appends.append(residents.append_block(state))
+        builder.appends += allocator.append_blocks(state, groups)
         return True
 
-    def _admit(self, draft: PlanBuilder) -> None:
+    def _admit(self, builder: PlanBuilder) -> None:
         """Give rows to waiting requests, first in line first."""
-        residents = self._residents
+        allocator = self._allocator
         # Whoever is admitted needs a row and, since a hit never covers everything, a block.
-        if not (len(self._waiting) and residents.rows.num_free and residents.pool.num_free):
+        if not (len(self._waiting) and allocator.rows.num_free and allocator.pool.num_free):
             return
-        reserve = sum(map(residents.lookahead, residents.running))
+        reserve = sum(map(allocator.lookahead, allocator.running))
         first: RequestState | None = None
-        misfits = led = 0
+        misfits = waits = 0
         while (
-            draft.budget > 0
-            and residents.rows.num_free > 0
+            builder.budget > 0
+            and allocator.rows.num_free > 0
             and misfits < MAX_MISFITS_PER_STEP
-            and led < MAX_LED_PER_STEP
+            and waits < MAX_PREFIX_WAITS_PER_STEP
         ):
-            state = self._waiting.peek(misfits + led)
+            state = self._waiting.peek(misfits + waits)
             if state is None:
                 return
-            match = residents.cached_prefix(state)
-            if state.bypasses < self.limits.max_bypasses and residents.is_led(
-                state, match, draft.prefill_limit
+            match = allocator.cached_prefix(state)
+            if state.bypasses < self.limits.max_bypasses and allocator.waits_for_prefix(
+                state, match, builder.prefill_limit
             ):
-                led += 1
-            elif residents.fits(state, match, reserve):
-                self._waiting.pop(misfits + led)
-                self._install(state, match, draft)
-                reserve += residents.lookahead(state)
+                waits += 1
+            elif allocator.fits(state, match, reserve):
+                self._waiting.pop(misfits + waits)
+                self._install(state, match, builder)
+                reserve += allocator.lookahead(state)
                 if first is not None:
                     first.bypasses += 1
                     self.stats.bypasses += 1
@@ -326,14 +341,13 @@ class Scheduler:
             if first is not None and first.bypasses >= self.limits.max_bypasses:
                 return
 
-    def _install(self, state: RequestState, match: Match, draft: PlanBuilder) -> None:
-        draft.installs.append(self._residents.install(state, match))
-        pending = state.target - state.launched
+    def _install(self, state: RequestState, match: Match, builder: PlanBuilder) -> None:
+        builder.installs.append(self._allocator.install(state, match))
         self.stats.admissions += 1
         if self.limits.enable_prefix_caching and state.may_read_cache:
             self.stats.prefix_cache_queries += state.target
             self.stats.prefix_cache_hits += state.launched
-        draft.add(state, min(pending, draft.budget))
+        self._plan_chunk(state, builder)
 
     # Results.
 
@@ -387,7 +401,7 @@ class Scheduler:
         if state.prompt_logprobs is not None and row.prompt_logprobs is not None:
             state.collect_prompt_logprobs(planned.start, row.prompt_logprobs)
         if state.committed >= (state.registered + 1) * self.limits.block_size:
-            self._residents.register(state)
+            self._allocator.take_in(state)
         if not planned.samples:
             return None
         token_id = row.token_ids[0]
@@ -413,13 +427,13 @@ class Scheduler:
             self._waiting.discard(state)
 
     def _leave(self, state: RequestState, phase: Phase) -> None:
-        self._residents.leave(state, phase)
+        self._allocator.leave(state, phase)
         if state.last_step <= self._last_committed:
             self._pass_fence(state)
 
     def _pass_fence(self, state: RequestState) -> None:
         """No launched step names a leaving request any more."""
-        self._residents.release(state)
+        self._allocator.release(state)
         if state.phase is Phase.PREEMPTING:
             state.phase = Phase.WAITING
             self._waiting.push(state)
@@ -436,10 +450,10 @@ class Scheduler:
         InvariantError
             With what is not.
         """
-        residents = self._residents
-        residents.check()
-        preempting = sum(state.phase is Phase.PREEMPTING for state in residents.leaving)
-        expected = len(self._waiting) + len(residents.running) + preempting
+        allocator = self._allocator
+        allocator.check()
+        preempting = sum(state.phase is Phase.PREEMPTING for state in allocator.leaving)
+        expected = len(self._waiting) + len(allocator.running) + preempting
         if len(self._requests) != expected:
             raise InvariantError(f"{len(self._requests)} requests, {expected} accounted for")
 
@@ -451,17 +465,17 @@ class Scheduler:
         InvariantError
             If it has work, or a block or a row was lost.
         """
-        if self.has_work or self._residents.leaving:
+        if self.has_work or self._allocator.leaving:
             raise InvariantError(
                 f"not idle: {len(self._requests)} requests, "
-                f"{len(self._residents.leaving)} leaving, {len(self._in_flight)} steps in flight"
+                f"{len(self._allocator.leaving)} leaving, {len(self._in_flight)} steps in flight"
             )
         if len(self._waiting):
             raise InvariantError(f"not idle: {len(self._waiting)} requests in the queue")
-        self._residents.check_idle()
+        self._allocator.check_idle()
 
     def pool_is_whole(self) -> bool:
         """Whether free + cached + held blocks add up to all, and none is held for nobody; O(1)."""
-        residents = self._residents
-        nobody = not residents.running and not residents.leaving
-        return residents.pool.is_whole and not (nobody and residents.pool.num_held)
+        allocator = self._allocator
+        nobody = not allocator.running and not allocator.leaving
+        return allocator.pool.is_whole and not (nobody and allocator.pool.num_held)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from src.core.errors import ConflictError, InvalidRequestError
 from src.core.views import PlanView, PoolView, RequestsView, RequestView, TimelineView
 from src.engine.requests.streams import Choice
+from src.engine.scheduling.scheduler import SchedulerLimits
 from src.engine.telemetry.observer import EngineObserver
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Inspector:
             output_tokens=record.num_tokens,
             max_tokens=request.max_tokens,
             row=-1 if state is None else state.row,
-            blocks=0 if state is None else len(state.block_ids),
+            blocks=0 if state is None else sum(map(len, state.held_blocks())),
             preemptions=len(record.preempted),
             expires_in=None if request.deadline is None else request.deadline - now,
             trace_id=record.trace_id,
@@ -132,7 +133,7 @@ class Inspector:
         scheduler = self._loaded().scheduler
         references, cached = scheduler.pool.snapshot()
         return await asyncio.to_thread(
-            _pool_view, references, cached, scheduler.limits.block_size, min(cells, MAX_CELLS)
+            _pool_view, references, cached, scheduler.limits, min(cells, MAX_CELLS)
         )
 
     def plans(self, count: int | None = None) -> list[PlanView]:
@@ -198,7 +199,9 @@ class Inspector:
             self._profiling = None
 
 
-def _pool_view(references: list[int], cached: list[int], block_size: int, cells: int) -> PoolView:
+def _pool_view(
+    references: list[int], cached: list[int], limits: SchedulerLimits, cells: int
+) -> PoolView:
     total = len(references)
     # 0 free, 1 cached, 2 held
     places = bytearray(2 if count else 0 for count in references)
@@ -207,7 +210,8 @@ def _pool_view(references: list[int], cached: list[int], block_size: int, cells:
     size = -(-total // max(1, cells))
     pieces = [places[start : start + size] for start in range(0, total, size)]
     return PoolView(
-        block_size=block_size,
+        block_size=limits.block_size,
+        windows=list(limits.windows),
         num_blocks=total,
         free=places.count(0),
         cached=len(cached),

@@ -66,9 +66,9 @@ class RecordingScheduler(Scheduler):
         self._log = log
         log.put(LimitsLine(VERSION, limits))
 
-    def add(self, request: Request, twin: int | None = None) -> None:
+    def add(self, request: Request, sibling: int | None = None) -> None:
         """As the scheduler's own."""
-        super().add(request, twin)
+        super().add(request, sibling)
         self._log.put(request)
 
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:

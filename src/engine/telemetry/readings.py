@@ -11,7 +11,7 @@ from src.ops.cpu.build import kernel_builds, kernel_status
 if TYPE_CHECKING:
     from src.engine.startup import EngineParts
 
-# All layers have one entry in every block today, so there is one group of them.
+# One pool serves all groups of layers.
 _GROUP = "0"
 
 
@@ -22,6 +22,7 @@ def model_facts(config: Config, parts: EngineParts) -> ModelFacts:
         max_model_len=parts.info.max_model_len,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
+        num_groups=len(plan.windows),
         cache_dtype=parts.info.dtype,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         kv_bytes=plan.total_bytes,

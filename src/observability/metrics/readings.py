@@ -78,11 +78,15 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is fixed once a model is loaded. ``max_model_len`` and ``block_size`` are tokens."""
+    """What is fixed once a model is loaded. ``max_model_len`` and ``block_size`` are tokens.
+
+    Of layers, ``num_groups`` have block tables of their own.
+    """
 
     max_model_len: int
     block_size: int
     num_blocks: int
+    num_groups: int
     cache_dtype: str
     enable_prefix_caching: bool
     kv_bytes: int

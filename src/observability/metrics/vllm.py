@@ -51,7 +51,7 @@ class VllmMetrics:
             facts.cache_dtype,
             str(facts.enable_prefix_caching),
             str(facts.kv_bytes),
-            str(facts.block_size * facts.num_blocks),
+            str(facts.block_size * (facts.num_blocks // facts.num_groups)),
             str(facts.num_blocks),
         ).set(1)
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 17
+#define SLIPSTREAM_ABI 18
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -175,6 +175,7 @@ struct AttentionLayer {
   void* value_cache;  // same
   const AttentionSpec* spec;
   int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size;
+  int64_t group;  // of layers: whose block tables are its
 };
 
 constexpr int kMaxStepTensors = 16;
@@ -193,13 +194,14 @@ struct StepContext {
   const Instruction* program;  // [length]: from token ids (tensor 0) and positions (1)
   const Bound* head;           // hidden states to logits
   int32_t* tokens;                 // [rows, token_stride]: row and position to token
-  const int32_t* block_tables;     // [rows, block_table_stride]
+  const int32_t* block_tables;     // [groups, rows, block_table_stride], groups group_stride apart
   const double* temperatures;      // of a row, temperature_stride apart
   const int64_t* seeds;            // of a row, seed_stride apart
   int64_t length, last_attention;  // of the program; the last instruction that is attention
   int64_t kept;    // bit i: tensor i is read behind that, besides what that writes
   int64_t hidden;  // the tensor of hidden states
-  int64_t rows, token_stride, block_table_stride, temperature_stride, seed_stride;
+  int64_t rows, token_stride, groups, group_stride, block_table_stride;
+  int64_t temperature_stride, seed_stride;
   int64_t vocab_size, block_size, attended_width;  // elements of the widest attention's output
   int64_t dtype, torch_dtype, torch_index_dtype;   // of the model, and torch's number of int64
   int64_t threads, deterministic;

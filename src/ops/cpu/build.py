@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -67,10 +68,26 @@ _FLAGS = [
     "-fPIC",
     "-shared",
     "-pthread",
-    "-w",
+    "-Wall",
+    "-Wextra",
+    # Vectors are passed between inlined functions of one library alone.
+    "-Wno-psabi",
+    # GCC's own header of AVX-512 has operands that nothing reads undefined, and warns of them where
+    # they are inlined.
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
 ]
 
 _NO_COMPILER = "no C++ compiler that can be run (install g++ or set CXX)"
+
+
+def further_flags() -> list[str]:
+    """Of the compiler, from `SLIPSTREAM_KERNEL_FLAGS`: what tests and sanitizers want beside ours.
+
+    Tests have warnings be errors. Elsewhere they are only shown where the compiler fails: a user's
+    may be newer than all that we know, and warn of what is no fault.
+    """
+    return shlex.split(os.environ.get("SLIPSTREAM_KERNEL_FLAGS", ""))
 
 
 def cache_root() -> Path:
@@ -140,7 +157,13 @@ class KernelCache:
             / "cpu-kernels"
             / _digest(
                 *(path.read_bytes() for path in sources),
-                repr(([level.flags for level in LEVELS], _FLAGS)).encode(),
+                # An error that nobody has made changes no library.
+                repr(
+                    (
+                        [level.flags for level in LEVELS],
+                        _FLAGS + [flag for flag in further_flags() if flag != "-Werror"],
+                    )
+                ).encode(),
                 " ".join((platform.system(), platform.machine(), *sorted(flags))).encode(),
             )
         )
@@ -177,23 +200,37 @@ class KernelCache:
             except UnusableLibraryError as error:
                 raise BuildError(f"the library just built cannot be loaded: {error}") from error
 
-    def build_all(self) -> list[Path]:
-        """The libraries of all levels that pass, slowest first: who tests them needs them all.
+    def build_all(self) -> dict[str, Path]:
+        """The libraries of all levels by name, slowest first: who tests them needs them all.
+
+        A level that the compiler does not know is left out.
 
         Raises
-            BuildError: As of `build`.
+            BuildError: As of `build`, and where one of them does not pass.
         """
         self.build()
         directory = self.directory()
         files = {level.name: directory / f"{level.name}.so" for level in self.levels}
         with _locked(directory), scratch_in(directory) as scratch:
             missing = [level for level in self.levels if not files[level.name].exists()]
-            outputs, _ = self._compile(scratch, missing)
+            missing = [level for level in missing if self._knows(level)]
+            outputs, report = self._compile(scratch, missing)
             for level in missing:
-                output = outputs.get(level.name)
-                if output and check(files["portable"], output, level.number) == PASSED:
-                    os.replace(output, files[level.name])
-        return [path for path in files.values() if path.exists()]
+                if output := outputs.get(level.name):
+                    report[level.name] = check(files["portable"], output, level.number)
+                    if report[level.name] == PASSED:
+                        os.replace(output, files[level.name])
+        if failed := {name: verdict for name, verdict in report.items() if verdict != PASSED}:
+            raise BuildError(f"levels that this CPU and compiler have do not pass: {failed}")
+        return {name: path for name, path in files.items() if path.exists()}
+
+    def _knows(self, level: Level) -> bool:
+        """Whether the compiler takes a level's flags."""
+        assert self.compiler is not None
+        command = [*self.compiler[0], *level.flags, "-fsyntax-only", "-x", "c++", os.devnull]
+        process = compilers.start(command)
+        compilers.wait(process, _COMPILE_TIMEOUT)
+        return process.returncode == 0
 
     def directory(self) -> Path:
         """Where this compiler's build is or would be.
@@ -263,7 +300,7 @@ class KernelCache:
         outputs = {level.name: scratch / f"{level.name}.so" for level in levels}
         running, failed = {}, {}
         for level in {level.name: level for level in levels}.values():
-            command = [*nice, *self.compiler[0], *_FLAGS, *level.flags]
+            command = [*nice, *self.compiler[0], *_FLAGS, *level.flags, *further_flags()]
             command += [str(_SOURCES / unit) for unit in _UNITS] + ["-o", str(outputs[level.name])]
             running[level.name] = compilers.start(command)
         for name, process in running.items():

@@ -117,8 +117,8 @@ class Experts {
       const T* from = static_cast<const T*>(a.x) + (begin + ordered[i] / a.chosen) * a.x_stride;
       std::memcpy(inputs + i * a.hidden, from, size_t(a.hidden) * sizeof(T));
     });
-    over_items(a.intermediate, 2, gate_up, [&](const Item& item) { project(item); });
-    over_items(a.hidden, 1, down, [&](const Item& item) { project_down(item); });
+    over_items(a.intermediate, gate_up, [&](const Item& item) { project(item); });
+    over_items(a.hidden, down, [&](const Item& item) { project_down(item); });
     spread(end - begin, double(places * a.hidden), [&](int64_t i) { combine(begin, i); });
   }
 
@@ -155,7 +155,7 @@ class Experts {
 
   // Calls run(item) for every token and `rows` of its expert, as they lie in memory.
   template <class Run>
-  void over_items(int64_t rows, int64_t times, const Matrices& matrices, const Run& run) {
+  void over_items(int64_t rows, const Matrices& matrices, const Run& run) {
     double work = 0;
     for (int64_t e = 0; e < a.experts; ++e) {
       if (starts[e + 1] > starts[e]) work += cost(matrices, starts[e + 1] - starts[e]);

@@ -21,29 +21,38 @@ size_t lines(size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(Line); }
 
 // Rows of attention, of so many tokens each.
 struct Batch {
-  std::vector<int32_t> starts, lengths, blocks;  // [B + 1], [B], [B, max_blocks]
+  std::vector<int32_t> starts, lengths;      // [B + 1], [B]
+  std::vector<std::vector<int32_t>> blocks;  // per group of layers, [B, max_blocks]
 
-  void clear() {
-    for (auto* each : {&starts, &lengths, &blocks}) each->clear();
+  void clear(int64_t groups) {
+    for (auto* each : {&starts, &lengths}) each->clear();
     starts.push_back(0);
+    blocks.resize(size_t(groups));
+    for (auto& each : blocks) each.clear();
   }
 
-  void add(int64_t tokens, int64_t length, const int32_t* table, int64_t max_blocks) {
+  // `table` is the first group's, whose tables lie `group_stride` apart.
+  void add(int64_t tokens, int64_t length, const int32_t* table, int64_t group_stride,
+           int64_t max_blocks) {
     starts.push_back(starts.back() + int32_t(tokens));
     lengths.push_back(int32_t(length));
-    blocks.insert(blocks.end(), table, table + max_blocks);
+    for (auto& each : blocks) {
+      each.insert(each.end(), table, table + max_blocks);
+      table += group_stride;
+    }
   }
 
-  void put_into(AttentionArgs* attention) const {
+  void put_into(AttentionArgs* attention, int64_t group) const {
     attention->rows = int64_t(lengths.size()), attention->tokens = starts.back();
     attention->query_start_loc = starts.data(), attention->seq_lens = lengths.data();
-    attention->block_tables = blocks.data();
+    attention->block_tables = blocks[size_t(group)].data();
   }
 };
 
 // What a step computes with, gathered from the rows. Kept from step to step for its memory.
 struct Inputs {
-  std::vector<int64_t> ids, positions, slots;  // [T]
+  std::vector<int64_t> ids, positions;         // [T]
+  std::vector<std::vector<int64_t>> slots;     // per group of layers, [T]
   Batch all, last;                             // every token; the last one of each row that samples
   std::vector<int64_t> sampled, seeds, next;   // [S]: token index; of the token to be drawn
   std::vector<int64_t> rows;                   // [S]
@@ -53,9 +62,11 @@ struct Inputs {
   std::vector<Line> kept[kMaxStepTensors];     // [S, ...]: step tensors
   int64_t max_blocks = 0;
 
-  void clear() {
-    for (auto* each : {&ids, &positions, &slots, &sampled, &seeds, &next, &rows}) each->clear();
-    all.clear(), last.clear();
+  void clear(int64_t groups) {
+    for (auto* each : {&ids, &positions, &sampled, &seeds, &next, &rows}) each->clear();
+    slots.resize(size_t(groups));
+    for (auto& each : slots) each.clear();
+    all.clear(groups), last.clear(groups);
     temperatures.clear();
     max_blocks = 0;
   }
@@ -95,7 +106,7 @@ void gather_sampling(const StepContext& c, const RowStep& step, Inputs* in) {
 
 Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding,
               Inputs* in) {
-  in->clear();
+  in->clear(c.groups);
   for (int64_t i = 0; i < count; ++i) {
     if (Status status = check(c, steps[i])) return status;
     in->max_blocks = std::max(in->max_blocks, blocks_of(c, steps[i].start + steps[i].tokens));
@@ -110,19 +121,24 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
       if (tokens[position] < 0 || tokens[position] >= c.vocab_size) return kNoToken;
       in->ids.push_back(tokens[position]);
       in->positions.push_back(position);
-      const int64_t block = table[position / c.block_size];
-      // Negative, that is nowhere, for a row that has no block there.
-      in->slots.push_back(block * c.block_size + position % c.block_size);
     }
-    in->all.add(step.tokens, end, table, in->max_blocks);
+    for (int64_t group = 0; group < c.groups; ++group) {
+      const int32_t* its = table + group * c.group_stride;
+      for (int64_t position = step.start; position < end; ++position) {
+        const int64_t block = its[position / c.block_size];
+        // Negative, that is nowhere, for a row that has no block there.
+        in->slots[size_t(group)].push_back(block * c.block_size + position % c.block_size);
+      }
+    }
+    in->all.add(step.tokens, end, table, c.group_stride, in->max_blocks);
     if (!step.samples) continue;
-    in->last.add(1, end, table, in->max_blocks);
+    in->last.add(1, end, table, c.group_stride, in->max_blocks);
     in->sampled.push_back(int64_t(in->ids.size()) - 1);
     gather_sampling(c, step, in);
   }
   in->ids.insert(in->ids.end(), size_t(padding), 0);
   in->positions.insert(in->positions.end(), size_t(padding), 0);
-  in->slots.insert(in->slots.end(), size_t(padding), -1);
+  for (auto& slots : in->slots) slots.insert(slots.end(), size_t(padding), -1);
   return kOk;
 }
 
@@ -130,17 +146,18 @@ AttentionArgs attention_of(const StepContext& c, Inputs& in) {
   const size_t needed = lines(in.ids.size() * size_t(c.attended_width) * item_size(c));
   if (in.attention.size() < needed) in.attention.resize(needed);
   AttentionArgs attention{};
-  in.all.put_into(&attention);
-  attention.tokens = int64_t(in.ids.size());
-  attention.slot_mapping = in.slots.data(), attention.out = in.attention.data();
+  attention.out = in.attention.data();
   attention.block_table_stride = attention.max_blocks = in.max_blocks;
   attention.dtype = c.dtype, attention.threads = c.threads;
   attention.deterministic = c.deterministic;
   return attention;
 }
 
-void tell(const AttentionLayer& layer, const Tensor& query, const Tensor& key, const Tensor& value,
-          AttentionArgs* attention) {
+void tell(const AttentionLayer& layer, const Inputs& in, const Tensor& query, const Tensor& key,
+          const Tensor& value, AttentionArgs* attention) {
+  in.all.put_into(attention, layer.group);
+  attention->tokens = int64_t(in.ids.size());
+  attention->slot_mapping = in.slots[size_t(layer.group)].data();
   attention->query = query.data, attention->query_stride = query.strides[0];
   attention->key = key.data, attention->key_stride = key.strides[0];
   attention->value = value.data, attention->value_stride = value.strides[0];
@@ -223,7 +240,7 @@ class Interpreter {
   }
 
   int attend(const Instruction& step) {
-    tell(*step.attention, *tensors_[step.reads[0]], *tensors_[step.reads[1]],
+    tell(*step.attention, in_, *tensors_[step.reads[0]], *tensors_[step.reads[1]],
          *tensors_[step.reads[2]], &attention_);
     const int status = slipstream_paged_attention(&attention_);
     release_last(step);
@@ -236,7 +253,7 @@ class Interpreter {
   int attend_sampled(const Instruction& step) {
     const Tensor& query = *tensors_[step.reads[0]];
     const AttentionLayer& layer = *step.attention;
-    tell(layer, query, *tensors_[step.reads[1]], *tensors_[step.reads[2]], &attention_);
+    tell(layer, in_, query, *tensors_[step.reads[1]], *tensors_[step.reads[2]], &attention_);
     attention_.rows = 0;
     if (int status = slipstream_paged_attention(&attention_)) return status;
     const int64_t samples = int64_t(in_.sampled.size()), width = layer.num_heads * layer.head_dim;
@@ -246,9 +263,9 @@ class Interpreter {
     attention_.query =
         in_.pick(query.data, size_t(query.strides[0]) * item, size_t(width) * item, &in_.query);
     attention_.query_stride = width;
-    in_.last.put_into(&attention_);
+    in_.last.put_into(&attention_, layer.group);
     // All are written.
-    std::fill_n(in_.slots.begin(), samples, -1);
+    std::fill_n(in_.slots[size_t(layer.group)].begin(), samples, -1);
     const int status = slipstream_paged_attention(&attention_);
     release_last(step);
     if (status) return status;

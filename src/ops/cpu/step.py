@@ -22,9 +22,9 @@ from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import DTYPES, raise_status
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 
-_CONTEXT: Final = struct.Struct("@6P17q").pack  # StepContext
-_LAYER: Final = struct.Struct("@3P5q").pack  # AttentionLayer
-_LAYER_SIZE: Final = struct.calcsize("@3P5q")
+_CONTEXT: Final = struct.Struct("@6P19q").pack  # StepContext
+_LAYER: Final = struct.Struct("@3P6q").pack  # AttentionLayer
+_LAYER_SIZE: Final = struct.calcsize("@3P6q")
 MAX_STEP_TENSORS: Final = 16
 _MAX_READS: Final = 8
 _MAX_WRITES: Final = 8
@@ -37,7 +37,8 @@ class StepRows:
 
     Attributes
         tokens: int32 [R, L], position to token id; a negative one was never produced.
-        block_tables: int32 [R, max_blocks]; positions whose block is negative are not written.
+        block_tables: int32 [groups, R, max_blocks], the last contiguous; positions whose block is
+            negative are not written.
         temperatures: float64 [R], of any stride; see `gumbel_argmax`.
         seeds: int64 [R], of any stride.
         vocab_size: Tokens are below it.
@@ -57,12 +58,14 @@ class StepAttention(NamedTuple):
         keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
         spec: What becomes of scores.
         num_heads: Of the queries.
+        group: Of layers, whose block tables are its.
     """
 
     keys: Tensor
     values: Tensor
     spec: AttentionSpec
     num_heads: int
+    group: int
 
 
 class StepInstruction(NamedTuple):
@@ -179,7 +182,8 @@ class CompiledStep:
     """Rows to tokens, in one call. One thread at a time may call it.
 
     Raises
-        ValueError: The program has no attention, or its caches are not contiguous.
+        ValueError: The program has no attention, its caches are not contiguous or have blocks of
+            several lengths, or there are no block tables for one of its groups.
     """
 
     def __init__(self, caller: Caller, program: StepProgram, rows: StepRows) -> None:
@@ -188,6 +192,10 @@ class CompiledStep:
             raise ValueError("expected a program that attends")
         if not all(kv.is_contiguous() for each in attentions for kv in (each.keys, each.values)):
             raise ValueError("expected contiguous caches")
+        if len({each.keys.shape[1] for each in attentions}) != 1:
+            raise ValueError("expected blocks of one length")
+        if not all(0 <= each.group < len(rows.block_tables) for each in attentions):
+            raise ValueError("expected block tables for every group")
         self._step: Any = caller.step
         self._caller = caller
         self._program = program
@@ -226,7 +234,9 @@ class CompiledStep:
             program.hidden,
             len(rows.tokens),
             rows.tokens.stride(0),
+            len(rows.block_tables),
             rows.block_tables.stride(0),
+            rows.block_tables.stride(1),
             rows.temperatures.stride(0),
             rows.seeds.stride(0),
             rows.vocab_size,
@@ -318,6 +328,7 @@ def _packed_layer(layer: StepAttention, spec: int) -> bytes:
         head_dim,
         num_blocks,
         block_size,
+        layer.group,
     )
 
 

@@ -17,9 +17,9 @@ constexpr int64_t kSlice = kStripOutputs * 4;  // bytes
 constexpr int64_t kTokensOfAPiece = 24;        // at least, of work for a thread
 constexpr int64_t kCloseTokenBytes = 384 * 1024;
 
-// What comes of sums of a token, outputs n to n + W. Only int8 has scales of its outputs.
+// What comes of sums of a token, of W outputs. Only int8 has scales of its outputs.
 template <class T>
-inline void finish(const LinearArgs& a, int64_t n, const float* sums, const float* scales,
+inline void finish(const LinearArgs& a, const float* sums, const float* scales,
                    const T* bias, T* to) {
   vf results = load(sums);
   if (a.kind == kInt8Strips) results = results * load(scales);
@@ -37,14 +37,14 @@ inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, cons
   const float* scales = a.scales;
   const T* bias = static_cast<const T*>(a.bias);
   T* const to = static_cast<T*>(a.out) + token * a.outputs;
-  for (; n + W <= end; n += W, sums += W) finish(a, n, sums, scales + n, bias + n, to + n);
+  for (; n + W <= end; n += W, sums += W) finish(a, sums, scales + n, bias + n, to + n);
   if (n == end) return;
   float some_scales[W] = {};
   T some_bias[W] = {}, some[W];
   const size_t rest = size_t(end - n);
   if (a.kind == kInt8Strips) std::memcpy(some_scales, scales + n, rest * sizeof(float));
   if (bias != nullptr) std::memcpy(some_bias, bias + n, rest * sizeof(T));
-  finish(a, n, sums, some_scales, some_bias, some);
+  finish(a, sums, some_scales, some_bias, some);
   std::memcpy(to + n, some, rest * sizeof(T));
 }
 

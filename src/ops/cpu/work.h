@@ -116,7 +116,7 @@ double cost_of(const AttentionArgs& a, const Path& path, int64_t rows, int64_t k
 }
 
 // Keys of a tile.
-inline int tile_keys(const Path& path) {
+inline int tile_keys([[maybe_unused]] const Path& path) {
 #if defined(SLIPSTREAM_PAIRS)
   if (path.strips) return kStep;
 #endif

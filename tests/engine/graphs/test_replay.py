@@ -50,7 +50,7 @@ class Engine:
         )
         for row, first_block in ((0, 1), (2, 5)):
             tokens = list(range(10 + row, 16 + row))
-            self.rows.install(RowInstall(row, 1, row, tokens, 6, [first_block, first_block + 1]))
+            self.rows.install(RowInstall(row, 1, row, tokens, 6, [[first_block, first_block + 1]]))
 
     def plan(self, *steps: tuple[int, int, int, bool]) -> StepPlan:
         return StepPlan(1, [], [], [RowStep(row, 1, *rest) for row, *rest in steps])

@@ -13,7 +13,7 @@ import hashlib
 from collections import deque
 
 from src.core.outputs import FinishReason, TokenLogprobs
-from src.core.plan import RowInstall, RowResult, RowStep, StepPlan, StepResult
+from src.core.plan import NO_BLOCK, RowInstall, RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.scheduling.admission import SchedulerLimits
 
@@ -74,8 +74,8 @@ class DeviceRow:
         self.generation = install.generation
         self.request = request
         self.tokens = list(install.token_ids)
-        self.table = list(install.block_ids)
-        self.names = prefix_names(self.tokens, request.cache_salt)
+        self.tables = [list(table) for table in install.block_ids]
+        self.names = prefix_names(self.tokens, request.cache_salt + repr(request.media_keys))
         self.next_start: int | None = None  # any multiple of the block size after an install
 
 
@@ -87,8 +87,8 @@ class FakeWorker:
         self.requests: dict[int, Request] = {}
         self.rows: dict[int, DeviceRow] = {}
         self.generations: dict[int, int] = {}
-        # (block, slot) -> name of the prefix that ends there
-        self.memory: dict[tuple[int, int], int] = {}
+        # (block, slot) -> group, and name of the prefix that ends there
+        self.memory: dict[tuple[int, int], tuple[int, int]] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.last_step_id = 0
         self.num_launched_tokens = 0
@@ -106,8 +106,9 @@ class FakeWorker:
             self._install(install)
         for append in plan.block_appends:
             row = self.rows[append.row]
-            require(append.index == len(row.table), "a gap or overlap in a block table")
-            row.table.extend(append.block_ids)
+            table = row.tables[append.group]
+            require(append.index == len(table), "a gap or overlap in a block table")
+            table.extend(append.block_ids)
         for step in plan.rows:
             self._check_step(step)
         results = [self._execute(step) for step in plan.rows]
@@ -153,32 +154,46 @@ class FakeWorker:
         num_output = len(row.tokens) - len(row.request.prompt_token_ids)
         require(num_output < row.request.max_tokens, "sampled beyond max_tokens")
         size = self.limits.block_size
-        require(end <= len(row.table) * size, "the block table is too short")
-        require(len(set(row.table)) == len(row.table), "a block twice in one table")
-        require(all(0 <= b < self.limits.num_blocks for b in row.table), "no such block")
+        seen = [self._seen(group, step.start, end, row) for group in range(len(row.tables))]
+        named = [block for blocks in seen for block in blocks]
+        require(all(end <= len(t) * size for t in row.tables), "a block table is too short")
+        require(len(set(named)) == len(named), "a block twice in a row's tables")
+        require(all(0 <= b < self.limits.num_blocks for b in named), "no such block")
         self._check_prefix(step, row, step.start)
-        written = set(row.table[step.start // size : -(-end // size)])
-        for other, generation in self._rows_in_flight().items():
-            if (other, generation) != (step.row, step.generation):
-                held = self.rows[other].table
-                require(
-                    written.isdisjoint(held[: self._launched_blocks(other)]),
-                    "a block is written while a step in flight reads it",
-                )
+        written = {b for t in row.tables for b in t[step.start // size : -(-end // size)]}
+        for plan, _ in self.in_flight:
+            for other in plan.rows:
+                if (other.row, other.generation) != (step.row, step.generation):
+                    held = self.rows[other.row]
+                    for group in range(len(held.tables)):
+                        read = self._seen(group, other.start, held.next_start or 0, held)
+                        require(
+                            written.isdisjoint(read),
+                            "a block is written while a step in flight reads it",
+                        )
 
-    def _launched_blocks(self, row: int) -> int:
-        return -(-(self.rows[row].next_start or 0) // self.limits.block_size)
+    def _first_seen(self, group: int, start: int) -> int:
+        """The first position that a query at ``start`` sees."""
+        window = self.limits.windows[group]
+        return 0 if window is None else max(0, start - window + 1)
+
+    def _seen(self, group: int, start: int, end: int, row: DeviceRow) -> list[int]:
+        """The blocks that queries from ``start`` to ``end`` see or write."""
+        size = self.limits.block_size
+        return row.tables[group][self._first_seen(group, start) // size : -(-end // size)]
 
     def _check_prefix(self, step: RowStep, row: DeviceRow, end: int) -> None:
-        """Every position before ``end`` must hold this row's own prefix."""
+        """Every position before ``end`` that is seen must hold this row's own prefix."""
         size = self.limits.block_size
         names = row.names
-        for position in range(end):
-            content = self.memory.get((row.table[position // size], position % size))
-            require(
-                content == names[position],
-                f"row {step.row} position {position}: not the KV of its own prefix",
-            )
+        for group, table in enumerate(row.tables):
+            for position in range(self._first_seen(group, step.start), end):
+                block = table[position // size]
+                require(block != NO_BLOCK, "a block that was given back is read")
+                require(
+                    self.memory.get((block, position % size)) == (group, names[position]),
+                    f"row {step.row} position {position}: not the KV of its own prefix",
+                )
 
     def _execute(self, step: RowStep) -> RowResult:
         row = self.rows[step.row]
@@ -187,7 +202,8 @@ class FakeWorker:
         names = row.names
         end = step.start + step.num_tokens
         for position in range(step.start, end):
-            self.memory[row.table[position // size], position % size] = names[position]
+            for group, table in enumerate(row.tables):
+                self.memory[table[position // size], position % size] = group, names[position]
         prompt_logprobs = None
         if request.params.prompt_logprobs is not None:
             last = min(end, len(request.prompt_token_ids) - 1)

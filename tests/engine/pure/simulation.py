@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
@@ -28,6 +30,7 @@ def make_request(
     priority: int = 0,
     deadline: float | None = None,
     cache_salt: str = "",
+    media_keys: Mapping[int, bytes] | None = None,
 ) -> Request:
     """``prompt`` as a number is that many tokens nobody else has; ``ends``: may stop by itself."""
     if isinstance(prompt, int):
@@ -42,6 +45,7 @@ def make_request(
         priority=priority,
         deadline=deadline,
         cache_salt=cache_salt,
+        media_keys=media_keys or {},
     )
 
 
@@ -100,8 +104,8 @@ class Simulation:
         if plan is None:
             assert self.worker.in_flight or not scheduler.has_work, "nothing planned: deadlock"
             return None
-        led = self.led()
-        waiting = [key for key in waiting if key not in led]
+        waits = self.waits_for_prefix()
+        waiting = [key for key in waiting if key not in waits]
         for install in plan.installs:
             if install.request_key != waiting[0]:
                 head = waiting[0]
@@ -123,16 +127,16 @@ class Simulation:
         self.plans.append(plan)
         return plan
 
-    def led(self) -> set[int]:
+    def waits_for_prefix(self) -> set[int]:
         """Keys of those who wait for a prefix, and whom others may go past meanwhile."""
-        residents = self.scheduler._residents
+        allocator = self.scheduler._allocator
         return {
             state.key
             for state in self.scheduler._requests.values()
             if state.phase is Phase.WAITING
             and state.bypasses < self.limits.max_bypasses
-            and residents.is_led(
-                state, residents.cached_prefix(state), self.limits.max_num_batched_tokens
+            and allocator.waits_for_prefix(
+                state, allocator.cached_prefix(state), self.limits.max_num_batched_tokens
             )
         }
 

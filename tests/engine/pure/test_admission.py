@@ -17,7 +17,7 @@ def make_state(rank: int, *, priority: int = 0, deadline: float | None = None) -
         request=request,
         key=rank,
         rank=(priority, rank),
-        chain=HashChain(2, ""),
+        chain=HashChain(2, b""),
         token_ids=[1, 2],
         prompt_len=2,
         limit=4,

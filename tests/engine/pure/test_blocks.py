@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from src.engine.kv.block_pool import BlockPool, InvariantError, blocks_for
+from src.core.blocks import blocks_for
+from src.engine.kv.block_pool import BlockPool, InvariantError
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])

@@ -114,6 +114,8 @@ def test_the_default_is_the_device_s(
         msgspec.structs.replace(config, scheduler=section),
         device_type=device_type,
         block_size=16,
+        windows=(None,),
+        content_key="",
         num_blocks=64,
         max_model_len=512,
     )

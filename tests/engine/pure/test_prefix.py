@@ -8,14 +8,18 @@ import pytest
 
 from src.engine.kv import prefix_cache as prefix
 from src.engine.kv.block_pool import InvariantError
-from src.engine.kv.prefix_cache import HashChain, Match, PrefixCache
+from src.engine.kv.prefix_cache import HashChain, Match, PrefixCache, chain_root
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 
 
+def chain_of(salt: str = "", block_size: int = 2) -> HashChain:
+    return HashChain(block_size, chain_root("model", "layout", salt))
+
+
 def fill(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
     """Compute a sequence's full blocks and let go of them."""
-    chain = HashChain(2, salt)
+    chain = chain_of(salt)
     table = cache.pool.allocate(len(tokens) // 2)
     for index, block in enumerate(table):
         cache.register(chain.digest(index, tokens), block, index)
@@ -25,7 +29,7 @@ def fill(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
 
 def test_a_digest_names_all_tokens_up_to_its_block_and_the_salt() -> None:
     def digest(tokens: list[int], salt: str = "") -> bytes:
-        return HashChain(2, salt).digest(1, tokens)
+        return chain_of(salt).digest(1, tokens)
 
     assert digest(TOKENS) == digest(TOKENS[:4])
     assert digest(TOKENS) != digest([4, 6, 7, 8])
@@ -38,7 +42,7 @@ def test_a_digest_names_all_tokens_up_to_its_block_and_the_salt() -> None:
 
 def test_a_digest_of_a_block_that_is_not_full_is_refused() -> None:
     with pytest.raises(InvariantError, match="not full"):
-        HashChain(4, "").digest(0, [1, 2, 3])
+        chain_of("", 4).digest(0, [1, 2, 3])
 
 
 def test_sequences_with_a_common_beginning_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,28 +55,28 @@ def test_sequences_with_a_common_beginning_hash_it_once(monkeypatch: pytest.Monk
 
     prompt = list(range(11))  # five blocks, and one of the next
     sequences = [[*prompt, *[100 + number] * 6] for number in range(4)]
-    expected = [[HashChain(2, "a").digest(i, tokens) for i in range(8)] for tokens in sequences]
+    expected = [[chain_of("a").digest(i, tokens) for i in range(8)] for tokens in sequences]
     monkeypatch.setattr(prefix.hashlib, "sha256", counting)
-    trunk = HashChain(2, "a")
+    trunk = chain_of("a")
     chains = [trunk, *(trunk.branch(len(prompt)) for _ in range(3))]
     # In any order: behind the prompt, in it, and of the trunk last.
     for chain, tokens, digests in reversed(list(zip(chains, sequences, expected, strict=True))):
         for index in (7, 2, 0, 5):
             assert chain.digest(index, tokens) == digests[index]
     assert len({digests[5] for digests in expected}) == 4
-    # Four roots, the prompt's blocks, and what each has of its own.
-    assert len(hashed) == 4 + 5 + 4 * 3
+    # The prompt's blocks, and what each has of its own; their root is remembered.
+    assert len(hashed) == 5 + 4 * 3
 
 
 def test_the_longest_known_prefix_is_found_but_never_all_of_it() -> None:
     cache = PrefixCache(8, 2)
     table = fill(cache, TOKENS)
-    assert cache.match(HashChain(2, ""), TOKENS) == table[:2]
-    assert cache.match(HashChain(2, ""), [*TOKENS, 1]) == table
-    assert cache.match(HashChain(2, ""), [*TOKENS[:5], 1, 1]) == table[:2]
-    assert cache.match(HashChain(2, ""), [1, *TOKENS]) == []
-    assert cache.match(HashChain(2, "salt"), [*TOKENS, 1]) == []
-    assert cache.match(HashChain(2, ""), TOKENS[:1]) == []
+    assert cache.match(chain_of(), TOKENS).blocks() == table[:2]
+    assert cache.match(chain_of(), [*TOKENS, 1]).blocks() == table
+    assert cache.match(chain_of(), [*TOKENS[:5], 1, 1]).blocks() == table[:2]
+    assert cache.match(chain_of(), [1, *TOKENS]).blocks() == []
+    assert cache.match(chain_of("salt"), [*TOKENS, 1]).blocks() == []
+    assert cache.match(chain_of(), TOKENS[:1]).blocks() == []
 
 
 def test_a_gap_ends_the_match() -> None:
@@ -80,25 +84,25 @@ def test_a_gap_ends_the_match() -> None:
     table = fill(cache, TOKENS)
     cache.pool.share(table[::2])
     cache.pool.allocate(1)  # evicts the middle
-    assert cache.match(HashChain(2, ""), [*TOKENS, 1]) == table[:1]
+    assert cache.match(chain_of(), [*TOKENS, 1]).blocks() == table[:1]
 
 
 def test_the_same_content_twice_keeps_the_first_block() -> None:
     cache = PrefixCache(4, 2)
-    chain = HashChain(2, "")
+    chain = chain_of()
     first, second = cache.pool.allocate(2)
     assert cache.register(chain.digest(0, TOKENS), first, 0)
     assert not cache.register(chain.digest(0, TOKENS), second, 0)
     cache.pool.release([first, second])
     assert len(cache) == cache.pool.num_cached == 1
-    assert cache.match(HashChain(2, ""), TOKENS) == [first]
+    assert cache.match(chain_of(), TOKENS).blocks() == [first]
 
 
 def test_eviction_forgets_the_content() -> None:
     cache = PrefixCache(3, 2)
     table = fill(cache, TOKENS)
     cache.pool.release(cache.pool.allocate(1))
-    assert cache.match(HashChain(2, ""), [*TOKENS, 1]) == table[:2]
+    assert cache.match(chain_of(), [*TOKENS, 1]).blocks() == table[:2]
     cache.pool.release(cache.pool.allocate(3))
     assert len(cache) == 0
     assert fill(cache, TOKENS)
@@ -109,10 +113,10 @@ def test_reset_forgets_everything() -> None:
     fill(cache, TOKENS)
     cache.reset()
     assert len(cache) == cache.pool.num_cached == 0
-    assert cache.match(HashChain(2, ""), TOKENS) == []
+    assert cache.match(chain_of(), TOKENS).blocks() == []
     cache.pool.check([])
     table = fill(cache, TOKENS)
-    assert cache.match(HashChain(2, ""), TOKENS) == table[:2]
+    assert cache.match(chain_of(), TOKENS).blocks() == table[:2]
 
 
 @pytest.mark.parametrize("remembered", [3, 4096])
@@ -123,18 +127,18 @@ def test_a_followed_match_is_what_a_new_look_finds(
     rng = random.Random(remembered)
     cache = PrefixCache(12, 2)
     sequences = [[5, 6, 7, 8] * 3 + [i % 3, i % 2, i, 9] * 2 for i in range(6)]
-    followed = [(sequence, HashChain(2, ""), Match()) for sequence in sequences]
+    followed = [(sequence, chain_of(), Match()) for sequence in sequences]
     held: list[list[int]] = []
     lengths = set()
     for turn in range(3000):
         match rng.randrange(4):
             case 0:
                 tokens = rng.choice(sequences)[: 2 * rng.randint(1, 10)]
-                hits = cache.match(HashChain(2, ""), [*tokens, 0])
+                hits = cache.match(chain_of(), [*tokens, 0]).blocks()
                 if len(tokens) // 2 <= cache.pool.num_free:
                     cache.pool.share(hits)
                     table = hits + cache.pool.allocate(len(tokens) // 2 - len(hits))
-                    chain = HashChain(2, "")
+                    chain = chain_of()
                     for index, block in enumerate(table):
                         cache.register(chain.digest(index, tokens), block, index)
                     held.append(table)
@@ -146,8 +150,8 @@ def test_a_followed_match_is_what_a_new_look_finds(
                 cache.reset()
         for sequence, chain, match in rng.sample(followed, 3):
             cache.follow(match, chain, sequence)
-            assert match.blocks == cache.match(HashChain(2, ""), sequence)
-            assert match.num_held(cache.pool) == sum(map(cache.pool.is_held, match.blocks))
-            lengths.add(len(match.blocks))
+            assert match.blocks() == cache.match(chain_of(), sequence).blocks()
+            assert match.num_held(cache.pool) == sum(map(cache.pool.is_held, match.blocks()))
+            lengths.add(len(match.blocks()))
         cache.pool.check(held)
     assert len(lengths) > 5

@@ -32,6 +32,13 @@ thorough = settings(
 TEXTS = ([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 1, 1, 2, 2, 3, 3, 4, 4], [6] * 12)
 
 
+# Groups of layers: mostly one that sees everything, and with windows whatever there may be.
+WINDOWS = st.one_of(
+    st.just((None,)),
+    st.lists(st.one_of(st.none(), st.integers(1, 9)), min_size=1, max_size=4).map(tuple),
+)
+
+
 @st.composite
 def limits_of(draw: st.DrawFn, /, **changes: object) -> SchedulerLimits:
     values: dict[str, object] = {
@@ -40,7 +47,8 @@ def limits_of(draw: st.DrawFn, /, **changes: object) -> SchedulerLimits:
         "max_mixed_prefill_tokens": draw(st.sampled_from([None, None, 1, 2, 4])),
         "prefill_tokens_per_decode": draw(st.integers(0, 2)),
         "block_size": draw(st.integers(1, 4)),
-        "num_blocks": draw(st.one_of(st.integers(2, 6), st.integers(2, 12))),
+        "num_blocks": draw(st.one_of(st.integers(2, 6), st.integers(2, 12), st.integers(6, 36))),
+        "windows": draw(WINDOWS),
         "max_model_len": draw(st.integers(12, 48)),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "max_waiting_requests": draw(st.integers(1, 12)),

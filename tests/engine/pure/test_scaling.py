@@ -150,7 +150,7 @@ def test_a_long_prefix_is_not_walked_again_while_it_waits() -> None:
         return scheduler
 
     few, many = waiting(500), waiting(20_000)
-    evictable = many._residents.pool.num_cached
+    evictable = many._allocator.pool.num_cached
 
     def steps(scheduler: Scheduler) -> Callable[[], None]:
         def some() -> None:
@@ -161,6 +161,6 @@ def test_a_long_prefix_is_not_walked_again_while_it_waits() -> None:
 
     assert count_lines(steps(many)) <= 1.2 * count_lines(steps(few))
     assert fastest(steps(many), 5) <= 4 * fastest(steps(few), 5)
-    assert many._residents.pool.num_cached < evictable - 50  # there were evictions meanwhile
+    assert many._allocator.pool.num_cached < evictable - 50  # there were evictions meanwhile
     assert (many.num_waiting, many.num_running) == (few.num_waiting, few.num_running) == (10, 8)
     many.check()

@@ -271,7 +271,7 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
         simulation.add(make_request(key, prompt, 5 if prompt == 3 else 1, ends=False))
     while not simulation.scheduler.stats.preemptions:
         plan = turn(simulation)
-    assert simulation.scheduler._residents.pool.num_free == 1  # enough for the third
+    assert simulation.scheduler._allocator.pool.num_free == 1  # enough for the third
     assert plan.installs == []
     simulation.drain()
 
@@ -579,14 +579,14 @@ def test_check_idle_says_what_is_not() -> None:
     scheduler.finish(0, FinishReason.ABORT)
     scheduler.check_idle()
     assert scheduler.pool_is_whole()
-    scheduler._residents.pool.allocate(1)
+    scheduler._allocator.pool.allocate(1)
     assert not scheduler.pool_is_whole()
     with pytest.raises(InvariantError, match="idle, but 1 blocks are held and 11 free"):
         scheduler.check_idle()
     with pytest.raises(InvariantError, match="1 references, 0 tables"):
         scheduler.check()
     scheduler = Scheduler(make_limits())
-    scheduler._residents.rows.take()
+    scheduler._allocator.rows.take()
     with pytest.raises(InvariantError, match="idle, but 3 rows are free of 4"):
         scheduler.check_idle()
 

@@ -117,11 +117,11 @@ class DecodeCapture:
         inputs = StepInputs(
             input_ids_t=input_ids_b,
             positions_t=positions_b,
-            slot_mapping_t=slots_b.clamp(min=POISON),
+            slot_mappings_t=slots_b.clamp(min=POISON).unbind(),
             query_start_loc=lengths[: count + 1],
             seq_lens_b=lengths[count + 1 : -1],
             # Whole, since nobody knows here how long the rows will be.
-            block_tables_b=self._rows.block_tables[rows_b],
+            block_tables_b=self._rows.tables_of(rows_b),
             sample_index_s=none,
             samplers=SampleBatch([], [], none),
             sampled_rows_s=rows_b,

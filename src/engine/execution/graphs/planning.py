@@ -84,6 +84,7 @@ def _trial(
         max_model_len=spec.max_positions,
         block_size=block_size,
         device=spec.device,
+        page_blocks=cache.layout.page_blocks,
     )
     sampler = Sampler(SamplingState(max_num_seqs, spec.vocab_size, spec.device))
     pool = GraphPool(

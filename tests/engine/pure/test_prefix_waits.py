@@ -86,7 +86,7 @@ def test_what_nobody_will_find_is_not_waited_for(how: str) -> None:
     simulation.add(make_request(0, PROMPT, 4, ends=False))
     assert shape(simulation.launch()) == {0: (0, 12)}
     simulation.add(make_request(1, PROMPT, 4, ends=False))
-    assert simulation.led() == {1}
+    assert simulation.waits_for_prefix() == {1}
     if how == "finish":
         simulation.finish(0)
         assert shape(simulation.launch()) == {1: (0, 12)}
