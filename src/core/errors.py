@@ -12,6 +12,7 @@
         ├── ModelNotFoundError      no such model here (HTTP 404)
         ├── RequestTooLargeError    a body over the configured limit (HTTP 413)
         ├── ConflictError           it does not go with what runs already (HTTP 409)
+        ├── DeadEndError            its grammar cannot be followed to an end (HTTP 500)
         ├── DeadlineExceededError   its deadline passed before its first token (HTTP 408)
         ├── RequestAbortedError     it was aborted while somebody awaited it
         ├── GenerationError         engine or model cannot go on with it (HTTP 500)
@@ -99,6 +100,10 @@ class RequestTooLargeError(RequestError):
 
 class ConflictError(RequestError):
     """The request does not go together with what runs already."""
+
+
+class DeadEndError(RequestError):
+    """The grammar that was made of the request's form leads nowhere, by no fault of the request."""
 
 
 class DeadlineExceededError(RequestError):

@@ -7,7 +7,7 @@ from its own rows, so a plan never waits for a token that only the device knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -100,6 +100,17 @@ class RowResult(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
+class RowFailure(NamedTuple):
+    """A request, by its key, that cannot go on, and why.
+
+    ``is_own`` says that its own parameters have led it there; the server has otherwise.
+    """
+
+    key: int
+    reason: str
+    is_own: bool = True
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """What came back from the device for one plan; ``rows`` in the plan's order.
 
@@ -108,7 +119,7 @@ class StepResult(msgspec.Struct, frozen=True):
     Attributes
     ----------
     failures
-        Requests, by their key, whose grammar has led them into a dead end, and why.
+        Requests, by their key, which grammars have led into a dead end.
     refused
         Requests, by their key, that could not be installed in their row, and why.
     unsound
@@ -118,7 +129,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     step_id: int
     rows: list[RowResult]
-    failures: Sequence[tuple[int, str]] = ()
+    failures: Sequence[RowFailure] = ()
     refused: Sequence[tuple[int, str]] = ()
     unsound: Sequence[int] = ()
 

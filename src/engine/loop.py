@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from src.core.errors import (
+    DeadEndError,
     EngineDeadError,
     GenerationError,
     InvalidRequestError,
@@ -260,9 +261,10 @@ class EngineLoop:
         """End the requests of single rows that cannot go on; the others of the step do."""
         # What they have comes before their end.
         self._publish()
-        for key, reason in result.failures:
-            # Its own wishes have led it into a dead end.
-            self._fail_row(key, "grammar", InvalidRequestError(reason, param="structured_output"))
+        for key, reason, is_own in result.failures:
+            # Its own parameters have led it into a dead end, or what we made of its grammar has.
+            kind = InvalidRequestError if is_own else DeadEndError
+            self._fail_row(key, "grammar", kind(reason, param="structured_output"))
         for key, reason in result.refused:
             logger.error("a request cannot be given a row: %s", reason)
             message = "the engine cannot compute this request"

@@ -11,6 +11,7 @@ import msgspec
 from src.core.errors import (
     ConfigError,
     ConflictError,
+    DeadEndError,
     DeadlineExceededError,
     EngineDeadError,
     GenerationError,
@@ -79,6 +80,7 @@ _KINDS: Final[tuple[tuple[type[BaseException], int, str, str | None], ...]] = (
     (MethodNotAllowedError, 405, "invalid_request_error", "method_not_allowed"),
     (DeadlineExceededError, 408, "timeout_error", "deadline_exceeded"),
     (ConflictError, 409, "invalid_request_error", "conflict"),
+    (DeadEndError, 500, "server_error", "dead_end"),
     (RequestTooLargeError, 413, "invalid_request_error", "request_too_large"),
     (UnsupportedMediaTypeError, 415, "invalid_request_error", "unsupported_media_type"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),

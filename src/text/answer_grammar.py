@@ -313,4 +313,6 @@ def _parameters(index: int, function: Mapping[str, Any]) -> dict[str, Any]:
         where = f"tools[{index}].function.parameters"
         raise InvalidRequestError(f"{where} must describe an object", param=where)
     closed = {"additionalProperties": False} if "properties" in schema else {}
-    return {"type": "object", **closed, **schema, "x-guidance": _COMPACT}
+    # Of a function that is not strict, what cannot be enforced is left out.
+    options = _COMPACT if function.get("strict") else {**_COMPACT, "lenient": True}
+    return {"type": "object", **closed, **schema, "x-guidance": options}

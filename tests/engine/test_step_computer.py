@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from src import AsyncEngine, SamplingParams
-from src.core.plan import RowInstall, RowStep, StepPlan
+from src.core.plan import RowFailure, RowInstall, RowStep, StepPlan
 from src.core.request import Request
 from src.core.structured_output import StructuredOutput
 from src.engine.execution.forward_pass import Code
@@ -413,11 +413,11 @@ async def test_a_step_tells_which_grammars_failed_and_why_masks_are_missing(
     await on_device(engine, failed)
     awaited = Future()
     table = torch.full((NUM_ROWS, 11), -1, dtype=torch.int32)
-    awaited.set_result(RowMasks(table, [-1, 0, 1], None, [(7, "a reason")]))
+    awaited.set_result(RowMasks(table, [-1, 0, 1], None, [RowFailure(7, "a reason")]))
 
     def told() -> None:
         install(computer, [0.0] * NUM_ROWS, seed=3)
-        assert computer.compute(plan).failures == [(7, "a reason")]
+        assert computer.compute(plan).failures == [(7, "a reason", True)]
 
     await on_device(engine, told)
     assert asked == [True, True]

@@ -202,11 +202,13 @@ async def test_a_form_is_read_once_for_all_prompts(
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"schema": {"not": {"type": "string"}}},
+                    "json_schema": {
+                        "schema": {"properties": {"tags": {"type": "array", "uniqueItems": True}}}
+                    },
                 }
             },
             "response_format",
-            "not",
+            "the schema at /properties/tags/uniqueItems: ",
         ),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "with"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),

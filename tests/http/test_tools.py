@@ -232,6 +232,33 @@ async def test_schemas_are_weighed_before_a_grammar_spells_them(
     assert aside == ([True, False, False] if choice == "auto" else [True] * 3)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+async def test_one_schema_that_cannot_be_enforced_keeps_no_other_from_being_called(
+    client: openai.AsyncOpenAI, *, strict: bool
+) -> None:
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    parameters = {"type": "object", "properties": {"tags": tags}, "required": ["tags"]}
+    loose = {"name": "label", "parameters": parameters, "strict": strict}
+    asked = client.chat.completions.create(
+        model="demo",
+        messages=ASKS_SUM,  # type: ignore[arg-type]
+        tools=[*TOOLS, {"type": "function", "function": loose}],  # type: ignore[list-item]
+        tool_choice="required",
+        temperature=0,
+    )
+    if strict:
+        with pytest.raises(openai.BadRequestError, match=r"/properties/tags/uniqueItems") as raised:
+            await asked
+        assert raised.value.param == "tools"
+        return
+    (call,) = (await asked).choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "add",
+        {"a": 123, "b": 456},
+    )
+
+
 async def test_a_named_function_is_called_whatever_is_asked(client: openai.AsyncOpenAI) -> None:
     named = {"type": "function", "function": {"name": "add"}}
     strict = [WEATHER, {**ADD, "function": {**ADD["function"], "strict": True}}]

@@ -79,7 +79,8 @@ class RowState:
         """Give the row its blocks, and tokens that every model has: its own may be what failed."""
         num_tokens = min(len(install.token_ids), self.max_model_len)
         self._token_table.replace(install.row, [0] * num_tokens)
-        self._block_table.replace(install.row, install.block_ids)
+        for group, block_ids in enumerate(install.block_ids):
+            self._block_tables[group].replace(install.row, self._numbers(group, block_ids))
 
     def append_blocks(self, append: BlockAppend) -> None:
         """Continue one of the row's block tables."""

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from src.compile import LoadedFunction
-from src.core.plan import StepPlan
+from src.core.plan import RowFailure, StepPlan
 from src.core.request import Request
 from src.engine.devices.transfer import upload
 from src.engine.execution.compiled_program import compiled_program
@@ -61,7 +61,7 @@ class StepOutput:
 
     samples: SampleOutput | None
     prompt_scores: PromptLogprobs | None
-    failures: Sequence[tuple[int, str]] = ()
+    failures: Sequence[RowFailure] = ()
 
     def to_host(self) -> StepOutput:
         """Begin the copy to host memory, without waiting for it."""

@@ -12,7 +12,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from src.engine.grammar.constraints import Constraint
-from src.engine.grammar.limits import MAX_LEXER_STATES, STEP_LEXER_FUEL, STEP_MAX_ITEMS
+from src.engine.grammar.limits import MATCHER_LEXER_FUEL, MAX_LEXER_STATES, STEP_MAX_ITEMS
 
 # Seconds that one call may take; that it takes in the ordinary; and that calls may take beyond
 # the ordinary, all together.
@@ -28,8 +28,13 @@ _OF_A_CALL: Final = 1 / 30
 _LONGEST_JUDGEMENT: Final = 0.02
 
 # Tokens after which a matcher that computes no masks computes one: that gives the lexer its fuel.
-REFUELED_TOKENS: Final = 32
+# A lexer that runs out of it is lost, to all that share it.
+REFUELED_TOKENS: Final = 8
+# Seconds of compiling within which the thread that follows grammars may compile one anew.
+_QUICKLY_COMPILED: Final = 0.05
 
+# How the library speaks of a token that was not in the mask.
+_NOT_ALLOWED: Final = "doesn't satisfy the grammar"
 _MAX_MESSAGE_CHARS: Final = 300
 _QUOTED_LINE: Final = re.compile(r"\n *[0-9]+ \|")
 
@@ -53,7 +58,7 @@ class GrammarError(Exception):
 def parser_limits() -> LLParserLimits:
     """What bounds the work on one grammar."""
     return LLParserLimits(
-        step_lexer_fuel=STEP_LEXER_FUEL,
+        step_lexer_fuel=MATCHER_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
@@ -102,6 +107,15 @@ def fault_of(matcher: LLMatcher) -> str:
     return " ".join(message.split())[:_MAX_MESSAGE_CHARS] or "the grammar cannot be followed"
 
 
+def is_stuck(matcher: LLMatcher) -> bool:
+    """Whether a matcher is in its error state because nothing continues, or another thing did.
+
+    Of a lexer that is lost it says that too; any other bound it names.
+    """
+    message = matcher.get_error()
+    return message.strip().startswith("NoExtensionBias") or _NOT_ALLOWED in message
+
+
 class TimeBudget:
     """What following one grammar may take, of all its rows together.
 
@@ -136,6 +150,10 @@ class CompiledGrammar:
     lanes
         The same as constraints. Those of different lanes can be followed side by side. There may
         be none.
+    recompile
+        Makes another matcher like the first, with a lexer of its own.
+    compile_seconds
+        How long it took to make the first one.
 
     Attributes
     ----------
@@ -145,17 +163,26 @@ class CompiledGrammar:
         Whether a lane's lexer has taken all that it may: nobody begins with a constraint any more.
     is_spent
         Whether the matchers' lexer, which they share, has too: nobody can begin at all.
+    num_renewals
+        Lexers that matchers have had before this one.
     """
 
     def __init__(
-        self, matcher: LLMatcher, tokenizer: LLTokenizer, lanes: Sequence[Constraint] = ()
+        self,
+        matcher: LLMatcher,
+        tokenizer: LLTokenizer,
+        lanes: Sequence[Constraint] = (),
+        recompile: Callable[[], LLMatcher] | None = None,
+        compile_seconds: float = 0.0,
     ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._lanes = lanes
+        self._recompile = recompile if compile_seconds <= _QUICKLY_COMPILED else None
         self.budget = TimeBudget()
         self.is_worn = False
         self.is_spent = False
+        self.num_renewals = 0
 
     def begin(self, lane: int) -> Constraint | None:
         """One of a lane's constraints, at the beginning of the output, if there is any."""
@@ -172,6 +199,19 @@ class CompiledGrammar:
         probe = self.begin_matcher()
         probe.compute_bitmask()
         self.is_spent = probe.is_error()
+
+    def renew(self) -> bool:
+        """Where the matchers' lexer is lost, give those that begin another one; whether it did.
+
+        Blocks for as long as a quick compilation takes; a slow grammar stays as it is.
+        """
+        self.examine()
+        if not self.is_spent or self._recompile is None:
+            return False
+        self._matcher = self._recompile()
+        self.is_spent = False
+        self.num_renewals += 1
+        return True
 
     def judge(self) -> TextJudge:
         """Follows the text of one output."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import logging
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,6 +61,8 @@ _WORKERS: Final = 2
 _MAX_WAITING: Final = 256
 # Seconds for a process to begin, on a busy machine.
 _START_SECONDS: Final = 60.0
+# Of what a grammar leaves out, in a line of the log.
+_MAX_NOTES: Final = 8
 # Seconds until those are to come back for whom none began.
 _RETRY_AFTER: Final = 5.0
 
@@ -93,14 +97,17 @@ def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
     GrammarError
         See `compile_matcher`.
     """
-    matcher = compile_matcher(tokenizers.matchers, lark)
+    recompile = functools.partial(compile_matcher, tokenizers.matchers, lark)
+    started = time.thread_time()
+    matcher = recompile()
+    seconds = time.thread_time() - started
     lanes = []
     if tokenizers.constraints is not None:
         text, count = with_options(lark), num_lanes()
         most = MAX_LANE_STATES // count
         roots = [tokenizers.constraints.compile(text, most) for _ in range(count)]
         lanes = [root for root in roots if root is not None]
-    return CompiledGrammar(matcher, tokenizers.matchers, lanes)
+    return CompiledGrammar(matcher, tokenizers.matchers, lanes, recompile, seconds)
 
 
 class GrammarCompiler:
@@ -249,6 +256,11 @@ class GrammarCompiler:
         self._idle.put(trial)
         if verdict.fault:
             raise GrammarError(verdict.fault)
+        if verdict.dropped:
+            logger.warning(
+                "what cannot be enforced of the tools' schemas is left out: %s",
+                "; ".join(verdict.dropped[:_MAX_NOTES]),
+            )
         return verdict.lark
 
     def _idle_trial(self) -> _Trial | None:

@@ -10,5 +10,8 @@ from typing import Final
 # for, so what it may take is bounded by time too. A schema has about a dozen items for each of the
 # properties that may be left out.
 STEP_LEXER_FUEL: Final = 200_000
+# Of matchers of the Python interface: they go on where constraints had too little, and take some
+# tokens between two masks. What it costs is bounded by time.
+MATCHER_LEXER_FUEL: Final = 1_000_000
 STEP_MAX_ITEMS: Final = 4_000
 MAX_LEXER_STATES: Final = 50_000

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.core.plan import RowFailure
 from src.core.request import Request
 from src.engine.devices.transfer import upload
 from src.engine.sampling.per_params import PerParams
@@ -39,13 +40,13 @@ class RowMasks:
     added
         [S, V] float32, the same to be added to logits on the CPU, if that was asked for.
     failures
-        (request key, reason) of rows whose grammar cannot go on; they may sample anything.
+        Of rows whose grammar cannot go on; they may sample anything.
     """
 
     table: Tensor
     rows: Sequence[int]
     added: np.ndarray | None
-    failures: Sequence[tuple[int, str]]
+    failures: Sequence[RowFailure]
 
     def to(self, device: torch.device, vocab_size: int) -> Tensor:
         """[S, V] float32 on the device: 0 for what may be sampled, -inf for what may not."""

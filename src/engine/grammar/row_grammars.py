@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher
 
+from src.core.plan import RowFailure
 from src.core.request import Request
-from src.engine.grammar.compiled import REFUELED_TOKENS, CompiledGrammar, fault_of
+from src.engine.grammar.compiled import REFUELED_TOKENS, CompiledGrammar, fault_of, is_stuck
 from src.engine.grammar.constraints import Constraint
 from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarSteps, Made, Mover, Outcome
 from src.engine.grammar.masks import MaskTable, RowMasks
@@ -36,6 +37,7 @@ _HISTORY = 1024
 # Added to what the process has: a tenth of another thread's share. Not less, since it holds the
 # interpreter lock now and then, also on a machine that has no CPU to spare.
 _NICENESS = 10
+_TOO_LARGE = "the grammar takes more of the lexer than it may"
 _TOO_SLOW = "following the grammar takes too long"
 
 
@@ -47,14 +49,24 @@ class _Follower:
     matcher
         Where the output stands.
     token_ids
-        What led there, if it began with a constraint.
+        What led there, but for the steps that its batch remembers.
     ended
         Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
-    fault
-        Why it cannot go on.
+    fault, is_own
+        Why it cannot go on, and whether by the request's own parameters.
     """
 
-    __slots__ = ("_abandoned", "_grammar", "ended", "fault", "key", "matcher", "token_ids")
+    __slots__ = (
+        "_abandoned",
+        "_grammar",
+        "_num_renewals",
+        "ended",
+        "fault",
+        "is_own",
+        "key",
+        "matcher",
+        "token_ids",
+    )
 
     def __init__(self, request: Request, lane: int | None, abandoned: Set[int]) -> None:
         assert isinstance(request.grammar, CompiledGrammar)
@@ -62,46 +74,43 @@ class _Follower:
         self._grammar = request.grammar
         self._abandoned = abandoned
         begun = None if lane is None else self._grammar.begin(lane)
+        self._num_renewals = self._grammar.num_renewals
         self.matcher: Constraint | LLMatcher = begun or self._grammar.begin_matcher()
         self.token_ids: list[int] = []
         self.ended = False
         self.fault: str | None = None
+        self.is_own = True
 
     @property
     def is_live(self) -> bool:
         """Whether anybody wants to know more of it."""
         return not (self.ended or self.key in self._abandoned)
 
-    def fail(self, reason: str) -> None:
-        """It cannot go on."""
+    def fail(self, reason: str, *, is_own: bool = True) -> None:
+        """It cannot go on, by the request's own parameters or by the server's fault."""
         self.ended = True
         self.fault = reason
+        self.is_own = is_own
 
-    def consume(self, token_ids: Sequence[int]) -> None:
-        """The output begins with these, as its matcher learns now."""
-        assert isinstance(self.matcher, LLMatcher)
-        for start in range(0, len(token_ids), REFUELED_TOKENS):
-            if not self.is_live:
-                return
-            chunk = list(token_ids[start : start + REFUELED_TOKENS])
-            # This thread's own time: a machine that is busy with other things is no fault of it.
-            started = time.thread_time()
-            self.matcher.consume_tokens(chunk)
-            self.matcher.compute_bitmask()
-            self.charge(time.thread_time() - started, len(chunk) + 1)
+    def resume(self, token_ids: list[int]) -> None:
+        """The output begins with these, as a matcher learns now."""
+        self.token_ids = list(token_ids)
+        self._restart()
 
     def charge(self, seconds: float, num_calls: int) -> None:
         """Its matcher took so long for some calls; where that is beyond its budget it fails."""
         if not self._grammar.budget.allows(seconds, num_calls):
             self.fail(_TOO_SLOW)
 
-    def fall_back(self, *, is_complete: bool) -> bool:
-        """Leave a constraint that failed, or may be complete; whether a matcher gets on."""
-        self.matcher = self._grammar.begin_matcher()
-        self.consume(self.token_ids)
-        if self.matcher.is_error():
+    def recover(self, *, is_complete: bool = False) -> bool:
+        """Leave what failed, or may be complete, for another matcher; whether that gets on."""
+        had_constraint = isinstance(self.matcher, Constraint)
+        if not had_constraint and not self._renew():
+            # Another one would come to the same end.
             self.give_up()
-        elif self.is_live and not is_complete:
+            return False
+        self._restart()
+        if self.is_live and had_constraint and not is_complete:
             # The lane's lexer has taken all that it may, or the constraint would have got on too.
             self._grammar.is_worn = True
         return self.is_live
@@ -109,8 +118,58 @@ class _Follower:
     def give_up(self) -> None:
         """Its matcher is in its error state."""
         assert isinstance(self.matcher, LLMatcher)
-        self.fail(fault_of(self.matcher))
         self._grammar.examine()
+        reason = fault_of(self.matcher)
+        if not is_stuck(self.matcher):
+            self.fail(reason)
+        elif self._grammar.is_spent:
+            self.fail(_TOO_LARGE)
+        else:
+            self.fail(f"a dead end of the grammar: {reason}", is_own=False)
+
+    def _restart(self) -> None:
+        """Bring a matcher to where the output stands.
+
+        One whose lexer is lost on the way has done that to all that share it: then once more with
+        a new one, and as carefully as it can be done.
+        """
+        self._replay(REFUELED_TOKENS)
+        if self.is_live and self._has_failed and self._renew():
+            self._replay(1)
+        if self.is_live and self._has_failed:
+            self.give_up()
+
+    @property
+    def _has_failed(self) -> bool:
+        return isinstance(self.matcher, LLMatcher) and self.matcher.is_error()
+
+    def _renew(self) -> bool:
+        """Whether a matcher that begins now has another lexer than this one, which failed.
+
+        That a lexer is lost looks like tokens that the grammar does not allow.
+        """
+        started = time.thread_time()
+        is_renewed = self._grammar.num_renewals > self._num_renewals or self._grammar.renew()
+        self.charge(time.thread_time() - started, 1)
+        return is_renewed
+
+    def _replay(self, step: int) -> None:
+        """Begin with a matcher and give it the output, with a mask behind each few tokens."""
+        self._num_renewals = self._grammar.num_renewals
+        matcher = self.matcher = self._grammar.begin_matcher()
+        for start in range(0, len(self.token_ids), step):
+            if not self.is_live or matcher.is_error():
+                return
+            chunk = self.token_ids[start : start + step]
+            # This thread's own time: a machine that is busy with other things is no fault of it.
+            started = time.thread_time()
+            taken = matcher.try_consume_tokens(chunk)
+            # It gives the lexer its fuel, and tells whether the lexer had too little.
+            matcher.compute_bitmask()
+            if taken < len(chunk) and not matcher.is_error():
+                matcher.consume_tokens(chunk[taken:])
+                matcher.compute_bitmask()
+            self.charge(time.thread_time() - started, len(chunk) + 1)
 
 
 @dataclass(frozen=True)
@@ -236,7 +295,8 @@ class RowGrammars:
                 self._batch = None
                 for row in rows:
                     if row in self._followers:
-                        self._followers[row].fail("the grammar could not be followed")
+                        follower = self._followers[row]
+                        follower.fail("the grammar could not be followed", is_own=False)
 
         self._thread.submit(contained)
 
@@ -278,7 +338,7 @@ class RowGrammars:
         self._table.install(row, request)
         self._followers[row] = follower
         if output_token_ids:
-            follower.consume(output_token_ids)
+            follower.resume(output_token_ids)
 
     def _advance(self, rows: list[int], read: Callable[[], Any]) -> None:
         try:
@@ -342,7 +402,7 @@ class RowGrammars:
     def _settle(self, part: GrammarSteps, made: Made) -> list[GrammarSteps]:
         """The last of some may have been slow, or lead nowhere; returns what is to be made then."""
         last, outcome = made.num_moves - 1, made.outcome
-        row, matcher = part.rows[last], part.matchers[last]
+        row = part.rows[last]
         follower = self._followers[row]
         follower.charge(made.seconds, 1 if part.numbers[last, 2] == NO_TOKEN else 2)
         if outcome == Outcome.MOVED and not follower.ended:
@@ -352,9 +412,7 @@ class RowGrammars:
             follower.ended = True
         elif outcome == Outcome.NOTHING_POSSIBLE:
             follower.fail("no token continues what the grammar asks for")
-        elif isinstance(matcher, LLMatcher):
-            follower.give_up()
-        elif follower.fall_back(is_complete=outcome == Outcome.COMPLETE):
+        elif follower.recover(is_complete=outcome == Outcome.COMPLETE):
             return [GrammarSteps([follower.matcher], [row], [0])]
         return []
 
@@ -367,10 +425,10 @@ class RowGrammars:
                 continue
             follower = self._followers.get(row)
             if follower is None or follower.key != owner:
-                failures.append((owner, "the grammar could not be begun"))
+                failures.append(RowFailure(owner, "the grammar could not be begun", is_own=False))
                 rows[entry] = -1
             elif follower.fault is not None:
-                failures.append((owner, follower.fault))
+                failures.append(RowFailure(owner, follower.fault, follower.is_own))
                 rows[entry] = -1
         return RowMasks(
             self._table.table, rows, self._table.added(rows) if adds else None, failures

@@ -23,10 +23,13 @@ from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from src.engine.grammar.compiled import Candidate, GrammarError, compile_matcher
+from src.engine.grammar.schemas import Refusal, Rewritten, prepare
 from src.engine.grammar.vocabulary import Vocabulary
 
 # A fraction of what the server's threads have: what fits here fits there.
 _STACK_BYTES: Final = 1 << 20
+# Of a grammar whose schemas are rewritten: choices are unfolded, within one another too.
+_MAX_CHARACTERS: Final = 1 << 22
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -43,10 +46,14 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct):
-    """What became of a grammar: the Lark that is to be compiled, or what is wrong with it."""
+    """What became of a grammar: the Lark that is to be compiled, or what is wrong with it.
+
+    ``dropped`` is what its schemas say that is not enforced, where they allow for that.
+    """
 
     lark: str = ""
     fault: str = "the compiler failed"
+    dropped: list[str] = msgspec.field(default_factory=list)
 
 
 def write_frame(stream: IO[bytes], content: bytes) -> None:
@@ -89,12 +96,34 @@ def main() -> None:
 def _try(tokenizer: LLTokenizer, content: bytes, verdict: Verdict) -> None:
     candidate = msgspec.msgpack.decode(content, type=Candidate)
     try:
-        verdict.lark = _lark(candidate.text) if candidate.is_gbnf else candidate.text
+        verdict.lark, dropped = prepared(candidate)
+        verdict.dropped = list(dropped)
         compile_matcher(tokenizer, verdict.lark)
     except GrammarError as error:
         verdict.fault = str(error)
     else:
         verdict.fault = ""
+
+
+def prepared(candidate: Candidate) -> Rewritten:
+    """A candidate as Lark whose schemas the compiler takes, and what is not enforced of them.
+
+    Raises
+    ------
+    GrammarError
+        It cannot be read, or cannot be enforced.
+    """
+    if candidate.is_gbnf:
+        return Rewritten(_lark(candidate.text))
+    try:
+        rewritten = prepare(candidate.text)
+        if len(rewritten.text) > _MAX_CHARACTERS:
+            raise GrammarError("its schemas are too large once they are unfolded")
+        return rewritten
+    except Refusal as refusal:
+        raise GrammarError(str(refusal)) from None
+    except RecursionError:
+        raise GrammarError("a schema is nested too deep, or within itself") from None
 
 
 def _lark(text: str) -> str:

@@ -65,7 +65,10 @@ def slow_schema(more: int = 0) -> StructuredOutput:
         (StructuredOutput.json({"$ref": "#"}), "no text conforms"),
         (StructuredOutput.json({"uniqueItems": True, "type": "array"}), "uniqueItems"),
         (StructuredOutput.json({"$ref": "http://127.0.0.1:1/x.json"}), "does not fetch"),
-        (StructuredOutput.json({"type": "object", "if": {}, "then": {}}), "if"),
+        (
+            StructuredOutput.json({"if": {"pattern": "a"}, "then": {"minLength": 2}}),
+            "schema at /if",
+        ),
         (StructuredOutput.regex("(" * 300 + ")" * 300), "invalid regex"),
         (StructuredOutput.regex(r"(a)\1"), "backreferences"),
         (StructuredOutput.regex("(?=a)b"), "look-around"),

@@ -247,7 +247,7 @@ def test_a_matchers_lexer_that_is_used_up_is_noticed(
         rows.follow([0, 1], lambda token_ids=token_ids: token_ids)
     awaited = rows.masks([0, 1])
     assert awaited is not None
-    reasons = [reason for _, reason in awaited.result().failures]
+    reasons = [reason for _, reason, is_own in awaited.result().failures if is_own]
     assert reasons
     assert all("states" in reason for reason in reasons)
     assert grammar.is_spent
@@ -290,7 +290,12 @@ def test_a_dead_end_is_no_end(rows: RowGrammars) -> None:
     assert awaited is not None
     found = awaited.result()
     assert found.failures == [
-        (100, "no text conforms to it, or none that the model's tokens can spell")
+        (
+            100,
+            "a dead end of the grammar: "
+            "no text conforms to it, or none that the model's tokens can spell",
+            False,
+        )
     ]
     bits = np.unpackbits(found.table.numpy()[1].view(np.uint8), bitorder="little")
     assert np.flatnonzero(bits).tolist() == given.end_ids
@@ -304,9 +309,10 @@ def test_what_fails_as_a_matcher_too_does_not_wear_it_out(rows: RowGrammars) -> 
     rows.follow([0], lambda: [given.tokens.index(b"z")])
     awaited = rows.masks([0])
     assert awaited is not None
-    ((key, reason),) = awaited.result().failures
+    ((key, reason, is_own),) = awaited.result().failures
     assert (key, grammar.is_worn, grammar.is_spent) == (100, False, False)
     assert reason
+    assert not is_own
     assert grammar.begin(0) is not None
 
 

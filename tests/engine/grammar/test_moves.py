@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from src import SamplingParams
 from src.core.request import Request
-from src.engine.grammar import moves as moves_module
+from src.engine.grammar import grammar_steps as moves_module
 from src.engine.grammar.compiled import ORDINARY_CALL
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
 from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarSteps, Mover, Outcome

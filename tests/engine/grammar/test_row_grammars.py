@@ -16,16 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from src import LLM, FinishReason, SamplingParams
 from src.core.config import StructuredOutputSection
-from src.core.errors import InvalidRequestError
+from src.core.errors import DeadEndError, InvalidRequestError
 from src.core.request import Request
 from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
-from src.engine.grammar import compiled, constraints, moves
+from src.engine.grammar import compiled, constraints, grammar_steps
 from src.engine.grammar.compiled import CompiledGrammar, GrammarError
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
 from src.engine.grammar.grammar_steps import GrammarSteps, Mover
@@ -109,7 +110,7 @@ def tokenizer_of(name: str) -> Rows:
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
     if request.param == "python":
         # A wheel without the C interface.
-        for module in (constraints, moves):
+        for module in (constraints, grammar_steps):
             monkeypatch.setattr(module, "c_interface", lambda: None)
         rows = tokenizer_of("byte_level")
     else:
@@ -194,7 +195,7 @@ def test_a_dead_end_fails_its_row_alone(rows: Rows) -> None:
     rows.install(0, StructuredOutput.regex("a+"), allowed_token_ids=tuple(b))
     rows.install(1, StructuredOutput.regex("b+"), allowed_token_ids=tuple(b))
     masks = rows.masks([0, 1])
-    assert masks.failures == [(100, "no token continues what the grammar asks for")]
+    assert masks.failures == [(100, "no token continues what the grammar asks for", True)]
     assert masks.rows == [-1, 1]
     assert rows.allowed(1) == b
     rows.rows.close()
@@ -206,8 +207,8 @@ def test_a_token_that_was_not_allowed_fails_its_row(rows: Rows) -> None:
     rows.install(1, StructuredOutput.regex("a+"))
     a, b = (rows.tokenizer.encode(text, add_special_tokens=False)[0] for text in "ab")
     rows.rows.follow([0, 1], lambda: [b, a])
-    ((key, _),) = rows.masks([0, 1]).failures
-    assert key == 100
+    ((key, _, is_own),) = rows.masks([0, 1]).failures
+    assert (key, is_own) == (100, False)
     rows.rows.close()
 
 
@@ -217,7 +218,7 @@ def test_tokens_that_cannot_be_fail_the_rows_of_the_step(token_ids: list[int]) -
     for row in range(3):
         rows.install(row, StructuredOutput.regex("a+"))
     rows.rows.follow([0, 1], lambda: token_ids)
-    expected = [(key, "the grammar could not be followed") for key in (100, 101)]
+    expected = [(key, "the grammar could not be followed", False) for key in (100, 101)]
     assert rows.masks([0, 1, 2]).failures == expected
     assert rows.allowed(2)
     rows.rows.close()
@@ -246,7 +247,7 @@ def follow_words(rows: Rows, output: StructuredOutput) -> tuple[str, float]:
     for token_id in rows.tokenizer.encode(words, add_special_tokens=False):
         rows.rows.follow([0, 1], partial(list, [token_id] * 2))
         started = time.monotonic()
-        failures = dict(rows.masks([0, 1]).failures)
+        failures = {key: reason for key, reason, _ in rows.masks([0, 1]).failures}
         longest = max(longest, time.monotonic() - started)
         if failures.keys() == {100, 101}:
             return failures[100], longest
@@ -344,7 +345,7 @@ def test_one_that_cannot_arrive_leaves_those_behind_it(monkeypatch: pytest.Monke
         rows.install(0, StructuredOutput.regex("a+"))
         rows.install(1, StructuredOutput.regex("b"))
     rows.rows.begin()
-    assert rows.masks([0, 1]).failures == [(100, "the grammar could not be begun")]
+    assert rows.masks([0, 1]).failures == [(100, "the grammar could not be begun", False)]
     assert rows.tokenizer.token_text(rows.allowed(1)[0]) == "b"
     rows.rows.close()
 
@@ -440,6 +441,23 @@ def test_a_dead_end_is_the_error_of_one_request_in_the_engine(demo: LLM) -> None
     (result,) = demo.generate(["b"], fine)
     assert result.text in ("yes", "no")
     assert result.completions[0].finish_reason is FinishReason.STOP
+
+
+def test_a_dead_end_of_the_grammar_itself_is_no_fault_of_the_request(demo: LLM) -> None:
+    # Behind "ab" comes a rule that derives nothing.
+    lark = 'start: A dead | C\nA: /ab/\nC: /xyz/\ndead: dead "y"'
+    bias = dict.fromkeys(demo.engine.tokenizer.encode("ab", add_special_tokens=False), 100.0)
+    stuck = SamplingParams(
+        temperature=0,
+        max_tokens=20,
+        structured_output=StructuredOutput.grammar(lark),
+        logit_bias=bias,
+    )
+    with pytest.raises(DeadEndError, match="a dead end of the grammar"):
+        demo.generate("a", stuck)
+    bias = dict.fromkeys(demo.engine.tokenizer.encode("x", add_special_tokens=False), 100.0)
+    (result,) = demo.generate("a", msgspec.structs.replace(stuck, logit_bias=bias))
+    assert result.text == "xyz"
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
