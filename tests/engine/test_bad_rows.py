@@ -20,7 +20,7 @@ from src.engine.requests.prompts import RequestBuilder
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 BAD = 311  # a token whose embedding is no number
