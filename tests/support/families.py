@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -24,8 +23,6 @@ _OWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": _SWITCHED,
 }
 SHORT_SIGHTED = {name: _OWN.get(name, {}) for name in CLASSES}
-# Whose answers are not transformers' yet: attention has no soft cap. Who adds it takes this out.
-_DIFFERENT = frozenset({"gemma2"})
 
 
 def families(*, unmarked: Sequence[str], mark: Any) -> list[Any]:
@@ -34,8 +31,3 @@ def families(*, unmarked: Sequence[str], mark: Any) -> list[Any]:
         pytest.param(name, marks=() if name in unmarked else mark, id=name)
         for name in SHORT_SIGHTED
     ]
-
-
-def agreement(name: str) -> AbstractContextManager[Any]:
-    """Compare a family's answers within: they have to agree, or, as long as they cannot, differ."""
-    return pytest.raises(AssertionError) if name in _DIFFERENT else nullcontext()
