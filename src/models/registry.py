@@ -16,6 +16,7 @@ from src.models.families.llama import Llama
 from src.models.families.mistral import Mistral
 from src.models.families.mixtral import Mixtral
 from src.models.families.olmo2 import Olmo2
+from src.models.families.phi3 import Phi3
 from src.models.families.qwen2 import Qwen2
 from src.models.families.qwen3 import Qwen3
 from src.models.families.qwen3_moe import Qwen3Moe
@@ -29,6 +30,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Mistral,
     Mixtral,
     Olmo2,
+    Phi3,
     Qwen2,
     Qwen3,
     Qwen3Moe,

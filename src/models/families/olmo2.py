@@ -12,7 +12,7 @@ class Olmo2(Family):
     """A decoder whose layers normalize what they add, not what they read."""
 
     architectures = ("Olmo2ForCausalLM",)
-    defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
+    defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}  # noqa: RUF012
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
