@@ -20,7 +20,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "mixtral": _WINDOW,
     # And a part of each head that is not rotated.
     "phi3": {
-        **_WINDOW,
+        "sliding_window": 20,
         "rope": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     },
     "qwen2": {**_SWITCHED, "max_window_layers": 1},

@@ -2,8 +2,8 @@
 
 Su et al., "RoFormer" (2021), section 3.4. Variants: linear interpolation (Chen et al. 2023),
 dynamic NTK (bloc97 and emozilla 2023), YaRN (Peng et al. 2023, section 3), Llama 3.1's scaling by
-wavelength, LongRoPE (Ding et al. 2024). The frequencies follow transformers operation by operation, so that float32 tables agree
-to rounding.
+wavelength, LongRoPE (Ding et al. 2024). The frequencies follow transformers operation by operation,
+so that float32 tables agree to rounding.
 
 The dynamic variant changes its base with the *current* length once that exceeds
 `max_position_embeddings`, so keys cached earlier would have to be rotated again. Here one table
