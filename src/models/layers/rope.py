@@ -141,7 +141,7 @@ def parse_rope(
     factor = _number(scaling, "factor", implied)
     if factor < 1:
         raise ModelLoadError(f"config.json: rope factor must be at least 1, got {factor}")
-    shared = {
+    shared: dict[str, Any] = {
         "rope_type": rope_type,
         "theta": theta,
         "factor": factor,
