@@ -100,18 +100,19 @@ def compute_largest_step(config: Config, model: Model, attention: Backend | None
     """
     spec, scheduler = model.spec, config.scheduler
     block_size = block_size_of(config.cache, spec.device)
+    # One block, which padding does not write to.
+    plan = KVCachePlan(block_size, 1, bytes_per_block=0)
+    cache = allocate_kv_cache(model.kv_cache_spec(), plan, spec.device)
     rows = RowState(
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=spec.max_positions,
         block_size=block_size,
         device=spec.device,
+        page_blocks=cache.layout.page_blocks,
     )
     # As of rows that are full, which penalties read.
     rows.tokens.zero_()
     sampler = Sampler(SamplingState(scheduler.max_num_seqs, spec.vocab_size, spec.device))
-    # One block, which padding does not write to.
-    plan = KVCachePlan(block_size, 1, bytes_per_block=0)
-    cache = allocate_kv_cache(model.kv_cache_spec(), plan, spec.device)
     inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
     hidden = ForwardPass(model, cache, attention)(inputs, model.functions)
     count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
