@@ -199,7 +199,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            ({"architectures": ["T5ForCausalLM"]}, "T5ForCausalLM is not supported"),
+            ({"architectures": ["JambaForCausalLM"]}, "JambaForCausalLM is not supported"),
             ({"architectures": None}, "architectures must name a class"),
             ({"architectures": []}, "architectures must name a class"),
             ({"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}, "remote code is refused"),
