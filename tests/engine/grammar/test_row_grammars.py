@@ -24,6 +24,7 @@ from src import LLM, FinishReason, SamplingParams
 from src.core.config import StructuredOutputSection
 from src.core.errors import DeadEndError, InvalidRequestError
 from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
 from src.engine.grammar import compiled, constraints, grammar_steps
@@ -86,7 +87,9 @@ class Rows:
             end_token_ids=self.end_ids | set(params.get("stop_token_ids", ())),
             grammar=grammar,
         )
-        self.rows.install(row, request, done or [])
+        if grammar is not None:
+            self.rows.hold(request.key, grammar)
+        self.rows.install(row, DeviceRequest.of(request), done or [])
         self.rows.begin()
 
     def masks(self, rows: Sequence[int]) -> RowMasks:
