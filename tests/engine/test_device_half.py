@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from src.core.config import GIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.engine.devices import transfer
+from src.engine.execution import row_state
 from src.engine.execution.inputs import build_inputs, decode_rows, is_decode, padding_inputs
 from src.engine.execution.kv_cache import _budget, allocate_kv_cache, free_memory, plan_kv_cache
 from src.engine.execution.row_state import POISON, RowState
@@ -25,6 +27,51 @@ BYTES_PER_TOKEN = 3 * 2 * 2 * 8 * 4
 
 def rows() -> RowState:
     return RowState(max_num_seqs=4, max_model_len=20, block_size=4, device=CPU)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_steps_writes_reach_a_device_in_one_upload(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device whose memory the host has not: there it is as where the host has it."""
+    settings: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 20, "block_size": 4}
+    settings |= {"device": CPU, "page_blocks": (1, 2)[:groups]}
+    direct = RowState(**settings)
+    monkeypatch.setattr(transfer, "host_view", lambda tensor: None)
+    staged = RowState(**settings)
+    uploads = []
+
+    def count(*given: Any) -> torch.Tensor:
+        uploads.append(given)
+        return transfer.upload(*given)
+
+    monkeypatch.setattr(row_state, "upload", count)
+
+    def install(row: int, token_ids: list[int], blocks: list[int]) -> RowInstall:
+        tables = [[block + 3 * group for block in blocks] for group in range(groups)]
+        return RowInstall(row, 1, row, token_ids, len(token_ids), tables)
+
+    steps: list[tuple[list[RowInstall], list[BlockAppend]]] = [
+        ([install(0, [5, 6, 7, 8, 9], [1, 2]), install(2, [4] * 20, [0, 3, 4, 5, 6])], []),
+        # Others, and one in a row that had more; a row that is installed twice keeps the last.
+        (
+            [install(2, [9], [7]), install(1, [1, 2], [8]), install(1, [3], [9])],
+            [BlockAppend(0, groups - 1, 2, [10, 11]), BlockAppend(2, 0, 1, [12])],
+        ),
+        ([], []),
+        ([], [BlockAppend(1, 0, 1, [13])]),
+    ]
+    for installs, appends in steps:
+        uploads.clear()
+        for rows in (direct, staged):
+            for each in installs:
+                rows.install(each)
+            for append in appends:
+                rows.append_blocks(append)
+            rows.flush()
+        assert len(uploads) == (1 if installs or appends else 0)
+        assert torch.equal(direct.tokens, staged.tokens)
+        assert torch.equal(direct.block_tables, staged.block_tables)
 
 
 class TestInputs:
@@ -90,6 +137,7 @@ class TestRowState:
             state.append_blocks(BlockAppend(3, 0, 0, [6]))
             state.append_blocks(BlockAppend(3, 0, 1, []))
             state.install(RowInstall(1, 2, 12, [7], 1, [[8]]))
+            state.flush()
         assert torch.equal(by_host.tokens, by_upload.tokens)
         assert torch.equal(by_host.block_tables, by_upload.block_tables)
 

@@ -77,7 +77,7 @@ async def test_no_step_waits_for_the_device(
 async def test_a_step_that_waits_is_seen(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    def install(self: RowState, given: Any) -> None:
+    def append(self: RowState, given: Any) -> None:
         (self.tokens[given.row] == 1).nonzero()
 
     def truncate(logits: Tensor, selection: Any) -> None:
@@ -85,7 +85,7 @@ async def test_a_step_that_waits_is_seen(
 
     monkeypatch.setattr(startup, "capture_backend", lambda device: None)
     if place == "apply":
-        monkeypatch.setattr(row_state.RowState, "install", install)
+        monkeypatch.setattr(row_state.RowState, "append_blocks", append)
     else:
         monkeypatch.setattr(sampler, "_truncate", truncate)
     seen = watch_on_cpu(monkeypatch)

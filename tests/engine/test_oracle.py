@@ -103,7 +103,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", SHORT_SIGHTED, indirect=True, scope="module")
 async def test_every_architecture_through_the_whole_engine(family: Family, way: str) -> None:
-    name, directory, model = family
+    _, directory, model = family
     prompts = random_prompts(6, longest=30, seed=2)
     config = small_config(directory, compile__enforce_eager=True, **WAYS[way])
     async with AsyncEngine.open(config) as engine:

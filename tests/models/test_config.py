@@ -176,12 +176,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not supported"),
+            ({"architectures": ["JambaForCausalLM"]}, "JambaForCausalLM is not supported"),
             ({"architectures": None}, "architectures must name a class"),
             ({"architectures": []}, "architectures must name a class"),
             ({"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}, "remote code is refused"),
             ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
-            ({"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
+            ({"hidden_act": "relu2"}, "hidden_act must be one of silu"),
             ({"head_dim": 20}, "head_dim must be a multiple of 8 up to 256, got 20"),
             ({"head_dim": 264}, "got 264"),
             ({"hidden_size": 100}, "head_dim must be a multiple of 8 up to 256, got 25"),

