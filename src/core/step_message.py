@@ -2,6 +2,8 @@
 
 Messages are plain data. Written down in the order of their launch, they have a fresh worker with
 the same weights compute the same tokens; sent to a peer, they have it write the same rows.
+
+They are no log for strangers: installs hold the tokens of prompts, parameters what was asked.
 """
 
 from __future__ import annotations
