@@ -15,7 +15,7 @@ import torch
 from src.compile import use_artifact_cache
 from src.compile.graphs import CaptureBackend
 from src.compile.graphs.cuda import CudaCapture
-from src.core.config import Config
+from src.core.config import GIB, Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
@@ -264,6 +264,12 @@ def _load_model(
             sum(values.dim() == 3 for values in matrices),
             len(matrices),
         )
+        if left := sum(model.weights[name].nbytes for name in model.names_of("experts")):
+            logger.warning(
+                "weights of experts are not rounded: %.2f GiB stay in %s",
+                left / GIB,
+                str(model.spec.dtype).removeprefix("torch."),
+            )
     return model
 
 

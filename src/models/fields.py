@@ -7,6 +7,7 @@ engine cannot honour in it is refused by name.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ class Fields:
         value = self._values.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, "a positive number")
+        if not 0 < value < math.inf:
             raise self.error(name, "a positive number")
         return float(value)
 
@@ -91,8 +94,8 @@ class Fields:
             return None
         if not isinstance(values, list) or len(values) != length:
             raise self.error(name, f"a list of {length} entries")
-        if unknown := set(values) - set(among):
-            raise self.error(name, f"made of {tuple(among)} (not {sorted(map(str, unknown))})")
+        if unknown := {str(value) for value in values if value not in among}:
+            raise self.error(name, f"made of {tuple(among)} (not {sorted(unknown)})")
         return tuple(values)
 
     def activation(self, *names: str) -> Activation:
@@ -100,7 +103,7 @@ class Fields:
         for name in names:
             value = self.raw(name)
             if value is not None:
-                if value not in SPELLINGS:
+                if not isinstance(value, str) or value not in SPELLINGS:
                     raise self.error(name, f"one of {', '.join(SPELLINGS)}")
                 return SPELLINGS[value]
         return "silu"
@@ -131,6 +134,8 @@ class Fields:
             raw["rope_theta"] = raw.get(theta[0]) or theta[1]
         parameters = raw.get("rope_parameters")
         if kind is not None and isinstance(parameters, Mapping):
+            if unknown := [each for each in parameters if each not in LAYER_TYPES]:
+                raise self.error("rope_parameters", f"by {LAYER_TYPES} (not {unknown})")
             raw["rope_parameters"] = parameters.get(kind)
         if kind == "sliding_attention":
             raw.pop("rope_scaling", None)

@@ -26,7 +26,7 @@ from src.models.program import (
     run_program,
 )
 from src.models.weights.methods import Formats, Weight
-from src.models.weights.parameters import Parameter, allocate
+from src.models.weights.parameters import Kind, Parameter, allocate
 from src.ops.attention_spec import AttentionSpec
 from src.ops.linear import fits_strips, to_strips
 
@@ -231,6 +231,10 @@ class Model:
             else:
                 tensors |= {f"{name}.{field}": part for field, part in weight._asdict().items()}
         return tensors
+
+    def names_of(self, kind: Kind) -> list[str]:
+        """Names of the parameters of a kind."""
+        return [name for name, parameter in self.table.items() if parameter.kind == kind]
 
     def buffers(self) -> dict[str, Tensor]:
         """The tables that were computed for the model, by name."""

@@ -29,6 +29,27 @@ def rows() -> RowState:
     return RowState(max_num_seqs=4, max_model_len=20, block_size=4, device=CPU)
 
 
+@pytest.mark.parametrize("has_host", [True, False])
+def test_no_write_reaches_into_another_row(has_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_host:
+        monkeypatch.setattr(transfer, "host_view", lambda tensor: None)
+    state = rows()
+    state.install(RowInstall(1, 1, 1, [7] * 20, 20, [[1, 2, 3, 4, 5]]))
+    state.flush()
+    before = state.tokens.clone(), state.block_tables.clone()
+    too_much: list[Any] = [
+        lambda: state.install(RowInstall(0, 1, 0, [9] * 21, 21, [[6]])),
+        lambda: state.install(RowInstall(0, 1, 0, [9], 1, [[6] * 6])),
+        lambda: state.append_blocks(BlockAppend(0, 0, 4, [6, 6])),
+    ]
+    for write in too_much:
+        with pytest.raises(ValueError, match="row 0 has room"):
+            write()
+    state.flush()
+    assert torch.equal(state.tokens[1:], before[0][1:])
+    assert torch.equal(state.block_tables[:, 1:], before[1][:, 1:])
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_steps_writes_reach_a_device_in_one_upload(
     groups: int, monkeypatch: pytest.MonkeyPatch

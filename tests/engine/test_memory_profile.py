@@ -15,10 +15,13 @@ from src.engine.devices import open_device
 from src.engine.execution import memory_profile
 from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.kv_cache import plan_kv_cache
+from src.engine.execution.kv_groups import lay_out
 from src.engine.execution.memory_profile import compute_largest_step, step_bytes
 from src.engine.sampling import SampleBatch, Sampler
 from src.models import Model, load_model
+from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
+from tests.support.families import SHORT_SIGHTED
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -80,6 +83,14 @@ def test_it_has_as_many_tokens_and_rows_as_there_may_be(
     assert batch.mask is not None
     assert batch.mask.shape == shape
     assert max(batch.positions) == model.spec.max_positions - 1
+
+
+def test_layers_may_have_block_tables_of_several_groups(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, "gemma2", **SHORT_SIGHTED["gemma2"])
+    model = load_model(directory, dtype="float32", device=CPU, load_format="dummy")
+    assert len(lay_out(model.kv_cache_spec(), 16).groups) > 1
+    with torch.inference_mode():
+        compute_largest_step(config(directory), model)
 
 
 def test_what_it_takes_is_the_peak_of_the_step(

@@ -85,3 +85,15 @@ async def test_compiled_code_rounds_as_eager_code_does(
     assert f"weights rounded to {method}, inputs to 8 bits in 9 of 9 projections" in caplog.text
     first, second = answers
     assert first.token_ids == second.token_ids
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("architecture", "warns"), [("mixtral", True), ("llama", False)])
+async def test_a_start_says_that_experts_are_not_rounded(
+    tmp_path: Path, architecture: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = make_checkpoint(tmp_path, architecture, tokenizer=True)
+    config = small_config(checkpoint, compile__enforce_eager=True, model__quantization="int8")
+    async with AsyncEngine.open(config) as engine:
+        await engine.generate([5, 17, 3], GREEDY)
+    assert ("weights of experts are not rounded" in caplog.text) is warns

@@ -9,6 +9,7 @@ import pytest
 
 from src.core.errors import ModelLoadError
 from src.models import ModelConfig, load_config, supported_architectures
+from src.models.weights.loader import resolve_max_positions
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -23,6 +24,15 @@ QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
+
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+QWEN3_MOE = MIXTRAL | {"architectures": ["Qwen3MoeForCausalLM"]}
+GEMMA3 = LLAMA | {"architectures": ["Gemma3ForCausalLM"]}
 
 Write = Callable[..., Path]
 
@@ -50,6 +60,9 @@ def test_defaults_are_those_of_the_family(write: Write) -> None:
     assert config.rope.theta == 10000.0
     qwen3 = load_config(write(LLAMA | {"architectures": ["Qwen3ForCausalLM"]}))
     assert qwen3.layers[0].attention.head_dim == 128
+    for given in ({}, {"rope_theta": None}):
+        mixtral = load_config(write(MIXTRAL | given))
+        assert mixtral.rope.theta == mixtral.layers[0].attention.rope.theta == 1e6
     mistral = load_config(write(MISTRAL | {"num_attention_heads": 8}))
     assert (mistral.layers[0].attention.num_kv_heads, windows_of(mistral)) == (8, (4096,) * 3)
 
@@ -104,6 +117,16 @@ class TestContextLength:
         self, write: Write, scaling: dict[str, Any] | None, length: int
     ) -> None:
         assert load_config(write(LLAMA | {"rope_scaling": scaling})).max_positions == length
+
+    def test_files_of_gemma3_state_it_stretched(self, write: Write) -> None:
+        scaling = {"rope_type": "linear", "factor": 8.0}
+        config = load_config(write(GEMMA3 | {"num_key_value_heads": 2, "rope_scaling": scaling}))
+        assert config.max_positions == resolve_max_positions(256, config) == 256
+        assert config.layers[2].attention.rope.factor == 1.0
+        whole = load_config(write(GEMMA3 | {"rope_scaling": scaling, "sliding_window_pattern": 3}))
+        assert whole.layers[2].attention.rope.factor == 8.0
+        with pytest.raises(ModelLoadError, match="from 1 to 256"):
+            resolve_max_positions(257, config)
 
 
 class TestPhi3:
@@ -217,7 +240,9 @@ class TestRefusals:
             ({"architectures": []}, "architectures must name a class"),
             ({"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}, "remote code is refused"),
             ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
-            ({"hidden_act": "relu2"}, "hidden_act must be one of silu"),
+            ({"hidden_act": "relu"}, "hidden_act must be one of silu, .*got 'relu'"),
+            ({"hidden_act": ["silu"]}, "hidden_act must be one of"),
+            ({"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number"),
             ({"head_dim": 20}, "head_dim must be a multiple of 8 up to 256, got 20"),
             ({"head_dim": 264}, "got 264"),
             ({"hidden_size": 100}, "head_dim must be a multiple of 8 up to 256, got 25"),
@@ -236,6 +261,7 @@ class TestRefusals:
             ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number, got None"),
             ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),
             ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+            ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor must be"),
             ({"rope_scaling": [1]}, "rope parameters must be an object"),
             (
                 {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
@@ -252,6 +278,7 @@ class TestRefusals:
         [
             (QWEN2 | {"layer_types": ["full_attention"]}, "layer_types must be a list of 3"),
             (QWEN2 | {"layer_types": ["full_attention", "mamba", "mamba"]}, "mamba"),
+            (QWEN2 | {"layer_types": [["full_attention"]] * 3}, "layer_types must be made of"),
             (QWEN2 | {"use_sliding_window": True, "sliding_window": -1}, "sliding_window"),
             (
                 MISTRAL
@@ -266,6 +293,36 @@ class TestRefusals:
     def test_windows(self, write: Write, config: dict[str, Any], reason: str) -> None:
         with pytest.raises(ModelLoadError, match=reason):
             load_config(write(config))
+
+    @pytest.mark.parametrize("config", [MIXTRAL, QWEN3_MOE])
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"num_experts_per_tok": 5}, "num_experts_per_tok must be at most the 4 experts"),
+            (
+                {"hidden_act": "gelu"},
+                "hidden_act must be one of .*, gelu_pytorch_tanh, .* for experts",
+            ),
+        ],
+    )
+    def test_experts(
+        self, write: Write, config: dict[str, Any], change: dict[str, Any], reason: str
+    ) -> None:
+        assert load_config(write(config | {"hidden_act": "gelu_new"}))
+        with pytest.raises(ModelLoadError, match=reason):
+            load_config(write(config | change))
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
+            ({"use_bidirectional_attention": True}, "use_bidirectional_attention must be false"),
+            ({"rope_parameters": {"rope_theta": 5.0}}, r"rope_parameters must be by .*rope_theta"),
+        ],
+    )
+    def test_gemma3(self, write: Write, change: dict[str, Any], reason: str) -> None:
+        with pytest.raises(ModelLoadError, match=reason):
+            load_config(write(GEMMA3 | change))
 
     def test_an_unsupported_architecture_lists_the_supported(self, write: Write) -> None:
         with pytest.raises(ModelLoadError) as caught:

@@ -9,8 +9,8 @@ import torch
 
 from src.core.config import MIB, Config
 from src.core.errors import ConfigError
-from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.devices import Device, give_back_memory
 from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.inputs import padding_inputs
@@ -100,18 +100,19 @@ def compute_largest_step(config: Config, model: Model, attention: Backend | None
     """
     spec, scheduler = model.spec, config.scheduler
     block_size = block_size_of(config.cache, spec.device)
+    # One block, which padding does not write to.
+    plan = KVCachePlan(block_size, 1, bytes_per_block=0)
+    cache = allocate_kv_cache(model.kv_cache_spec(), plan, spec.device)
     rows = RowState(
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=spec.max_positions,
         block_size=block_size,
         device=spec.device,
+        page_blocks=cache.layout.page_blocks,
     )
     # As of rows that are full, which penalties read.
     rows.tokens.zero_()
     sampler = Sampler(SamplingState(scheduler.max_num_seqs, spec.vocab_size, spec.device))
-    # One block, which padding does not write to.
-    plan = KVCachePlan(block_size, 1, bytes_per_block=0)
-    cache = allocate_kv_cache(model.kv_cache_spec(), plan, spec.device)
     inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
     hidden = ForwardPass(model, cache, attention)(inputs, model.functions)
     count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
@@ -135,7 +136,7 @@ def _demanding_batch(
         repetition_penalty=1.1,
         logprobs=config.limits.max_logprobs,
     )
-    request = Request(key=-1, prompt_token_ids=[0], params=params, max_tokens=1)
+    request = DeviceRequest(key=-1, prompt_len=1, params=params)
     for row in range(count):
         sampler.state.install(row, request, 1)
     return SampleBatch(list(range(count)), [max_positions - 1] * count)

@@ -92,17 +92,21 @@ class RowState:
         else:
             self._staged[row] = []
             self._replaced.add(row)
-        self._write(row, self._token_index(row), token_ids)
+        self._write(row, self._token_index(row), token_ids, self.max_model_len)
         for group, block_ids in enumerate(install.block_ids):
-            self._write(row, self._table_index(group, row), self._numbers(group, block_ids))
+            numbers = self._numbers(group, block_ids)
+            self._write(row, self._table_index(group, row), numbers, self._max_blocks)
 
     def append_blocks(self, append: BlockAppend) -> None:
         """Continue one of the row's block tables."""
         numbers = self._numbers(append.group, append.block_ids)
         begin = self._table_index(append.group, append.row) + append.index
-        self._write(append.row, begin, numbers)
+        self._write(append.row, begin, numbers, self._max_blocks - append.index)
 
-    def _write(self, row: int, begin: int, values: list[int]) -> None:
+    def _write(self, row: int, begin: int, values: list[int], room: int) -> None:
+        if len(values) > room:
+            # Behind it in memory is what another request has.
+            raise ValueError(f"row {row} has room for {room} more, got {len(values)}")
         if self._host is not None:
             self._host[begin : begin + len(values)] = values
         elif values:

@@ -19,8 +19,10 @@ from src.models.config import (
 )
 from src.models.decoder import write_decoder
 from src.models.fields import Fields
+from src.models.layers.activations import SPELLINGS
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
+from src.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 
 
 class Family:
@@ -92,6 +94,29 @@ def mlp(fields: Fields, **differences: Any) -> MLPConfig:
         "activation": fields.activation("hidden_act"),
     }
     return MLPConfig(**(given | differences))
+
+
+def experts(fields: Fields, *counts: str, **differences: Any) -> ExpertsConfig:
+    """The experts that `config.json` describes in the usual fields.
+
+    Args:
+        fields: of the file.
+        counts: fields of how many there are, the first of them that is there.
+        differences: fields of `ExpertsConfig` that are not the usual ones.
+    """
+    count, chosen = fields.first_integer(*counts), fields.integer("num_experts_per_tok")
+    if chosen > count:
+        raise fields.error("num_experts_per_tok", f"at most the {count} experts that there are")
+    activation = fields.activation("hidden_act")
+    if activation not in EXPERT_ACTIVATIONS:
+        known = [name for name, kind in SPELLINGS.items() if kind in EXPERT_ACTIVATIONS]
+        raise fields.error("hidden_act", f"one of {', '.join(known)} for experts")
+    given: dict[str, Any] = {
+        "num_experts": count,
+        "num_chosen": chosen,
+        "activation": activation,
+    }
+    return ExpertsConfig(**(given | differences))
 
 
 def windowed(base: AttentionConfig, windows: Sequence[int | None]) -> list[AttentionConfig]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from src.models.config import ModelConfig
 from src.models.families.family import Family
 from src.models.families.gemma2 import DEFAULTS, gemma
@@ -16,9 +18,16 @@ class Gemma3(Family):
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
-        """Old files have `rope_theta` and `rope_local_base_freq`, new ones parameters by kind."""
+        """Old files have `rope_theta` and `rope_local_base_freq`, new ones parameters by kind.
+
+        Files of larger models stretch positions 8 times, to the 131072 tokens that they state.
+        """
+        if fields.raw("attn_logit_softcapping") is not None:
+            # The reference reads the field, and caps nothing.
+            raise fields.error("attn_logit_softcapping", "null (no score of Gemma 3 is capped)")
         positions = fields.integer("max_position_embeddings")
         whole = fields.rope(positions, "full_attention", theta=("rope_theta", 1e6))
+        whole = replace(whole, states_stretched=True)
         local = fields.rope(positions, "sliding_attention", theta=("rope_local_base_freq", 1e4))
         pattern = fields.integer("sliding_window_pattern")
         return gemma(fields, pattern, whole, local, qk_norm="head")

@@ -17,7 +17,7 @@ class Mistral(Family):
     def describe(cls, fields: Fields) -> ModelConfig:
         """The window of every layer; windows by layer belong to another family."""
         kinds = fields.raw("layer_types")
-        if kinds is not None and (not isinstance(kinds, list) or len(set(kinds)) > 1):
+        if kinds is not None and (not isinstance(kinds, list) or kinds != kinds[:1] * len(kinds)):
             raise fields.error("layer_types", "the same for every layer of a Mistral model")
         layers, window = (
             fields.integer("num_hidden_layers"),

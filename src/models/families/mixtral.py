@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from src.models.config import ExpertsConfig, ModelConfig
-from src.models.families.family import Family, attention, decoder
+from src.models.config import ModelConfig
+from src.models.families.family import Family, attention, decoder, experts
 from src.models.fields import Fields
 
 
@@ -23,14 +23,15 @@ class Mixtral(Family):
     def describe(cls, fields: Fields) -> ModelConfig:
         """Weights of the chosen experts always sum up to 1."""
         layers = fields.integer("num_hidden_layers")
-        experts = ExpertsConfig(
-            num_experts=fields.integer("num_local_experts"),
-            num_chosen=fields.integer("num_experts_per_tok"),
+        rope = fields.rope(fields.integer("max_position_embeddings"), theta=("rope_theta", 1e6))
+        mlp = experts(
+            fields,
+            "num_local_experts",
             intermediate_size=fields.integer("intermediate_size"),
             renormalize=True,
-            activation=fields.activation("hidden_act"),
             router_name="block_sparse_moe.gate",
             names=tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2")),
         )
         window = fields.optional_integer("sliding_window")
-        return decoder(fields, [attention(fields, window=window)] * layers, [experts] * layers)
+        attentions = [attention(fields, rope, window=window)] * layers
+        return decoder(fields, attentions, [mlp] * layers, rope=rope)

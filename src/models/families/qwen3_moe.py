@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from src.models.config import ExpertsConfig, MLPConfig, ModelConfig
-from src.models.families.family import Family, decoder, mlp
+from src.models.families.family import Family, decoder, experts, mlp
 from src.models.families.qwen3 import qwen3_attention
 from src.models.fields import Fields
 
@@ -32,12 +32,11 @@ class Qwen3Moe(Family):
         if fields.boolean("use_sliding_window"):
             window = fields.optional_integer("sliding_window")
         dense, step = fields.integers("mlp_only_layers"), fields.integer("decoder_sparse_step")
-        sparse = ExpertsConfig(
-            num_experts=fields.first_integer("num_experts", "num_local_experts"),
-            num_chosen=fields.integer("num_experts_per_tok"),
+        sparse = experts(
+            fields,
+            *("num_experts", "num_local_experts"),
             intermediate_size=fields.integer("moe_intermediate_size"),
             renormalize=fields.boolean("norm_topk_prob"),
-            activation=fields.activation("hidden_act"),
         )
         mlps: list[MLPConfig | ExpertsConfig] = [
             mlp(fields) if layer in dense or (layer + 1) % step else sparse

@@ -51,6 +51,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    # Whether a file of the linear variant states the stretched length, as those of llama3 do.
+    states_stretched: bool = False
     # longrope: divisors of each frequency, up to the original length and beyond.
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
@@ -81,10 +83,10 @@ class RopeConfig:
         """The longest sequence, in tokens, that these parameters are made for.
 
         `linear` and `yarn` stretch a trained length by `factor`; `llama3` files state the stretched
-        length; `dynamic` is exact up to the trained length, `longrope` up to the original one (see
-        the module's docstring).
+        length, and so do `linear` ones with `states_stretched`; `dynamic` is exact up to the
+        trained length, `longrope` up to the original one (see the module's docstring).
         """
-        if self.rope_type == "linear":
+        if self.rope_type == "linear" and not self.states_stretched:
             return int(max_position_embeddings * self.factor)
         if self.rope_type == "yarn":
             stretched = int(self.original_max_position_embeddings * self.factor)
@@ -180,7 +182,7 @@ def _optional_number(values: Mapping[str, Any], name: str) -> float | None:
     value = values.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ModelLoadError(f"config.json: rope's {name} must be a number >= 0, got {value!r}")
     return float(value)
 
