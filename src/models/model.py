@@ -20,6 +20,7 @@ from src.models.program import (
     Call,
     Function,
     Mix,
+    Mixer,
     Program,
     run_chain,
     run_head,
@@ -128,10 +129,10 @@ class Model:
             self.weights.setdefault(name, self.weights[of])
         self.bound = [self._resolve(call.weights) for call in self.program.calls]
         self.mixer_weights = [self._resolve(mixer.weights) for mixer in self.program.mixers]
-        self._users: dict[str, list[Call]] = {}
-        for call in self.program.calls:
-            for name in _names(call.weights):
-                self._users.setdefault(name, []).append(call)
+        self._users: dict[str, list[Call | Mixer]] = {}
+        for user in (*self.program.calls, *self.program.mixers):
+            for name in _names(user.weights):
+                self._users.setdefault(name, []).append(user)
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -139,10 +140,17 @@ class Model:
         return (run_chain,) * len(self.program.calls)
 
     def replace(self, name: str, weight: Weight) -> None:
-        """Put another weight in a parameter's place. Not while a call runs."""
+        """Put another weight in a parameter's place. Not while a call runs.
+
+        What computes mixers takes their weights when it is made: it must not have been yet.
+        """
         self.weights[name] = weight
-        for call in self._users[name]:
-            self.bound[call.slot] = self._resolve(call.weights)
+        for user in self._users[name]:
+            weights = self._resolve(user.weights)
+            if isinstance(user, Mixer):
+                self.mixer_weights[user.layer] = weights
+            else:
+                self.bound[user.slot] = weights
 
     def lay_out(
         self,

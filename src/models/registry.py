@@ -61,13 +61,11 @@ def family_of(architecture: str) -> type[Family]:
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     """`architectures[0]`, after refusing what no family of ours can honour.
 
+    Code that a checkpoint brings for an architecture that there is a family for is never run.
+
     Raises:
         ModelLoadError: remote code, a quantized checkpoint, or no architecture.
     """
-    if raw.get("auto_map"):
-        raise ModelLoadError(
-            f"{source}: auto_map asks for code from the checkpoint; remote code is refused"
-        )
     if raw.get("quantization_config"):
         method = raw["quantization_config"]
         method = method.get("quant_method", method) if isinstance(method, dict) else method
@@ -78,6 +76,11 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelLoadError(f"{source}: architectures must name a class, got {names!r}")
+    if raw.get("auto_map") and names[0] not in _BY_ARCHITECTURE:
+        raise ModelLoadError(
+            f"{source}: auto_map asks for code from the checkpoint, since {names[0]} is not "
+            "supported; remote code is refused"
+        )
     return names[0]
 
 

@@ -198,6 +198,12 @@ class TestWindows:
         assert windows_of(load_config(write(MISTRAL | settings))) == want
 
 
+def test_code_that_is_not_needed_is_not_run(write: Write) -> None:
+    """Files of families that transformers learnt later name the code that they came with."""
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}
+    assert load_config(write(LLAMA | code)) == load_config(write(LLAMA))
+
+
 class TestGenerationDefaults:
     def test_come_from_their_own_file(self, write: Write) -> None:
         generation = {
@@ -238,7 +244,13 @@ class TestRefusals:
             ({"architectures": ["JambaForCausalLM"]}, "JambaForCausalLM is not supported"),
             ({"architectures": None}, "architectures must name a class"),
             ({"architectures": []}, "architectures must name a class"),
-            ({"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}, "remote code is refused"),
+            (
+                {
+                    "architectures": ["EvilForCausalLM"],
+                    "auto_map": {"AutoModelForCausalLM": "modeling.Evil"},
+                },
+                "remote code is refused",
+            ),
             ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
             ({"hidden_act": "relu"}, "hidden_act must be one of silu, .*got 'relu'"),
             ({"hidden_act": ["silu"]}, "hidden_act must be one of"),
