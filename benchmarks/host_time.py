@@ -89,6 +89,7 @@ def configuration(directory: Path, rows: int) -> Config:
 @contextlib.contextmanager
 def clocks() -> Iterator[Clocks]:
     """A clock around each phase of a step; every one of them goes once per step."""
+    from src.engine.execution.row_owners import RowOwners
     from src.engine.execution.step_computer import StepComputer
     from src.engine.execution.worker import Worker
     from src.engine.loop import EngineLoop
@@ -100,7 +101,7 @@ def clocks() -> Iterator[Clocks]:
     found.measure("plan", Scheduler, "schedule", keeps=lambda plan: plan is not None)
     found.measure("launch", EngineLoop, "_launch", keeps=bool)
     found.measure("hand_over", Worker, "_run")
-    found.measure("apply", Worker, "_apply")
+    found.measure("apply", RowOwners, "apply")
     found.measure("inputs", StepComputer, "compute")
     found.measure(_KERNELS, CompiledStep, "_call")
     found.measure("read", Worker, "_read")

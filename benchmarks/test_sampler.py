@@ -10,6 +10,7 @@ import torch
 from benchmarks.roofline import Roofline
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.ops.cpu.build import ensure_built
 
@@ -37,7 +38,7 @@ def test_sample(benchmark: Any, name: str, roofline: Roofline) -> None:
             key=row, prompt_token_ids=prompt, params=SamplingParams(seed=row, **CASES[name]),
             max_tokens=128,
         )  # fmt: skip
-        state.install(row, asked, _PROMPT_LEN)
+        state.install(row, DeviceRequest.of(asked), _PROMPT_LEN)
     sampler = Sampler(state)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(_ROWS, _VOCAB_SIZE, generator=generator)

@@ -25,6 +25,7 @@ from src.core.errors import (
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
+from src.core.step_message import DeviceRequest, StepMessage
 from src.engine.execution.in_flight import InFlight, failed_step
 from src.engine.execution.worker import DeviceLostError, Worker
 from src.engine.requests.streams import Choice
@@ -220,7 +221,12 @@ class EngineLoop:
         forgettable, self._forgettable = self._forgettable, []
         is_launched = True
         try:
-            in_flight = self._worker.launch(plan, admitted, forgettable, self._wake.set)
+            for request in admitted:
+                # Grammars do not travel: the message names them by handle.
+                if request.grammar is not None:
+                    self._worker.hold_grammar(request.key, request.grammar)
+            message = StepMessage(plan, [DeviceRequest.of(each) for each in admitted], forgettable)
+            in_flight = self._worker.launch(message, self._wake.set)
         # Nothing of it is on the device: as a step that failed there, it fails its requests.
         except Exception as error:
             in_flight = failed_step(plan, error)

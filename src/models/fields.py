@@ -117,6 +117,8 @@ class Fields:
         max_position_embeddings: int,
         kind: str | None = None,
         theta: tuple[str, float] | None = None,
+        *,
+        partial: bool = False,
     ) -> RopeConfig:
         """RoPE's parameters.
 
@@ -125,6 +127,7 @@ class Fields:
             kind: of the layers, where `rope_parameters` differ by that. `rope_scaling` is of
                 layers that see the whole context.
             theta: the field of the base, and its value without it, where they differ by kind.
+            partial: whether the family honours `partial_rotary_factor`; it is refused elsewhere.
         """
         raw = dict(self._values)
         if theta is not None:
@@ -136,7 +139,7 @@ class Fields:
             raw["rope_parameters"] = parameters.get(kind)
         if kind == "sliding_attention":
             raw.pop("rope_scaling", None)
-        return parse_rope(raw, max_position_embeddings)
+        return parse_rope(raw, max_position_embeddings, partial=partial)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from src.models.families.gemma3 import Gemma3
 from src.models.families.llama import Llama
 from src.models.families.mistral import Mistral
 from src.models.families.mixtral import Mixtral
+from src.models.families.olmo2 import Olmo2
+from src.models.families.phi3 import Phi3
 from src.models.families.qwen2 import Qwen2
 from src.models.families.qwen3 import Qwen3
 from src.models.families.qwen3_moe import Qwen3Moe
@@ -27,6 +29,8 @@ FAMILIES: tuple[type[Family], ...] = (
     Llama,
     Mistral,
     Mixtral,
+    Olmo2,
+    Phi3,
     Qwen2,
     Qwen3,
     Qwen3Moe,

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import src.models.weights.loader
 from src.core.config import Config
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
-from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
@@ -64,7 +64,7 @@ class Steps:
         )
         self.num_groups = len(cache.layout.groups)
         self.sampler = Sampler(SamplingState(ROWS, self.vocab_size, DEVICE))
-        self.requests: list[Request | None] = [None] * ROWS
+        self.requests: list[DeviceRequest | None] = [None] * ROWS
         with unset_fake_temporarily():
             self.grammars = RowGrammars(ROWS, self.vocab_size, on_cpu=False)
         self.forward, self.code = ForwardPass(model, cache), Code(model.functions)
@@ -74,11 +74,10 @@ class Steps:
 
     def install(self, row: int, params: SamplingParams) -> RowInstall:
         prompt = list(range(3, 3 + PROMPT))
-        request = Request(
+        request = DeviceRequest(
             key=row,
-            prompt_token_ids=prompt,
+            prompt_len=PROMPT,
             params=params,
-            max_tokens=8,
             seed=row,
             end_token_ids=END_IDS,
             bad_words_token_ids=BAD_WORDS if params.bad_words else (),

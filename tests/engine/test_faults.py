@@ -15,6 +15,7 @@ import pytest
 from src import AsyncEngine, GenerationResult, SamplingParams
 from src.core.config import CompileSection, Config
 from src.core.errors import EngineDeadError, GenerationError
+from src.engine.execution.row_owners import RowOwners
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer
 from src.engine.execution.worker import DeviceLostError, Worker
@@ -104,7 +105,7 @@ def expected(reference: Any) -> list[list[int]]:
     ("code", "owner", "name"),
     [
         ("any", Worker, "launch"),
-        ("any", Worker, "_apply"),
+        ("any", RowOwners, "apply"),
         ("any", StepComputer, "compute"),
         ("uncompiled", StepComputer, "_forward"),
         ("uncompiled", StepComputer, "_sample"),
@@ -142,7 +143,7 @@ async def test_a_fault_on_the_way_through_the_device_is_its_requests(
             assert (await engine.generate(prompt, PARAMS)).token_ids == tokens
         assert_nothing_is_left(engine, tasks)
         worker = engine._parts.worker
-        assert len(worker._known) <= 1
+        assert worker._row_owners.num_known <= 1
 
 
 class PanicError(BaseException):
@@ -165,7 +166,7 @@ async def test_a_panic_on_the_device_thread_is_its_requests_too(
 
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
-    [(Worker, "launch", 13), (Worker, "_apply", 13)],
+    [(Worker, "launch", 13), (RowOwners, "apply", 13)],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 async def test_a_step_behind_one_that_got_no_blocks_does_not_fail_too(

@@ -15,8 +15,8 @@ from src.core.config import ObservabilitySection
 from src.core.errors import EngineDeadError, SlipstreamError
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
-from src.core.request import Request
 from src.core.settings import CHECKOUT
+from src.core.step_message import StepMessage
 from src.engine.execution.in_flight import InFlight
 from src.engine.execution.worker import DeviceLostError
 from src.engine.kv import prefix_cache as prefix
@@ -45,14 +45,8 @@ class HeldRunner:
     def forget(self, ended: Sequence[int]) -> None:
         self.forgotten += ended
 
-    def launch(
-        self,
-        plan: StepPlan,
-        admitted: Sequence[Request],
-        ended: Sequence[int],
-        then: Callable[[], object],
-    ) -> InFlight:
-        in_flight = InFlight(plan, StepTimes(launched=time.monotonic()), then)
+    def launch(self, message: StepMessage, then: Callable[[], object]) -> InFlight:
+        in_flight = InFlight(message.plan, StepTimes(launched=time.monotonic()), then)
         self.launched.append(in_flight)
         return in_flight
 

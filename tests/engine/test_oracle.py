@@ -18,6 +18,7 @@ from src.engine.execution import step_computer
 from src.engine.execution.compilation import ProgramCompilation
 from src.engine.execution.step_computer import StepComputer
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, score_prompts
+from src.models import load_config
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED
@@ -111,7 +112,9 @@ async def test_every_architecture_through_the_whole_engine(family: Family, way: 
             await asyncio.gather(*(engine.generate(prompt, SHORT) for prompt in prompts))
             for _ in range(2)
         ]
-        assert (engine.stats.preemptions > 0) == ("preempted" in way)
+        # A row whose layers all have windows is admitted with what it will ever hold.
+        grows = any(layer.attention.window is None for layer in load_config(directory).layers)
+        assert (engine.stats.preemptions > 0) == ("preempted" in way and grows)
         assert not engine.stats.compiled
         assert_idle(engine)
     # Where requests lack memory, none is left for prefixes.

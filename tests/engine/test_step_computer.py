@@ -16,6 +16,7 @@ import torch
 from src import AsyncEngine, SamplingParams
 from src.core.plan import RowFailure, RowInstall, RowStep, StepPlan
 from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
 from src.engine.execution.forward_pass import Code
 from src.engine.execution.step_computer import StepComputer, StepOutput
@@ -90,7 +91,7 @@ def install(computer: StepComputer, temperatures: list[float], seed: int) -> Non
         )
         own = blocks[3 * row : 3 * row + 3]
         computer._rows.install(RowInstall(row, 1, row, tokens, LENGTH, [own]))
-        computer._sampler.state.install(row, request, LENGTH)
+        computer._sampler.state.install(row, DeviceRequest.of(request), LENGTH)
     generator = torch.Generator().manual_seed(seed)
     cache = computer._forward_pass.kv_cache
     for kv in (*cache.keys, *cache.values):
@@ -242,7 +243,7 @@ async def test_parts_of_a_step_compute_what_is_sampled_from_alone(
             params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1)
             prompt = computer._rows.tokens[3, :LENGTH].tolist()
             request = Request(key=3, prompt_token_ids=prompt, params=params, max_tokens=8)
-            computer._unscored[3] = request  # type: ignore[index]
+            computer._unscored[3] = DeviceRequest.of(request)  # type: ignore[index]
         computer.compute(StepPlan(1, [], [], STEPS[steps]))
 
     await on_device(engine, run)
@@ -511,7 +512,7 @@ async def test_a_step_scores_what_is_left_of_the_prompt(
         install(computer, [0.0] * NUM_ROWS, seed=3)
         tokens = computer._rows.tokens[2, :LENGTH].tolist()
         request = Request(key=2, prompt_token_ids=tokens, params=params, max_tokens=8)
-        computer._unscored[2] = request  # type: ignore[index]
+        computer._unscored[2] = DeviceRequest.of(request)  # type: ignore[index]
         scores = computer.compute(StepPlan(1, [], [], [step])).prompt_scores
         found = None if scores is None else scores.of_row(0)
         assert (None if found is None else len(found)) == num_scores

@@ -21,6 +21,8 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 
 MIXTRAL = LLAMA | {
@@ -127,6 +129,40 @@ class TestContextLength:
             resolve_max_positions(257, config)
 
 
+class TestPhi3:
+    def test_max_model_len_may_go_beyond_the_original_length(self, write: Write) -> None:
+        for name in ("longrope", "su"):
+            settings = {"original_max_position_embeddings": 64, "rope_scaling": LONGROPE}
+            settings["rope_scaling"] = LONGROPE | {"type": name}
+            config = load_config(write(PHI3 | settings))
+            assert (config.rope.rope_type, config.rope.factor) == ("longrope", 4.0)
+            assert config.max_positions == 64
+            assert config.rope.limit(config.max_position_embeddings) == 256
+
+    @pytest.mark.parametrize("where", ["file", "rope_parameters"])
+    def test_a_part_of_a_head_is_rotated(self, write: Write, where: str) -> None:
+        factor = {"partial_rotary_factor": 0.75}
+        change = factor if where == "file" else {"rope_parameters": factor}
+        config = load_config(write(PHI3 | change))
+        assert {layer.attention.rotary_dim for layer in config.layers} == {12}
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "default or longrope"),
+            ({"partial_rotary_factor": 0.07}, "even number of the 16 elements of a head, got 1"),
+            ({"partial_rotary_factor": 1.5}, "got 24"),
+            (
+                {"partial_rotary_factor": 0.5, "rope_scaling": LONGROPE},
+                "short_factor must be a list of 4 numbers, got 8",
+            ),
+        ],
+    )
+    def test_refusals(self, write: Write, change: dict[str, Any], reason: str) -> None:
+        with pytest.raises(ModelLoadError, match=reason):
+            load_config(write(PHI3 | change))
+
+
 class TestWindows:
     @pytest.mark.parametrize(
         ("settings", "windows"),
@@ -217,7 +253,11 @@ class TestRefusals:
             ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a positive number"),
             ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
-            ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope' is not supported"),
+            ({"partial_rotary_factor": 0}, "partial_rotary_factor must be a positive number"),
+            ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "'ntk' is not supported"),
+            ({"rope_scaling": LONGROPE | {"long_factor": 2.0}}, "long_factor must be a list"),
+            ({"rope_scaling": LONGROPE | {"long_factor": [2.0]}}, "list of 8 numbers, got 1"),
+            ({"rope_scaling": LONGROPE | {"short_factor": ["1"] * 8}}, "short_factor must be a"),
             ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number, got None"),
             ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),
             ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor"),

@@ -17,7 +17,7 @@ import torch
 
 from src.models import Model, load_model
 from tests.models.harness import PagedSequence, dense_logits
-from tests.support.checkpoints import CLASSES, ROPES, TINY, load_reference, make_checkpoint
+from tests.support.checkpoints import CLASSES, TINY, load_reference, make_checkpoint, ropes_of
 
 FLOAT32_TOLERANCE = 1e-4
 BFLOAT16_MEAN_TOLERANCE, BFLOAT16_WORST_TOLERANCE = 0.015, 0.15
@@ -85,8 +85,9 @@ def make_pair(tmp_path: Path) -> Callable[..., Pair]:
     return make
 
 
-@pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize(
+    ("architecture", "rope"), [(name, rope) for name in CLASSES for rope in ropes_of(name)]
+)
 def test_every_architecture_and_rope_variant(
     make_pair: Callable[..., Pair], architecture: str, rope: str
 ) -> None:
@@ -150,6 +151,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "olmo2-bias": ("olmo2", {"attention_bias": True}),
+    "phi3-window": ("phi3", {"sliding_window": 8}),
+    "phi3-part-of-a-head": (
+        "phi3",
+        {
+            "rope": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "phi3-longrope-of-a-part": (
+        "phi3",
+        {
+            "rope": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [1.0, 2.0, 4.0, 8.0],
+                "attention_factor": 0.7,
+            },
+        },
+    ),
     "large-eps": ("llama", {"rms_norm_eps": 0.1}),
     "large-theta": ("llama", {"rope": {"rope_type": "default", "rope_theta": 1e6}}),
     "yarn-attention-factor": (
@@ -197,24 +219,42 @@ def test_float16_checkpoint_loads_as_float16(make_pair: Callable[..., Pair]) -> 
     assert error.max() < 0.02
 
 
-class TestDynamicBeyondTheTrainedLength:
-    """Past `max_position_embeddings` the reference's base depends on the length of the pass."""
+def table_of(decoder: Model) -> torch.Tensor:
+    """The only RoPE table of a model, see `rope.rope_table`."""
+    (table,) = decoder.buffers().values()
+    return table
 
-    LENGTH, TRAINED = 90, 64
 
-    def test_a_pass_of_max_model_len_tokens_is_the_reference(self, tmp_path: Path) -> None:
-        directory = make_checkpoint(tmp_path, rope="dynamic", max_position_embeddings=self.TRAINED)
-        decoder = load_model(directory, max_model_len=self.LENGTH)
-        prompt = prompt_of(self.LENGTH)
+# A rope's parameters change with the length of the reference's pass beyond so many tokens.
+CHANGING = {"dynamic": {"max_position_embeddings": 64}, "longrope": {}}
+
+
+@pytest.mark.parametrize("rope", CHANGING)
+class TestBeyondTheDefaultLength:
+    """Past the default `max_model_len` the reference's table depends on the length of the pass."""
+
+    LENGTH = 140
+
+    def test_a_pass_of_max_model_len_tokens_is_the_reference(
+        self, tmp_path: Path, rope: str
+    ) -> None:
+        directory = make_checkpoint(tmp_path, rope=rope, **CHANGING[rope])
+        default = load_model(directory)
+        length = min(self.LENGTH, 2 * len(table_of(default)))
+        decoder = load_model(directory, max_model_len=length)
+        prompt = prompt_of(length)
         want = reference_logits(load_reference(directory), prompt)
         assert relative_error(dense_logits(decoder, prompt), want).max() < FLOAT32_TOLERANCE
-        # And differs from the trained base, else the above would show nothing.
-        trained = load_model(directory)
-        assert (decoder.rope_table[: self.TRAINED] - trained.rope_table).abs().max() > 0.1
+        # And differs from the table of the default length, else the above would show nothing.
+        shared = min(length, len(table_of(default)))
+        assert shared < length
+        difference = table_of(decoder)[:shared] - table_of(default)[:shared]
+        assert difference.abs().max() > 0.1
 
-    def test_chunking_does_not_change_the_result(self, tmp_path: Path) -> None:
-        directory = make_checkpoint(tmp_path, rope="dynamic", max_position_embeddings=self.TRAINED)
-        decoder, prompt = load_model(directory, max_model_len=self.LENGTH), prompt_of(self.LENGTH)
+    def test_chunking_does_not_change_the_result(self, tmp_path: Path, rope: str) -> None:
+        directory = make_checkpoint(tmp_path, rope=rope, **CHANGING[rope])
+        length = min(self.LENGTH, 2 * len(table_of(load_model(directory))))
+        decoder, prompt = load_model(directory, max_model_len=length), prompt_of(length)
         sequence = PagedSequence(decoder)
         got = torch.cat([sequence.append(prompt[i : i + 16]) for i in range(0, len(prompt), 16)])
         assert relative_error(got, dense_logits(decoder, prompt)).max() < FLOAT32_TOLERANCE

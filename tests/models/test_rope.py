@@ -29,20 +29,28 @@ def reference_table(parameters: dict[str, Any], head_dim: int, length: int) -> t
     return torch.cat((cos[0, :, : head_dim // 2], sin[0, :, : head_dim // 2]), dim=-1)
 
 
+def parameters_of(name: str, head_dim: int) -> dict[str, Any]:
+    """A variant's parameters; lists of them have an entry for each pair of a head."""
+    factors = [1.0 + 0.1 * pair for pair in range(head_dim // 2)]
+    lists = {"short_factor": factors, "long_factor": [2 * factor for factor in factors]}
+    return ROPES[name] | (lists if name == "longrope" else {})
+
+
 @pytest.mark.parametrize("head_dim", [8, 24, 64, 128, 256])
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("length", [1, TRAINED, LENGTH])
 def test_the_table_is_the_references(name: str, head_dim: int, length: int) -> None:
-    rope = parse_rope({"rope_parameters": ROPES[name]}, TRAINED)
+    parameters = parameters_of(name, head_dim)
+    rope = parse_rope({"rope_parameters": parameters}, TRAINED)
     got = rope_table(rope, head_dim, TRAINED, length)
     assert got.dtype == torch.float32
     assert got.shape == (length, head_dim)
-    want = reference_table(ROPES[name], head_dim, length)
+    want = reference_table(parameters, head_dim, length)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in ROPES if n != "dynamic"])
-def test_only_dynamic_depends_on_the_length_of_the_table(name: str) -> None:
+@pytest.mark.parametrize("name", [n for n in ROPES if n not in ("dynamic", "longrope")])
+def test_only_dynamic_and_longrope_depend_on_the_length_of_the_table(name: str) -> None:
     rope = parse_rope({"rope_parameters": ROPES[name]}, TRAINED)
     longer = rope_table(rope, 16, TRAINED, LENGTH)
     assert torch.equal(longer[:TRAINED], rope_table(rope, 16, TRAINED, TRAINED))

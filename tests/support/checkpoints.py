@@ -16,6 +16,8 @@ TINY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 24},
     "gemma3": {"sliding_window": 12, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
+    # Goes before what `rope_parameters` say.
+    "phi3": {"original_max_position_embeddings": 128},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen3_moe": {
         "num_experts": 8,
@@ -52,7 +54,16 @@ ROPES: dict[str, dict[str, Any]] = {
         "factor": 4.0,
         "original_max_position_embeddings": 64,
     },
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6],
+        "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0],
+        "original_max_position_embeddings": 128,
+    },
 }
+# Of families whose configuration in transformers refuses the others.
+_ROPES_OF: dict[str, tuple[str, ...]] = {"phi3": ("default", "longrope")}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -67,6 +78,11 @@ _TOKENIZER_TEXT = (
     '{"name": "Ada", "age": 36, "city": "London"}',
     "Größe, naïveté, 漢字, привет, and a smile 🙂.",
 )
+
+
+def ropes_of(architecture: str) -> tuple[str, ...]:
+    """The variants, keys of `ROPES`, that transformers knows of an architecture."""
+    return _ROPES_OF.get(architecture, tuple(ROPES))
 
 
 def make_checkpoint(

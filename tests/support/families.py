@@ -18,6 +18,11 @@ _OWN: dict[str, dict[str, Any]] = {
     "gemma3": _WINDOW,
     "mistral": _WINDOW,
     "mixtral": _WINDOW,
+    # And a part of each head that is not rotated.
+    "phi3": {
+        "sliding_window": 20,
+        "rope": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "qwen2": {**_SWITCHED, "max_window_layers": 1},
     "qwen3": {**_SWITCHED, "max_window_layers": 1},
     "qwen3_moe": _SWITCHED,

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.engine.devices import transfer
+from src.engine.execution.row_owners import RowOwners
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.execution.worker import Worker
 from src.engine.sampling import truncation
@@ -94,7 +95,7 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     Rows are written and tokens are sampled as they are on a GPU, where a CPU has other ways.
     """
     seen: list[str] = []
-    apply, compute = Worker._apply, StepComputer.compute
+    apply, compute = RowOwners.apply, StepComputer.compute
 
     @contextmanager
     def watched(name: str) -> Iterator[None]:
@@ -106,9 +107,9 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise
         seen.append(name)
 
-    def watched_apply(self: Worker, *args: Any) -> None:
+    def watched_apply(self: RowOwners, *args: Any) -> list[tuple[int, str]]:
         with watched("apply"):
-            apply(self, *args)
+            return apply(self, *args)
 
     def watched_compute(self: StepComputer, *args: Any) -> StepOutput:
         with watched("compute"):
@@ -117,7 +118,7 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return output.to_host()
 
     monkeypatch.setattr(transfer, "host_view", lambda tensor: None)
-    monkeypatch.setattr(Worker, "_apply", watched_apply)
+    monkeypatch.setattr(RowOwners, "apply", watched_apply)
     monkeypatch.setattr(StepComputer, "compute", watched_compute)
     monkeypatch.setattr(truncation, "kth_by_selection", truncation.kth_by_radix)
     monkeypatch.setattr(truncation, "lowest_by_pruning", truncation.lowest_by_radix)

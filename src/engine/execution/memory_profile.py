@@ -9,8 +9,8 @@ import torch
 
 from src.core.config import MIB, Config
 from src.core.errors import ConfigError
-from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.devices import Device, give_back_memory
 from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.inputs import padding_inputs
@@ -136,7 +136,7 @@ def _demanding_batch(
         repetition_penalty=1.1,
         logprobs=config.limits.max_logprobs,
     )
-    request = Request(key=-1, prompt_token_ids=[0], params=params, max_tokens=1)
+    request = DeviceRequest(key=-1, prompt_len=1, params=params)
     for row in range(count):
         sampler.state.install(row, request, 1)
     return SampleBatch(list(range(count)), [max_positions - 1] * count)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from src.compile import LoadedFunction
 from src.core.plan import RowFailure, StepPlan
-from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.engine.devices.transfer import upload
 from src.engine.execution.compiled_program import compiled_program
 from src.engine.execution.forward_pass import Code, ForwardPass
@@ -95,7 +95,7 @@ class StepComputer:
         rows: RowState,
         sampler: Sampler,
         grammars: RowGrammars,
-        unscored: Sequence[Request | None],
+        unscored: Sequence[DeviceRequest | None],
     ) -> None:
         self.code = code
         self.graphs: GraphPool | None = None

@@ -22,8 +22,8 @@ from src.compile import LoadedFunction
 from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.collector import thaw_collector
 from src.core.errors import EngineDeadError
-from src.core.plan import RowInstall, RowResult, StepPlan, StepResult, StepTimes
-from src.core.request import Request
+from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
+from src.core.step_message import StepMessage
 from src.engine.devices import Device, StepSpan
 from src.engine.devices.device_thread import DeviceThread
 from src.engine.execution.forward_pass import Code, ForwardPass, WorkerClosedError
@@ -31,13 +31,14 @@ from src.engine.execution.graphs import GraphPool, GraphStats
 from src.engine.execution.in_flight import InFlight
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.page_prefault import PagePrefault
-from src.engine.execution.row_checks import check_install
+from src.engine.execution.row_owners import RowOwners
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.execution.step_results import StepResults
+from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
-from src.engine.sampling.prompt_logprobs import are_sound, still_unscored
+from src.engine.sampling.prompt_logprobs import are_sound
 from src.models import Model
 from src.models.program import Function
 from src.ops.cpu.build import is_building, is_compiling, kernel_library
@@ -93,19 +94,14 @@ class Worker:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
         self._memory = PagePrefault(kv_cache) if device.is_host else None
-        self._vocab_size = model.spec.vocab_size
         self._rows = rows
         self._sampler = sampler
-        # Of the device thread alone: row -> its newest owner, while that waits for scores of its
-        # prompt, and unfinished requests by key.
-        self._unscored: list[Request | None] = [None] * rows.padding_row
-        self._known: dict[int, Request] = {}
-        # Row -> key of its newest owner, and key -> the rows that it was installed in.
-        self._owners: list[int | None] = [None] * rows.padding_row
-        self._rows_of: dict[int, set[int]] = {}
-        self._grammars = RowGrammars(rows.padding_row, model.spec.vocab_size, on_cpu=device.is_host)
+        vocab_size = model.spec.vocab_size
+        self._grammars = RowGrammars(rows.padding_row, vocab_size, on_cpu=device.is_host)
+        self._row_owners = RowOwners(rows, sampler, self._grammars, vocab_size)
+        unscored = self._row_owners.unscored
         self._computer = StepComputer(
-            self._forward_pass, Code(functions), rows, sampler, self._grammars, self._unscored
+            self._forward_pass, Code(functions), rows, sampler, self._grammars, unscored
         )
         self._num_threads = num_threads
         # Of the device thread: what computes a step is not settled.
@@ -141,26 +137,25 @@ class Worker:
         """What captured steps did so far."""
         return GraphStats() if self._computer.graphs is None else self._computer.graphs.stats
 
-    def launch(
-        self,
-        plan: StepPlan,
-        admitted: Sequence[Request],
-        ended: Sequence[int],
-        then: Callable[[], object],
-    ) -> InFlight:
+    def hold_grammar(self, handle: int, grammar: CompiledGrammar) -> None:
+        """Keep what a message that admits a request will name by ``handle``, the request's key.
+
+        It is let go of when a message, or :meth:`forget`, says that the request has ended.
+        """
+        self._grammars.hold(handle, grammar)
+
+    def launch(self, message: StepMessage, then: Callable[[], object]) -> InFlight:
         """Queue a step behind those launched before; returns at once.
 
-        ``admitted`` are the requests that ``plan`` installs for the first time, ``ended`` the keys
-        of those that no later plan installs again. ``then`` is called on the event loop once the
-        result has arrived.
+        ``then`` is called on the event loop once the result has arrived.
         """
         self._arrivals.listen(asyncio.get_running_loop())
         if self._places is not None:
             self._places.loop_is_here()
-        for key in ended:
+        for key in message.ended:
             self._grammars.abandon(key)
-        in_flight = InFlight(plan, StepTimes(launched=time.monotonic()), then)
-        self._device_thread.post(partial(self._run, in_flight, admitted, ended))
+        in_flight = InFlight(message.plan, StepTimes(launched=time.monotonic()), then)
+        self._device_thread.post(partial(self._run, in_flight, message))
         self._num_launched += 1
         self._num_outstanding += 1
         return in_flight
@@ -171,7 +166,7 @@ class Worker:
             self._grammars.abandon(key)
 
         def forget() -> None:
-            self._forget(ended)
+            self._row_owners.forget(ended)
             self._grammars.begin()
 
         # Closed at this very moment, it lets go of everything.
@@ -343,17 +338,13 @@ class Worker:
             if self._computer.graphs is not None:
                 self._computer.graphs = None
                 thaw_collector()
-            del self._computer, self._forward_pass, self._memory, self._rows, self._sampler
+            del self._computer, self._forward_pass, self._memory
+            del self._row_owners, self._rows, self._sampler
 
-    def _run(
-        self,
-        in_flight: InFlight,
-        admitted: Sequence[Request],
-        ended: Sequence[int],
-    ) -> None:
+    def _run(self, in_flight: InFlight, message: StepMessage) -> None:
         try:
             with torch.inference_mode(), self._device.stream():
-                self._execute(in_flight, admitted, ended)
+                self._execute(in_flight, message)
         # A panic of a library is no Exception. Whatever it is, nobody may wait for the step.
         except BaseException as raised:
             error = raised
@@ -369,23 +360,14 @@ class Worker:
         """
         try:
             with torch.inference_mode(), self._device.stream():
-                for install in plan.installs:
-                    request = self._known[install.request_key]
-                    self._unscored[install.row] = still_unscored(request, install)
-                    self._sampler.state.neutralize(install.row)
-                self._rows.neutralize(plan)
+                self._row_owners.neutralize(plan)
         except Exception as again:
             lost = DeviceLostError(f"the rows of a failed step cannot be written: {again}")
             lost.__cause__ = error
             return lost
         return error
 
-    def _execute(
-        self,
-        in_flight: InFlight,
-        admitted: Sequence[Request],
-        ended: Sequence[int],
-    ) -> None:
+    def _execute(self, in_flight: InFlight, message: StepMessage) -> None:
         if self._awaits_kernels:
             self._awaits_kernels = is_building()
             self._use_threads()
@@ -394,12 +376,12 @@ class Worker:
                 self._places = Places(library.path)
         if self._places is not None:
             self._places.leave_loop()
-        plan = in_flight.plan
+        plan = message.plan
         span = self._device.begin(in_flight.times)
-        for request in admitted:
-            self._known[request.key] = request
-        self._forget(ended)
-        refused = self._apply(plan)
+        self._row_owners.meet(message)
+        refused = self._row_owners.apply(plan)
+        if self._memory is not None:
+            self._memory.follow(plan)
         output = span.copy_out(self._computer.compute(plan, span.computes))
         in_flight.holds.append(span)
         self._follow(plan, output, span)
@@ -420,51 +402,6 @@ class Worker:
             return token_ids
 
         self._grammars.follow([step.row for step in plan.rows if step.samples], read)
-
-    def _forget(self, ended: Sequence[int]) -> None:
-        """Keep nothing of these: no step that comes behind names the rows that they had."""
-        for key in ended:
-            self._known.pop(key, None)
-            self._grammars.forget(key)
-            for row in self._rows_of.pop(key, ()):
-                if self._owners[row] == key:
-                    self._owners[row] = None
-                    self._unscored[row] = None
-                    self._sampler.vacate(row)
-
-    def _apply(self, plan: StepPlan) -> list[tuple[int, str]]:
-        """Write the plan into the rows; returns who could not be installed, by key, and why."""
-        refused = []
-        for install in plan.installs:
-            try:
-                self._install(install)
-            # Whatever it is about this request, the others of the step have no part in it.
-            except Exception as error:
-                self._clear(install)
-                refused.append((install.request_key, f"{type(error).__name__}: {error}"))
-        for append in plan.block_appends:
-            self._rows.append_blocks(append)
-        if self._memory is not None:
-            self._memory.follow(plan)
-        self._grammars.begin()
-        return refused
-
-    def _install(self, install: RowInstall) -> None:
-        request = self._known[install.request_key]
-        self._owners[install.row] = install.request_key
-        self._rows_of.setdefault(install.request_key, set()).add(install.row)
-        check_install(install, request.params, self._vocab_size, self._rows.max_model_len)
-        self._unscored[install.row] = still_unscored(request, install)
-        self._rows.install(install)
-        self._sampler.state.install(install.row, request, install.prompt_len)
-        self._grammars.install(install.row, request, install.token_ids[install.prompt_len :])
-
-    def _clear(self, install: RowInstall) -> None:
-        """Have a row ask for nothing: its owner could not be installed, and steps name it still."""
-        self._unscored[install.row] = None
-        self._rows.install_harmless(install)
-        self._sampler.state.neutralize(install.row)
-        self._grammars.vacate(install.row)
 
     def _read(
         self, plan: StepPlan, output: StepOutput, refused: Sequence[tuple[int, str]] = ()

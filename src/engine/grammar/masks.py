@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from src.core.plan import RowFailure
-from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.engine.devices.transfer import upload
 from src.engine.sampling.per_params import PerParams
 from src.ops.cpu.build import kernel_library
@@ -89,7 +89,7 @@ class MaskTable:
         self._packed_allowed = PerParams(lambda p: self._packed(p.allowed_token_ids or ()))
         self._compiled: Callable[[Sequence[int]], Sequence[int] | None] | None = None
 
-    def install(self, row: int, request: Request) -> None:
+    def install(self, row: int, request: DeviceRequest) -> None:
         """``row`` is this request's from now on."""
         params = request.params
         self._ends[row] = self._packed(request.end_token_ids)

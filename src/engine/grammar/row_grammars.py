@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
 
 from src.core.plan import RowFailure
-from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.engine.grammar.compiled import REFUELED_TOKENS, CompiledGrammar, fault_of, is_stuck
 from src.engine.grammar.constraints import Constraint
 from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarSteps, Made, Mover, Outcome
@@ -68,10 +68,11 @@ class _Follower:
         "token_ids",
     )
 
-    def __init__(self, request: Request, lane: int | None, abandoned: Set[int]) -> None:
-        assert isinstance(request.grammar, CompiledGrammar)
-        self.key = request.key
-        self._grammar = request.grammar
+    def __init__(
+        self, key: int, grammar: CompiledGrammar, lane: int | None, abandoned: Set[int]
+    ) -> None:
+        self.key = key
+        self._grammar = grammar
         self._abandoned = abandoned
         begun = None if lane is None else self._grammar.begin(lane)
         self._num_renewals = self._grammar.num_renewals
@@ -190,6 +191,15 @@ class _Batch:
     history: list[np.ndarray] = field(default_factory=list)
 
 
+class _Arrival(NamedTuple):
+    """A request that was given a row, with what its output has so far."""
+
+    row: int
+    request: DeviceRequest
+    grammar: CompiledGrammar
+    output_token_ids: list[int]
+
+
 class RowGrammars:
     """The grammars of the rows, driven by the device thread.
 
@@ -208,8 +218,10 @@ class RowGrammars:
         # Of the device thread: the rows that are constrained, and what the grammar thread has not
         # been told yet.
         self._rows: dict[int, int] = {}
-        self._arrivals: list[tuple[int, Request, list[int]]] = []
+        self._arrivals: list[_Arrival] = []
         self._departures: list[int] = []
+        # Handle -> compiled grammar of a request that has not ended; added to by any thread.
+        self._held: dict[int, CompiledGrammar] = {}
         # Keys of ended requests of which something may be queued; written by any thread.
         self._ended: set[int] = set()
         self._forgotten: list[int] = []
@@ -222,12 +234,33 @@ class RowGrammars:
         begin = _give_way if on_cpu else None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
 
-    def install(self, row: int, request: Request, output_token_ids: list[int]) -> None:
-        """Give ``row`` to a request that has this output so far."""
+    def hold(self, handle: int, grammar: CompiledGrammar) -> None:
+        """Keep a grammar for the request of which ``handle`` is the key, until it is forgotten.
+
+        Of any thread.
+        """
+        self._held[handle] = grammar
+
+    @property
+    def num_held(self) -> int:
+        """Grammars that are kept for requests."""
+        return len(self._held)
+
+    def install(self, row: int, request: DeviceRequest, output_token_ids: list[int]) -> None:
+        """Give ``row`` to a request that has this output so far.
+
+        Raises
+        ------
+        LookupError
+            No grammar is held by the handle that the request names.
+        """
         self.vacate(row)
         if request.grammar is not None:
+            grammar = self._held.get(request.grammar)
+            if grammar is None:
+                raise LookupError(f"no grammar is held by the handle {request.grammar}")
             self._rows[row] = request.key
-            self._arrivals.append((row, request, output_token_ids))
+            self._arrivals.append(_Arrival(row, request, grammar, output_token_ids))
 
     def vacate(self, row: int) -> None:
         """Nobody in this row is constrained."""
@@ -245,6 +278,7 @@ class RowGrammars:
         """The request has ended: let go of its grammar, if it has one."""
         self._ended.add(key)
         self._forgotten.append(key)
+        self._held.pop(key, None)
         # More than one, where it lost a row that nobody has taken since.
         for row in [row for row, owner in self._rows.items() if owner == key]:
             del self._rows[row]
@@ -260,7 +294,7 @@ class RowGrammars:
         arrivals, self._arrivals = self._arrivals, []
         departures, self._departures = self._departures, []
         self._submit(
-            [row for row, _, _ in arrivals], self._exchange, departures, arrivals, forgotten
+            [arrival.row for arrival in arrivals], self._exchange, departures, arrivals, forgotten
         )
 
     def masks(self, rows: Sequence[int], *, as_bits: bool = False) -> Future[RowMasks] | None:
@@ -305,34 +339,35 @@ class RowGrammars:
     def _exchange(
         self,
         departures: list[int],
-        arrivals: list[tuple[int, Request, list[int]]],
+        arrivals: list[_Arrival],
         forgotten: list[int],
     ) -> None:
         self._dissolve()
         for row in departures:
             self._followers.pop(row, None)
         try:
-            for row, request, output_token_ids in arrivals:
+            for arrival in arrivals:
                 # A panic of the library is no Exception. The others arrive all the same.
                 try:
-                    self._arrive(row, request, output_token_ids)
+                    self._arrive(arrival)
                 except BaseException:
                     logger.exception("a grammar could not be begun")
-                    self._followers.pop(row, None)
-            rows = dict.fromkeys(row for row, _, _ in arrivals)
+                    self._followers.pop(arrival.row, None)
+            rows = dict.fromkeys(arrival.row for arrival in arrivals)
             self._move(self._prepare(list(rows)).parts)
         finally:
             # Whatever was queued for them has been.
             self._ended.difference_update(forgotten)
 
-    def _arrive(self, row: int, request: Request, output_token_ids: list[int]) -> None:
+    def _arrive(self, arrival: _Arrival) -> None:
+        row, request, grammar, output_token_ids = arrival
         self._followers.pop(row, None)
         if request.key in self._ended:
             return
         # A constraint would have to compute a mask for every token that is there already.
         is_new = self._mover.can_constrain() and not output_token_ids
         lane = self._mover.lane(row) if is_new else None
-        follower = _Follower(request, lane, self._ended)
+        follower = _Follower(request.key, grammar, lane, self._ended)
         if isinstance(follower.matcher, Constraint):
             self._table.check_size(follower.matcher.tokenizer.vocab_size)
         self._table.install(row, request)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from src.core.outputs import TokenLogprobs
 from src.core.plan import RowInstall, RowStep, StepPlan
-from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.engine.sampling import LogprobTensors, gather_logprobs
 
 # Positions scored at once: bounds the [positions, vocab_size] logits that exist at a time.
@@ -42,7 +42,7 @@ def are_sound(scores: Sequence[TokenLogprobs]) -> bool:
     return not any(math.isnan(score.logprob) for score in scores)
 
 
-def still_unscored(request: Request, install: RowInstall) -> Request | None:
+def still_unscored(request: DeviceRequest, install: RowInstall) -> DeviceRequest | None:
     """The request, if it waits for scores of its prompt when it is installed like this.
 
     They are delivered with its first token, so one that resumes with output has got them.
@@ -51,14 +51,14 @@ def still_unscored(request: Request, install: RowInstall) -> Request | None:
     return None if has_output or request.params.prompt_logprobs is None else request
 
 
-def asks_for_scores(plan: StepPlan, unscored: Sequence[Request | None]) -> bool:
+def asks_for_scores(plan: StepPlan, unscored: Sequence[DeviceRequest | None]) -> bool:
     """Whether the step computes what the request of a row, if it is ``unscored``, waits for."""
     return any(_num_scored(step, unscored[step.row]) for step in plan.rows)
 
 
 def score_prompts(
     plan: StepPlan,
-    unscored: Sequence[Request | None],
+    unscored: Sequence[DeviceRequest | None],
     hidden: Tensor,
     tokens: Tensor,
     logits: Callable[[Tensor], Tensor],
@@ -93,9 +93,9 @@ def score_prompts(
     return PromptLogprobs(slices) if slices else None
 
 
-def _num_scored(step: RowStep, request: Request | None) -> int:
+def _num_scored(step: RowStep, request: DeviceRequest | None) -> int:
     """Positions of the step that predict a prompt token which its request wants scored."""
     if request is None or request.params.prompt_logprobs is None:
         return 0
     # The last prompt position predicts the first output token: that is no prompt score.
-    return max(0, min(step.num_tokens, len(request.prompt_token_ids) - 1 - step.start))
+    return max(0, min(step.num_tokens, request.prompt_len - 1 - step.start))

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.devices import transfer
 from src.engine.devices.transfer import upload
 from src.engine.sampling.logits import BadWords
@@ -21,7 +21,7 @@ from src.engine.sampling.per_params import PerParams
 TEMPERATURE, TOP_P, MIN_P_OFFSET, PRESENCE, FREQUENCY, REPETITION = range(6)
 SEED, TOP_K = range(2)
 
-_NOBODY = Request(key=-1, prompt_token_ids=[], params=SamplingParams(temperature=0.0), max_tokens=1)
+_NOBODY = DeviceRequest(key=-1, prompt_len=0, params=SamplingParams(temperature=0.0))
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SamplingState:
         """Grows whenever a row changes hands."""
         return self._version
 
-    def install(self, row: int, request: Request, prompt_len: int) -> None:
+    def install(self, row: int, request: DeviceRequest, prompt_len: int) -> None:
         """Give ``row`` to ``request``; nothing of its former owner remains.
 
         ``prompt_len`` is in tokens, also when the request resumes with output of its own.
@@ -200,7 +200,7 @@ class SamplingState:
         self._floats[rows_s] = upload(floats, torch.float64, self.device)
         self._ints[rows_s] = upload(ints, torch.int64, self.device)
 
-    def _resolve(self, request: Request, prompt_len: int) -> RowParams:
+    def _resolve(self, request: DeviceRequest, prompt_len: int) -> RowParams:
         params = request.params
         samples = not params.is_greedy
         # An id of no logit has no bias either.

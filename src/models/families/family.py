@@ -76,11 +76,13 @@ def attention(
             f"head_dim must be a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, "
             f"got {head_dim}"
         )
+    rope = rope or fields.rope(fields.integer("max_position_embeddings", default=2048))
     given: dict[str, Any] = {
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "rope": rope or fields.rope(fields.integer("max_position_embeddings", default=2048)),
+        "rope": rope,
+        "rotary_dim": rope.rotary_dim(head_dim),
     }
     return AttentionConfig(**(given | differences))
 

@@ -124,17 +124,17 @@ def attention_in(
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)
     qkv = linear(normed, weights.qkv_weight, weights.qkv_bias)
-    fused = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
-    query, key, value = fused.split((heads, kv_heads, kv_heads), dim=1)
+    # Norms of all heads together come before heads are told apart: slices do not flatten again
+    # without a guard on the number of tokens.
+    sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+    query, key, value = qkv.split(sizes, dim=-1)
+    if spec.whole:
+        query, key = _normed(spec, weights, query, key)
+    query, key, value = (x.unflatten(-1, (-1, head_dim)) for x in (query, key, value))
     if spec.leaves_rotation:
         return query, key, value
-    if spec.qk_norm is not None and weights.q_norm is not None and weights.k_norm is not None:
-        if spec.whole:
-            query = rms_norm(query.flatten(1), weights.q_norm, spec.qk_norm).view_as(query)
-            key = rms_norm(key.flatten(1), weights.k_norm, spec.qk_norm).view_as(key)
-        else:
-            query = rms_norm(query, weights.q_norm, spec.qk_norm)
-            key = rms_norm(key, weights.k_norm, spec.qk_norm)
+    if not spec.whole:
+        query, key = _normed(spec, weights, query, key)
     if weights.rope_table is None:
         return query.contiguous(), key.contiguous(), value
     cos_sin = weights.rope_table[positions].to(query.dtype)
@@ -142,6 +142,18 @@ def attention_in(
         apply_rope(query, cos_sin, spec.rotary_dim),
         apply_rope(key, cos_sin, spec.rotary_dim),
         value,
+    )
+
+
+def _normed(
+    spec: AttentionInSpec, weights: AttentionInWeights, query: Tensor, key: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys, normalized over their last dimension where the spec asks for it."""
+    if spec.qk_norm is None or weights.q_norm is None or weights.k_norm is None:
+        return query, key
+    return (
+        rms_norm(query, weights.q_norm, spec.qk_norm),
+        rms_norm(key, weights.k_norm, spec.qk_norm),
     )
 
 

@@ -2,8 +2,8 @@
 
 Su et al., "RoFormer" (2021), section 3.4. Variants: linear interpolation (Chen et al. 2023),
 dynamic NTK (bloc97 and emozilla 2023), YaRN (Peng et al. 2023, section 3), Llama 3.1's scaling by
-wavelength. The frequencies follow transformers operation by operation, so that float32 tables agree
-to rounding.
+wavelength, LongRoPE (Ding et al. 2024). The frequencies follow transformers operation by operation,
+so that float32 tables agree to rounding.
 
 The dynamic variant changes its base with the *current* length once that exceeds
 `max_position_embeddings`, so keys cached earlier would have to be rotated again. Here one table
@@ -14,6 +14,9 @@ serves every sequence, built for the longest one allowed (`max_model_len`):
   length: what the reference computes for one forward pass over `max_model_len` tokens. Results then
   do not depend on how a prompt was chunked or on what was cached, and shorter sequences differ
   slightly from the reference.
+
+LongRoPE has two sets of frequencies, and the reference changes to the second when the current
+length exceeds `original_max_position_embeddings`. Here too `max_model_len` chooses for all.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ import torch
 
 from src.core.errors import ModelLoadError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _DEFAULT_THETA = 10_000.0
+_OLD_NAMES = {"su": "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,10 @@ class RopeConfig:
     rope_type: str = "default"
     theta: float = _DEFAULT_THETA
     factor: float = 1.0
-    original_max_position_embeddings: int = 0  # tokens; llama3 and yarn
+    original_max_position_embeddings: int = 0  # tokens; llama3, yarn and longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    attention_factor: float | None = None  # yarn, and those below
+    attention_factor: float | None = None  # longrope and yarn, and those below
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float | None = None
@@ -49,30 +53,63 @@ class RopeConfig:
     truncate: bool = True
     # Whether a file of the linear variant states the stretched length, as those of llama3 do.
     states_stretched: bool = False
+    # longrope: divisors of each frequency, up to the original length and beyond.
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    partial_rotary_factor: float = 1.0
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many elements of a head are rotated.
+
+        Raises:
+            ModelLoadError: they make no pairs, or `longrope` has another number of factors than
+                there are pairs.
+        """
+        rotated = int(head_dim * self.partial_rotary_factor)
+        if rotated < 2 or rotated % 2 or rotated > head_dim:
+            raise ModelLoadError(
+                f"config.json: partial_rotary_factor={self.partial_rotary_factor} must be of an "
+                f"even number of the {head_dim} elements of a head, got {rotated}"
+            )
+        for name, factors in (("short", self.short_factor), ("long", self.long_factor)):
+            if self.rope_type == "longrope" and len(factors) != rotated // 2:
+                raise ModelLoadError(
+                    f"config.json: rope's {name}_factor must be a list of {rotated // 2} numbers, "
+                    f"got {len(factors)}"
+                )
+        return rotated
 
     def context_length(self, max_position_embeddings: int) -> int:
         """The longest sequence, in tokens, that these parameters are made for.
 
         `linear` and `yarn` stretch a trained length by `factor`; `llama3` files state the stretched
         length, and so do `linear` ones with `states_stretched`; `dynamic` is exact up to the
-        trained length (see the module's docstring).
+        trained length, `longrope` up to the original one (see the module's docstring).
         """
         if self.rope_type == "linear" and not self.states_stretched:
             return int(max_position_embeddings * self.factor)
         if self.rope_type == "yarn":
             stretched = int(self.original_max_position_embeddings * self.factor)
             return max(stretched, max_position_embeddings)
+        if self.rope_type == "longrope":
+            return min(self.original_max_position_embeddings, max_position_embeddings)
         return max_position_embeddings
 
     def limit(self, max_position_embeddings: int) -> int:
         """The largest `max_model_len` that may be asked for, in tokens."""
         if self.rope_type == "dynamic":
             return int(max_position_embeddings * self.factor)
+        if self.rope_type == "longrope":
+            return max_position_embeddings
         return self.context_length(max_position_embeddings)
 
 
-def parse_rope(raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
+def parse_rope(
+    raw: Mapping[str, Any], max_position_embeddings: int, *, partial: bool = False
+) -> RopeConfig:
     """RoPE parameters from `rope_parameters`, `rope_scaling` or plain `rope_theta`.
+
+    `partial` is whether `partial_rotary_factor` is honoured; it is refused otherwise.
 
     Raises:
         ModelLoadError: an unsupported variant or a parameter that is missing or malformed.
@@ -84,26 +121,42 @@ def parse_rope(raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConf
         raise ModelLoadError(
             f"config.json: rope parameters by layer type ({', '.join(nested)}) are not supported"
         )
-    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ModelLoadError(f"config.json: partial_rotary_factor={partial} is not supported")
+    name = "partial_rotary_factor"
+    share = _number({name: scaling.get(name, raw.get(name))}, name, 1.0)
+    if share != 1.0 and not partial:
+        raise ModelLoadError(f"config.json: {name}={share} is not supported")
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    rope_type = _OLD_NAMES.get(rope_type, rope_type)
     if rope_type not in ROPE_TYPES:
         raise ModelLoadError(
             f"config.json: rope type {rope_type!r} is not supported, one of {', '.join(ROPE_TYPES)}"
         )
     theta = _number(scaling, "rope_theta", raw.get("rope_theta") or _DEFAULT_THETA)
     if rope_type == "default":
-        return RopeConfig(theta=theta)
+        return RopeConfig(theta=theta, partial_rotary_factor=share)
     original = int(
         raw.get("original_max_position_embeddings")
         or _number(scaling, "original_max_position_embeddings", max_position_embeddings)
     )
-    implied = max_position_embeddings / original if rope_type == "yarn" else None
+    stretch = max_position_embeddings / original
+    implied = {"yarn": stretch, "longrope": max(stretch, 1.0)}.get(rope_type)
     factor = _number(scaling, "factor", implied)
     if factor < 1:
         raise ModelLoadError(f"config.json: rope factor must be at least 1, got {factor}")
-    shared = {"rope_type": rope_type, "theta": theta, "factor": factor}
+    shared: dict[str, Any] = {
+        "rope_type": rope_type,
+        "theta": theta,
+        "factor": factor,
+        "partial_rotary_factor": share,
+    }
+    if rope_type == "longrope":
+        return RopeConfig(
+            **shared,
+            original_max_position_embeddings=original,
+            attention_factor=_optional_number(scaling, "attention_factor"),
+            short_factor=_numbers(scaling, "short_factor"),
+            long_factor=_numbers(scaling, "long_factor"),
+        )
     if rope_type == "llama3":
         return RopeConfig(
             **shared,
@@ -142,6 +195,13 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
     return float(value)
 
 
+def _numbers(values: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    value = values.get(name)
+    if not isinstance(value, list):
+        raise ModelLoadError(f"config.json: rope's {name} must be a list of numbers, got {value!r}")
+    return tuple(_number({name: each}, name) for each in value)
+
+
 def rope_table(
     rope: RopeConfig, head_dim: int, max_position_embeddings: int, length: int
 ) -> torch.Tensor:
@@ -149,7 +209,7 @@ def rope_table(
 
     Returns:
         float32 [length, head_dim]; row p holds head_dim/2 cosines, then head_dim/2 sines, for
-        position p, both multiplied by YaRN's attention factor.
+        position p, both multiplied by YaRN's or LongRoPE's attention factor.
     """
     frequencies, scale = inverse_frequencies(rope, head_dim, max_position_embeddings, length)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
@@ -161,7 +221,7 @@ def inverse_frequencies(
 ) -> tuple[torch.Tensor, float]:
     """Angular frequencies, float32 [head_dim/2] in radians per position, and the table's factor.
 
-    `length` is the longest sequence in tokens; only the dynamic variant depends on it.
+    `length` is the longest sequence in tokens; only `dynamic` and `longrope` depend on it.
     """
     theta = rope.theta
     if rope.rope_type == "dynamic":
@@ -175,6 +235,10 @@ def inverse_frequencies(
         return _llama3(rope, 1.0 / wavelengths), 1.0
     if rope.rope_type == "yarn":
         return _yarn(rope, wavelengths, head_dim), _yarn_attention_factor(rope)
+    if rope.rope_type == "longrope":
+        is_long = length > rope.original_max_position_embeddings
+        factors = torch.tensor(rope.long_factor if is_long else rope.short_factor)
+        return 1.0 / (factors * wavelengths), _longrope_attention_factor(rope)
     return 1.0 / wavelengths, 1.0
 
 
@@ -216,3 +280,11 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
     return mscale()
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))

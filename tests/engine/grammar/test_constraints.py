@@ -13,6 +13,7 @@ import pytest
 from src import SamplingParams
 from src.core.config import StructuredOutputSection
 from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
 from src.engine.grammar import compiled as compiled_module
 from src.engine.grammar import constraints
@@ -193,7 +194,8 @@ def install(rows: RowGrammars, row: int, grammar: CompiledGrammar, done: Sequenc
         end_token_ids=frozenset(vocabulary().end_ids),
         grammar=grammar,
     )
-    rows.install(row, request, list(done))
+    rows.hold(request.key, grammar)
+    rows.install(row, DeviceRequest.of(request), list(done))
     rows.begin()
 
 

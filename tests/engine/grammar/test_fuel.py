@@ -22,6 +22,7 @@ import pytest
 from src import SamplingParams
 from src.core.config import StructuredOutputSection
 from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
 from src.engine.grammar import compiled, row_grammars
 from src.engine.grammar.compiled import CompiledGrammar
@@ -100,7 +101,8 @@ def install(
         end_token_ids=frozenset([end_id()]),
         grammar=grammar,
     )
-    rows.install(row, request, list(done))
+    rows.hold(request.key, grammar)
+    rows.install(row, DeviceRequest.of(request), list(done))
     rows.begin()
 
 

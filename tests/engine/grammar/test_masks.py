@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from src import SamplingParams
 from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.engine.grammar.masks import MaskTable, added_masks, packed_masks, unpacked
 from src.ops.cpu.kernel_library import KernelLibrary
 
@@ -72,7 +73,7 @@ def installed(vocab_size: int, rows: Sequence[tuple[set[int], Request]]) -> Mask
     table._wishes[:], table._ends[:], table._allowed[:] = 2, -1, 0
     for row, (grammar, request) in enumerate(rows):
         table.masks[row] = table._packed(grammar)
-        table.install(row, request)
+        table.install(row, DeviceRequest.of(request))
     return table
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src import SamplingParams
-from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.engine.grammar import grammar_steps as moves_module
 from src.engine.grammar.compiled import ORDINARY_CALL
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
@@ -42,11 +42,8 @@ def table(allowed: dict[int, tuple[int, ...]] | None = None) -> MaskTable:
         params = SamplingParams(ignore_eos=row % 2 == 1, allowed_token_ids=(allowed or {}).get(row))
         made.install(
             row,
-            Request(
-                key=row, prompt_token_ids=[0], params=params, max_tokens=1,
-                end_token_ids=frozenset([END]),
-            ),
-        )  # fmt: skip
+            DeviceRequest(key=row, prompt_len=1, params=params, end_token_ids=frozenset([END])),
+        )
     return made
 
 

@@ -24,6 +24,7 @@ from src import LLM, FinishReason, SamplingParams
 from src.core.config import StructuredOutputSection
 from src.core.errors import DeadEndError, InvalidRequestError
 from src.core.request import Request
+from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
 from src.engine.grammar import compiled, constraints, grammar_steps
@@ -86,7 +87,9 @@ class Rows:
             end_token_ids=self.end_ids | set(params.get("stop_token_ids", ())),
             grammar=grammar,
         )
-        self.rows.install(row, request, done or [])
+        if grammar is not None:
+            self.rows.hold(request.key, grammar)
+        self.rows.install(row, DeviceRequest.of(request), done or [])
         self.rows.begin()
 
     def masks(self, rows: Sequence[int]) -> RowMasks:
@@ -212,12 +215,23 @@ def test_a_token_that_was_not_allowed_fails_its_row(rows: Rows) -> None:
     rows.rows.close()
 
 
-@pytest.mark.parametrize("token_ids", [[-1, 5], [5]])
-def test_tokens_that_cannot_be_fail_the_rows_of_the_step(token_ids: list[int]) -> None:
+def test_a_row_for_which_no_token_could_be_sampled_fails_alone() -> None:
     rows = tokenizer_of("byte_level")
     for row in range(3):
         rows.install(row, StructuredOutput.regex("a+"))
-    rows.rows.follow([0, 1], lambda: token_ids)
+    a = rows.tokenizer.encode("a", add_special_tokens=False)[0]
+    rows.rows.follow([0, 1], lambda: [-1, a])
+    assert rows.masks([0, 1, 2]).failures == [(100, "no token could be sampled", True)]
+    assert a in rows.allowed(1)
+    assert a in rows.allowed(2)
+    rows.rows.close()
+
+
+def test_tokens_that_cannot_be_fail_the_rows_of_the_step() -> None:
+    rows = tokenizer_of("byte_level")
+    for row in range(3):
+        rows.install(row, StructuredOutput.regex("a+"))
+    rows.rows.follow([0, 1], lambda: [5])
     expected = [(key, "the grammar could not be followed", False) for key in (100, 101)]
     assert rows.masks([0, 1, 2]).failures == expected
     assert rows.allowed(2)
@@ -334,10 +348,10 @@ def test_one_that_cannot_arrive_leaves_those_behind_it(monkeypatch: pytest.Monke
     rows = tokenizer_of("byte_level")
     begin = RowGrammars._arrive
 
-    def failing(self: RowGrammars, row: int, request: Request, output: list[int]) -> None:
-        if row == 0:
+    def failing(self: RowGrammars, arrival: Any) -> None:
+        if arrival.row == 0:
             raise RuntimeError("a panic")
-        begin(self, row, request, output)
+        begin(self, arrival)
 
     monkeypatch.setattr(RowGrammars, "_arrive", failing)
     with monkeypatch.context() as together:

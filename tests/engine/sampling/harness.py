@@ -11,6 +11,7 @@ from torch import Tensor
 
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler, SamplingState
 
 CPU = torch.device("cpu")
@@ -68,7 +69,7 @@ class Bench:
         self.held[row] = owner
         self.tokens[row] = -1
         self.tokens[row, : len(owner.token_ids)] = torch.tensor(owner.token_ids, dtype=torch.int32)
-        self.state.install(row, owner.request, owner.prompt_len)
+        self.state.install(row, DeviceRequest.of(owner.request), owner.prompt_len)
 
     def append(self, row: int, token_id: int) -> None:
         owner = self.held[row]

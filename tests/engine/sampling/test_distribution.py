@@ -14,6 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
+from src.core.step_message import DeviceRequest
 from src.engine.sampling import SampleBatch
 from tests.engine.sampling import oracle
 from tests.engine.sampling.harness import Bench, sequence
@@ -66,7 +67,7 @@ def test_one_draw_of_many_seeds(params: dict[str, Any]) -> None:
     for start in range(0, 3 * ROWS, ROWS):
         for row in range(ROWS):
             request = msgspec.structs.replace(owner.request, seed=start + row)
-            bench.state.install(row, request, len(PROMPT))
+            bench.state.install(row, DeviceRequest.of(request), len(PROMPT))
             bench.held[row] = owner
         bench.tokens[:, : len(owner.token_ids)] = torch.tensor(owner.token_ids, dtype=torch.int32)
         _, output = bench.sample(range(ROWS), raw.expand(ROWS, V).contiguous())

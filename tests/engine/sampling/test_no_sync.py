@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from src.core.step_message import DeviceRequest
 from src.engine.sampling import SampleBatch, Sampler, SamplingState, gather_logprobs
 from tests.engine.sampling.harness import sequence
 
@@ -56,7 +57,7 @@ def test_every_parameter(params: dict[str, Any], others: int) -> None:
     batch = range(1 + others)
     for row in batch:
         owner = sequence(**({} if row else params))
-        state.install(row, owner.request, owner.prompt_len)
+        state.install(row, DeviceRequest.of(owner.request), owner.prompt_len)
     tokens = torch.zeros(4, 64, dtype=torch.int32, device=META)
     for position in (3, 4):
         logits = torch.zeros(len(batch), V, device=META)
