@@ -116,78 +116,38 @@ class _LayerWriter:
     def _spec_of(self, tensor: str | None) -> NormSpec | None:
         return None if tensor is None else self._config.norm
 
+    def _fused_bias(self, name: str, names: tuple[str, ...], sizes: list[int]) -> Name:
+        return self._builder.parameter(
+            self._own + name,
+            (sum(sizes),),
+            "vector",
+            rows_of(self._names(names, "bias"), sizes),
+            fill=0.0,
+        )
+
     def _attention(self, config: AttentionConfig) -> None:
-        builder, group = self._builder, self._builder.group
-        heads, kv_heads = group.shard(config.num_heads), group.shard(config.num_kv_heads)
-        dim, eps = config.head_dim, self._config.norm
-        sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
+        builder, dim, norm = self._builder, config.head_dim, self._config.norm
+        heads = builder.group.shard(config.num_heads)
+        kv_heads = builder.group.shard(config.num_kv_heads)
         rotary_dim = 0 if config.rope is None else config.rotary_dim or dim
-        whole = config.qk_norm == "whole"
         # What the kernel can: rotation of whole heads, behind a plain norm of each of them.
         leaves_rotation = (
             builder.rotates_in_op
             and rotary_dim == dim
-            and not whole
-            and (config.qk_norm is None or eps.is_plain)
+            and (config.qk_norm is None or (config.qk_norm == "head" and norm.is_plain))
         )
-        table = None
-        if config.rope is not None:
-            trained = self._config.max_position_embeddings
-            table = builder.rope_table(config.rope, rotary_dim, trained)
-        norms: list[Name] = [None, None]
-        if config.qk_norm is not None:
-            norms = [
-                self._vector(
-                    name,
-                    size if whole else dim,
-                    f"{tensor}.weight",
-                    fill=eps.neutral,
-                    shard=0 if whole else None,
-                )
-                for name, size, tensor in (
-                    ("q_norm", sizes[0], config.q_norm_name),
-                    ("k_norm", sizes[1], config.k_norm_name),
-                )
-            ]
-        bias = None
-        if config.qkv_bias:
-            bias = builder.parameter(
-                self._own + "qkv_bias",
-                (sum(sizes),),
-                "vector",
-                rows_of(self._names(config.qkv_names, "bias"), sizes),
-                fill=0.0,
-            )
-        qk_norm = None if config.qk_norm is None else self._config.norm
-        query, key, value = (
-            builder.step_tensor(name, count, dim)
-            for name, count in ((QUERY, heads), (KEY, kv_heads), (VALUE, kv_heads))
+        rotation = (*self._qk_norms(config, heads, kv_heads), self._rope_table(config, rotary_dim))
+        spec = AttentionInSpec(
+            heads,
+            kv_heads,
+            dim,
+            self._spec_of(self._layer.attention_norm),
+            None if config.qk_norm is None else norm,
+            config.qk_norm == "whole",
+            rotary_dim,
+            leaves_rotation,
         )
-        builder.segment(
-            attention_in,
-            AttentionInSpec(
-                heads,
-                kv_heads,
-                dim,
-                self._spec_of(self._layer.attention_norm),
-                qk_norm,
-                whole,
-                rotary_dim,
-                leaves_rotation,
-            ),
-            AttentionInWeights(
-                self._block_norm("input_norm", self._layer.attention_norm),
-                self._matrix(
-                    "qkv_weight",
-                    (sum(sizes), self._hidden),
-                    rows_of(self._names(config.qkv_names, "weight"), sizes),
-                ),
-                bias,
-                *((None, None, None) if leaves_rotation else (*norms, table)),
-            ),
-            (RESIDUAL, POSITIONS),
-            (query, key, value),
-        )
+        self._attention_in(config, spec, (None, None, None) if leaves_rotation else rotation)
         builder.mixer(
             "attention",
             AttentionMixerSpec(
@@ -198,14 +158,60 @@ class _LayerWriter:
                 dim**-0.5 if config.scale is None else config.scale,
                 config.window,
                 config.cap,
-                self._config.norm if leaves_rotation else None,
+                norm if leaves_rotation else None,
                 builder.deterministic,
             ),
-            AttentionMixerWeights(*((*norms, table) if leaves_rotation else ())),
+            AttentionMixerWeights(*(rotation if leaves_rotation else ())),
             (QUERY, KEY, VALUE),
             builder.step_tensor(ATTENDED, heads * dim),
         )
         self._attention_out(config, heads * dim)
+
+    def _rope_table(self, config: AttentionConfig, rotary_dim: int) -> Name:
+        if config.rope is None:
+            return None
+        trained = self._config.max_position_embeddings
+        return self._builder.rope_table(config.rope, rotary_dim, trained)
+
+    def _qk_norms(self, config: AttentionConfig, heads: int, kv_heads: int) -> tuple[Name, Name]:
+        if config.qk_norm is None:
+            return None, None
+        dim, whole = config.head_dim, config.qk_norm == "whole"
+
+        def norm(name: str, count: int, tensor: str) -> Name:
+            size, shard = (count * dim, 0) if whole else (dim, None)
+            neutral = self._config.norm.neutral
+            return self._vector(name, size, f"{tensor}.weight", fill=neutral, shard=shard)
+
+        return (
+            norm("q_norm", heads, config.q_norm_name),
+            norm("k_norm", kv_heads, config.k_norm_name),
+        )
+
+    def _attention_in(
+        self, config: AttentionConfig, spec: AttentionInSpec, rotation: tuple[Name, ...]
+    ) -> None:
+        counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        sizes = [count * spec.head_dim for count in counts]
+        self._builder.segment(
+            attention_in,
+            spec,
+            AttentionInWeights(
+                self._block_norm("input_norm", self._layer.attention_norm),
+                self._matrix(
+                    "qkv_weight",
+                    (sum(sizes), self._hidden),
+                    rows_of(self._names(config.qkv_names, "weight"), sizes),
+                ),
+                self._fused_bias("qkv_bias", config.qkv_names, sizes) if config.qkv_bias else None,
+                *rotation,
+            ),
+            (RESIDUAL, POSITIONS),
+            [
+                self._builder.step_tensor(name, count, spec.head_dim)
+                for name, count in zip((QUERY, KEY, VALUE), counts, strict=True)
+            ],
+        )
 
     def _attention_out(self, config: AttentionConfig, size: int) -> None:
         tensor = f"{self._stored}{config.output_name}"
@@ -237,15 +243,7 @@ class _LayerWriter:
         builder = self._builder
         inner = builder.group.shard(config.intermediate_size)
         names, sizes = config.gate_up_names, [inner, inner]
-        bias = None
-        if config.bias:
-            bias = builder.parameter(
-                self._own + "gate_up_bias",
-                (2 * inner,),
-                "vector",
-                rows_of(self._names(names, "bias"), sizes),
-                fill=0.0,
-            )
+        bias = self._fused_bias("gate_up_bias", names, sizes) if config.bias else None
         down = Placement(f"{self._stored}{config.down_name}.weight", shard=1)
         builder.segment(
             mlp,
