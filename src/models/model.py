@@ -130,7 +130,8 @@ class Model:
         self.bound = [self._resolve(call.weights) for call in self.program.calls]
         self.mixer_weights = [self._resolve(mixer.weights) for mixer in self.program.mixers]
         self._users: dict[str, list[Call | Mixer]] = {}
-        for user in (*self.program.calls, *self.program.mixers):
+        users: list[Call | Mixer] = [*self.program.calls, *self.program.mixers]
+        for user in users:
             for name in _names(user.weights):
                 self._users.setdefault(name, []).append(user)
 

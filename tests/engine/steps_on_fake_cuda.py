@@ -50,14 +50,19 @@ KINDS = (
 class Steps:
     """An engine's device half, whose tensors are all on `DEVICE`."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, *, rotates: bool) -> None:
         model = load_model(checkpoint, dtype="bfloat16", device=DEVICE, load_format="dummy")
-        assert rotates_in_mixers(model)
+        assert rotates_in_mixers(model) is rotates
         cache = allocate_kv_cache(model.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, 64, 0), DEVICE)
         self.vocab_size = model.spec.vocab_size
         self.rows = RowState(
-            max_num_seqs=ROWS, max_model_len=256, block_size=BLOCK_SIZE, device=DEVICE
+            max_num_seqs=ROWS,
+            max_model_len=256,
+            block_size=BLOCK_SIZE,
+            device=DEVICE,
+            page_blocks=cache.layout.page_blocks,
         )
+        self.num_groups = len(cache.layout.groups)
         self.sampler = Sampler(SamplingState(ROWS, self.vocab_size, DEVICE))
         self.requests: list[DeviceRequest | None] = [None] * ROWS
         with unset_fake_temporarily():
@@ -78,7 +83,7 @@ class Steps:
             bad_words_token_ids=BAD_WORDS if params.bad_words else (),
         )
         self.requests[row] = request
-        installed = RowInstall(row, 1, row, prompt, PROMPT, [[2 * row]])
+        installed = RowInstall(row, 1, row, prompt, PROMPT, [[2 * row]] * self.num_groups)
         self.rows.install(installed)
         self.sampler.state.install(row, request, PROMPT)
         return installed
@@ -93,7 +98,8 @@ class Steps:
         for start in range(PROMPT, PROMPT + 4):
             appends = []
             if start == BLOCK_SIZE:
-                appends = [BlockAppend(i, 0, 1, [2 * i + 1]) for i in count]
+                groups = range(self.num_groups)
+                appends = [BlockAppend(i, group, 1, [2 * i + 1]) for i in count for group in groups]
                 for append in appends:
                     self.rows.append_blocks(append)
             decode = [RowStep(i, 1, start, 1, True) for i in count]
@@ -136,7 +142,7 @@ def main() -> None:
     # Values are of no use, and random ones come of a device's generator.
     src.models.weights.loader.fill_dummy = lambda *_: None
     with fake_cuda():
-        steps = Steps(Path(sys.argv[1]))
+        steps = Steps(Path(sys.argv[1]), rotates=sys.argv[2] == "rotates")
         with NobodyWaits():
             for kind in KINDS:
                 steps.run((kind,))

@@ -34,7 +34,12 @@ def test_who_waits_for_the_device_is_found_out() -> None:
     assert "unnoticed" not in found
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_no_step_waits_for_the_device(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "rotates"),
+    [("llama", True), ("qwen3", True), ("qwen3_moe", True), ("gemma3", False)],
+    ids=["llama", "norms of queries", "experts", "groups of layers, not rotated in the mixer"],
+)
+def test_no_step_waits_for_the_device(tmp_path: Path, architecture: str, rotates: bool) -> None:
     directory = make_checkpoint(tmp_path, architecture)
-    assert run("tests.engine.steps_on_fake_cuda", str(directory)) == ["ok"]
+    how = "rotates" if rotates else "does not"
+    assert run("tests.engine.steps_on_fake_cuda", str(directory), how) == ["ok"]

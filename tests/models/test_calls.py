@@ -123,7 +123,7 @@ def test_what_an_op_will_rotate_leaves_its_call_as_slices(tmp_path: Path) -> Non
     assert torch.equal(raw["residual"], expected["residual"])
     assert not torch.equal(raw["query"], expected["query"])
     # And what rotates has the norms and the table.
-    assert all(each is not None for each in model.mixer_weights[0])
+    assert all(each is not None for each in model.mixer_weights[0][:3])
 
 
 def test_logits_are_float32_whatever_the_dtype(tmp_path: Path) -> None:
