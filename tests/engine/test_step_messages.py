@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 LETTERS = StructuredOutput.regex("([ab]{1,3} )+[cd]{4}")
 ASKED = [
-    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),
     SamplingParams(max_tokens=20, ignore_eos=True),
     SamplingParams(n=2, seed=5, max_tokens=20, ignore_eos=True, prompt_logprobs=2),
     SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, max_tokens=20),
@@ -34,7 +34,7 @@ ASKED = [
     SamplingParams(logit_bias={5: 3.0, 9: -100.0}, min_tokens=6, max_tokens=20, logprobs=3),
     SamplingParams(allowed_token_ids=(5, 6, 7, 8), stop_token_ids=(8,), max_tokens=20),
     SamplingParams(bad_words=("fox", "the lazy dog"), stop=("ab", "e"), max_tokens=20),
-    SamplingParams(structured_output=LETTERS, max_tokens=20),
+    SamplingParams(structured_output=StructuredOutput.regex("[a-z]{90,99}"), max_tokens=30),
     SamplingParams(structured_output=LETTERS, temperature=0, ignore_eos=True, max_tokens=20),
     SamplingParams(structured_output=StructuredOutput.choice(["yes", "no"]), max_tokens=20),
 ]
@@ -99,7 +99,8 @@ async def ask(
 async def run(engine: AsyncEngine) -> dict[Place, int]:
     prompts = random_prompts(len(ASKED), longest=20, seed=1)
     # Some of them begin alike.
-    prompts[1] = prompts[3] = prompts[2] + [7, 8, 9]
+    prompts[2] = list(range(20, 40))
+    prompts[1] = prompts[3] = [*prompts[2], 7, 8, 9]
     gathered = await asyncio.gather(
         *(
             ask(engine, prompt, params, ABORTED.get(index))
@@ -156,8 +157,8 @@ def config(checkpoint: Path, request: pytest.FixtureRequest) -> Any:
     return small_config(
         checkpoint,
         scheduler__pipeline_depth=request.param,
-        # So few that somebody is preempted.
-        cache__num_blocks=30,
+        # The first three requests alone grow to more than this, so somebody is preempted.
+        cache__num_blocks=18,
         model__max_model_len=64,
     )
 
