@@ -141,7 +141,9 @@ def check(op: Op, arguments: tuple[Any, ...]) -> float:
     RuntimeError
         It is further than rounding explains, or something else was written.
     """
-    names = [argument.name for argument in op.overload._schema.arguments]
+    # Those that are left out have their defaults.
+    schema = op.overload._schema.arguments[: len(arguments)]
+    names = [argument.name for argument in schema]
     expected = tuple(
         value.clone() if name in op.mutated else value
         for name, value in zip(names, arguments, strict=True)

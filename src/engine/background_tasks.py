@@ -20,11 +20,11 @@ class BackgroundTasks:
         section: ObservabilitySection,
         metrics: EngineMetrics,
         progress: Progress,
-        status: EngineStatus,
+        read_status: Callable[[], EngineStatus],
         read_stats: Callable[[], EngineStats],
     ) -> None:
         self._metrics = metrics
-        self._status = status
+        self._read_status = read_status
         self._read_stats = read_stats
         self._stats_interval = section.stats_interval
         self._heartbeat = Heartbeat(metrics.on_loop_lag)
@@ -53,5 +53,5 @@ class BackgroundTasks:
         line = StatsLine(self._metrics)
         while True:
             await asyncio.sleep(self._stats_interval)
-            if self._status.healthy:
+            if self._read_status().healthy:
                 line.write(self._read_stats())

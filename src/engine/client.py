@@ -102,7 +102,11 @@ class AsyncEngine:
         self._observer = EngineObserver(self.metrics, section, self.telemetry)
         self.inspector = Inspector(self._observer, lambda: self._loaded)
         self._background = BackgroundTasks(
-            section, self.metrics, self._observer.progress, self._status, lambda: self.stats
+            section,
+            self.metrics,
+            self._observer.progress,
+            lambda: self.status,
+            lambda: self.stats,
         )
         self._start = StartObserver(self.metrics, self.telemetry)
 

@@ -52,7 +52,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "depth 1": {"scheduler__pipeline_depth": 1},
     "depth 2": {"scheduler__pipeline_depth": 2},
     # With memory left for prefixes: by default a row with a window counts for little.
-    "chunked": {**PATHS["chunked"], "cache__num_blocks": 200},
+    "chunked": {**PATHS["chunked"], "cache__num_blocks": 600},
     "preempted": PATHS["preempted"],
     "deterministic": {"model__deterministic": True},
 }

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from src.core.errors import ModelLoadError
 from src.models import load_model
 from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE
+from src.models.weights.filling import stored_names
 from tests.models.harness import dense_logits
 from tests.support.checkpoints import make_checkpoint
 
@@ -68,8 +69,12 @@ class TestPlacement:
     def test_every_parameter_is_filled(self, tmp_path: Path) -> None:
         directory = make_checkpoint(tmp_path, "llama", attention_bias=True, mlp_bias=True)
         decoder = load_model(directory)
-        assert sum(v.numel() for v in decoder.checkpoint_tensors().values()) == sum(
-            p.numel() for p in decoder.parameters().values()
+        stored = load_file(directory / SINGLE_FILE)
+        assert {
+            name for each in decoder.table.values() for name in stored_names(decoder, each)
+        } == (stored.keys())
+        assert sum(tensor.numel() for tensor in stored.values()) == sum(
+            parameter.numel() for parameter in decoder.parameters().values()
         )
 
     def test_shards_load_like_a_single_file(self, tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ class TestPlacement:
 
     def test_a_tied_head_may_stand_for_the_embedding(self, tmp_path: Path) -> None:
         directory = make_checkpoint(tmp_path, tie=True)
-        want = load_model(directory).embedding.clone()
+        want = load_model(directory).weights["embedding"].clone()
         rewrite(
             directory, lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")})
         )
