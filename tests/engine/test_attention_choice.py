@@ -172,7 +172,7 @@ def test_two_engines_of_a_process_keep_what_each_has_chosen(
     by_name = {setting: p.attention.kernel.name for setting, p in passes.items() if p.attention}
     assert by_name == {"auto": "flash_attention_3", "triton": "triton"}
     rows = RowState(max_num_seqs=2, max_model_len=32, block_size=16, device=CPU)
-    rows.install(RowInstall(0, 1, 0, [5, 6, 7, 8], 4, [1]))
+    rows.install(RowInstall(0, 1, 0, [5, 6, 7, 8], 4, [[1]]))
     plan = StepPlan(1, [], [], [RowStep(0, 1, 0, 4, True)])
     hidden = {}
     for setting in ("auto", "triton", "auto"):
