@@ -124,16 +124,18 @@ def attention_in(
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)
     qkv = linear(normed, weights.qkv_weight, weights.qkv_bias)
-    # Norms of all heads together come before heads are told apart: slices do not flatten again
-    # without a guard on the number of tokens.
-    sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-    query, key, value = qkv.split(sizes, dim=-1)
-    if spec.whole:
-        query, key = _normed(spec, weights, query, key)
-    query, key, value = (x.unflatten(-1, (-1, head_dim)) for x in (query, key, value))
+    fused = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
+    query, key, value = fused.split((heads, kv_heads, kv_heads), dim=1)
     if spec.leaves_rotation:
         return query, key, value
-    if not spec.whole:
+    if spec.whole:
+        # Of all heads together: slices of the projection, for those of heads do not flatten again
+        # without a guard on the number of tokens.
+        sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+        flat_query, flat_key = _normed(spec, weights, *qkv.split(sizes, dim=-1)[:2])
+        query = flat_query.unflatten(-1, (heads, head_dim))
+        key = flat_key.unflatten(-1, (kv_heads, head_dim))
+    else:
         query, key = _normed(spec, weights, query, key)
     if weights.rope_table is None:
         return query.contiguous(), key.contiguous(), value
