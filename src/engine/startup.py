@@ -350,7 +350,6 @@ def _build_runner(
         max_num_seqs=max_num_seqs,
         max_model_len=model.spec.max_positions,
         max_model_len_is_fixed=config.model.max_model_len is not None,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         reserved_bytes=reserved + (0 if graph_plan is None else graph_plan.bytes),
     )
     kv_cache = allocate_kv_cache(layers, kv_plan, device)

@@ -51,8 +51,7 @@ Family = tuple[str, Path, Any]
 WAYS: dict[str, dict[str, Any]] = {
     "depth 1": {"scheduler__pipeline_depth": 1},
     "depth 2": {"scheduler__pipeline_depth": 2},
-    # With memory left for prefixes: by default a row with a window counts for little.
-    "chunked": {**PATHS["chunked"], "cache__num_blocks": 600},
+    "chunked": PATHS["chunked"],
     "preempted": PATHS["preempted"],
     "deterministic": {"model__deterministic": True},
 }

@@ -94,19 +94,17 @@ def plan_kv_cache(
     max_num_seqs: int,
     max_model_len: int,
     max_model_len_is_fixed: bool,
-    max_num_batched_tokens: int = 0,
     reserved_bytes: int = 0,
 ) -> tuple[KVCachePlan, int]:
     """Choose the number of blocks; returns the plan and the context length that it allows.
 
-    Where nobody said how large, the pool is no larger than ``max_num_seqs`` sequences of
-    ``max_model_len`` tokens can use; who says so also has room for the prefix cache beyond that. A
-    context length that the user did not fix is lowered to what fits.
+    Where nobody said how large, the pool is no larger than what all of ``max_num_seqs`` sequences
+    of ``max_model_len`` tokens take; who says so also has room for the prefix cache beyond that.
+    Layers with a window give most of that back while a sequence grows: for them it is the prefix
+    cache's. A context length that the user did not fix is lowered to what fits.
 
     Parameters
     ----------
-    max_num_batched_tokens
-        Of a step. Two of them at a time may be ahead of what layers with a window give back.
     reserved_bytes
         Of what is free now, that something else will take.
 
@@ -123,9 +121,8 @@ def plan_kv_cache(
     num_blocks = section.num_blocks or budget // bytes_per_block
     plan = KVCachePlan(block_size, num_blocks, bytes_per_block, layout.windows)
     if section.num_blocks is section.memory_bytes is section.memory_fraction is None:
-        num_windows = len(layout.windows) - layout.windows.count(None)
-        ahead = num_windows * blocks_for(2 * max_num_batched_tokens, block_size)
-        num_blocks = min(num_blocks, max_num_seqs * plan.blocks_held(max_model_len) + ahead)
+        whole = len(layout.windows) * blocks_for(max_model_len, block_size)
+        num_blocks = min(num_blocks, max_num_seqs * whole)
         plan = replace(plan, num_blocks=num_blocks)
     if num_blocks < 1:
         raise ConfigError(
