@@ -47,8 +47,9 @@ class NothingHonouredError(LibraryUnavailableError):
 class Prefill(Protocol):
     """Attends over keys and values that are in the cache already.
 
-    Arguments are those of [`paged_attention`][src.ops.paged_attention.paged_attention]. Rows with
-    one query token may be given any output, padding tokens have theirs already and keep it.
+    Arguments are those of [`paged_attention`][src.ops.paged_attention.paged_attention]: where a
+    window has gone past, tables have negative numbers. Rows with one query token may be given any
+    output, padding tokens have theirs already and keep it.
     """
 
     def __call__(
@@ -123,10 +124,6 @@ class LibraryAttention:
                     AttentionSpec.of(sinks, scalars).features,
                 ) in self._shapes
             )  # fmt: skip
-        if able and AttentionSpec.of(sinks, scalars).window is not None:
-            # Where a window has gone past, tables have negative numbers. A library's tile may begin
-            # before the window, and looks up what it masks then.
-            block_tables = block_tables.clamp(min=0)
         self._base(
             query, key, value, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
             slot_mapping, out, sinks, scalars, max_query_len, max_seq_len, deterministic,
@@ -165,7 +162,7 @@ def flash_attention_3(capability: int) -> Library:
         attend, ("cache_seqlens", "page_table", "cu_seqlens_q", "max_seqlen_q", "num_splits")
     )
     assert attend is not None
-    lengths = _LengthsOfLongerRows()
+    keys_of = _KeysOfLongerRows()
 
     def prefill(
         query: Tensor,
@@ -179,12 +176,15 @@ def flash_attention_3(capability: int) -> Library:
         max_query_len: int,
         max_seq_len: int,
     ) -> None:
+        tables, lengths = keys_of(
+            block_tables, query_start_loc, seq_lens, key_cache.shape[1], spec.window
+        )
         attended = attend(
             query,
             key_cache,
             value_cache,
-            cache_seqlens=lengths(query_start_loc, seq_lens),
-            page_table=block_tables,
+            cache_seqlens=lengths,
+            page_table=tables,
             cu_seqlens_q=query_start_loc,
             max_seqlen_q=max_query_len,
             softmax_scale=spec.scale,
@@ -220,7 +220,7 @@ def torch_varlen(capability: int) -> Library:
     _require_parameters(attend, ("seqused_k", "block_table", "num_splits", "enable_gqa"))
     assert attend is not None
     close = _activate(wanted)
-    lengths = _LengthsOfLongerRows()
+    keys_of = _KeysOfLongerRows()
 
     def prefill(
         query: Tensor,
@@ -234,6 +234,9 @@ def torch_varlen(capability: int) -> Library:
         max_query_len: int,
         max_seq_len: int,
     ) -> None:
+        tables, lengths = keys_of(
+            block_tables, query_start_loc, seq_lens, key_cache.shape[1], spec.window
+        )
         attend(
             out,
             query,
@@ -246,8 +249,8 @@ def torch_varlen(capability: int) -> Library:
             scale=spec.scale,
             window_size=_window(spec),
             enable_gqa=True,
-            seqused_k=lengths(query_start_loc, seq_lens),
-            block_table=block_tables,
+            seqused_k=lengths,
+            block_table=tables,
             num_splits=1,
         )
 
@@ -336,28 +339,58 @@ def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) 
         )
 
 
-class _LengthsOfLongerRows:
-    """[B] int32: `seq_lens`, but 0 of rows with one query token: their keys are read elsewhere.
+class _KeysOfLongerRows:
+    """Where a library finds the keys of rows with several query tokens: block tables and lengths.
 
-    All layers of a step are called with the same two tensors, and those of another step are others:
-    what the first layer computes is kept for as long as its tensors are.
+    Rows with one query token have length 0: their keys are read elsewhere. What a window has gone
+    past is cut off, whole blocks of it: nothing else in a call depends on where a row begins. A
+    library's tile may begin before the window, look up what it masks then, and multiply by 0 what
+    it finds, which is another request's, and might be NaN.
+
+    All layers of a group are called in a step with the same tensors, and those of another step are
+    others: what the first layer computes is kept for as long as its tensors are.
     """
 
     def __init__(self) -> None:
-        self._made_of: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
-        self._lengths: Tensor | None = None
+        # Window -> of which tensors, what was made of them: groups of layers differ in both.
+        self._made: dict[int | None, tuple[tuple[weakref.ref[Tensor], ...], _Keys]] = {}
 
-    def __call__(self, query_start_loc: Tensor, seq_lens: Tensor) -> Tensor:
-        made_of = self._made_of
-        if (
-            self._lengths is None
-            or made_of is None
-            or made_of[0]() is not query_start_loc
-            or made_of[1]() is not seq_lens
-        ):
-            self._lengths = seq_lens * (query_start_loc.diff() > 1)
-            self._made_of = weakref.ref(query_start_loc), weakref.ref(seq_lens)
-        return self._lengths
+    def __call__(
+        self,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        block_size: int,
+        window: int | None,
+    ) -> _Keys:
+        """[B, max_blocks] and [B], both int32."""
+        given = (block_tables, query_start_loc, seq_lens)
+        made_of, made = self._made.get(window, ((), None))
+        if made is None or any(of() is not one for of, one in zip(made_of, given, strict=True)):
+            made = _keys_of_longer_rows(*given, block_size, window)
+            self._made[window] = tuple(map(weakref.ref, given)), made
+        return made
+
+
+_Keys = tuple[Tensor, Tensor]
+
+
+def _keys_of_longer_rows(
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_size: int,
+    window: int | None,
+) -> _Keys:
+    query_lens = query_start_loc.diff()
+    if window is not None and block_tables.shape[1]:
+        # [B] int32, row -> blocks before the first key that its first query sees.
+        passed = (seq_lens - query_lens - window + 1).clamp(min=0) // block_size
+        last = block_tables.shape[1] - 1
+        columns = torch.arange(last + 1, device=block_tables.device) + passed[:, None]
+        block_tables = block_tables.gather(1, columns.clamp(max=last))
+        seq_lens = seq_lens - passed * block_size
+    return block_tables, seq_lens * (query_lens > 1)
 
 
 def _window(spec: AttentionSpec) -> tuple[int, int]:

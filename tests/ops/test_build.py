@@ -17,7 +17,7 @@ from src.ops.cpu import build, level_check
 from src.ops.cpu.build import BuildError, KernelCache
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.level_check import KILLED, check
-from src.ops.cpu.levels import LEVELS
+from src.ops.cpu.levels import LEVELS, cpu_flags
 from src.ops.cpu.scratch import make_directory
 from tests.ops.comparison import COMPILED
 
@@ -28,7 +28,11 @@ ROOT = Path(__file__).parents[2]
 def private(
     tmp_path: Path, kernel_cache: KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> KernelCache:
-    """A cache of this test's own whose compiler copies the libraries that are already built."""
+    """A cache of this test's own whose compiler copies the libraries that are already built.
+
+    They have passed their self-checks, which take seconds and are not run again.
+    """
+    monkeypatch.setattr(build, "check", lambda *_: level_check.PASSED)
     built = kernel_cache.directory()
     compiler = tmp_path / "copying-compiler"
     compiler.write_text(
@@ -142,22 +146,20 @@ def test_every_level_of_this_machine_and_compiler_is_tested(
 ) -> None:
     known = [level.name for level in kernel_cache.levels if kernel_cache._knows(level)]
     assert list(level_files) == list(libraries) == known
-    for level in kernel_cache.levels:
-        if level.name in known and level.number:
-            portable, file = level_files["portable"], level_files[level.name]
-            assert check(portable, file, level.number) == "passed"
+    # `build_all` has checked each when it was compiled; the one that serves is checked here.
+    *_, fastest = (level for level in kernel_cache.levels if level.name in known)
+    assert check(level_files["portable"], level_files[fastest.name], fastest.number) == "passed"
 
 
 def test_the_next_level_serves_where_the_fastest_does_not_pass(
     private: KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fastest = private.levels[-1]
-    checked = build.check
 
-    def check(portable: Path, library: Path, number: int) -> str:
-        return "crashed" if number == fastest.number else checked(portable, library, number)
+    def checked(portable: Path, library: Path, number: int) -> str:
+        return "crashed" if number == fastest.number else check(portable, library, number)
 
-    monkeypatch.setattr(build, "check", check)
+    monkeypatch.setattr(build, "check", checked)
     if fastest.name == "portable":
         with pytest.raises(BuildError, match="no instruction set level passed"):
             private.build()
@@ -187,13 +189,6 @@ def disturbed(private: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return KernelCache(tmp_path / "cache")
 
 
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every level passes, and at once."""
-    monkeypatch.setattr(build, "check", lambda *_: "passed")
-
-
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("disturbance", ["check", "compiler"])
 def test_a_level_that_was_killed_is_tried_again(
     private: KernelCache,
@@ -220,7 +215,6 @@ def test_a_level_that_was_killed_is_tried_again(
     assert cache.load() is not None
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_what_a_killed_build_left_is_removed(private: KernelCache) -> None:
     left = private.directory() / "tmp4f5k2m9x"
     left.mkdir(parents=True)
@@ -258,8 +252,8 @@ def test_a_level_that_crashes_or_differs_is_not_used(
     level_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     portable = level_files["portable"]
-    assert check(portable, portable, 0) == "passed"
     source = tmp_path / "broken.c"
+    functions = ("gumbel_argmax", "linear", "experts", "quantize")
     for body, verdict in (
         ("__builtin_trap(); return 0;", "exit code"),
         ("return 0;", "results differ"),
@@ -269,10 +263,8 @@ def test_a_level_that_crashes_or_differs_is_not_used(
         source.write_text(
             "int raise(int);\nint pause(void);\n"
             f"int slipstream_paged_attention(void* a) {{ {body} }}\n"
-            "int slipstream_gumbel_argmax(void* a) { return 0; }\n"
-            "int slipstream_linear(void* a) { return 0; }\n"
-            "int slipstream_quantize(void* a) { return 0; }\n"
-            "int slipstream_lay_out(void* a, long b, long c, long d) { return 0; }\n"
+            + "".join(f"int slipstream_{name}(void* a) {{ return 0; }}\n" for name in functions)
+            + "int slipstream_lay_out(void* a, long b, long c, long d) { return 0; }\n"
             "void slipstream_assume_wake_cost(double microseconds) {}\n"
         )
         broken = tmp_path / f"{verdict.replace(' ', '-')}.so"
@@ -282,8 +274,9 @@ def test_a_level_that_crashes_or_differs_is_not_used(
             if "pause" in body:
                 patch.setattr(level_check, "_TIMEOUT", 1.0)
             assert verdict in check(portable, broken, 0)
-    claimed = check(portable, portable, next(x.number for x in LEVELS if x.name == "avx512"))
-    assert "does not claim" in claimed or "avx512" in level_files
+    for level in LEVELS:
+        if not level.needs <= cpu_flags():
+            assert "does not claim" in check(portable, portable, level.number)
     with pytest.raises(UnusableLibraryError):
         KernelLibrary(broken)
 
@@ -293,12 +286,12 @@ def test_a_level_that_crashes_or_differs_is_not_used(
     [
         ("", "passed"),
         # Of decoding rows alone, as a kernel of theirs might: every row but them is as it was.
-        ("lengths[1] -= 1;", "differs"),
-        ("lengths[5] -= 1;", "differs"),
-        ("changed.cap = 0;", "differs"),
-        ("changed.sinks = nullptr;", "differs"),
-        ("changed.window += changed.window > 0;", "differs"),
-        ("if (given.head_dim == 256) changed.scale *= 1.01f;", "differs"),
+        ("lengths[1] -= 1;", "differ"),
+        ("lengths[5] -= 1;", "differ"),
+        ("changed.cap = 0;", "differ"),
+        ("changed.sinks = nullptr;", "differ"),
+        ("changed.window += changed.window > 0;", "differ"),
+        ("if (given.head_dim == 256) changed.scale *= 1.01f;", "differ"),
     ],
 )
 def test_the_self_check_finds_what_a_kernel_leaves_out(
