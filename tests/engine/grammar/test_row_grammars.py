@@ -27,7 +27,7 @@ from src.core.request import Request
 from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
-from src.engine.grammar import compiled, constraints, grammar_steps
+from src.engine.grammar import compiled, constraints, grammar_steps, row_grammars
 from src.engine.grammar.compiled import CompiledGrammar, GrammarError, TimeBudget
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
 from src.engine.grammar.grammar_steps import GrammarSteps, Mover
@@ -438,8 +438,12 @@ def test_where_niceness_is_forbidden_grammars_are_followed(
 
 
 @pytest.mark.parametrize("output", AMBIGUOUS)
-def test_an_ambiguous_grammar_ends_its_own_request(output: StructuredOutput) -> None:
+def test_an_ambiguous_grammar_ends_its_own_request(
+    output: StructuredOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A plain stream beside it goes on."""
+    # It would wait for whoever is busy, and the stream for it.
+    monkeypatch.setattr(row_grammars, "_give_way", lambda: None)
     path = Path(__file__).parents[3] / "configs" / "demo"
     plain = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     hostile = SamplingParams(max_tokens=900, ignore_eos=True, structured_output=output, n=4)
