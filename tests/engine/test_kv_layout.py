@@ -147,7 +147,8 @@ def test_windows_leave_room_for_longer_contexts() -> None:
         plan(None, 9, num_blocks=1, length=1000)
 
 
-def test_the_default_is_no_more_than_windows_and_steps_can_use() -> None:
+def test_the_default_has_room_for_whole_sequences() -> None:
+    """What windows give back meanwhile is the prefix cache's."""
     planned, _ = plan_kv_cache(
         layers(9, 9),
         CacheSection(block_size=4),
@@ -155,6 +156,5 @@ def test_the_default_is_no_more_than_windows_and_steps_can_use() -> None:
         max_num_seqs=2,
         max_model_len=1000,
         max_model_len_is_fixed=True,
-        max_num_batched_tokens=64,
     )
-    assert planned.num_blocks == 2 * 3 + 2 * 64 // 4
+    assert planned.num_blocks == 2 * 250 * len(planned.windows)

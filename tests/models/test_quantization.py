@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_model, outline_model
-from src.models.weights.methods import QuantizedWeight, plain, quantize
+from src.models.weights.filling import reader_threads
+from src.models.weights.methods import QuantizedWeight, RoundingMethod, quantize
 from src.ops.linear import LARGEST_UNIT, round_inputs
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -62,19 +64,28 @@ def test_what_is_representable_survives(seed: int) -> None:
     assert torch.equal(quantize(weight, "int4", 32).dequantized(), weight)
 
 
+def of_layers(model: Model, name: str) -> list[QuantizedWeight]:
+    """A parameter of every layer."""
+    layers = range(len(model.config.layers))
+    weights = [model.weights[f"layers.{layer}.{name}"] for layer in layers]
+    assert all(isinstance(weight, QuantizedWeight) for weight in weights)
+    return weights  # type: ignore[return-value]
+
+
 def quantized_reference(directory: Path, decoder: Model) -> Any:
     """transformers with the matrices that the decoder's quantized ones stand for."""
     reference = load_reference(directory)
     with torch.no_grad():
-        for layer, pre, post in zip(reference.model.layers, decoder.pre, decoder.post, strict=True):
+        for number, layer in enumerate(reference.model.layers):
             attention, mlp = layer.self_attn, layer.mlp
-            fused = [
-                (pre.qkv_weight, (attention.q_proj, attention.k_proj, attention.v_proj)),
-                (post.output_weight, (attention.o_proj,)),
-                (post.gate_up_weight, (mlp.gate_proj, mlp.up_proj)),
-                (post.down_weight, (mlp.down_proj,)),
-            ]
-            for weight, modules in fused:
+            fused = {
+                "qkv_weight": (attention.q_proj, attention.k_proj, attention.v_proj),
+                "output_weight": (attention.o_proj,),
+                "gate_up_weight": (mlp.gate_proj, mlp.up_proj),
+                "down_weight": (mlp.down_proj,),
+            }
+            for name, modules in fused.items():
+                weight = decoder.weights[f"layers.{number}.{name}"]
                 assert isinstance(weight, QuantizedWeight)
                 rows = [module.out_features for module in modules]
                 for module, part in zip(modules, weight.dequantized().split(rows), strict=True):
@@ -118,8 +129,8 @@ def test_inputs_are_rounded_where_that_is_asked_for(tmp_path: Path, method: Any)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     directory = make_checkpoint(tmp_path / "model", "qwen3", tie=True, **sizes)
     decoder = load_model(directory, quantization=method, rounds_inputs=True)
-    for layer in decoder.post:
-        assert layer.down_weight.values.dim() == 3
+    for weight in of_layers(decoder, "down_weight"):
+        assert weight.values.dim() == 3
     reference = quantized_reference(directory, decoder)
     for name, module in reference.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -152,10 +163,9 @@ def test_matrices_that_do_not_fit_strips_stay_in_rows(tmp_path: Path) -> None:
     decoder = load_model(
         make_checkpoint(tmp_path / "model", **sizes), quantization="int8", rounds_inputs=True
     )
-    for pre, post in zip(decoder.pre, decoder.post, strict=True):
-        assert isinstance(pre.qkv_weight, QuantizedWeight)
-        assert isinstance(post.down_weight, QuantizedWeight)
-        assert (pre.qkv_weight.values.dim(), post.down_weight.values.dim()) == (2, 3)
+    pairs = zip(of_layers(decoder, "qkv_weight"), of_layers(decoder, "down_weight"), strict=True)
+    for qkv, down in pairs:
+        assert (qkv.values.dim(), down.values.dim()) == (2, 3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -166,19 +176,35 @@ def test_who_wants_digits_is_not_rounded_unasked(tmp_path: Path, dtype: str) -> 
         decoder = load_model(directory, **arguments, rounds_inputs=wish)
         outline = outline_model(directory, **arguments, rounds_inputs=wish)
         # Code is compiled by the outline's shapes.
-        assert decoder.weights["head"].values.shape == outline.head.values.shape
+        assert decoder.weights["head"].values.shape == outline.weights["head"].values.shape
         assert decoder.weights["head"].values.dim() == (3 if rounds else 2)
 
 
-def test_the_originals_are_freed(tmp_path: Path) -> None:
-    decoder = load_model(make_checkpoint(tmp_path / "model"))
-    originals = [weakref.ref(plain(pre.qkv_weight)) for pre in decoder.pre]
-    before = sum(tensor.nbytes for tensor in decoder.parameters().values())
-    decoder.quantize("int4", 32)
-    assert all(original() is None for original in originals)
+def test_few_originals_live_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each matrix is read, rounded and let go of before many others are read."""
+    directory = make_checkpoint(tmp_path / "model", num_hidden_layers=12)
+    plain_model = load_model(directory)
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
+    staging = RoundingMethod.staging
+
+    def watched(self: RoundingMethod, *given: Any) -> dict[str, torch.Tensor]:
+        nonlocal most
+        parts = staging(self, *given)
+        if not parts["weight"].is_meta:
+            alive.add(parts["weight"])
+            most = max(most, len(alive))
+        return parts
+
+    monkeypatch.setattr(RoundingMethod, "staging", watched)
+    decoder = load_model(directory, quantization="int4")
+    gc.collect()
+    assert not alive
+    assert most <= reader_threads() + 2 < 12 * 4
     parameters = decoder.parameters()
     assert parameters["layers.0.qkv_weight.values"].dtype == torch.uint8
     assert parameters["head.values"].dtype == torch.int8
+    before = sum(tensor.nbytes for tensor in plain_model.parameters().values())
     assert sum(tensor.nbytes for tensor in parameters.values()) < before / 2
 
 
