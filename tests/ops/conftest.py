@@ -44,8 +44,13 @@ MACHINE_LEVELS = [level.name for level in LEVELS if level.needs <= cpu_flags()]
 
 @pytest.fixture(scope="session", params=MACHINE_LEVELS)
 def library(libraries: dict[str, KernelLibrary], request: pytest.FixtureRequest) -> KernelLibrary:
-    """Each level of this machine in turn; of one that the compiler does not know, the fastest."""
-    return libraries.get(request.param) or list(libraries.values())[-1]
+    """Each level of this machine in turn."""
+    return at_level(libraries, request.param)
+
+
+def at_level(libraries: dict[str, KernelLibrary], name: str) -> KernelLibrary:
+    """Of that name; for one that the compiler does not know, the fastest."""
+    return libraries.get(name) or list(libraries.values())[-1]
 
 
 class Emulated:

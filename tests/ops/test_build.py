@@ -157,7 +157,7 @@ def test_the_next_level_serves_where_the_fastest_does_not_pass(
     fastest = private.levels[-1]
 
     def checked(portable: Path, library: Path, number: int) -> str:
-        return "crashed" if number == fastest.number else check(portable, library, number)
+        return "crashed" if number == fastest.number else level_check.PASSED
 
     monkeypatch.setattr(build, "check", checked)
     if fastest.name == "portable":

@@ -10,6 +10,7 @@ from scipy import stats
 from src.ops import GUMBEL_ARGMAX
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.philox import gumbel_from_words, philox4x32, random_words
+from tests.ops.conftest import MACHINE_LEVELS, at_level
 
 Sampler = Callable[..., Any]
 
@@ -33,9 +34,11 @@ KNOWN_ANSWERS = [
 ]
 
 
-@pytest.fixture(params=["reference", "compiled"], scope="session")
-def sampler(request: pytest.FixtureRequest, library: KernelLibrary) -> Sampler:
-    return GUMBEL_ARGMAX.reference if request.param == "reference" else library.gumbel_argmax
+@pytest.fixture(params=["reference", *MACHINE_LEVELS], scope="session")
+def sampler(request: pytest.FixtureRequest, libraries: dict[str, KernelLibrary]) -> Sampler:
+    if request.param == "reference":
+        return GUMBEL_ARGMAX.reference
+    return at_level(libraries, request.param).gumbel_argmax
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)

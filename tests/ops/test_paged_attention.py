@@ -16,15 +16,16 @@ from src.ops.attention_cases import CACHED_CASES
 from src.ops.cpu.calls import use_threads
 from src.ops.cpu.kernel_library import KernelLibrary
 from tests.ops.comparison import copied, in_chunks
+from tests.ops.conftest import MACHINE_LEVELS, at_level
 
 Attention = Callable[..., Any]
 
 
-@pytest.fixture(params=["reference", "compiled"], scope="session")
-def attention(request: pytest.FixtureRequest, library: KernelLibrary) -> Attention:
+@pytest.fixture(params=["reference", *MACHINE_LEVELS], scope="session")
+def attention(request: pytest.FixtureRequest, libraries: dict[str, KernelLibrary]) -> Attention:
     if request.param == "reference":
         return PAGED_ATTENTION.reference
-    return library.paged_attention
+    return at_level(libraries, request.param).paged_attention
 
 
 rows = st.one_of(
