@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
@@ -80,8 +79,12 @@ def test_a_client_that_does_not_know_the_certificate_gets_nothing(server: Server
         httpx.get(f"http://127.0.0.1:{server.port}/live")
 
 
-def flooded(server: ServerProcess, authority: Path, flood: bytes) -> bytes:
-    """What comes back from a connection that begins like this, until the server ends it."""
+def flooded(server: ServerProcess, authority: Path, flood: bytes) -> bytes | None:
+    """What comes back from a connection that begins like this, until the server ends it.
+
+    None where the server ended it while it was still sent to: the system then drops what the server
+    has answered.
+    """
     context = ssl.create_default_context(cafile=authority)
     context.set_alpn_protocols(["h2"])
     with (
@@ -90,11 +93,12 @@ def flooded(server: ServerProcess, authority: Path, flood: bytes) -> bytes:
     ):
         assert connection.selected_alpn_protocol() == "h2"
         answer = b""
-        # It may have ended it by then.
-        with contextlib.suppress(OSError):
+        try:
             connection.sendall(flood)
             while piece := connection.recv(65536):
                 answer += piece
+        except OSError:
+            return answer or None
     return answer
 
 
@@ -128,7 +132,8 @@ def test_a_flood_of_frames_ends_its_connection_and_is_no_traceback(
     lines = server.output.count("\n")
     answer = flooded(server, authority_file, flood)
     # GOAWAY, with ENHANCE_YOUR_CALM.
-    assert answer.endswith(b"\0\0\x08\x07\0\0\0\0\0" + bytes(4) + b"\0\0\0\x0b")
+    if answer is not None:
+        assert answer.endswith(b"\0\0\x08\x07\0\0\0\0\0" + bytes(4) + b"\0\0\0\x0b")
     with httpx.Client(base_url=server.url, http2=True, verify=server.verify, timeout=60) as client:
         assert client.get("/live").status_code == 200
     assert "Traceback" not in server.output
