@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final
 
-from src.text.source import SPACE, MismatchError, Source, Steps
+from src.text.source import SPACE, MismatchError, Source, Steps, finished
 
 MAX_DEPTH: Final = 128
 """Bound on the nesting of containers, which clients' parsers would not survive either."""
@@ -107,14 +107,17 @@ def read_text(source: Source) -> Steps[str]:
 
 def is_object(text: str) -> bool:
     """Whether the whole text is a JSON object."""
+    return text.startswith("{") and is_value(text)
+
+
+def is_value(text: str) -> bool:
+    """Whether the whole text is a JSON value, without white space around it."""
     source = Source()
     source.feed(text)
     source.end()
     try:
-        if _finished(source.peek()) != "{":
-            return False
-        _finished(read_value(source))
-        return not _finished(source.peek())
+        finished(read_value(source))
+        return not finished(source.peek())
     except MismatchError:
         return False
 
@@ -146,13 +149,3 @@ def _read_scalar(source: Source, character: str) -> Steps[None]:
         yield from read_number(source)
     elif (yield from source.run(_WORD_RUN)) not in ("true", "false", "null"):
         raise MismatchError
-
-
-def _finished(reader: Steps[str] | Steps[None]) -> str | None:
-    """Run a reader whose text is all there."""
-    try:
-        next(reader)
-    except StopIteration as end:
-        result: str | None = end.value
-        return result
-    raise AssertionError("a reader waits for more of a text that has ended")

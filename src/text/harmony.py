@@ -1,0 +1,117 @@
+"""The messages of which gpt-oss makes an answer (OpenAI's harmony format).
+
+``<|start|>assistant<|channel|>CHANNEL to=RECIPIENT <|constrain|>json<|message|>TEXT<|end|>``: what
+the model thinks is in the channel ``analysis``, what it says in ``final`` and ``commentary``, and
+what has a recipient is a call. The prompt ends with ``<|start|>assistant``, and the last message
+with ``<|return|>`` or ``<|call|>``, which end the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from src.text.source import MismatchError, Source, Steps
+
+START: Final = "<|start|>"
+CHANNEL: Final = "<|channel|>"
+CONSTRAIN: Final = "<|constrain|>"
+MESSAGE: Final = "<|message|>"
+END: Final = "<|end|>"
+CALL: Final = "<|call|>"
+RETURN: Final = "<|return|>"
+
+_BEGINNINGS: Final = (START, CHANNEL)
+_ENDS: Final = (END, CALL, RETURN, *_BEGINNINGS)
+_MAX_HEADER_PARTS: Final = 8
+_PART_RUN = re.compile(r"[^<\r\n]*")
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*([A-Za-z_]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+
+
+class Header(NamedTuple):
+    """What a message's header says: its channel and its recipient, each perhaps empty."""
+
+    channel: str
+    recipient: str
+
+
+class Sink(Protocol):
+    """Takes an answer apart into what the model thinks and what it says."""
+
+    source: Source
+    is_open: bool
+    """Whether the prompt has begun a message in which the model thinks."""
+
+    def show(self, text: str) -> None:
+        """Take more of what the model thinks."""
+
+    def hand_on(self, text: str) -> None:
+        """Take more of what it says or calls."""
+
+
+def read_header(source: Source, opened: str) -> Steps[Header]:
+    """Consume a header, from behind the tag that opened it to ``<|message|>``.
+
+    Raises
+    ------
+    MismatchError
+        It has another form.
+    """
+    parts = [opened]
+    while len(parts) <= 2 * _MAX_HEADER_PARTS:
+        parts.append((yield from source.run(_PART_RUN)))
+        tag = yield from source.starts_with_any((CHANNEL, CONSTRAIN, MESSAGE))
+        if not tag:
+            break
+        if tag == MESSAGE:
+            text = "".join(parts)
+            channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
+            return Header(channel[1] if channel else "", recipient[1] if recipient else "")
+        parts.append(tag)
+    raise MismatchError
+
+
+def read_messages(sink: Sink) -> Steps[None]:
+    """Read a whole answer: each message goes where its header says, calls with their headers.
+
+    What is no message is what the model says, to the last character.
+    """
+    source = sink.source
+    before = {"analysis": "", "final": ""}
+    opened = ""
+    if sink.is_open:
+        opened = yield from _read_text(sink, sink.show)
+        before["analysis"] = "\n"
+    while opened or (opened := (yield from source.until((START, CHANNEL), sink.hand_on))):
+        try:
+            header = yield from read_header(source, opened)
+        except MismatchError:
+            sink.hand_on(source.release())
+            opened = ""
+            continue
+        if header.recipient:
+            sink.hand_on(source.release())
+            opened = yield from source.until(_ENDS, sink.hand_on)
+            if opened not in _BEGINNINGS:
+                sink.hand_on(source.release())
+                opened = ""
+            continue
+        source.drop()
+        thinks = header.channel == "analysis"
+        channel = "analysis" if thinks else "final"
+        show = sink.show if thinks else sink.hand_on
+        show(before[channel])
+        before[channel] = "\n"
+        opened = yield from _read_text(sink, show)
+    sink.hand_on(source.release())
+
+
+def _read_text(sink: Sink, show: Callable[[str], None]) -> Steps[str]:
+    """Show a message's text; return the tag of the next message that ended it, if one did."""
+    ended_by = yield from sink.source.until(_ENDS, show)
+    if ended_by in _BEGINNINGS:
+        return ended_by
+    sink.source.drop()
+    return ""

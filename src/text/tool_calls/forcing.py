@@ -1,0 +1,169 @@
+"""In which form the functions of a request are called where a grammar makes sure of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from src.core.errors import InvalidRequestError
+from src.text.tool_calls.syntax import Form, Members, Slot, Syntax
+from src.text.tool_calls.syntaxes import SYNTAXES
+from src.text.tool_calls.typed_values import TEXT, kinds_of_arguments
+
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+TokenOf: TypeAlias = Callable[[str], int | None]
+"""Returns the id of the special token that a tag is, or None for one that is text."""
+
+# As Python's json, and so most training data, writes it.
+COMPACT: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+
+_BARE_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+_BARE_KEY: Final = re.compile(r"[^<>\s]([^<>\r\n]*[^<>\s])?")
+_NOTES: Final = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"}
+)
+# Of an object whose members can be written one by one, and of one that is text.
+_OBJECT_KEYS: Final = _NOTES | {
+    *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
+    "x-guidance",
+}
+_TEXT_KEYS: Final = _NOTES | {"type", "enum", "const"}
+
+
+class ForcedCalls(NamedTuple):
+    """How calls are forced: in a form of a syntax, of functions with schemas of arguments."""
+
+    syntax: Syntax
+    form: Form
+    functions: list[tuple[str, dict[str, Any]]]
+
+
+class Member(NamedTuple):
+    """An argument that is written by itself: as JSON of ``schema``, one of ``texts``, or any text.
+
+    Its form is the first of these that is not ``None``.
+    """
+
+    name: str
+    is_required: bool
+    schema: dict[str, Any] | None = None
+    texts: list[str] | None = None
+
+
+def forced_calls(syntax: Syntax, tools: Tools, token_of: TokenOf) -> ForcedCalls:
+    """Return how calls are forced: as the model writes them, or in JSON where that cannot be.
+
+    Raises
+    ------
+    InvalidRequestError
+        A function's parameters are no object.
+    """
+    found = _calls_of(syntax, tools, token_of) or _calls_of(SYNTAXES["json"], tools, token_of)
+    assert found is not None
+    return found
+
+
+def joining_calls(
+    syntax: Syntax, tools: Tools, token_of: TokenOf, *, only_strict: bool = False
+) -> ForcedCalls | None:
+    """Return the form of calls that a grammar can tell from the rest of an answer, by a tag.
+
+    With ``only_strict`` the rest is any text, and the arguments of functions that are not strict
+    may be any object.
+
+    Raises
+    ------
+    InvalidRequestError
+        A function's parameters are no object, and it is strict or all of them are as good as.
+    """
+    found = _calls_of(syntax, tools, token_of, only_strict=only_strict)
+    if found is None or not syntax.is_tagged(found.form):
+        return None
+    return None if only_strict and not found.form.joins_text else found
+
+
+def members_of(schema: Mapping[str, Any]) -> Iterator[Member]:
+    """The arguments of an object that `_is_of_members`."""
+    required = schema.get("required") or ()
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    kinds = kinds_of_arguments(schema)
+    for name, its in schema["properties"].items():
+        if kinds[name] != TEXT:
+            whole = {**definitions, **its, "x-guidance": schema["x-guidance"]}
+            yield Member(name, name in required, schema=whole)
+        else:
+            texts = [its["const"]] if "const" in its else its.get("enum")
+            yield Member(name, name in required, texts=texts)
+
+
+def _calls_of(
+    syntax: Syntax, tools: Tools, token_of: TokenOf, *, only_strict: bool = False
+) -> ForcedCalls | None:
+    """The first form in which all of these functions can be called."""
+    for form in syntax.forms:
+        if form.needs and token_of(form.needs) is None:
+            continue
+        # Where arguments stand one by one, an object of any members cannot be told from others.
+        loosely = only_strict and form.members is None
+        functions = [
+            (
+                tool["function"]["name"],
+                {"type": "object", "x-guidance": COMPACT}
+                if loosely and not tool["function"].get("strict")
+                else _parameters(index, tool["function"]),
+            )
+            for index, tool in enumerate(tools)
+        ]
+        if all(_can_spell(form, name, schema) for name, schema in functions):
+            return ForcedCalls(syntax, form, functions)
+    return None
+
+
+def _can_spell(form: Form, name: str, schema: Mapping[str, Any]) -> bool:
+    if Slot.NAME in form.call and not _BARE_NAME.fullmatch(name):
+        return False
+    return form.members is None or _is_of_members(schema, form.members)
+
+
+def _is_of_members(schema: Mapping[str, Any], members: Members) -> bool:
+    """Whether the object is just what its properties are, each of which can stand by itself."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or not _OBJECT_KEYS.issuperset(schema):
+        return False
+    required = schema.get("required") or ()
+    if schema.get("additionalProperties") is not False or not set(required) <= set(properties):
+        return False
+    kinds = kinds_of_arguments(schema)
+    for name, its in properties.items():
+        if not _BARE_KEY.fullmatch(name) or not isinstance(its, Mapping):
+            return False
+        if kinds[name] == TEXT:
+            if not _TEXT_KEYS.issuperset(its):
+                return False
+            texts = [*its.get("enum", ()), *([its["const"]] if "const" in its else ())]
+            if any(members.closing in text or text != text.strip() for text in texts):
+                return False
+        elif "string" in kinds[name] or "#/properties" in str(its):
+            return False
+    return True
+
+
+def _parameters(index: int, function: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a function's arguments: an object, of the properties that it names alone.
+
+    Functions are called with what they declare, so others are left out unless they are provided
+    for by ``additionalProperties``.
+    """
+    schema = function.get("parameters") or {"properties": {}}
+    if schema.get("type", "object") != "object":
+        where = f"tools[{index}].function.parameters"
+        raise InvalidRequestError(f"{where} must describe an object", param=where)
+    closed = {"additionalProperties": False} if "properties" in schema else {}
+    # Of a function that is not strict, what cannot be enforced is left out.
+    options = COMPACT if function.get("strict") else {**COMPACT, "lenient": True}
+    return {"type": "object", **closed, **schema, "x-guidance": options}
