@@ -21,8 +21,10 @@ SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @functools.lru_cache(maxsize=256)
-def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))))
+def _first_of(tags: tuple[str, ...], starts: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+    """What finds the first of these, and how long the longest tag is."""
+    spelt = map(re.escape, sorted(tags, key=len, reverse=True))
+    return re.compile("|".join((*spelt, *starts)) or r"(?!)"), max(map(len, tags), default=0)
 
 
 def shows(template: str, marks: Sequence[str | tuple[str, ...]]) -> bool:
@@ -161,17 +163,19 @@ class Source:
     ) -> Steps[str]:
         """Show what is held and what comes, up to the first of ``tags``, which is consumed.
 
-        Up to the first of ``starts`` too, which is not. Returns what was found; empty where the
-        text has ended without. What may yet become a tag waits, and so does what is held where
-        nothing stands between it and the tag.
+        Up to where one of ``starts`` matches too, which is not consumed: patterns of one character
+        and what must follow it, if there is more. Returns what was found; empty where the text has
+        ended without. What may yet become a tag waits, and so does what is held where nothing
+        stands between it and the tag.
         """
+        sought, begun = tuple(tags), tuple(starts)
         while True:
-            found, certain = self._find((*tags, *starts))
+            found, certain = self._find(sought, begun)
             if certain > self._at:
                 show(self.release() + self._buffer[self._at : certain])
                 self._at = certain
             if found:
-                if found in tags:
+                if found in sought:
                     self._consume(self._at + len(found))
                 return found
             if self._ended:
@@ -184,25 +188,27 @@ class Source:
         Without one that is the rest of the text.
         """
         while True:
-            found, certain = self._find((tag,))
+            found, certain = self._find((tag,), ())
             self._consume(certain)
             if found or self._ended:
                 return bool(found)
             yield
 
-    def _find(self, tags: tuple[str, ...]) -> tuple[str, int]:
-        """Return the first of these tags in the text, and where it stands.
+    def _find(self, tags: tuple[str, ...], starts: tuple[str, ...]) -> tuple[str, int]:
+        """Return the first of these in the text, and where it stands.
 
         Where that is undecided, it is empty, and the place is where the undecided text begins.
         """
-        found = _any_of(tags).search(self._buffer, self._at) if tags else None
-        first, place = (found[0], found.start()) if found else ("", len(self._buffer))
-        if not self._ended:
+        buffer = self._buffer
+        pattern, longest = _first_of(tags, starts)
+        match = pattern.search(buffer, self._at)
+        found, place = (match[0], match.start()) if match else ("", len(buffer))
+        if not self._ended and place > len(buffer) - longest:
             # One that has only begun may still become the first, or a longer one.
             begun = min((self._beginning_of(tag) for tag in tags), default=place)
             if begun <= place:
                 return "", begun
-        return first, place
+        return found, place
 
     def _beginning_of(self, tag: str) -> int:
         """The first place from which the text to its end is a beginning of ``tag``."""

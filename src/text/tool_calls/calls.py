@@ -72,7 +72,7 @@ class Calls:
         self._has_arguments = False
         # Whether what is read has turned out to be no call, though its end is yet to come.
         self._rejected = False
-        self._spell: Callable[[str], str] = str
+        self._spell: Callable[[str], str] | None = None
         self._events: list[AnswerEvent] = []
 
     def take_events(self) -> list[AnswerEvent]:
@@ -90,7 +90,11 @@ class Calls:
         try:
             yield from reader
         except MismatchError:
-            if not source.holds:
+            if source.is_cut_short and (self._certain or self._shown):
+                # What is left is of the call, too.
+                source.drop()
+                source.remainder()
+            elif not source.holds:
                 yield from source.take()
             self._abandon()
             return False
@@ -140,7 +144,7 @@ class Calls:
             return (yield from reader)
         finally:
             self._flush()
-            self.source.captured, self._spell = None, str
+            self.source.captured, self._spell = None, None
 
     def complete(self) -> None:
         """The call has been read whole; what is held was its text."""
@@ -252,9 +256,7 @@ class Calls:
             self._end()
             self.source.drop()
             return
-        text = self.source.release()
-        if not (self._certain and self.source.is_cut_short):
-            self.content(text)
+        self.content(self.source.release())
         self._forget()
 
     def _end(self) -> None:
@@ -268,7 +270,7 @@ class Calls:
 
     def _flush(self) -> None:
         captured = self.source.captured
-        if captured:
+        if captured and self._spell is not None:
             text = self._spell("".join(captured))
             captured.clear()
             self.argue(text)

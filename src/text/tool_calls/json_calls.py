@@ -13,6 +13,10 @@ from src.text.tool_calls.syntax import Form, Slot, Syntax
 
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
 
+OBJECT_START: Final = r"\{(?=[ \t\r\n]*(?:\"|\Z))"
+LIST_START: Final = r"\[(?=[ \t\r\n]*(?:\{|\Z))"
+"""What begins a call, and a list of calls, where no tag says so."""
+
 OBJECT: Final = ('{"name": ', Slot.QUOTED_NAME, ', "arguments": ', Slot.ARGUMENTS, "}")
 """A forced call in JSON."""
 HERMES_FORM: Final = Form(
@@ -101,7 +105,7 @@ LLAMA3_JSON: Final = Syntax(
     shown_by=("<|python_tag|>", '"parameters": ', '\\"parameters\\": '),
     read=read_several,
     openings=("<|python_tag|>",),
-    starts=("{", "["),
+    starts=(OBJECT_START, LIST_START),
     # Its templates refuse a message with several calls.
     forms=(Form(('{"name": ', Slot.QUOTED_NAME, ', "parameters": ', Slot.ARGUMENTS, "}")),),
 )
@@ -113,7 +117,7 @@ MISTRAL: Final = Syntax(
     read=_read_mistral,
     openings=("[TOOL_CALLS]",),
     marks=("[CALL_ID]", "[ARGS]"),
-    siblings=("{",),
+    siblings=(OBJECT_START,),
     forms=(
         # Of tokenizers that have the mark.
         Form(("[TOOL_CALLS]", Slot.NAME, "[ARGS]", Slot.ARGUMENTS), separator="", needs="[ARGS]"),
@@ -129,7 +133,7 @@ GRANITE: Final = Syntax(
     read=read_several,
     openings=("<|tool_call|>", "<tool_call>"),
     closings=("</tool_call>",),
-    siblings=("{",),
+    siblings=(OBJECT_START,),
     forms=(_LIST_FORM._replace(begin="<|tool_call|>["),),
 )
 PHI4_MINI_JSON: Final = Syntax(
@@ -140,7 +144,7 @@ PHI4_MINI_JSON: Final = Syntax(
     read=read_several,
     openings=("functools", "<|tool_call|>"),
     closings=("</|tool_call|>", "<|/tool_call|>"),
-    siblings=("{",),
+    siblings=(OBJECT_START,),
     forms=(_LIST_FORM._replace(begin="functools["),),
 )
 JSON: Final = Syntax(
@@ -150,6 +154,6 @@ JSON: Final = Syntax(
     read=_read_fenced,
     openings=("<tool_call>", "```"),
     closings=("</tool_call>", "```"),
-    starts=("{", "["),
+    starts=(OBJECT_START, LIST_START),
     forms=(_LIST_FORM,),
 )

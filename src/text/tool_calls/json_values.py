@@ -16,7 +16,7 @@ _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _NUMBER_RUN = re.compile(r"[-+.0-9eE]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORD_RUN = re.compile(r"[a-z]*")
-_HEX = frozenset("0123456789abcdefABCDEF")
+_HEX: Final = "0123456789abcdefABCDEF"
 _CLOSING: Final = {"{": "}", "[": "]"}
 
 
@@ -47,14 +47,12 @@ def read_value(source: Source) -> Steps[None]:
         # A value has ended, or is about to: close what it closes, up to the next comma.
         while open_containers:
             yield from source.run(SPACE)
-            character = yield from source.take()
-            if character == ",":
+            if (yield from _take_one(source, f",{open_containers[-1]}")) == ",":
                 if open_containers[-1] == "}":
                     yield from source.run(SPACE)
                     yield from _read_key(source)
                 break
-            if character != open_containers.pop():
-                raise MismatchError
+            open_containers.pop()
         else:
             return
 
@@ -71,22 +69,13 @@ def read_string(source: Source) -> Steps[str]:
     spelt = ['"']
     while True:
         spelt.append((yield from source.run(_STRING_RUN)))
-        character = yield from source.take()
-        spelt.append(character)
-        if character == '"':
+        spelt.append((yield from _take_one(source, '"\\')))
+        if spelt[-1] == '"':
             return "".join(spelt)
-        if character != "\\":
-            raise MismatchError
-        escaped = yield from source.take()
-        spelt.append(escaped)
-        if escaped == "u":
+        spelt.append((yield from _take_one(source, '"\\/bfnrtu')))
+        if spelt[-1] == "u":
             for _ in range(4):
-                digit = yield from source.take()
-                if digit not in _HEX:
-                    raise MismatchError
-                spelt.append(digit)
-        elif not escaped or escaped not in '"\\/bfnrt':
-            raise MismatchError
+                spelt[-1] += yield from _take_one(source, _HEX)
 
 
 def read_text(source: Source) -> Steps[str]:
@@ -134,6 +123,14 @@ def read_number(source: Source) -> Steps[str]:
     if len(spelt) > _MAX_NUMBER_CHARS or not _NUMBER.fullmatch(spelt):
         raise MismatchError
     return spelt
+
+
+def _take_one(source: Source, characters: str) -> Steps[str]:
+    """Consume one of these characters; what else stands there is left, for it may be a tag's."""
+    character = yield from source.peek()
+    if not character or character not in characters:
+        raise MismatchError
+    return (yield from source.take())
 
 
 def _read_key(source: Source) -> Steps[None]:

@@ -6,9 +6,17 @@ from typing import Final
 
 from src.text.source import MismatchError, Source, Steps, finished
 from src.text.tool_calls.calls import Calls
-from src.text.tool_calls.json_calls import OBJECT, read_items, read_several
+from src.text.tool_calls.json_calls import (
+    LIST_START,
+    OBJECT,
+    OBJECT_START,
+    read_items,
+    read_several,
+)
 from src.text.tool_calls.python_values import NAME_RUN, next_item, read_arguments, read_brackets
 from src.text.tool_calls.syntax import Form, Syntax
+
+_START: Final = r"\[(?=[ \t\r\n]*[A-Za-z0-9_.\-]*(?:\(|\Z))"
 
 
 def _read_pythonic(calls: Calls) -> Steps[None]:
@@ -75,8 +83,8 @@ LLAMA4_PYTHONIC: Final = Syntax(
     read=_read_either,
     openings=("<|python_start|>",),
     closings=("<|python_end|>",),
-    starts=("[", "{"),
-    siblings=("{",),
+    starts=(_START, LIST_START, OBJECT_START),
+    siblings=(OBJECT_START,),
 )
 PYTHONIC: Final = Syntax(
     name="pythonic",
@@ -86,7 +94,7 @@ PYTHONIC: Final = Syntax(
     read=_read_pythonic,
     openings=("<|python_start|>",),
     closings=("<|python_end|>",),
-    starts=("[",),
+    starts=(_START,),
 )
 NEMOTRON_JSON: Final = Syntax(
     name="nemotron_json",
@@ -96,6 +104,6 @@ NEMOTRON_JSON: Final = Syntax(
     read=_read_either,
     openings=("<TOOLCALL>",),
     closings=("</TOOLCALL>",),
-    siblings=("{",),
+    siblings=(OBJECT_START,),
     forms=(Form(OBJECT, begin="<TOOLCALL>[", end="]</TOOLCALL>", separator=", "),),
 )

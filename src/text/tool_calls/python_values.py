@@ -115,30 +115,31 @@ def read_brackets(source: Source) -> Steps[str]:
     open_brackets: list[str] = []
     while not spelt or open_brackets:
         spelt.append((yield from source.run(_OUTSIDE_RUN)))
-        character = yield from source.take()
-        spelt.append(character)
+        character = yield from source.peek()
         if character in _STRING_RUNS:
-            spelt.append((yield from _run_string(source, character)))
-        elif character in _CLOSING:
+            spelt.append((yield from _run_string(source)))
+            continue
+        if character in _CLOSING:
             if len(open_brackets) > MAX_DEPTH:
                 raise MismatchError
             open_brackets.append(_CLOSING[character])
         elif not character or character != open_brackets.pop():
             raise MismatchError
+        spelt.append((yield from source.take()))
     return "".join(spelt)
 
 
-def _run_string(source: Source, quote: str) -> Steps[str]:
-    """Consume the rest of a string, whatever its escapes are."""
-    spelt: list[str] = []
+def _run_string(source: Source) -> Steps[str]:
+    """Consume a string, whatever its escapes are; return it as it is spelt."""
+    quote = yield from source.take()
+    spelt = [quote]
     while True:
         spelt.append((yield from source.run(_STRING_RUNS[quote])))
-        character = yield from source.take()
-        spelt.append(character)
-        if character == quote:
-            return "".join(spelt)
-        if character != "\\":
+        if (yield from source.peek()) not in (quote, "\\"):
             raise MismatchError
+        spelt.append((yield from source.take()))
+        if spelt[-1] == quote:
+            return "".join(spelt)
         spelt.append((yield from source.take()))
 
 

@@ -100,7 +100,8 @@ class Syntax:
     marks
         What else of the syntax may be a special token.
     starts
-        What a call without an opening tag begins with, at any place of the answer.
+        What a call without an opening tag begins with, at any place of the answer; see
+        `Source.until`.
     siblings
         As ``starts``, from there on where something behind an opening tag was no call.
     forms
