@@ -189,7 +189,7 @@ class AnswerGrammar:
             if form.members is None:
                 rule = "%json " + json.dumps(schema, ensure_ascii=False)
             else:
-                rule = self._members(index, schema, form.members)
+                rule = self._members(index, schema, form.members, calls.syntax.tags)
             self._rule(f"arguments_{index}", rule)
             spelt = {
                 Slot.NAME: _text(name),
@@ -206,23 +206,28 @@ class AnswerGrammar:
             )
         self._rule("call", " | ".join(expressions))
 
-    def _members(self, function: int, schema: Mapping[str, Any], members: Members) -> str:
+    def _members(
+        self, function: int, schema: Mapping[str, Any], members: Members, tags: Sequence[str]
+    ) -> str:
         """An expression for arguments that are written one by one."""
-        before_closing, closing, behind = members.after.partition(members.closing)
+        _, closing, behind = members.after.partition(members.closing)
+        # A text ends with the tag, or is ended by it where that is a token of its own.
+        is_token = self._token_of(closing) is not None
+        stop = "" if is_token else f"[stop={json.dumps(closing)}]"
+        end_of_text = self._spelt((closing if is_token else "") + behind, tags)
+        end = self._spelt(members.after, tags)
         expressions = []
         for index, member in enumerate(members_of(schema)):
             value = f"value_{function}_{index}"
-            if member.schema is None and member.texts is None:
-                self._rule(f"{value}[stop={json.dumps(closing)}]", _ANYTHING)
-                end = behind
+            is_text = member.schema is None and member.texts is None
+            if is_text:
+                self._rule(value + stop, _ANYTHING)
+            elif member.texts is not None:
+                self._rule(value, " | ".join(map(_text, member.texts)))
             else:
-                rule = "%json " + json.dumps(member.schema, ensure_ascii=False)
-                if member.texts is not None:
-                    rule = " | ".join(map(_text, member.texts))
-                self._rule(value, rule)
-                end = f"{before_closing}{closing}{behind}"
-            head = _text(f"{members.before}{member.name}{members.between}")
-            expression = f"{head} {value} {_text(end)}"
+                self._rule(value, "%json " + json.dumps(member.schema, ensure_ascii=False))
+            head = self._spelt(f"{members.before}{member.name}{members.between}", tags)
+            expression = f"{head} {value} {end_of_text if is_text else end}"
             expressions.append(expression if member.is_required else f"({expression})?")
         return " ".join(expressions) or '""'
 

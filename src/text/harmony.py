@@ -79,11 +79,10 @@ def read_messages(sink: Sink) -> Steps[None]:
     What is no message is what the model says, to the last character.
     """
     source = sink.source
-    before = {"analysis": "", "final": ""}
+    thoughts, words = _Messages(sink.show), _Messages(sink.hand_on)
     opened = ""
     if sink.is_open:
-        opened = yield from _read_text(sink, sink.show)
-        before["analysis"] = "\n"
+        opened = yield from _read_text(sink, thoughts)
     while opened or (opened := (yield from source.until((START, CHANNEL), sink.hand_on))):
         try:
             header = yield from read_header(source, opened)
@@ -99,18 +98,33 @@ def read_messages(sink: Sink) -> Steps[None]:
                 opened = ""
             continue
         source.drop()
-        thinks = header.channel == "analysis"
-        channel = "analysis" if thinks else "final"
-        show = sink.show if thinks else sink.hand_on
-        show(before[channel])
-        before[channel] = "\n"
-        opened = yield from _read_text(sink, show)
+        opened = yield from _read_text(sink, thoughts if header.channel == "analysis" else words)
     sink.hand_on(source.release())
 
 
-def _read_text(sink: Sink, show: Callable[[str], None]) -> Steps[str]:
+class _Messages:
+    """Shows the texts of messages, with a line break between those that have any."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._before = ""
+        self._break = ""
+
+    def begin(self) -> None:
+        """The next message begins."""
+        self._before = self._break
+
+    def show(self, text: str) -> None:
+        """Show more of its text."""
+        if text:
+            self._show(self._before + text)
+            self._before, self._break = "", "\n"
+
+
+def _read_text(sink: Sink, messages: _Messages) -> Steps[str]:
     """Show a message's text; return the tag of the next message that ended it, if one did."""
-    ended_by = yield from sink.source.until(_ENDS, show)
+    messages.begin()
+    ended_by = yield from sink.source.until(_ENDS, messages.show)
     if ended_by in _BEGINNINGS:
         return ended_by
     sink.source.drop()

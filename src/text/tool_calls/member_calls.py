@@ -161,6 +161,7 @@ QWEN3_CODER: Final = Syntax(
     read=_read_qwen3_coder,
     openings=("<tool_call>", "<function="),
     closings=("</tool_call>",),
+    marks=("</function>", "<parameter=", "</parameter>"),
     is_typed=True,
     forms=(
         Form(
@@ -185,6 +186,7 @@ GLM45: Final = Syntax(
     read=_read_glm,
     openings=("<tool_call>",),
     closings=("</tool_call>",),
+    marks=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     is_typed=True,
     forms=(
         Form(
