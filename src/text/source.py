@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -20,11 +20,26 @@ Steps: TypeAlias = Generator[None, None, T]
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
-@functools.lru_cache(maxsize=256)
-def _first_of(tags: tuple[str, ...], starts: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
-    """What finds the first of these, and how long the longest tag is."""
-    spelt = map(re.escape, sorted(tags, key=len, reverse=True))
-    return re.compile("|".join((*spelt, *starts)) or r"(?!)"), max(map(len, tags), default=0)
+class _Sought(NamedTuple):
+    """What finds the first of some tags, and what finds one that the text may end within."""
+
+    whole: re.Pattern[str]
+    begun: re.Pattern[str]
+    longest: int
+
+    @staticmethod
+    @functools.lru_cache(maxsize=256)
+    def of(tags: tuple[str, ...], starts: tuple[str, ...] = ()) -> _Sought:
+        """Return that of these tags and starts; see `Source.until`."""
+        by_length = sorted(tags, key=len, reverse=True)
+        whole = "|".join((*map(re.escape, by_length), *starts))
+        parts = {tag[:end] for tag in tags for end in range(1, len(tag))}
+        begun = "|".join(map(re.escape, sorted(parts, key=len, reverse=True)))
+        return _Sought(
+            re.compile(whole or r"(?!)"),
+            re.compile(rf"(?:{begun})\Z" if begun else r"(?!)"),
+            max(map(len, tags), default=0),
+        )
 
 
 def shows(template: str, marks: Sequence[str | tuple[str, ...]]) -> bool:
@@ -168,14 +183,14 @@ class Source:
         ended without. What may yet become a tag waits, and so does what is held where nothing
         stands between it and the tag.
         """
-        sought, begun = tuple(tags), tuple(starts)
+        sought = _Sought.of(tuple(tags), tuple(starts))
         while True:
-            found, certain = self._find(sought, begun)
+            found, certain = self._find(sought)
             if certain > self._at:
                 show(self.release() + self._buffer[self._at : certain])
                 self._at = certain
             if found:
-                if found in sought:
+                if found in tags:
                     self._consume(self._at + len(found))
                 return found
             if self._ended:
@@ -187,36 +202,29 @@ class Source:
 
         Without one that is the rest of the text.
         """
+        sought = _Sought.of((tag,))
         while True:
-            found, certain = self._find((tag,), ())
+            found, certain = self._find(sought)
             self._consume(certain)
             if found or self._ended:
                 return bool(found)
             yield
 
-    def _find(self, tags: tuple[str, ...], starts: tuple[str, ...]) -> tuple[str, int]:
-        """Return the first of these in the text, and where it stands.
+    def _find(self, sought: _Sought) -> tuple[str, int]:
+        """Return the first of what is sought in the text, and where it stands.
 
         Where that is undecided, it is empty, and the place is where the undecided text begins.
         """
         buffer = self._buffer
-        pattern, longest = _first_of(tags, starts)
-        match = pattern.search(buffer, self._at)
+        match = sought.whole.search(buffer, self._at)
         found, place = (match[0], match.start()) if match else ("", len(buffer))
-        if not self._ended and place > len(buffer) - longest:
+        near_end = len(buffer) - sought.longest + 1
+        if not self._ended and place >= near_end:
             # One that has only begun may still become the first, or a longer one.
-            begun = min((self._beginning_of(tag) for tag in tags), default=place)
-            if begun <= place:
-                return "", begun
+            begun = sought.begun.search(buffer, max(self._at, near_end))
+            if begun is not None and begun.start() <= place:
+                return "", begun.start()
         return found, place
-
-    def _beginning_of(self, tag: str) -> int:
-        """The first place from which the text to its end is a beginning of ``tag``."""
-        buffer = self._buffer
-        start = buffer.find(tag[0], max(self._at, len(buffer) - len(tag) + 1))
-        while start >= 0 and not tag.startswith(buffer[start:]):
-            start = buffer.find(tag[0], start + 1)
-        return start if start >= 0 else len(buffer)
 
     def _consume(self, end: int) -> None:
         if end > self._at:
