@@ -32,11 +32,14 @@ class Family:
     ----------
     architectures
         The names of `architectures` in `config.json` that it answers to.
+    model_type
+        `model_type` of a file that names no architecture: it is the first of these then.
     defaults
         Values of the fields of `config.json` that its files may leave out.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()
+    model_type: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod

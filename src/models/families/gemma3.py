@@ -14,6 +14,7 @@ class Gemma3(Family):
     """Norms on queries and keys, a RoPE base for each kind of layer, one in six sees all."""
 
     architectures = ("Gemma3ForCausalLM",)
+    model_type = "gemma3_text"
     defaults = DEFAULTS | {"max_position_embeddings": 131072, "sliding_window_pattern": 6}
 
     @classmethod

@@ -11,6 +11,7 @@ class Mistral(Family):
     """The plain decoder with `sliding_window` tokens of sight; `null` is the whole context."""
 
     architectures = ("MistralForCausalLM",)
+    model_type = "mistral"
     defaults = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # noqa: RUF012
 
     @classmethod
