@@ -123,8 +123,8 @@ class _Call(NamedTuple):
 
     def score(self, rendered: str) -> int:
         """2 if it is shown, 1 if it is shown as Python's text or as text in a text, 0 if not."""
-        once = rendered.count(self.key) == rendered.count(self.value) == 1
-        if not once or self.name not in rendered:
+        # Tags may name a key twice.
+        if self.name not in rendered or self.key not in rendered or rendered.count(self.value) != 1:
             return 0
         garbled = f"'{self.key}': '{self.value}'", f'\\"{self.key}\\"'
         return 1 if any(form in rendered for form in garbled) else 2
@@ -172,7 +172,7 @@ class _CallProbe:
 
     @property
     def score(self) -> int:
-        """How much the best form shows: 0 is nothing, and -1 that the template fails."""
+        """How much the best form shows: 0 is nothing, and -1 that no form can be given."""
         return self._best[0]
 
     def forms(self) -> CallForms:
@@ -206,14 +206,14 @@ class _CallProbe:
         rendered = self._rendered(chat)
         if rendered is None:
             return -1
-        # A null that is printed says something.
-        if "None" in rendered and rendered.count("None") > self._nones_without_calls:
-            return 0
+        # A null that is printed, by Python or as JSON, says something.
+        if _nulls(rendered) > self._nulls_without_calls:
+            return -1
         return sum(call.score(rendered) for call in _CALLS)
 
     @functools.cached_property
-    def _nones_without_calls(self) -> int:
-        return (self._rendered([self._forms.said("user")]) or "").count("None")
+    def _nulls_without_calls(self) -> int:
+        return _nulls(self._rendered([self._forms.said("user")]) or "")
 
     def _rendered(self, chat: Chat) -> str | None:
         return self._forms.rendered(chat, self._tools)
@@ -255,3 +255,7 @@ class _CallProbe:
         if beside_text == "split":
             yield text
         yield with_content({"role": "assistant", "tool_calls": calls}, content)
+
+
+def _nulls(text: str) -> int:
+    return text.count("None") + text.count("null")

@@ -320,6 +320,9 @@ BY_KIND = {
     "adds to arguments": showing_calls("{{ c }}", _AS_TEXT),
     "prints arguments": showing_calls("{{ c }}", _AS_OBJECT.replace(" | tojson", "")),
     "prints content": showing_calls("{{ c }}", _AS_OBJECT),
+    "spells content as JSON": showing_calls(
+        "{% if c is not string %}{% set c = c | tojson %}{% endif %}{{ c }}", _AS_OBJECT
+    ),
     "wants content defined": showing_calls(
         "{% if c is undefined %}{{ raise_exception('no content') }}{% endif %}{{ c }}", _AS_OBJECT
     ),

@@ -87,6 +87,7 @@ def test_a_turn_of_calls_alone_shows_its_call_once(kind: str, content: str, spel
     text = rendered(kind, chat_of(kind, turn))
     assert shown_arguments(text) == ARGUMENTS
     assert "None" not in text
+    assert "null" not in text
     if kind != "takes no results":
         assert text.count("17 degrees") == 1
 
@@ -183,6 +184,8 @@ def test_a_template_without_calls_is_given_what_it_can_show() -> None:
     template = ChatTemplate(smallest)
     turn = {"role": "assistant", "content": None, "tool_calls": [call(ARGUMENTS)]}
     assert template.render([USER, turn, RESULT]).count("<|im_start|>") == 3
+    nothing = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+    assert ChatTemplate(nothing).render([USER, turn, RESULT]) == '"And now?""""17 degrees"'
     with_text = turn | {"content": "Let me look."}
     assert "Let me look." in template.render([USER, with_text, RESULT])
 
