@@ -55,13 +55,13 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.added_tokens: dict[int, str] = {i: token.content for i, token in added.items()}
         """Text of the tokens that were added to the vocabulary, special or not."""
-        self.special_ids = _special_ids(backend)
-        """Ids that ``skip_special_tokens`` leaves out."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Number of tokens, those added included."""
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
         self.pieces = PieceTable(backend)
+        self.special_ids = _special_ids(backend)
+        """Ids that ``skip_special_tokens`` leaves out."""
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
@@ -195,6 +195,6 @@ def _special_ids(backend: Backend) -> frozenset[int]:
         text: str = backend.decode(token_ids, skip_special_tokens=skips)
         return text
 
-    if shown(others, True) != shown(others, False):
+    if others and shown(others, True) != shown(others, False):
         special |= {i for i in others if shown([i], True) != shown([i], False)}
     return frozenset(special)

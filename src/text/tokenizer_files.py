@@ -106,8 +106,8 @@ def _add_tokens(backend: Backend, path: Path, config: dict[str, Any]) -> dict[st
         listed = dict(_of_older_files(path, named, extra)) | present
     tokens = [token for _, token in sorted(listed.items())]
     known = {token.content for token in (*present.values(), *tokens)}
-    for source, value in (*named.items(), *((_EXTRA, value) for value in extra)):
-        token = _token(f"{path}: {source}", value)
+    for value in (*named.values(), *extra):
+        token = _token(str(path), value)
         if token.content not in known:
             known.add(token.content)
             tokens.append(token)
@@ -145,8 +145,8 @@ def _named_and_extra(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any]
         if key in _NAMES or (key.endswith("_token") and isinstance(value, str | dict))
     }
     named = {key: value for key, value in (named | own).items() if value is not None}
-    for key, value in named.items():
-        _token(f"{path}: {key}", value)
+    for source, value in (*named.items(), *((_EXTRA, value) for value in extra)):
+        _token(f"{path}: {source}", value)
     return named, extra
 
 
