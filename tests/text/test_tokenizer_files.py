@@ -271,3 +271,21 @@ def test_padding_names_a_token(tmp_path: Path) -> None:
 
     theirs = PreTrainedTokenizerFast.from_pretrained(directory)
     assert Tokenizer.from_directory(directory).special_tokens == theirs.special_tokens_map
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+def test_what_transformers_saves_is_read_as_it_reads_it(tmp_path: Path, model_type: str) -> None:
+    from transformers import AutoTokenizer
+
+    (tmp_path / "old").mkdir()
+    config = {"model_type": model_type}
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    named = {"qwen2": "Qwen2Tokenizer", "llama": "GPT2Tokenizer"}[model_type]
+    directory = split_up(byte_level(), tmp_path / "old", END | {"tokenizer_class": named})
+    grown = AutoTokenizer.from_pretrained(directory)
+    grown.add_tokens(["<plain>", "<|old|>"])
+    grown.add_special_tokens({"extra_special_tokens": ["<|extra|>", "<|image|>"]})
+    grown.save_pretrained(tmp_path / "new")
+    (tmp_path / "new" / "config.json").write_text(json.dumps(config))
+    assert (tmp_path / "new" / "tokenizer.json").exists()
+    assert type(check(tmp_path / "new", "It's 12345 o'clock")).__name__ == named
