@@ -219,7 +219,7 @@ class CompletionShape:
         return choice
 
     def _echoed(self, prompt: int) -> str:
-        """What comes before the output; it has all of the prompt where the output does not go on."""
+        """What comes before the output: all of the prompt where the output does not go on."""
         if self._echoes is None:
             return ""
         echo = self._echoes[prompt]

@@ -62,8 +62,8 @@ def family_of(architecture: str) -> type[Family]:
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     """`architectures[0]`, after refusing what no family of ours can honour.
 
-    A file that names none, as those of some converters and trainers, is of its `model_type`, by which
-    transformers chooses the class of a causal model in any case.
+    A file that names none, as those of some converters and trainers, is of its `model_type`, by
+    which transformers chooses the class of a causal model in any case.
 
     Code that a checkpoint brings for an architecture that there is a family for is never run.
 

@@ -191,9 +191,7 @@ def _prepared(where: str, message: Message, forms: TemplateForms) -> dict[str, A
     return prepared
 
 
-def _turns(
-    message: dict[str, Any], forms: TemplateForms, *, is_open: bool
-) -> list[dict[str, Any]]:
+def _turns(message: dict[str, Any], forms: TemplateForms, *, is_open: bool) -> list[dict[str, Any]]:
     """The message as the turns, one or two, in which the template shows all of it.
 
     One that is open, to be gone on with, stays one, and has the content that it has.

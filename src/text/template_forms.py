@@ -3,8 +3,8 @@
 Templates of one and the same meaning want different data. Some take content as a text, some as a
 list of parts. A turn that has calls and no text has content that is absent, null or empty; with the
 wrong one of these a template fails (``'...' + content``) or does not show the call (``if content is
-none``). Arguments of a call are an object for some, and JSON text for others. Some show the calls of
-a turn only where it has no text. Some take ids of calls that are nine characters long, and no others.
+none``). Arguments of a call are an object for some, and JSON text for others. Some show the calls
+of a turn only where it has no text. Some take no ids of calls but those of nine characters.
 
 No name of a model decides: a short conversation is rendered in each form, and the first one that
 shows most is the one that requests are given in.
@@ -197,9 +197,7 @@ class _CallProbe:
         shows_calls = sum(call.score(rendered) for call in _CALLS) >= score
         return "split" if shows_texts and shows_calls else "alone"
 
-    def _score(
-        self, arguments: Arguments, content: Content, ids: Sequence[str] = _NINE
-    ) -> int:
+    def _score(self, arguments: Arguments, content: Content, ids: Sequence[str] = _NINE) -> int:
         return self._score_of(self._chat(arguments, "alone", content, ids))
 
     def _score_of(self, chat: Chat) -> int:

@@ -4,7 +4,7 @@
 flags (special, white space that they take with them, ...), and names, in three more files:
 
 - ``added_tokens_decoder`` in ``tokenizer_config.json`` goes before the flags in ``tokenizer.json``.
-- Where it is not there, ``special_tokens_map.json`` and ``added_tokens.json``, of older checkpoints,
+- Where it is not there, ``special_tokens_map.json`` and ``added_tokens.json`` of older checkpoints
   are read, and the flags in ``tokenizer.json`` go before theirs.
 - Tokens that are named (``eos_token``, an object of ``extra_special_tokens``) or listed (a list of
   these, or ``additional_special_tokens``) and in none of these are added as special ones.
@@ -84,13 +84,14 @@ def read_backend(path: Path, config: dict[str, Any]) -> tuple[Backend, dict[str,
         backend, named = _converted(path, "vocab.json")
         if not vocabulary.items() <= backend.get_vocab(with_added_tokens=True).items():
             raise ModelLoadError(
-                f"{path}: vocab.json and merges.txt are not what transformers reads for a tokenizer "
-                f"of class {config.get('tokenizer_class')!r}: name another one in {_CONFIG}, or save "
-                "the tokenizer as tokenizer.json"
+                f"{path}: vocab.json and merges.txt are not what transformers reads for a "
+                f"tokenizer of class {config.get('tokenizer_class')!r}: name another one in "
+                f"{_CONFIG}, or save the tokenizer as tokenizer.json"
             )
         return backend, named
     raise ModelLoadError(
-        f"{path}: expected tokenizer.json, tokenizer.model, or vocab.json and merges.txt, found none"
+        f"{path}: expected tokenizer.json, tokenizer.model, or vocab.json and merges.txt, "
+        "found none"
     )
 
 

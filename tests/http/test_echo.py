@@ -79,7 +79,10 @@ async def test_what_does_not_go_on_leaves_the_character_to_the_prompt(
         ({"max_tokens": 0, "logprobs": 1}, "Hi\ufffd"),
         ({"max_tokens": 3, "allowed_token_ids": [end]}, "Hi\ufffd"),
         ({"max_tokens": 3, "allowed_token_ids": [end], "n": 2}, "Hi\ufffd"),
-        ({"max_tokens": 3, "stop_token_ids": following, "allowed_token_ids": following}, "Hi\ufffd"),
+        (
+            {"max_tokens": 3, "stop_token_ids": following, "allowed_token_ids": following},
+            "Hi\ufffd",
+        ),
         # A text that has a form of its own stands alone.
         ({"max_tokens": 3, "structured_outputs": {"regex": "a"}}, "Hi\ufffda"),
         # The stop string takes the character.

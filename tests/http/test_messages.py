@@ -292,9 +292,7 @@ async def test_a_header_that_is_talked_about_stays(
     client: httpx.AsyncClient, engine: AsyncEngine
 ) -> None:
     system = "What does x-anthropic-billing-header: cch=1; mean?"
-    counted = await client.post(
-        f"{PATH}/count_tokens", json={"messages": [USER], "system": system}
-    )
+    counted = await client.post(f"{PATH}/count_tokens", json={"messages": [USER], "system": system})
     prompt = await engine.tokenize([{"role": "system", "content": system}, USER])
     assert counted.json() == {"input_tokens": len(prompt)}
     alone = {"messages": [USER], "system": [{"type": "text", "text": BILLING.format("1")}]}

@@ -311,7 +311,9 @@ def showing_calls(content: str, call: str) -> str:
     )
 
 
-_AS_OBJECT = """{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}}"""
+_AS_OBJECT = (
+    """{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}}"""
+)
 _AS_TEXT = """{{ '{"name": "' + t['function']['name'] + '", "arguments": ' + t['function']['arguments'] + '}' }}"""
 # One for each way to go wrong.
 BY_KIND = {

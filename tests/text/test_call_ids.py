@@ -14,7 +14,9 @@ from src.text.chat_template import ChatTemplate
 from tests.text.chat_templates import BY_KIND, MISTRAL_IDS
 
 FITS = re.compile("[0-9A-Za-z]{9}")
-IDS = st.sampled_from(["call_1", "call_2", "toolu_01AbC", "fc_12345", "aB3dE6gH9", "call_1234", "x"])
+IDS = st.sampled_from(
+    ["call_1", "call_2", "toolu_01AbC", "fc_12345", "aB3dE6gH9", "call_1234", "x"]
+)
 
 
 def turn(*ids: str | None) -> dict[str, Any]:

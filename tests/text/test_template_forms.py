@@ -99,7 +99,11 @@ SAYS_NOTHING = ("mistral", "mistral with ids", "llama3")
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_turn_with_text_shows_its_call_too(kind: str, spelling: str) -> None:
-    turn = {"role": "assistant", "content": "Let me look.", "tool_calls": [call(SPELLINGS[spelling])]}
+    turn = {
+        "role": "assistant",
+        "content": "Let me look.",
+        "tool_calls": [call(SPELLINGS[spelling])],
+    }
     text = rendered(kind, chat_of(kind, turn))
     assert shown_arguments(text) == ARGUMENTS
     assert text.count("Let me look.") == (0 if kind in SAYS_NOTHING else 1)

@@ -227,7 +227,7 @@ def test_a_vocabulary_that_nobody_reads_is_refused(
 def test_a_vocabulary_without_merges_is_refused(tmp_path: Path) -> None:
     split_up(byte_level(), tmp_path, {})
     (tmp_path / "merges.txt").unlink()
-    with pytest.raises(ModelLoadError, match="vocab.json and merges.txt, found none"):
+    with pytest.raises(ModelLoadError, match=r"vocab.json and merges.txt, found none"):
         Tokenizer.from_directory(tmp_path)
 
 

@@ -39,8 +39,8 @@ FIELD_NAMES: Final[Names] = (
     (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
 )
 
-# What Claude Code puts before its system prompt, for who bills it. It differs in every request, so no
-# prefix of a prompt that has it would be found again.
+# What Claude Code puts before its system prompt, for billing. It differs in every request, so the
+# prefix cache would find nothing of a prompt that has it.
 _BILLING: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
 # Blocks that only mean something to the server that made them.
