@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from src.core.errors import InvalidRequestError, ModelLoadError
-from src.text.call_ids import shorten_ids
+from src.text.call_turns import calls_of, give_arguments, shaped
 from src.text.chat_messages import (
-    call_turns,
     cut_at_tag,
-    give_arguments,
     open_final_message,
     plain,
     text_of_part,
     text_parts,
-    with_content,
 )
 from src.text.template_forms import TemplateForms
 
@@ -150,13 +147,14 @@ class ChatTemplate:
         variables: dict[str, Any],
     ) -> str:
         forms = variant.forms
-        chat: list[dict[str, Any]] = []
-        for index, message in enumerate(messages):
-            prepared = _prepared(f"messages[{index}]", message, forms)
-            is_open = continued and index == len(messages) - 1
-            chat += _turns(prepared, forms, is_open=is_open)
-        if any(_has_id(message) for message in chat) and forms.calls.nine_character_ids:
-            shorten_ids(chat)
+        chat = [_prepared(f"messages[{i}]", message, forms) for i, message in enumerate(messages)]
+        # One that is gone on with stays as it is.
+        chat, last = (chat[:-1], chat[-1:]) if continued else (chat, [])
+        if any(calls_of(message) or message["role"] == "tool" for message in chat + last):
+            for message in last:
+                give_arguments(message, forms.calls.arguments)
+            chat = shaped(chat, forms.calls)
+        chat = [forms.spoken(message) for message in chat] + last
         final = open_final_message(chat) if continued else None
         text = variant.render({**plain(variables), "messages": chat})
         return text if final is None else cut_at_tag(text, final)
@@ -189,27 +187,6 @@ def _prepared(where: str, message: Message, forms: TemplateForms) -> dict[str, A
     if reasoning is not None:
         prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
     return prepared
-
-
-def _turns(message: dict[str, Any], forms: TemplateForms, *, is_open: bool) -> list[dict[str, Any]]:
-    """The message as the turns, one or two, in which the template shows all of it.
-
-    One that is open, to be gone on with, stays one, and has the content that it has.
-    """
-    calls = isinstance(message.get("tool_calls"), list) and message["tool_calls"]
-    if calls:
-        give_arguments(message, forms.calls.arguments)
-    if is_open:
-        return [message]
-    if calls:
-        return call_turns(message, forms.calls)
-    if message["role"] == "assistant" and "content" not in message:
-        return [with_content(message, forms.silence)]
-    return [message]
-
-
-def _has_id(message: Mapping[str, Any]) -> bool:
-    return message["role"] == "tool" or "tool_calls" in message
 
 
 class _Variant:

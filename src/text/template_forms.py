@@ -15,20 +15,15 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from src.core.errors import InvalidRequestError
-from src.text.chat_messages import (
-    Arguments,
-    BesideText,
-    CallForms,
-    Content,
-    text_parts,
-    with_content,
-)
+from src.text.call_turns import Arguments, BesideText, CallForms, Content, calls_of, shaped
+from src.text.chat_messages import plain, text_parts
 
 Chat: TypeAlias = list[dict[str, Any]]
+_Score: TypeAlias = tuple[int, int]
 Render: TypeAlias = Callable[[dict[str, Any], float], str]
 """Variables, and the seconds it may take -> text; raises `InvalidRequestError`."""
 
@@ -36,6 +31,8 @@ _CONTENTS: Final[tuple[Content, ...]] = ("absent", "null", "empty")
 _ARGUMENTS: Final[tuple[Arguments, ...]] = ("object", "text")
 _PROBE: Final = "probe\ue000text"
 _NINE: Final = ("probe0001", "probe0002")
+_NOTHING: Final[Mapping[str, str]] = {}
+_REASONING: Final[Mapping[str, str]] = {"reasoning_content": "thought", "thinking": "thought"}
 _FOREIGN: Final = ("call_probe_of_any_length_0001", "call_probe_of_any_length_0002")
 
 
@@ -85,12 +82,15 @@ class TemplateForms:
         )
 
     @functools.cached_property
-    def silence(self) -> Content:
-        """The content of an assistant's turn that has neither text nor calls."""
-        user = self.said("user")
-        if self.rendered([user, {"role": "assistant"}, user]) is not None:
-            return "absent"
-        return "empty"
+    def silence(self) -> str | None:
+        """The content of an assistant's turn with neither text nor calls; None if it is absent."""
+        return next(filter(self._takes_silence, (None, "", " ")), None)
+
+    def spoken(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message; with content if the assistant says nothing and a template cannot have it."""
+        if message["role"] != "assistant" or message.get("content") or calls_of(message):
+            return message
+        return message if self.silence is None else {**message, "content": self.silence}
 
     def said(self, role: str, text: str = "said") -> dict[str, Any]:
         """A message of text, in a form that is shown."""
@@ -106,6 +106,13 @@ class TemplateForms:
             return None
         finally:
             self._seconds = max(0.0, self._seconds - (time.monotonic() - began))
+
+    def _takes_silence(self, content: str | None) -> bool:
+        user, turn = self.said("user"), {"role": "assistant"}
+        if content is not None:
+            turn["content"] = content
+        chats = [[user, {**turn, **more}, user] for more in ({}, _REASONING)]
+        return all(self.rendered(chat) is not None for chat in chats)
 
     def _shows(self, content: object) -> bool:
         text = self.rendered([{"role": "user", "content": content}]) or ""
@@ -128,6 +135,11 @@ class _Call(NamedTuple):
             return 0
         garbled = f"'{self.key}': '{self.value}'", f'\\"{self.key}\\"'
         return 1 if any(form in rendered for form in garbled) else 2
+
+    def sent(self, call_id: str) -> dict[str, Any]:
+        """The call as a client sends it."""
+        function = {"name": self.name, "arguments": json.dumps({self.key: self.value})}
+        return {"id": call_id, "type": "function", "function": function}
 
 
 # One before the newest message of the user, where templates show less, and one after it.
@@ -158,101 +170,92 @@ class _CallProbe:
         self._tools = [_TOOL] if has_tools else None
 
     @functools.cached_property
-    def _best(self) -> tuple[int, Arguments, Content]:
+    def _best(self) -> tuple[_Score, CallForms]:
         """The first of the forms with the highest score."""
-        best: tuple[int, Arguments, Content] = (-1, "object", "absent")
+        best: tuple[_Score, CallForms] = ((-1, -1), CallForms())
         for arguments in _ARGUMENTS:
             for content in _CONTENTS:
-                score = self._score(arguments, content)
+                forms = CallForms((content,), arguments)
+                score = self._score(forms)
                 if score > best[0]:
-                    best = score, arguments, content
-                if score == _BEST:
+                    best = score, forms
+                if score == (_BEST, _BEST):
                     return best
         return best
 
     @property
     def score(self) -> int:
         """How much the best form shows: 0 is nothing, and -1 that no form can be given."""
-        return self._best[0]
+        return self._best[0][0]
 
     def forms(self) -> CallForms:
         """The best forms."""
-        score, arguments, content = self._best
-        contents: list[Content] = [content]
-        if content != "empty" and self._score(arguments, "empty") >= score:
-            contents.append("empty")
-        return CallForms(
-            tuple(contents),
-            arguments,
-            self._beside_text(),
-            self._score(arguments, content, _FOREIGN) < 0,
-        )
+        score, forms = self._best
+        also = forms._replace(content=("empty",))
+        if also != forms and self._score(also) >= score:
+            forms = forms._replace(content=(*forms.content, "empty"))
+        forms = forms._replace(beside_text=self._beside_text(forms))
+        apart = forms._replace(one_at_a_time=True)
+        several = self._several()
+        if self._shown(several, apart) > self._shown(several, forms):
+            forms = apart
+        foreign = self._turns(ids=_FOREIGN)
+        return forms._replace(nine_character_ids=self._shown(foreign, forms) < 0)
 
-    def _beside_text(self) -> BesideText:
-        score, arguments, content = self._best
-        if score <= 0 or self._score_of(self._chat(arguments, "together", content)) >= score:
+    def _beside_text(self, forms: CallForms) -> BesideText:
+        chat = self._turns(text=True)
+        if self.score <= 0 or self._shown(chat, forms) >= self.score:
             return "together"
-        rendered = self._rendered(self._chat(arguments, "split", content)) or ""
+        split = forms._replace(beside_text="split")
+        rendered = self._rendered(chat, split) or ""
         shows_texts = all(rendered.count(call.text) == 1 for call in _CALLS)
-        shows_calls = sum(call.score(rendered) for call in _CALLS) >= score
-        return "split" if shows_texts and shows_calls else "alone"
+        return "split" if shows_texts and self._shown(chat, split) >= self.score else "alone"
 
-    def _score(self, arguments: Arguments, content: Content, ids: Sequence[str] = _NINE) -> int:
-        return self._score_of(self._chat(arguments, "alone", content, ids))
+    def _score(self, forms: CallForms) -> _Score:
+        """What is shown, and what where the model has thought as well."""
+        shown = self._shown(self._turns(), forms)
+        return shown, self._shown(self._turns(more=_REASONING), forms) if shown >= 0 else -1
 
-    def _score_of(self, chat: Chat) -> int:
-        rendered = self._rendered(chat)
-        if rendered is None:
-            return -1
+    def _shown(self, chat: Chat, forms: CallForms) -> int:
+        rendered = self._rendered(chat, forms)
         # A null that is printed, by Python or as JSON, says something.
-        if _nulls(rendered) > self._nulls_without_calls:
+        if rendered is None or _nulls(rendered) > self._nulls_without_calls:
             return -1
         return sum(call.score(rendered) for call in _CALLS)
 
     @functools.cached_property
     def _nulls_without_calls(self) -> int:
-        return _nulls(self._rendered([self._forms.said("user")]) or "")
+        return _nulls(self._forms.rendered([self._forms.said("user")], self._tools) or "")
 
-    def _rendered(self, chat: Chat) -> str | None:
-        return self._forms.rendered(chat, self._tools)
+    def _rendered(self, chat: Chat, forms: CallForms) -> str | None:
+        return self._forms.rendered(shaped(plain(chat), forms), self._tools)
 
-    def _chat(
+    def _turns(
         self,
-        arguments: Arguments,
-        beside_text: BesideText,
-        content: Content,
+        *,
+        text: bool = False,
+        more: Mapping[str, str] = _NOTHING,
         ids: Sequence[str] = _NINE,
     ) -> Chat:
+        """A conversation with one call a turn, as a client sends it."""
         chat: Chat = []
         for call, call_id in zip(_CALLS, ids, strict=True):
+            turn = self._forms.said("assistant", call.text) if text else {"role": "assistant"}
             chat.append(self._forms.said("user"))
-            chat += self._turns(call, call_id, arguments, beside_text, content)
+            chat.append({**turn, **more, "tool_calls": [call.sent(call_id)]})
             if self._has_results:
                 chat.append({**self._forms.said("tool"), "tool_call_id": call_id})
                 if call is not _CALLS[-1]:
                     chat.append(self._forms.said("assistant"))
         return chat
 
-    def _turns(
-        self,
-        call: _Call,
-        call_id: str,
-        arguments: Arguments,
-        beside_text: BesideText,
-        content: Content,
-    ) -> Iterator[dict[str, Any]]:
-        given: Any = {call.key: call.value}
-        if arguments == "text":
-            given = json.dumps(given)
-        function = {"name": call.name, "arguments": given}
-        calls = [{"id": call_id, "type": "function", "function": function}]
-        text = self._forms.said("assistant", call.text)
-        if beside_text == "together":
-            yield {**text, "tool_calls": calls}
-            return
-        if beside_text == "split":
-            yield text
-        yield with_content({"role": "assistant", "tool_calls": calls}, content)
+    def _several(self) -> Chat:
+        """A conversation with all calls in one turn."""
+        calls = [call.sent(call_id) for call, call_id in zip(_CALLS, _NINE, strict=True)]
+        chat = [self._forms.said("user"), {"role": "assistant", "tool_calls": calls}]
+        if self._has_results:
+            chat += [{**self._forms.said("tool"), "tool_call_id": i} for i in _NINE]
+        return chat
 
 
 def _nulls(text: str) -> int:

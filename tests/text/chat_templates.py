@@ -338,6 +338,19 @@ BY_KIND = {
     "adds parts": showing_calls("{% for p in c or [] %}{{ p['text'] + '' }}{% endfor %}", _AS_TEXT),
     "shows calls with tools alone": "{% if not tools %}{% set _ = 1 %}{% endif %}"
     + showing_calls("{{ 'x' + c }}", _AS_TEXT).replace("or []", "if tools"),
+    "adds to content behind what was thought": showing_calls(
+        "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' + c }}"
+        "{% else %}{{ c }}{% endif %}",
+        _AS_OBJECT,
+    ),
+    "shows one call of a turn": showing_calls("{{ c }}", _AS_OBJECT).replace(
+        "m.tool_calls or []", "(m.tool_calls or [])[:1]"
+    ),
+    "wants a text or calls": showing_calls(
+        "{% if m.role == 'assistant' and not c and not m.tool_calls %}"
+        "{{ raise_exception('no text and no calls') }}{% endif %}{{ c }}",
+        _AS_OBJECT,
+    ),
     "takes no results": showing_calls(
         "{% if m.role == 'tool' %}{{ raise_exception('no results') }}{% endif %}{{ 'x' + c }}",
         _AS_TEXT,

@@ -120,6 +120,45 @@ def test_calls_of_older_turns_are_shown_as_well(kind: str) -> None:
     assert text.count("first") == 1
 
 
+@pytest.mark.parametrize("kind", [kind for kind in TEMPLATES if kind != "takes no results"])
+def test_a_turn_with_several_calls_shows_each_with_its_result(kind: str) -> None:
+    names = ("first", "second", "third")
+    calls = [call({"n": f"{name} value"}, f"call_{name}", name) for name in names]
+    results = [
+        {"role": "tool", "tool_call_id": f"call_{name}", "content": f"{name} result"}
+        for name in reversed(names)
+    ]
+    turn = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": calls}
+    said = {"role": "assistant", "content": "Fine."}
+    text = rendered(kind, [USER, turn, *results, said, USER])
+    for name in names:
+        assert text.count(f"{name} value") == text.count(f"{name} result") == 1, text
+    if kind in ("llama3", "shows one call of a turn"):
+        # One after the other.
+        places = [text.index(f"{name} {what}") for name in names for what in ("value", "result")]
+        assert places == sorted(places)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "shows one call of a turn"])
+def test_results_that_belong_to_no_call_are_not_lost(kind: str) -> None:
+    calls = [call({"n": i}, "", f"f{i}") for i in range(2)]
+    for one in calls:
+        del one["id"]
+    results = [{"role": "tool", "content": f"result {i}"} for i in range(2)]
+    stray = {"role": "tool", "tool_call_id": "of nobody", "content": "stray"}
+    turn = {"role": "assistant", "content": "Look:", "tool_calls": calls}
+    text = rendered(kind, [USER, turn, stray, *results])
+    shown = [text.index(word) for word in ("f0", "result 0", "f1", "result 1", "stray")]
+    assert shown == sorted(shown)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_what_was_thought_is_no_obstacle(kind: str) -> None:
+    turn = {"role": "assistant", "content": None, "tool_calls": [call(SPELLINGS["text"])]}
+    text = rendered(kind, chat_of(kind, turn | {"reasoning_content": "Hm."}))
+    assert shown_arguments(text) == ARGUMENTS
+
+
 def by_jinja(source: str, chat: list[dict[str, Any]]) -> str:
     """What transformers' own environment makes of messages that are in the right form already."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -138,6 +177,7 @@ WANTED: dict[str, tuple[dict[str, Any], Any]] = {
     "asks whether content is none": ({"content": None}, ARGUMENTS),
     "qwen3": ({}, ARGUMENTS),
     "llama3": ({}, ARGUMENTS),
+    "adds to content behind what was thought": ({"content": ""}, ARGUMENTS),
 }
 
 
