@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,8 @@ from src.core.settings import CHECKOUT
 README: Final = CHECKOUT / "README.md"
 BEGIN: Final = "<!-- figures: written by benchmarks/readme.py -->"
 END: Final = "<!-- end of figures -->"
+WIDTH: Final = 118
+"""Of a line of text; a law allows 120."""
 
 Line = dict[str, Any]
 # A load of so much per CPU before the run, and the figures tell about the neighbours.
@@ -109,7 +112,14 @@ def section(suites: Sequence[Line], peers: Sequence[Line], servers: Sequence[Lin
         parts += _peers(shape, last_contest([line for line in peers if line["shape"] == shape]))
     if servers:
         parts += _servers(runs_of(servers)[-1])
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(_wrapped(part) for part in parts if part)
+
+
+def _wrapped(part: str) -> str:
+    """A paragraph in lines of the pages' length; a table or a list as it is."""
+    if "\n" in part:
+        return part
+    return textwrap.fill(part, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _where(line: Line) -> str:

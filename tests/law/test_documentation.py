@@ -11,6 +11,11 @@ from src.core.settings import CHECKOUT
 DOCS = CHECKOUT / "docs"
 ROOT_PAGES = [CHECKOUT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = [*sorted(DOCS.glob("*.md")), *ROOT_PAGES, CHECKOUT / "benchmarks" / "LOG.md"]
+DESIGN_PAGES = """
+    adding-an-op backpressure compile cuda-graphs design determinism experts failure-domains
+    gpu-attention kv-memory sampling scheduling simulation soak step-pipeline structured-output
+""".split()
+MAX_WIDTH = 120
 CODE = sorted(path for root in ("src", "tests") for path in (CHECKOUT / root).rglob("*.py"))
 
 
@@ -67,3 +72,33 @@ def test_the_index_knows_every_page() -> None:
     index = (DOCS / "README.md").read_text()
     unknown = {page.name for page in DOCS.glob("*.md")} - set(re.findall(r"\((.+?\.md)\)", index))
     assert unknown == {"README.md"}
+
+
+def test_lines_of_prose_are_short() -> None:
+    """But for code, tables and the targets of links, which cannot be wrapped."""
+    target = re.compile(r"\]\([^)]*\)|https?://\S+")
+    long = []
+    for page in [*sorted(DOCS.glob("*.md")), *ROOT_PAGES]:
+        is_code = False
+        for number, line in enumerate(page.read_text().splitlines(), start=1):
+            if line.lstrip().startswith("```"):
+                is_code = not is_code
+            elif not is_code and not line.lstrip().startswith("|"):
+                width = len(target.sub("", line))
+                if width > MAX_WIDTH:
+                    long.append(f"{page.name}:{number}: {width} characters")
+    assert not long
+
+
+def test_measured_figures_stand_in_the_log_alone() -> None:
+    """A design page says an effect in words; dates, rates and decimals of one machine go stale."""
+    measured = re.compile(
+        r"\b20[0-9]{2}-[0-9]{2}|\b20[0-9]{2}\)|[0-9] (?:tok|tokens|MB|GB|GFLOP)/s"
+        r"|[0-9]\.[0-9]+ (?:s|ms|us|microseconds|%)|[0-9] (?:to|and) [0-9.]+ %"
+    )
+    found = [
+        f"{page}.md: {match[0]}"
+        for page in DESIGN_PAGES
+        for match in measured.finditer((DOCS / f"{page}.md").read_text())
+    ]
+    assert not found
