@@ -100,10 +100,11 @@ def test_lines_of_prose_are_short() -> None:
         for number, line in enumerate(page.read_text().splitlines(), start=1):
             if line.lstrip().startswith("```"):
                 is_code = not is_code
-            elif not is_code and not line.lstrip().startswith("|"):
-                # A list's mark may stand before the word.
-                if len(line) > MAX_WIDTH and len(line.split()) > 2:
-                    long.append(f"{page.name}:{number}: {len(line)} characters")
+                continue
+            is_free = is_code or line.lstrip().startswith("|")
+            # A list's mark may stand before the word.
+            if not is_free and len(line) > MAX_WIDTH and len(line.split()) > 2:
+                long.append(f"{page.name}:{number}: {len(line)} characters")
     assert not long
 
 
