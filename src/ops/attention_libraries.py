@@ -203,6 +203,7 @@ def torch_varlen(capability: int) -> Library:
 
     Opening it also makes torch's own attention functions use that implementation, in the whole
     process.
+
     Parameters
         capability: Major compute capability of the device.
 
