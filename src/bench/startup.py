@@ -95,7 +95,7 @@ def start_once(config: Config, cache: str) -> Startup:
     BenchError
         It does not start.
     """
-    # No keys or other restrictions, because this process must get answers.
+    # Without keys, so that this process gets answers.
     open_to_us = msgspec.structs.replace(
         config.http, api_keys=(), api_key_file=None, admin_key=None, admin_key_file=None
     )
