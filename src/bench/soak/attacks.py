@@ -56,7 +56,7 @@ def attacks(space_id: int, max_tokens: int, choices: int) -> list[Attack]:
 
 
 def _held_text(space_id: int, max_tokens: int, choices: int) -> bytes:
-    """A grammar without end, and stop strings that might begin at every character."""
+    """A grammar that can never end, and stop strings that might begin at every character."""
     fields = {
         "prompt": "a",
         "max_tokens": max_tokens,

@@ -116,7 +116,7 @@ def _of_server(url: str, key: str | None, config: Config) -> Calibration:
         view = client.decode("/debug/timeline?format=records", TimelineView)
         pool = client.decode("/debug/pool?cells=1", PoolView)
         model = client.decode("/v1/models", _Models).data[0]
-    # The server does not report what it chose by itself, so this repeats the choice.
+    # The server does not report a device that it chose itself, so only the setting is used.
     device_type = "cuda" if config.device.type == "cuda" else "cpu"
     return calibration_of(
         *(view, pool, config),
