@@ -115,7 +115,7 @@ def _json_options(output: StructuredOutput) -> dict[str, Any]:
 
 
 def _regex(pattern: str) -> str:
-    """The pattern as an escaped terminal of Lark, with ``\\d`` as 0 to 9."""
+    """The pattern as an escaped terminal of Lark; digit classes match 0 to 9 only."""
     return f"start: /{regex_to_lark(pattern, 'd')}/"
 
 
