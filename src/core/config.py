@@ -170,7 +170,7 @@ class ChatSection(Section, frozen=True, kw_only=True):
         "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "json"
     ] = "auto"
     reasoning_parser: Literal["auto", "none", "think", "deepseek_r1", "mistral"] = "auto"
-    # Whether tool arguments are streamed before they are complete although no grammar checks them.
+    # Whether arguments are shown before they are whole where no grammar makes sure of them.
     stream_tool_arguments: bool = False
     # What requests may contain: neither, chat_template_kwargs only, or also a chat_template.
     request_templates: Literal["none", "kwargs", "all"] = "kwargs"

@@ -41,9 +41,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Block index -> hash and offset of the images or sounds in that block, which its KV depends
         on besides its tokens.
     grammar
-        The compiled ``params.structured_output``; only the device half reads it.
+        What ``params.structured_output`` was compiled to; only the device half looks into it.
     grammar_times
-        When its compilation was requested and when it was ready, on the same clock.
+        When that was asked for and when it was there, on the same clock.
     """
 
     key: int

@@ -25,7 +25,7 @@ MAX_LOGIT_BIAS: Final = 1024
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 
-# The most of a value that an error message shows.
+# What an error message shows of a value.
 _MAX_SHOWN_CHARS: Final = 50
 _MAX_SHOWN_BITS: Final = 128
 

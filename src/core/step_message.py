@@ -35,8 +35,8 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     bad_words_token_ids
         Token sequences that the output must not contain.
     grammar
-        Handle of the compiled ``params.structured_output``, or ``None``. A compiled grammar cannot
-        be serialized, so the worker that samples keeps it under this handle.
+        Handle of what ``params.structured_output`` was compiled to, ``None`` without it. Compiled
+        grammars do not travel: whoever samples holds them by their handles.
     """
 
     key: int
@@ -49,7 +49,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @classmethod
     def of(cls, request: Request) -> DeviceRequest:
-        """The device half's data of ``request``; its key is also its grammar's handle."""
+        """What the device half has to know of ``request``; its key is its grammar's handle."""
         return cls(
             key=request.key,
             prompt_len=len(request.prompt_token_ids),

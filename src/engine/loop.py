@@ -222,7 +222,7 @@ class EngineLoop:
         is_launched = True
         try:
             for request in admitted:
-                # A compiled grammar cannot be serialized: the message names it by a handle.
+                # Grammars do not travel: the message names them by handle.
                 if request.grammar is not None:
                     self._worker.hold_grammar(request.key, request.grammar)
             message = StepMessage(plan, [DeviceRequest.of(each) for each in admitted], forgettable)
@@ -306,14 +306,14 @@ class EngineLoop:
     def _publish(self) -> None:
         unpublished, self._unpublished = self._unpublished, []
         for choice, event in unpublished:
-            # The request may have been aborted since its step was committed.
+            # It may have been aborted since its step was committed.
             if not choice.finished:
                 self._deliver(event)
 
     def _deliver(self, event: RequestEvent) -> None:
         choice = self._choices.get(event.key)
         if choice is None:
-            # Its text failed while an earlier event of this request was published.
+            # Its text failed while what it had before this was published.
             return
         try:
             reason = choice.take(event)

@@ -121,7 +121,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
-    # Read only once, because the kernels in use may change during the start.
+    # Once for all: which kernels serve may change in between.
     in_strips = takes_strips()
     # The default is to round where that makes kernels faster and the model is bfloat16.
     rounds_inputs = config.model.quantize_activations
@@ -395,7 +395,7 @@ def _settle_code(
                 timeline.end("capture")
 
     if compilation is not None and not _awaits_code(config):
-        # Graphs are captured after the swap: graphs of replaced code would be useless.
+        # Graphs of code that is about to be replaced would be captured for nothing.
         compilation.finish_in_background(worker, model, capture)
         return
     if compilation is not None:
@@ -437,7 +437,7 @@ def _weights_progress(report: Report) -> Callable[[int, int], None]:
 
 
 def _content_key(config: Config, model: Model) -> str:
-    """Identifies everything that the KV of equal tokens depends on: weights and rounding."""
+    """What keys and values of the same tokens depend on: the weights, and how they are computed."""
     section = config.model
     weights = (section.path, section.revision, section.load_format, section.seed)
     rounding = (model.spec.dtype, section.quantization, section.quantization_group_size)

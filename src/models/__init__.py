@@ -1,7 +1,7 @@
 """Models as programs, and their checkpoints.
 
-`resolve_model` turns a directory or hub id into a local directory, `load_config` reads its
-configuration, `load_model` builds and fills a `Model`. No model library is imported.
+`resolve_model` turns a directory or hub id into a directory, `load_config` reads what it is,
+`load_model` builds and fills a `Model`. No model library is imported.
 """
 
 from src.models.config import ModelConfig

@@ -61,7 +61,7 @@ def family_of(architecture: str) -> type[Family]:
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     """`architectures[0]`, after refusing checkpoints that no family can run.
 
-    A checkpoint may bring code for a supported architecture; that code is never run.
+    Code that a checkpoint brings for an architecture that there is a family for is never run.
 
     Raises:
         ModelLoadError: remote code, a quantized checkpoint, or no architecture.

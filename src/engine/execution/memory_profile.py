@@ -93,7 +93,7 @@ def step_bytes(
 
 
 def compute_largest_step(config: Config, model: Model, attention: Backend | None = None) -> None:
-    """Run a step of ``max_num_batched_tokens`` tokens that samples as many rows as possible.
+    """A step of as many tokens as fit a step, and a sample of as many rows as there may be.
 
     All tokens are padding, so no KV is written. The rows ask for every sampling feature whose
     memory grows with the vocabulary or with the context.

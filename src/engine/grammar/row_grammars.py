@@ -1,11 +1,11 @@
-"""Computes the token masks of constrained rows while the device runs the forward pass.
+"""Masks of what constrained rows may sample next, computed while the device runs the forward.
 
-One thread follows the grammars. It gets a step's tokens as soon as the step ends, before the event
-loop commits it. The device's next forward pass is running or queued by then, and only its
-*sampling* waits for the masks. Batches without a constrained row do not use this.
+One thread follows the grammars. It learns a step's tokens where the step ends, not where the event
+loop commits it: the device's next forward is running or queued by then, and only that step's
+*sampling* waits for the masks. Batches without a constrained row never come here.
 
-The state of a row's grammar depends on its output tokens only. It is rebuilt from them when a
-request resumes, and does not depend on the batch or the pipeline's depth.
+A row's grammar stands where its output tokens have brought it, so it is rebuilt from them when a
+request resumes, and neither the batch nor the pipeline's depth has a say in it.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from src.engine.grammar.masks import MaskTable, RowMasks
 
 logger = logging.getLogger(__name__)
 
-# The most steps of one batch whose tokens are kept in its history.
+# Steps of one batch that are remembered together.
 _HISTORY = 1024
-# Added to the process's niceness: the thread gets a tenth of another thread's CPU share. Not less,
-# because it sometimes holds the interpreter lock, and others would wait for it.
+# Added to what the process has: a tenth of another thread's share. Not less, since it holds the
+# interpreter lock now and then, also on a machine that has no CPU to spare.
 _NICENESS = 10
 _TOO_LARGE = "the grammar takes more of the lexer than it may"
 _TOO_SLOW = "following the grammar takes too long"
 
 
 class _Follower:
-    """One row's grammar. Only the grammar thread uses it.
+    """One row's grammar, of the grammar thread alone.
 
     Attributes
     ----------
     matcher
-        The state of the output in the grammar.
+        Where the output stands.
     token_ids
-        The output tokens so far, without those in the batch's history.
+        What led there, but for the steps that its batch remembers.
     ended
-        Whether an end token was sampled, or the grammar failed. It is not advanced any more.
+        Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
     fault, is_own
-        Why it cannot go on, and whether the request's own parameters are the cause.
+        Why it cannot go on, and whether by the request's own parameters.
     """
 
     __slots__ = (
@@ -84,40 +84,40 @@ class _Follower:
 
     @property
     def is_live(self) -> bool:
-        """Whether it still has to be followed."""
+        """Whether anybody wants to know more of it."""
         return not (self.ended or self.key in self._abandoned)
 
     def fail(self, reason: str, *, is_own: bool = True) -> None:
-        """Mark it as failed; ``is_own``: by the request's own parameters, not by the server."""
+        """It cannot go on, by the request's own parameters or by the server's fault."""
         self.ended = True
         self.fault = reason
         self.is_own = is_own
 
     def resume(self, token_ids: list[int]) -> None:
-        """Start from an output that has these tokens already."""
+        """The output begins with these, as a matcher learns now."""
         self.token_ids = list(token_ids)
         self._restart()
 
     def charge(self, seconds: float, num_calls: int) -> None:
-        """Charge the grammar's budget with some calls; beyond the budget this fails."""
+        """Its matcher took so long for some calls; where that is beyond its budget it fails."""
         if not self._grammar.budget.allows(seconds, num_calls):
             self.fail(_TOO_SLOW)
 
     def recover(self, *, is_complete: bool = False) -> bool:
-        """Replace a failed, or perhaps complete, matcher by a new one; whether that goes on."""
+        """Leave what failed, or may be complete, for another matcher; whether that gets on."""
         had_constraint = isinstance(self.matcher, Constraint)
         if not had_constraint and not self._renew():
-            # A new matcher with the same lexer would fail in the same way.
+            # Another one would come to the same end.
             self.give_up()
             return False
         self._restart()
         if self.is_live and had_constraint and not is_complete:
-            # The constraint failed where a matcher goes on, so the lane's lexer is at its limit.
+            # The lane's lexer has taken all that it may, or the constraint would have got on too.
             self._grammar.is_worn = True
         return self.is_live
 
     def give_up(self) -> None:
-        """Fail with the reason of the matcher's error state."""
+        """Its matcher is in its error state."""
         assert isinstance(self.matcher, LLMatcher)
         self._grammar.examine()
         reason = fault_of(self.matcher)
@@ -129,10 +129,10 @@ class _Follower:
             self.fail(f"a dead end of the grammar: {reason}", is_own=False)
 
     def _restart(self) -> None:
-        """Make a new matcher, and advance it by the whole output.
+        """Bring a matcher to where the output stands.
 
-        If the shared lexer is lost on the way, this is repeated once with a new lexer and with a
-        mask after every token.
+        One whose lexer is lost on the way has done that to all that share it: then once more with
+        a new one, and as carefully as it can be done.
         """
         self._replay(REFUELED_TOKENS)
         if self.is_live and self._has_failed and self._renew():
@@ -145,9 +145,9 @@ class _Follower:
         return isinstance(self.matcher, LLMatcher) and self.matcher.is_error()
 
     def _renew(self) -> bool:
-        """Whether a new matcher has another lexer than the failed one; renews the lexer if needed.
+        """Whether a matcher that begins now has another lexer than this one, which failed.
 
-        A lost lexer cannot be distinguished from tokens that the grammar does not allow.
+        That a lexer is lost looks like tokens that the grammar does not allow.
         """
         started = time.thread_time()
         is_renewed = self._grammar.num_renewals > self._num_renewals or self._grammar.renew()
@@ -155,17 +155,17 @@ class _Follower:
         return is_renewed
 
     def _replay(self, step: int) -> None:
-        """Give the output to a new matcher, and compute a mask after every ``step`` tokens."""
+        """Begin with a matcher and give it the output, with a mask behind each few tokens."""
         self._num_renewals = self._grammar.num_renewals
         matcher = self.matcher = self._grammar.begin_matcher()
         for start in range(0, len(self.token_ids), step):
             if not self.is_live or matcher.is_error():
                 return
             chunk = self.token_ids[start : start + step]
-            # CPU time of this thread, so that a busy machine does not count.
+            # This thread's own time: a machine that is busy with other things is no fault of it.
             started = time.thread_time()
             taken = matcher.try_consume_tokens(chunk)
-            # A mask refuels the lexer, and shows whether it had too little fuel.
+            # It gives the lexer its fuel, and tells whether the lexer had too little.
             matcher.compute_bitmask()
             if taken < len(chunk) and not matcher.is_error():
                 matcher.consume_tokens(chunk[taken:])
@@ -175,14 +175,14 @@ class _Follower:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows that are advanced together, prepared for many steps.
+    """Rows that are moved together, prepared for many steps.
 
     Attributes
     ----------
     followers
-        Index among the rows -> its follower, if it still has to be followed.
+        Place among the rows -> who follows there; those that nobody needs are left out.
     history
-        Per step the rows' tokens, [S] int64, that were not added to the followers yet.
+        Tokens of the rows, [S] int64 of each step, that no follower has been told.
     """
 
     rows: list[int]
@@ -192,7 +192,7 @@ class _Batch:
 
 
 class _Arrival(NamedTuple):
-    """A constrained request that was installed in a row, with its output tokens so far."""
+    """A request that was given a row, with what its output has so far."""
 
     row: int
     request: DeviceRequest
@@ -206,53 +206,53 @@ class RowGrammars:
     Parameters
     ----------
     max_num_rows
-        Number of rows, ``max_num_seqs``.
+        Rows, ``max_num_seqs``.
     vocab_size
         Width of the logits.
     on_cpu
-        Whether the logits are on the host.
+        Whether the logits are on the host too.
     """
 
     def __init__(self, max_num_rows: int, vocab_size: int, *, on_cpu: bool) -> None:
         self._on_cpu = on_cpu
-        # Used by the device thread: constrained row -> key of its request, and changes that were
-        # not sent to the grammar thread yet.
+        # Of the device thread: the rows that are constrained, and what the grammar thread has not
+        # been told yet.
         self._rows: dict[int, int] = {}
         self._arrivals: list[_Arrival] = []
         self._departures: list[int] = []
-        # Handle -> compiled grammar of a request that has not ended. Any thread may add to it.
+        # Handle -> compiled grammar of a request that has not ended; added to by any thread.
         self._held: dict[int, CompiledGrammar] = {}
-        # Keys of ended requests that may still have queued work. Any thread may add to it.
+        # Keys of ended requests of which something may be queued; written by any thread.
         self._ended: set[int] = set()
         self._forgotten: list[int] = []
-        # Used by the grammar thread: row -> its follower, and the rows' masks.
+        # Of the grammar thread: row -> its grammar, and what it may sample.
         self._followers: dict[int, _Follower] = {}
         self._table = MaskTable(max_num_rows, vocab_size)
         self._mover = Mover(self._table, vocab_size)
         self._batch: _Batch | None = None
-        # On a GPU the forward pass needs no CPU, so the thread keeps its normal priority.
+        # A forward pass on another device leaves the CPUs to whoever wants them.
         begin = _give_way if on_cpu else None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
 
     def hold(self, handle: int, grammar: CompiledGrammar) -> None:
-        """Keep a grammar until its request, whose key is ``handle``, is forgotten.
+        """Keep a grammar for the request of which ``handle`` is the key, until it is forgotten.
 
-        Any thread may call it.
+        Of any thread.
         """
         self._held[handle] = grammar
 
     @property
     def num_held(self) -> int:
-        """Number of grammars that are kept for requests."""
+        """Grammars that are kept for requests."""
         return len(self._held)
 
     def install(self, row: int, request: DeviceRequest, output_token_ids: list[int]) -> None:
-        """Give ``row`` to a request with these output tokens so far.
+        """Give ``row`` to a request that has this output so far.
 
         Raises
         ------
         LookupError
-            No grammar is held under the request's handle.
+            No grammar is held by the handle that the request names.
         """
         self.vacate(row)
         if request.grammar is not None:
@@ -263,32 +263,32 @@ class RowGrammars:
             self._arrivals.append(_Arrival(row, request, grammar, output_token_ids))
 
     def vacate(self, row: int) -> None:
-        """Mark a row as unconstrained."""
+        """Nobody in this row is constrained."""
         if self._rows.pop(row, None) is not None:
             self._departures.append(row)
 
     def abandon(self, key: int) -> None:
-        """Skip queued work of a request that has ended; :meth:`forget` must follow.
+        """The request has ended, and :meth:`forget` will say so: what is queued for it is skipped.
 
-        Any thread may call it, because the device thread may be waiting for that work.
+        Of any thread: the device thread may be waiting for that very work.
         """
         self._ended.add(key)
 
     def forget(self, key: int) -> None:
-        """Release the grammar of a request that has ended, if it has one."""
+        """The request has ended: let go of its grammar, if it has one."""
         self._ended.add(key)
         self._forgotten.append(key)
         self._held.pop(key, None)
-        # Several rows, if it was preempted and no other request took its former row since.
+        # More than one, where it lost a row that nobody has taken since.
         for row in [row for row, owner in self._rows.items() if owner == key]:
             del self._rows[row]
             self._departures.append(row)
 
     def begin(self) -> None:
-        """Begin to compute the first masks of newly installed requests."""
+        """Begin to compute the first masks of those who were installed."""
         forgotten, self._forgotten = self._forgotten, []
         if not self._arrivals and not self._departures:
-            # Requests that left no row have no queued work that matters.
+            # Without a row it has nothing queued either, or only what is of no row any more.
             self._ended.difference_update(forgotten)
             return
         arrivals, self._arrivals = self._arrivals, []
@@ -298,9 +298,9 @@ class RowGrammars:
         )
 
     def masks(self, rows: Sequence[int], *, as_bits: bool = False) -> Future[RowMasks] | None:
-        """The masks of these rows for the next token; ``None`` if none of them is constrained.
+        """What these rows may sample next; ``None`` if none of them is constrained.
 
-        ``as_bits``: on the CPU do not compute `RowMasks.added`, since the bits are enough.
+        On the CPU, ``as_bits`` says that bits are enough, and need not be made what is added.
         """
         if self._rows.keys().isdisjoint(rows):
             return None
@@ -310,7 +310,7 @@ class RowGrammars:
         )
 
     def follow(self, rows: Sequence[int], read: Callable[[], Any]) -> None:
-        """Follow the tokens that these rows sample. ``read`` returns them, and may block."""
+        """These rows sample the tokens that ``read`` returns; it may block until they are there."""
         if not self._rows.keys().isdisjoint(rows):
             self._submit(list(rows), self._advance, list(rows), read)
 
@@ -323,7 +323,7 @@ class RowGrammars:
         def contained() -> None:
             try:
                 function(*arguments)
-            # A panic of the library is not an Exception. Any error ends these requests only.
+            # A panic of the library is no Exception. Whatever it is, it is these requests' affair.
             except BaseException:
                 logger.exception("grammars could not be followed")
                 self._batch = None
@@ -347,7 +347,7 @@ class RowGrammars:
             self._followers.pop(row, None)
         try:
             for arrival in arrivals:
-                # A panic of the library is not an Exception. An error must not stop the others.
+                # A panic of the library is no Exception. The others arrive all the same.
                 try:
                     self._arrive(arrival)
                 except BaseException:
@@ -356,7 +356,7 @@ class RowGrammars:
             rows = dict.fromkeys(arrival.row for arrival in arrivals)
             self._move(self._prepare(list(rows)).parts)
         finally:
-            # All work that was queued for these requests has been done by now.
+            # Whatever was queued for them has been.
             self._ended.difference_update(forgotten)
 
     def _arrive(self, arrival: _Arrival) -> None:
@@ -364,7 +364,7 @@ class RowGrammars:
         self._followers.pop(row, None)
         if request.key in self._ended:
             return
-        # A constraint must compute a mask per token, so it is used only without earlier output.
+        # A constraint would have to compute a mask for every token that is there already.
         is_new = self._mover.can_constrain() and not output_token_ids
         lane = self._mover.lane(row) if is_new else None
         follower = _Follower(request.key, grammar, lane, self._ended)
@@ -378,7 +378,7 @@ class RowGrammars:
     def _advance(self, rows: list[int], read: Callable[[], Any]) -> None:
         try:
             token_ids = np.array(read(), np.int64)
-        # The step has failed, and so have its requests.
+        # The step failed, and its requests with it.
         except Exception as error:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
@@ -387,7 +387,7 @@ class RowGrammars:
         if token_ids.min() < 0:
             self._drop(rows, token_ids)
         batch = self._batch
-        # A batch is prepared again if its rows changed, or if a request may have ended.
+        # Somebody of it may have ended.
         if batch is None or batch.rows != rows or self._ended or len(batch.history) == _HISTORY:
             self._dissolve()
             batch = self._batch = self._prepare(rows)
@@ -397,14 +397,14 @@ class RowGrammars:
         self._move(batch.parts)
 
     def _drop(self, rows: list[int], token_ids: np.ndarray) -> None:
-        """Fail the rows for which no token could be sampled. The other rows go on."""
+        """Follow those no further for whom nothing could be sampled; the others go on."""
         self._dissolve()
         for entry in np.flatnonzero(token_ids < 0).tolist():
             if (follower := self._followers.get(rows[entry])) is not None:
                 follower.fail("no token could be sampled")
 
     def _prepare(self, rows: list[int]) -> _Batch:
-        """A batch of the rows that still have to be followed."""
+        """Those of the rows that anybody wants to know more of."""
         followers = {
             entry: follower
             for entry, row in enumerate(rows)
@@ -415,7 +415,7 @@ class RowGrammars:
         return _Batch(rows, followers, self._mover.prepare(matchers, chosen, list(followers)))
 
     def _dissolve(self) -> None:
-        """End the current batch, and add its history to the followers' tokens."""
+        """Let each that was moved with others know what led it where it stands."""
         batch, self._batch = self._batch, None
         if batch is not None and batch.history:
             history = np.stack(batch.history)  # [steps, S]
@@ -423,19 +423,19 @@ class RowGrammars:
                 follower.token_ids += history[:, entry].tolist()
 
     def _move(self, parts: Sequence[GrammarSteps]) -> None:
-        """Advance matchers, and fail the rows that cannot go on."""
+        """Make moves, and fail those that cannot go on."""
         while parts:
             left: list[GrammarSteps] = []
             for part, made in zip(parts, self._mover.make(parts), strict=True):
                 left += self._settle(part, made)
-                # Requests may have ended while one matcher took long.
+                # Others may have ended while one took long.
                 behind = range(made.num_moves, len(part))
                 if live := [i for i in behind if self._followers[part.rows[i]].is_live]:
                     left.append(part.only(live))
             parts = left
 
     def _settle(self, part: GrammarSteps, made: Made) -> list[GrammarSteps]:
-        """Handle the outcome of the last advanced matcher; returns further work for its row."""
+        """The last of some may have been slow, or lead nowhere; returns what is to be made then."""
         last, outcome = made.num_moves - 1, made.outcome
         row = part.rows[last]
         follower = self._followers[row]
@@ -454,7 +454,7 @@ class RowGrammars:
     def _gather(self, rows: list[int], owners: list[int | None], *, adds: bool) -> RowMasks:
         failures = []
         for entry, (row, owner) in enumerate(zip(rows, owners, strict=True)):
-            # Tokens of an ended request are dropped. It is unconstrained, so that sampling works.
+            # What an ended request samples is of no use, but something it must be able to.
             if owner is None or owner in self._ended:
                 rows[entry] = -1
                 continue
@@ -471,14 +471,14 @@ class RowGrammars:
 
 
 def _give_way() -> None:
-    """Lower the priority of the calling thread and of the threads that it starts.
+    """Let others have the CPUs before the calling thread, and before those that it begins.
 
-    Masks are needed when a forward pass ends and computed while it runs. They should use only CPUs
-    that the pass leaves idle, because every delay of the pass makes the step longer.
+    Masks are wanted when a forward pass ends and computed while it runs: by the CPUs that it
+    leaves, since each part of it that has to wait makes the step longer.
     """
-    # On other systems niceness applies to the whole process.
+    # Elsewhere niceness is of whole processes.
     if sys.platform == "linux":
         niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
-        # If that is forbidden, the priority stays unchanged.
+        # Where that is forbidden, it stays as it is.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -31,7 +31,7 @@ class Family:
     Attributes
     ----------
     architectures
-        The values of `architectures` in `config.json` that it supports.
+        The names of `architectures` in `config.json` that it answers to.
     defaults
         Values of fields that `config.json` may leave out.
     """
