@@ -88,7 +88,7 @@ def load_config(
     Raises
     ------
     ConfigError
-        Naming the source, the key, its value and what was expected.
+        The message names the source, the key, its value and what was expected.
     """
     environ = os.environ if environ is None else environ
     known = known_settings()

@@ -35,7 +35,7 @@ from src.engine.telemetry.observer import EngineObserver
 
 logger = logging.getLogger(__name__)
 
-# A device that fails this many steps in a row is not sound, whatever it says.
+# After this many failed steps in a row the device counts as lost, even if it reports no fault.
 _MAX_CONSECUTIVE_FAILURES = 3
 _UNSOUND = (
     "the model gave no valid logits for this request: there is a NaN or +inf among them, or "

@@ -41,7 +41,7 @@ class RowState:
         [max_num_seqs + 1, max_model_len] int32: (row, position) -> token id.
     block_tables
         [groups, max_num_seqs + 1, max_blocks] int32: (group of layers, row, position //
-        block_size) -> block; negative where a window has gone past.
+        block_size) -> block; negative where there is none, or where a window has passed it.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class Worker:
     num_threads
         Threads that kernels compute with on the host.
     attention
-        As of :class:`ForwardPass`.
+        See :class:`ForwardPass`.
     """
 
     def __init__(

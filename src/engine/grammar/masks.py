@@ -103,7 +103,7 @@ class MaskTable:
         self._allowed[row] = -1 if is_free else self._packed_allowed(params)
 
     def check_size(self, vocab_size: int) -> None:
-        """Raise ValueError unless masks of so many tokens fit."""
+        """Raise ValueError unless ``vocab_size`` is the width of these masks."""
         if vocab_size != self._vocab_size:
             raise ValueError(f"expected masks of {self._vocab_size} tokens, got {vocab_size}")
 

@@ -45,7 +45,7 @@ class RowParams:
         On the device, [*] int64 and [*] float32 (values), or ``None``. ``banned_ids`` are bad words
         of one token.
     bad_words
-        Those of two tokens or more, on the device.
+        Bad words of two tokens or more, on the device.
     logprobs
         Number of likeliest tokens to report beside the chosen one; ``None``: no report.
     """
@@ -135,7 +135,7 @@ class SamplingState:
     def install(self, row: int, request: DeviceRequest, prompt_len: int) -> None:
         """Give ``row`` to ``request``; nothing of its former owner remains.
 
-        ``prompt_len`` is in tokens, also when the request resumes with output of its own.
+        ``prompt_len`` is in tokens, without output tokens of a resumed request.
         """
         self._put(row, self._resolve(request, prompt_len))
 

@@ -91,7 +91,7 @@ def truncate_short(logits: Tensor, rows: Truncation) -> None:
     if rows.top_p is not None:
         index = torch.arange(rows.max_top_k, device=logits.device)  # [K]
         kept = (index < rows.top_k) & (largest >= floor)  # [n, K]
-        # float64: the weight of a token is then the same whatever the tensor's shape.
+        # In float64 the weight of a token does not depend on the tensor's shape.
         exponents = (largest - largest[:, :1]).double() / rows.temperatures.double()
         masses = _to_units(torch.where(kept, exponents.exp(), 0.0))  # [n, K] int64
         # Tokens tied with the k-th that are not among the first k count as well.

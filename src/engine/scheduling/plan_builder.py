@@ -14,7 +14,7 @@ class SchedulerStats(msgspec.Struct):
     Attributes
     ----------
     steps, scheduled_tokens
-        Plans handed out and the tokens in them.
+        Plans made, and the tokens in them.
     admissions, preemptions
         Rows given to requests (a resumed request counts again), and requests preempted.
     recomputed_tokens

@@ -3,7 +3,7 @@
 ::
 
     WAITING    -- admit -->    RUNNING     takes a row and blocks
-    RUNNING    -- preempt -->  PREEMPTING  keeps both, is not planned any more
+    RUNNING    -- preempt -->  PREEMPTING  keeps both, is no longer planned
     PREEMPTING -- fence -->    WAITING     tokens kept, row and KV given up
     any        -- end -->      ENDED       row and blocks are given up at the fence
 

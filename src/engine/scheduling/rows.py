@@ -12,7 +12,7 @@ from src.engine.kv.block_pool import InvariantError
 
 
 class RowTable:
-    """Which rows are taken, and how often each was handed out."""
+    """Knows which rows are taken, and the generation of each."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
