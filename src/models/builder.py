@@ -27,7 +27,7 @@ class ProgramBuilder:
     max_positions
         Rows of RoPE tables: the longest possible sequence, in tokens.
     rotates_in_op
-        Whether the mixer rotates queries and keys, by a kernel, instead of their segment.
+        Whether the device has a kernel by which mixers rotate queries and keys.
     """
 
     dtype: torch.dtype

@@ -13,7 +13,7 @@ In a step with decoding rows prefill may not use the whole remaining budget, bec
 rows would wait for it.
 
 A request is admitted only when every running row got a token and budget is left. So there are never
-more running rows than tokens in the budget, and each decoding row is in every step.
+more running rows than tokens in the budget, and no decoding row waits for budget.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class GraphPool:
         return not self._pending
 
     def capture_first(self) -> None:
-        """Capture the shapes that must be ready before the first request."""
+        """Capture the decode shapes of small batches, which do not wait for an idle time."""
         with frozen_collector():
             self._capture_all(self.ladder.first)
 
