@@ -1,4 +1,4 @@
-"""From `architectures` of a checkpoint to the family that runs it."""
+"""Maps the `architectures` of a checkpoint to the family that runs it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def family_of(architecture: str) -> type[Family]:
     """The family that runs an architecture.
 
     Raises:
-        ModelLoadError: there is none; the message lists those there are.
+        ModelLoadError: there is none; the message lists the supported architectures.
     """
     try:
         return _BY_ARCHITECTURE[architecture]
@@ -60,7 +60,7 @@ def family_of(architecture: str) -> type[Family]:
 
 
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
-    """`architectures[0]`, after refusing what no family of ours can honour.
+    """`architectures[0]`, after refusing checkpoints that no family can run.
 
     A file that names none, as those of some converters and trainers, is of its `model_type`, by
     which transformers chooses the class of a causal model in any case.
