@@ -219,16 +219,16 @@ class CompletionShape:
         return choice
 
     def _echoed(self, prompt: int) -> str:
-        """What comes before the output: all of the prompt where the output does not go on."""
+        """Return the text before the output. An output that continues the prompt has its rest."""
         if self._echoes is None:
             return ""
         echo = self._echoes[prompt]
         return echo.text if self._goes_on else echo.text + echo.rest
 
     def _rest(self, prompt: int, ended: Delta | Completion) -> str:
-        """What is still owed of the prompt where an output that goes on from it has no text at all.
+        """Return the rest of the prompt for an output that continues it and has no text.
 
-        One that a stop string ended had some.
+        An output that a stop string ended did have text, which was cut off.
         """
         if self._echoes is None or ended.text or isinstance(ended.stop_reason, str):
             return ""

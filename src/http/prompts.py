@@ -24,8 +24,8 @@ class Echo(NamedTuple):
     """A prompt as choices repeat it.
 
     The text has nothing of the first ``num_added`` tokens, which the tokenizer put before it, nor
-    of special tokens where it ``skips_special_tokens``. ``rest`` stands for the beginning of a
-    character with which the prompt ends: an output that goes on from there has that character.
+    of special tokens where it ``skips_special_tokens``. ``rest`` is U+FFFD if the prompt ends with
+    an incomplete character. An output that continues the prompt shows that character instead.
     """
 
     text: str
@@ -138,7 +138,7 @@ async def echoes_of(
 
 
 def _shown(tokenizer: Tokenizer, ids: list[int], skips_special_tokens: bool) -> tuple[str, str]:
-    """The text of token ids, and what stands for a character that has begun at its end."""
+    """Return the text of token ids, and U+FFFD if they end with an incomplete character."""
     text = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips_special_tokens)
     return text.push(ids) + text.hand_over(), text.flush()
 

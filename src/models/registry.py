@@ -62,8 +62,8 @@ def family_of(architecture: str) -> type[Family]:
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     """`architectures[0]`, after refusing checkpoints that no family can run.
 
-    A file that names none, as those of some converters and trainers, is of its `model_type`, by
-    which transformers chooses the class of a causal model in any case.
+    Some converters and trainers write no `architectures`. Then `model_type` decides, as it always
+    does in transformers' AutoModelForCausalLM.
 
     Code that a checkpoint brings for an architecture that there is a family for is never run.
 

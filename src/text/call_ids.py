@@ -1,6 +1,6 @@
-"""Ids of calls for templates that take nine letters and digits, as Mistral's do.
+"""Maps tool call ids to nine letters and digits, for templates that accept no others (Mistral's).
 
-A conversation may have been begun with another model, and its ids are that one's.
+Ids of another form come from other providers, or from a conversation begun with another model.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _FITS: Final = re.compile(rf"[0-9A-Za-z]{{{_LENGTH}}}")
 
 
 def shorten_ids(chat: Sequence[Mapping[str, Any]]) -> None:
-    """Give in place each id of a call, and of what it came to, nine letters and digits.
+    """Map the ids of calls and results in place to nine letters and digits.
 
-    An id that has this form stays. Others become what is computed of them alone, so that a later
-    turn of the same conversation has the same prompt; two ids never become one. A call without an
-    id gets one, and a result without an id is that of the first call that still waits for one.
+    An id of this form stays. Other ids become a digest of themselves, so that later turns of a
+    conversation repeat the earlier prompt. Different ids stay different. A call without an id gets
+    one. A result without an id gets that of the first call that has no result yet.
     """
     ids = _Ids()
     for message in chat:
@@ -40,25 +40,25 @@ def _calls(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class _Ids:
-    """The ids of one conversation, in the order in which they come."""
+    """The ids of one conversation, in order of appearance."""
 
     def __init__(self) -> None:
-        # Id as given, or the number of one that was not -> the one of nine characters.
+        # Given id, or the number of a call without one -> id of nine characters.
         self._shortened: dict[str | int, str] = {}
         self._taken: set[str] = set()
-        # Ids of calls, as shortened, whose results have not come.
+        # Shortened ids of calls that have no result yet, in order.
         self._waiting: dict[str, None] = {}
         self._numbers = itertools.count()
 
     def of_call(self, given: Any) -> str:
-        """The id of the next call."""
+        """Return the shortened id of the next call."""
         named = isinstance(given, str) and given != ""
         shortened = self._shorten(given if named else next(self._numbers))
         self._waiting[shortened] = None
         return shortened
 
     def of_result(self, given: Any) -> str:
-        """The id of the call that the next result belongs to."""
+        """Return the shortened id of the call that the next result belongs to."""
         if isinstance(given, str) and given:
             shortened = self._shorten(given)
         else:

@@ -1,4 +1,4 @@
-"""Turns of the assistant that call functions, in the form that a chat template takes."""
+"""Converts assistant messages with tool calls into the form that a chat template accepts."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _LONG_TEXT: Final = 64 * 1024  # characters
 
 
 class CallForms(NamedTuple):
-    """How a template takes a turn of the assistant that calls functions.
+    """The form in which a template accepts an assistant message with tool calls.
 
     Attributes
     ----------
     content
-        Forms of content of a turn that has no text: the one to take, and others as good.
+        Accepted values of ``content`` for a message without text. The first is the preferred one.
     arguments
-        What arguments are given as.
+        Whether ``arguments`` are an object or JSON text.
     beside_text
-        A turn with text and calls: ``together`` as it is, ``split`` into two turns, or the calls
-        ``alone``, since the template shows no calls beside a text.
+        What happens to a message with both text and calls. ``together``: it stays as it is.
+        ``split``: it becomes two messages. ``alone``: its text is dropped, because the template
+        shows no calls beside a text.
     one_at_a_time
-        Whether a turn with several calls is given as several turns, each with what its call came
-        to, since the template takes or shows one call of a turn.
+        Whether a message with several calls becomes several messages, each followed by its
+        result. Set for templates that refuse or hide all calls but the first.
     nine_character_ids
-        Whether ids of calls have to be nine letters and digits.
+        Whether call ids must be nine letters and digits.
     """
 
     content: tuple[Content, ...] = ("absent",)
@@ -45,7 +46,7 @@ class CallForms(NamedTuple):
 
 
 def shaped(chat: Sequence[Message], forms: CallForms) -> list[Message]:
-    """Messages in these forms; what they hold may be changed in place."""
+    """Return the messages in these forms. May change the given messages in place."""
     turns: list[Message] = []
     for message in chat:
         give_arguments(message, forms.arguments)
@@ -58,15 +59,15 @@ def shaped(chat: Sequence[Message], forms: CallForms) -> list[Message]:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Any]:
-    """The calls of a message; none where there is no list of them."""
+    """Return the tool calls of a message, or an empty list."""
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list) else []
 
 
 def give_arguments(message: Message, form: Arguments) -> None:
-    """Give arguments of tool calls in place as an object, or as the JSON text of one.
+    """Convert the arguments of tool calls in place, to objects or to JSON text.
 
-    A text that holds no object is left: a model wrote it, and the template may still show it.
+    A text that holds no JSON object stays as it is: the template may still show it.
     """
     for call in calls_of(message):
         function = call.get("function") if isinstance(call, dict) else None
@@ -88,7 +89,7 @@ def give_arguments(message: Message, form: Arguments) -> None:
 
 
 def with_content(turn: Mapping[str, Any], form: Content) -> Message:
-    """The turn with content that says nothing, in one of the forms."""
+    """Return the message with an absent, null or empty ``content``."""
     rest = {key: value for key, value in turn.items() if key != "content"}
     if form == "absent":
         return rest
@@ -96,7 +97,7 @@ def with_content(turn: Mapping[str, Any], form: Content) -> Message:
 
 
 def _in_turns(turn: Message, forms: CallForms) -> list[Message]:
-    """A turn that calls functions, as the one or two in which its calls and its text are shown."""
+    """Return the one or two messages in which the template shows both calls and text."""
     said = _text(turn.get("content"))
     if said and forms.beside_text == "together":
         return [turn]
@@ -110,14 +111,14 @@ def _in_turns(turn: Message, forms: CallForms) -> list[Message]:
 
 
 def _text(content: Any) -> str:
-    """The text of content, which is a text or a list of text parts, or absent."""
+    """Return the text of ``content``: a string, a list of text parts, or None."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content)
     return content or ""
 
 
 def _one_at_a_time(chat: Sequence[Message], content: Content) -> Iterator[Message]:
-    """Each of a turn's calls as a turn, with what it came to behind it."""
+    """Yield the messages with each call in a message of its own, followed by its results."""
     index = 0
     while index < len(chat):
         message, calls = chat[index], calls_of(chat[index])
@@ -135,7 +136,7 @@ def _one_at_a_time(chat: Sequence[Message], content: Content) -> Iterator[Messag
             call_id = call.get("id") if isinstance(call, dict) else None
             own = [r for r in results if r.get("tool_call_id") == call_id]
             if call_id is None:
-                # Without ids they belong together in order.
+                # Without ids, calls and results are paired in order.
                 own = own[:1]
             yield from own
             results = _without(results, own)

@@ -5,9 +5,9 @@ done for the messages that come over HTTP:
 
 - Content may be a string or a list of parts. Parts are joined by line feeds for a template that
   only takes strings; a string becomes one part for a template that only takes parts.
-- A turn that calls functions is given in the form in which the template shows the call: its
-  content, its arguments (a JSON text in the OpenAI protocol, the object that this holds for most
-  templates) and its ids. See `src.text.template_forms`.
+- Messages with tool calls get the form in which the template shows the calls. This concerns their
+  content, the arguments (JSON text in the OpenAI protocol, an object for most templates), and
+  the ids. See `src.text.template_forms`.
 - Rendering is bounded: characters of output, numbers from ``range``, sizes of repeated sequences.
 """
 
@@ -148,7 +148,7 @@ class ChatTemplate:
     ) -> str:
         forms = variant.forms
         chat = [_prepared(f"messages[{i}]", message, forms) for i, message in enumerate(messages)]
-        # One that is gone on with stays as it is.
+        # A last message that is to be continued keeps its form.
         chat, last = (chat[:-1], chat[-1:]) if continued else (chat, [])
         if any(calls_of(message) or message["role"] == "tool" for message in chat + last):
             for message in last:

@@ -120,7 +120,7 @@ class IncrementalDetokenizer:
         return text
 
     def hand_over(self) -> str:
-        """Return what is held back, but for the beginning of a character: the output has that."""
+        """Return what is held back, except an incomplete character, which the output repeats."""
         text = ""
         for replacer in self._replacers:
             text = replacer.feed(text) + replacer.finish()

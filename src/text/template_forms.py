@@ -1,13 +1,16 @@
-"""Which forms of a message a chat template understands: found out by rendering probes, once.
+"""Finds out which forms of a message a chat template understands, by rendering probes once.
 
-Templates of one and the same meaning want different data. Some take content as a text, some as a
-list of parts. A turn that has calls and no text has content that is absent, null or empty; with the
-wrong one of these a template fails (``'...' + content``) or does not show the call (``if content is
-none``). Arguments of a call are an object for some, and JSON text for others. Some show the calls
-of a turn only where it has no text. Some take no ids of calls but those of nine characters.
+Templates differ in the data that they expect:
 
-No name of a model decides: a short conversation is rendered in each form, and the first one that
-shows most is the one that requests are given in.
+- ``content`` is a string or a list of parts.
+- A message with calls and no text has an absent, null or empty ``content``. With the wrong one a
+  template fails (``'...' + content``) or does not show the call (``if content is none``).
+- ``arguments`` are an object or JSON text.
+- Some templates show calls only in messages without text, or only the first call of a message.
+- Some templates accept only call ids of nine characters.
+
+The name of the model is not looked at. A short conversation is rendered in each form. The form that
+shows most of it is used for requests; of equal ones, the first.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ _FOREIGN: Final = ("call_probe_of_any_length_0001", "call_probe_of_any_length_00
 
 
 class ContentForms(NamedTuple):
-    """How a template takes content.
+    """The form in which a template accepts ``content``.
 
     Attributes
     ----------
@@ -59,7 +62,7 @@ class TemplateForms:
     render
         Renders the template.
     seconds
-        How long all probes may take together; those that are left then fail.
+        Time limit of all probes together. Probes beyond it fail.
     """
 
     def __init__(self, render: Render, seconds: float) -> None:
@@ -68,14 +71,14 @@ class TemplateForms:
 
     @functools.cached_property
     def content(self) -> ContentForms:
-        """How content is taken."""
+        """The accepted forms of ``content``."""
         strings = self._shows(_PROBE)
         parts = self._shows(text_parts([_PROBE]))
         return ContentForms(strings or not parts, parts)
 
     @functools.cached_property
     def calls(self) -> CallForms:
-        """How calls are taken. Of a template that shows none, what it can be given."""
+        """The accepted forms of calls. If no form shows them, a form that renders at all."""
         probes = [_CallProbe(self, *setting) for setting in _SETTINGS]
         return next((p.forms() for p in probes if p.score > 0), None) or next(
             (p.forms() for p in probes if p.score == 0), CallForms()
@@ -83,21 +86,21 @@ class TemplateForms:
 
     @functools.cached_property
     def silence(self) -> str | None:
-        """The content of an assistant's turn with neither text nor calls; None if it is absent."""
+        """``content`` of an assistant message without text and calls; None leaves it absent."""
         return next(filter(self._takes_silence, (None, "", " ")), None)
 
     def spoken(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message; with content if the assistant says nothing and a template cannot have it."""
+        """Return the message. An assistant message without text and calls gets `silence`."""
         if message["role"] != "assistant" or message.get("content") or calls_of(message):
             return message
         return message if self.silence is None else {**message, "content": self.silence}
 
     def said(self, role: str, text: str = "said") -> dict[str, Any]:
-        """A message of text, in a form that is shown."""
+        """Return a text message in an accepted form."""
         return {"role": role, "content": text if self.content.strings else text_parts([text])}
 
     def rendered(self, chat: Chat, tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
-        """What the template makes of a conversation; None if it fails."""
+        """Return the rendered conversation, or None if the template fails."""
         variables = {"documents": None, "add_generation_prompt": True}
         began = time.monotonic()
         try:
@@ -121,7 +124,7 @@ class TemplateForms:
 
 
 class _Call(NamedTuple):
-    """A call to look for in a text; each word is found nowhere else."""
+    """A tool call whose words occur nowhere else in a rendered probe."""
 
     name: str
     key: str
@@ -129,8 +132,8 @@ class _Call(NamedTuple):
     text: str
 
     def score(self, rendered: str) -> int:
-        """2 if it is shown, 1 if it is shown as Python's text or as text in a text, 0 if not."""
-        # Tags may name a key twice.
+        """2 if the call is shown, 1 if as Python's repr or as escaped JSON, 0 if it is not."""
+        # XML-like tags repeat the key.
         if self.name not in rendered or self.key not in rendered or rendered.count(self.value) != 1:
             return 0
         garbled = f"'{self.key}': '{self.value}'", f'\\"{self.key}\\"'
@@ -142,7 +145,7 @@ class _Call(NamedTuple):
         return {"id": call_id, "type": "function", "function": function}
 
 
-# One before the newest message of the user, where templates show less, and one after it.
+# One before the last user message, where templates show less, and one after it.
 _CALLS: Final = (
     _Call("probe_older", "olderkey", "oldervalue", "oldertext"),
     _Call("probe_newer", "newerkey", "newervalue", "newertext"),
@@ -156,13 +159,12 @@ _TOOL: Final = {
         "parameters": {"type": "object", "properties": {}},
     },
 }
-# Whether results of calls are there, and tools: some templates take no results, others show no
-# calls where no tools are.
+# (has results, has tools): some templates refuse tool results, others show calls only with tools.
 _SETTINGS: Final = ((True, False), (True, True), (False, False), (False, True))
 
 
 class _CallProbe:
-    """Calls in one setting: which form shows most."""
+    """Scores the forms of calls in one setting."""
 
     def __init__(self, forms: TemplateForms, has_results: bool, has_tools: bool) -> None:
         self._forms = forms
@@ -171,7 +173,7 @@ class _CallProbe:
 
     @functools.cached_property
     def _best(self) -> tuple[_Score, CallForms]:
-        """The first of the forms with the highest score."""
+        """The highest score, and the first form that has it."""
         best: tuple[_Score, CallForms] = ((-1, -1), CallForms())
         for arguments in _ARGUMENTS:
             for content in _CONTENTS:
@@ -185,7 +187,7 @@ class _CallProbe:
 
     @property
     def score(self) -> int:
-        """How much the best form shows: 0 is nothing, and -1 that no form can be given."""
+        """How much the best form shows. 0: nothing. -1: every form fails."""
         return self._best[0][0]
 
     def forms(self) -> CallForms:
@@ -212,13 +214,13 @@ class _CallProbe:
         return "split" if shows_texts and self._shown(chat, split) >= self.score else "alone"
 
     def _score(self, forms: CallForms) -> _Score:
-        """What is shown, and what where the model has thought as well."""
+        """Return what is shown without reasoning, and what is shown with it."""
         shown = self._shown(self._turns(), forms)
         return shown, self._shown(self._turns(more=_REASONING), forms) if shown >= 0 else -1
 
     def _shown(self, chat: Chat, forms: CallForms) -> int:
         rendered = self._rendered(chat, forms)
-        # A null that is printed, by Python or as JSON, says something.
+        # A printed null would be text that nobody wrote.
         if rendered is None or _nulls(rendered) > self._nulls_without_calls:
             return -1
         return sum(call.score(rendered) for call in _CALLS)
@@ -237,7 +239,7 @@ class _CallProbe:
         more: Mapping[str, str] = _NOTHING,
         ids: Sequence[str] = _NINE,
     ) -> Chat:
-        """A conversation with one call a turn, as a client sends it."""
+        """Return a conversation with one call per message, as a client sends it."""
         chat: Chat = []
         for call, call_id in zip(_CALLS, ids, strict=True):
             turn = self._forms.said("assistant", call.text) if text else {"role": "assistant"}
@@ -250,7 +252,7 @@ class _CallProbe:
         return chat
 
     def _several(self) -> Chat:
-        """A conversation with all calls in one turn."""
+        """Return a conversation with all calls in one message."""
         calls = [call.sent(call_id) for call, call_id in zip(_CALLS, _NINE, strict=True)]
         chat = [self._forms.said("user"), {"role": "assistant", "tool_calls": calls}]
         if self._has_results:

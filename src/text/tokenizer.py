@@ -183,9 +183,10 @@ class Tokenizer:
 
 
 def _special_ids(backend: Backend) -> frozenset[int]:
-    """Ids that the backend leaves out where special tokens are to be.
+    """Return the ids that the backend's ``decode`` skips as special tokens.
 
-    A token that has once been special is left out, whatever was said of it since.
+    These may be more than those flagged: a token that was special stays skipped, whatever flags it
+    got later.
     """
     added = backend.get_added_tokens_decoder()
     special = {token_id for token_id, token in added.items() if token.special}

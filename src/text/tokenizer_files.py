@@ -1,15 +1,16 @@
-"""The files of a tokenizer in a checkpoint, read as transformers reads them.
+"""Reads the tokenizer files of a checkpoint as transformers does.
 
-``tokenizer.json`` holds the tokenizer. Beside it the tokens that were added to its vocabulary have
-flags (special, white space that they take with them, ...), and names, in three more files:
+``tokenizer.json`` holds the tokenizer. Three more files declare flags (special, surrounding white
+space, ...) and names of the tokens that were added to its vocabulary:
 
-- ``added_tokens_decoder`` in ``tokenizer_config.json`` goes before the flags in ``tokenizer.json``.
-- Where it is not there, ``special_tokens_map.json`` and ``added_tokens.json`` of older checkpoints
-  are read, and the flags in ``tokenizer.json`` go before theirs.
-- Tokens that are named (``eos_token``, an object of ``extra_special_tokens``) or listed (a list of
-  these, or ``additional_special_tokens``) and in none of these are added as special ones.
+- ``added_tokens_decoder`` in ``tokenizer_config.json`` overrides the flags in ``tokenizer.json``.
+- Without it, ``special_tokens_map.json`` and ``added_tokens.json`` of older checkpoints are read.
+  The flags in ``tokenizer.json`` override theirs.
+- Tokens may be named (``eos_token``, an object ``extra_special_tokens``) or listed (a list
+  ``extra_special_tokens`` or ``additional_special_tokens``). Those that none of the files declares
+  are added as special tokens.
 
-A directory without ``tokenizer.json`` is read by transformers itself.
+transformers itself converts a directory without ``tokenizer.json``.
 """
 
 from __future__ import annotations
@@ -115,14 +116,15 @@ def _add_tokens(backend: Backend, path: Path, config: dict[str, Any]) -> dict[st
     names = {_content(value) for value in named.values()}
     for token in tokens:
         token.special = token.special or token.content in names
-    # One that is there already gets the flags that are given here. Of thousands none may differ.
+    # A known token gets the new flags. Usually none differs, and comparing thousands is cheaper
+    # than adding them.
     there = {token.content: token.__getstate__() for token in present.values()}
     backend.add_tokens([t for t in tokens if t.__getstate__() != there.get(t.content)])
     return {name: _content(value) for name, value in named.items()}
 
 
 def _named_and_extra(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Special tokens that have a name, and those that have none, as the files spell them."""
+    """Return the named special tokens and the unnamed ones, as the files spell them."""
     config = dict(config)
     if _ADDITIONAL in config and not config.get(_EXTRA):
         config[_EXTRA] = config.pop(_ADDITIONAL)
@@ -152,7 +154,7 @@ def _named_and_extra(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any]
 
 
 def _take_names(config: dict[str, Any], own: dict[str, Any]) -> None:
-    """Move an object of ``extra_special_tokens``, which names them, out of the configuration."""
+    """Move the names in an object ``extra_special_tokens`` from ``config`` to ``own``."""
     if isinstance(config.get(_EXTRA), dict):
         own |= config.pop(_EXTRA)
 
@@ -163,7 +165,7 @@ def _joined(first: Any, second: list[Any]) -> list[Any]:
 
 
 def _listed(path: Path, declared: Any) -> Iterator[tuple[int, AddedToken]]:
-    """Tokens by their ids, as ``added_tokens_decoder`` declares them."""
+    """Yield (id, token) of ``added_tokens_decoder``."""
     where = f"{path / _CONFIG}: added_tokens_decoder"
     if not isinstance(declared, dict):
         raise ModelLoadError(f"{where} must be an object of ids, got {type(declared).__name__}")
@@ -176,7 +178,7 @@ def _listed(path: Path, declared: Any) -> Iterator[tuple[int, AddedToken]]:
 def _of_older_files(
     path: Path, named: dict[str, Any], extra: list[Any]
 ) -> Iterator[tuple[int, AddedToken]]:
-    """Tokens by their ids, as ``added_tokens.json`` has them: special is what is named."""
+    """Yield (id, token) of ``added_tokens.json``. Named and listed tokens are special."""
     special = {_content(value) for key, value in named.items() if key in _NAMES}
     special |= {_content(value) for value in extra}
     for text, index in read_json(path / _ADDED).items():
@@ -187,7 +189,7 @@ def _of_older_files(
 
 
 def _token(where: str, value: Any) -> AddedToken:
-    """The token that a text, or an object with ``content``, stands for; special by default."""
+    """Return the token of a string or an object with ``content``; special by default."""
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False)
     content = value.get("content") if isinstance(value, dict) else None

@@ -40,7 +40,7 @@ FIELD_NAMES: Final[Names] = (
 )
 
 # What Claude Code puts before its system prompt, for billing. It differs in every request, so the
-# prefix cache would find nothing of a prompt that has it.
+# prefix cache would never match.
 _BILLING: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
 # Blocks that only mean something to the server that made them.

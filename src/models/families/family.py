@@ -33,7 +33,7 @@ class Family:
     architectures
         The names of `architectures` in `config.json` that it answers to.
     model_type
-        `model_type` of a file that names no architecture: it is the first of these then.
+        `model_type` in `config.json`. Selects the first architecture if the file names none.
     defaults
         Values of fields that `config.json` may leave out.
     """

@@ -49,7 +49,7 @@ class StoredTensor:
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint by name; only headers are read.
 
-    A single file goes before an index, as in transformers: an index beside it is a stale one.
+    A single file is preferred to an index, as in transformers: an index beside it is stale.
 
     Raises:
         ModelLoadError: no safetensors (pickles are refused), a missing shard, a damaged or
