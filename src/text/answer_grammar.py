@@ -43,9 +43,10 @@ _JSON: Final = ("json_schema", "json_object")
 
 
 class AnswerForm(NamedTuple):
-    """What an answer must conform to, if anything, and how calls are written by it, if they are.
+    """What an answer must conform to, if anything, and the calls that it may then have.
 
-    What begins like a call is a whole one then, but for an answer that is cut short.
+    With ``calls`` an opening tag always begins a call, and the call is whole unless the answer is
+    cut short.
     """
 
     output: StructuredOutput | None
@@ -100,7 +101,7 @@ def answer_form(
     elif calls is not None and any(tool["function"].get("strict") for tool in offer.tools):
         forced = joining_calls(calls, offer.tools, token_of, only_strict=True)
         if forced is None:
-            # They can be read, but no grammar tells them from the rest of the answer.
+            # Calls are still read, but no grammar can be made of them and free text.
             return AnswerForm(None)
         answer = grammar.text_and_calls(forced, parallel=parallel)
     else:
@@ -176,7 +177,7 @@ class AnswerGrammar:
         return f"call ({_text(form.separator)} call){{0,{MAX_FORCED_CALLS - 1}}}"
 
     def _call(self, calls: ForcedCalls, *, without: str = "") -> None:
-        """Add the rule of a call; ``without`` is what it begins with that has been written."""
+        """Add the rule of a call, without the text ``without`` at its beginning."""
         self._check_size([schema for _, schema in calls.functions])
         form = calls.form
         parts = list(form.call)
@@ -211,7 +212,7 @@ class AnswerGrammar:
     ) -> str:
         """An expression for arguments that are written one by one."""
         _, closing, behind = members.after.partition(members.closing)
-        # A text ends with the tag, or is ended by it where that is a token of its own.
+        # A text stops at the tag and includes it, unless the tag is a special token.
         is_token = self._token_of(closing) is not None
         stop = "" if is_token else f"[stop={json.dumps(closing)}]"
         end_of_text = self._spelt((closing if is_token else "") + behind, tags)

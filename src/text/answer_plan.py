@@ -41,7 +41,7 @@ class AnswerPlan:
         The names of the tools with the kinds of their arguments, whether an answer may have several
         calls, and how they are written; ``None`` where calls are not read.
     eager, certain
-        Whether arguments are shown as they come; whether what begins like a call is one.
+        Whether arguments are shown as they come; whether an opening tag surely begins a call.
     reasoning, reasoning_is_open
         How reasoning is marked, ``None`` where there can be none; whether the prompt has opened it.
     """
@@ -173,7 +173,7 @@ def plan_answer(
 
 
 def _functions(offer: ToolOffer, calls: Syntax | None) -> dict[str, Mapping[str, Kinds]]:
-    """The functions that may be called, with the kinds of arguments where calls do not tell."""
+    """Return the functions that may be called, with the types that their syntax needs."""
     functions = [tool["function"] for tool in offer.tools]
     if calls is None or not calls.is_typed:
         return {function["name"]: {} for function in functions}

@@ -38,17 +38,17 @@ class Header(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes an answer apart into what the model thinks and what it says."""
+    """Receives the parts of an answer."""
 
     source: Source
     is_open: bool
-    """Whether the prompt has begun a message in which the model thinks."""
+    """Whether the prompt ends inside a message of reasoning."""
 
     def show(self, text: str) -> None:
-        """Take more of what the model thinks."""
+        """Show more reasoning."""
 
     def hand_on(self, text: str) -> None:
-        """Take more of what it says or calls."""
+        """Pass more of the answer, or of calls, to the next parser."""
 
 
 def read_header(source: Source, opened: str) -> Steps[Header]:
@@ -74,9 +74,9 @@ def read_header(source: Source, opened: str) -> Steps[Header]:
 
 
 def read_messages(sink: Sink) -> Steps[None]:
-    """Read a whole answer: each message goes where its header says, calls with their headers.
+    """Read a whole answer: each message goes where its header says; calls keep their headers.
 
-    What is no message is what the model says, to the last character.
+    Text outside of messages is part of the answer.
     """
     source = sink.source
     thoughts, words = _Messages(sink.show), _Messages(sink.hand_on)

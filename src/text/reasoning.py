@@ -68,29 +68,28 @@ class ReasoningSyntax:
     Attributes
     ----------
     name
-        As the setting ``chat.reasoning_parser`` spells it.
+        The value of the setting ``chat.reasoning_parser``.
     models
-        Who marks it so, for people.
+        The families that use it, for the documentation.
     opening, closing
         The tags around it. The opening one may stand at the end of the prompt.
     shown_by
-        What in a chat template shows that a model marks it so: texts, any of which is enough, or
-        tuples of texts that must all be there.
+        Texts in a chat template that identify the syntax. One of them is enough; of a tuple, all
+        texts must be there.
     implied
         Whether answers begin with reasoning though neither prompt nor answer has an opening tag.
     other_openings, other_closings
-        What the tags may be instead.
+        Alternatives to the tags.
     ends_before
-        What ends reasoning without being a part of it: a model that calls has thought enough.
+        Texts that end the reasoning and belong to the answer, such as the beginning of a call.
     frame
-        Tags that may stand around the answer behind it, and are not shown.
+        Optional tags around the answer after the reasoning; they are not shown.
     marks
-        What else may be a special token.
+        Further tags that may be special tokens.
     resumes, answers
-        What stands behind the closing tag, and before the text of an answer, where a grammar makes
-        a form of it.
+        The text after the closing tag, and before the answer's text, as grammars write them.
     read
-        Reads an answer.
+        Reads a whole answer, or its beginning up to the end of the reasoning.
     """
 
     name: str
@@ -234,7 +233,7 @@ class ReasoningParser:
     is_open
         Whether the prompt has opened it.
 
-    What its syntax reads it takes by `source`, `show` and `hand_on`.
+    The syntax's reader uses `source`, `show` and `hand_on`.
     """
 
     def __init__(self, syntax: ReasoningSyntax, rest: AnswerParser, *, is_open: bool) -> None:

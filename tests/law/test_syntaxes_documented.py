@@ -25,22 +25,22 @@ def marks(shown_by: tuple[str | tuple[str, ...], ...], without: str) -> str:
 
 def forced(syntax: Syntax) -> str:
     if not syntax.forms:
-        return "as `json`"
+        return "in the form of `json`"
     first, *others = syntax.forms
-    many = "alike" if first.separator is not None else "alike, one call"
+    many = "as shown" if first.separator is not None else "as shown, one call"
     if first.needs:
-        return f"`name[ARGS]{{...}}` where {code(first.needs)} is a token, or else alike"
-    return f"{many}, or as `hermes`" if others else many
+        return f"`name[ARGS]{{...}}` where {code(first.needs)} is a token, else as shown"
+    return f"{many}, or in the form of `hermes`" if others else many
 
 
 def rows() -> Iterator[str]:
     for syntax in SYNTAXES.values():
-        cells = [syntax.models, code(syntax.example), marks(syntax.shown_by, "nothing of all that")]
+        cells = [syntax.models, code(syntax.example), marks(syntax.shown_by, "none of the above")]
         cells.append(forced(syntax))
         yield f"| `{syntax.name}` | {' | '.join(cells)} |"
     for reasoning in REASONING_SYNTAXES.values():
         tags = f"{code(reasoning.opening)} ... {code(reasoning.closing)}"
-        cells = [reasoning.models, tags, marks(reasoning.shown_by, "never: name it")]
+        cells = [reasoning.models, tags, marks(reasoning.shown_by, "never; set it by name")]
         yield f"| `{reasoning.name}` | {' | '.join(cells)} |"
 
 

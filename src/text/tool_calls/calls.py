@@ -27,8 +27,8 @@ class Calls:
     source
         The answer's text.
     functions
-        The functions that may be called, and of what kinds their arguments are where the syntax
-        does not say; a call of another one is text.
+        The functions that may be called, and the types of their arguments for syntaxes that need
+        them. A call of another function is text.
     new_id
         Returns an id for a call.
     parallel
@@ -37,9 +37,10 @@ class Calls:
         Show arguments as they come, where the name stands before them. Without it a call is shown
         when its arguments are whole, so that what turns out to be malformed can still become text.
     certain
-        Whether what begins like a call is one, so that one that is cut short is no text.
+        Whether a grammar guarantees that an opening tag begins a call. A call that is cut short is
+        then dropped instead of becoming text.
     alone
-        Whether the answer has nothing but calls, so that nothing of it is text.
+        Whether a grammar allows nothing but calls. No text is shown then.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Calls:
         self.source = source
         self.functions = functions
         self.opened = ""
-        """The tag that opened what is read; empty where it began without."""
+        """The opening tag of what is being read; empty if it began without one."""
         self._new_id = new_id
         self._parallel = parallel
         self._eager = eager
@@ -64,13 +65,13 @@ class Calls:
         self._alone = alone
         self._count = 0
         self._ids: set[str] = set()
-        # Of the call that is read: whether it is shown already, and what is known of it till then.
+        # The call that is being read: whether it has been shown, and what is kept until then.
         self._shown = False
         self._name: str | None = None
         self._id: str | None = None
         self._arguments: list[str] = []
         self._has_arguments = False
-        # Whether what is read has turned out to be no call, though its end is yet to come.
+        # Whether what is being read has turned out not to be a call, before its end is reached.
         self._rejected = False
         self._spell: Callable[[str], str] | None = None
         self._events: list[AnswerEvent] = []
@@ -84,14 +85,14 @@ class Calls:
         return events
 
     def attempt(self, reader: Steps[None], closings: Sequence[str]) -> Steps[bool]:
-        """Read calls, or give back as text what looked like some; say whether it had their form."""
+        """Read calls, or show what is not one as text; return False if it was malformed."""
         source = self.source
         before = self._count
         try:
             yield from reader
         except MismatchError:
             if source.is_cut_short and (self._certain or self._shown):
-                # What is left is of the call, too.
+                # The rest belongs to the call that was cut short.
                 source.drop()
                 source.remainder()
             elif not source.holds:
@@ -138,7 +139,7 @@ class Calls:
             self._events.append(ToolCallArguments(self._count, text))
 
     def copy(self, reader: Steps[T], spell: Callable[[str], str] = str) -> Steps[T]:
-        """Run a reader; what it consumes becomes arguments, as ``spell`` makes JSON of it."""
+        """Run a reader; add what it consumes, as JSON made by ``spell``, to the arguments."""
         self.source.captured, self._spell = [], spell
         try:
             return (yield from reader)
@@ -147,7 +148,7 @@ class Calls:
             self.source.captured, self._spell = None, None
 
     def complete(self) -> None:
-        """The call has been read whole; what is held was its text."""
+        """The call has been read whole: forget its text."""
         if self._rejected:
             self._abandon()
             return
@@ -159,7 +160,7 @@ class Calls:
         self.source.drop()
 
     def reject(self) -> None:
-        """What is read is no call, whatever is yet to come of it: show it as text."""
+        """Treat what is being read as text, although it has not been read to its end."""
         if self._shown:
             raise MismatchError
         self._rejected = True

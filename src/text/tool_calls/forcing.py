@@ -1,4 +1,4 @@
-"""In which form the functions of a request are called where a grammar makes sure of it."""
+"""The form in which a grammar writes the calls of a request's functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BARE_KEY: Final = re.compile(r"[^<>\s]([^<>\r\n]*[^<>\s])?")
 _NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"}
 )
-# Of an object whose members can be written one by one, and of one that is text.
+# Keywords of an object whose members can be written one by one, and of a string member.
 _OBJECT_KEYS: Final = _NOTES | {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     "x-guidance",
@@ -36,7 +36,7 @@ _TEXT_KEYS: Final = _NOTES | {"type", "enum", "const"}
 
 
 class ForcedCalls(NamedTuple):
-    """How calls are forced: in a form of a syntax, of functions with schemas of arguments."""
+    """A form of a syntax, and the functions with the schemas of their arguments."""
 
     syntax: Syntax
     form: Form
@@ -44,9 +44,9 @@ class ForcedCalls(NamedTuple):
 
 
 class Member(NamedTuple):
-    """An argument that is written by itself: as JSON of ``schema``, one of ``texts``, or any text.
+    """An argument that is written by itself.
 
-    Its form is the first of these that is not ``None``.
+    It is JSON that conforms to ``schema``, or one of ``texts``, or any text if both are ``None``.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Member(NamedTuple):
 
 
 def forced_calls(syntax: Syntax, tools: Tools, token_of: TokenOf) -> ForcedCalls:
-    """Return how calls are forced: as the model writes them, or in JSON where that cannot be.
+    """Return the form of forced calls: the model's own, or JSON if that cannot express them.
 
     Raises
     ------
@@ -71,15 +71,14 @@ def forced_calls(syntax: Syntax, tools: Tools, token_of: TokenOf) -> ForcedCalls
 def joining_calls(
     syntax: Syntax, tools: Tools, token_of: TokenOf, *, only_strict: bool = False
 ) -> ForcedCalls | None:
-    """Return the form of calls that a grammar can tell from the rest of an answer, by a tag.
+    """Return a form of calls that can stand beside other text; ``None`` if the syntax has none.
 
-    With ``only_strict`` the rest is any text, and the arguments of functions that are not strict
-    may be any object.
+    With ``only_strict`` the other text is free, and functions that are not strict take any object.
 
     Raises
     ------
     InvalidRequestError
-        A function's parameters are no object, and it is strict or all of them are as good as.
+        A function's parameters are no object, and the grammar would enforce them.
     """
     found = _calls_of(syntax, tools, token_of, only_strict=only_strict)
     if found is None or not syntax.is_tagged(found.form):
@@ -88,7 +87,7 @@ def joining_calls(
 
 
 def members_of(schema: Mapping[str, Any]) -> Iterator[Member]:
-    """The arguments of an object that `_is_of_members`."""
+    """Return the arguments of an object for which `_is_of_members` holds."""
     required = schema.get("required") or ()
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     kinds = kinds_of_arguments(schema)
@@ -104,11 +103,11 @@ def members_of(schema: Mapping[str, Any]) -> Iterator[Member]:
 def _calls_of(
     syntax: Syntax, tools: Tools, token_of: TokenOf, *, only_strict: bool = False
 ) -> ForcedCalls | None:
-    """The first form in which all of these functions can be called."""
+    """Return the first form that can express all these functions."""
     for form in syntax.forms:
         if form.needs and token_of(form.needs) is None:
             continue
-        # Where arguments stand one by one, an object of any members cannot be told from others.
+        # Arguments that are written one by one need a schema that names them.
         loosely = only_strict and form.members is None
         functions = [
             (
@@ -131,7 +130,7 @@ def _can_spell(form: Form, name: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _is_of_members(schema: Mapping[str, Any], members: Members) -> bool:
-    """Whether the object is just what its properties are, each of which can stand by itself."""
+    """Whether each property can be written by itself, and the schema asks for nothing else."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not _OBJECT_KEYS.issuperset(schema):
         return False

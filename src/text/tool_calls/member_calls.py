@@ -1,4 +1,4 @@
-"""Syntaxes in which each argument stands by itself, as text between tags."""
+"""Syntaxes that write each argument separately, as text between tags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY_RUN = re.compile(r"[^<>\r\n]*")
 
 
 class _ArgumentWriter:
-    """Makes an object of the arguments of a call, one by one."""
+    """Builds the JSON object of a call's arguments, argument by argument."""
 
     def __init__(self, calls: Calls, name: str) -> None:
         calls.begin(name)
@@ -29,12 +29,12 @@ class _ArgumentWriter:
     def read(self, key: str, closing: str, *, line: bool) -> Steps[None]:
         """Read the value of argument ``key``, up to ``closing``, which is consumed.
 
-        With ``line`` it stands on lines of its own: the line breaks around it are not its own.
+        With ``line`` a line break at either end of the value is not part of it.
 
         Raises
         ------
         MismatchError
-            There is such an argument already, or none of that name can be, or it has no end.
+            The name is empty or was used before, or ``closing`` is missing.
         """
         if not key or key in self._keys:
             raise MismatchError
@@ -67,7 +67,7 @@ class _ArgumentWriter:
 
 
 class _Text:
-    """Spells a text inside the quotes of JSON, as it comes; a line break at its end waits."""
+    """Escapes a streamed text for JSON; a line break at its end is held back."""
 
     def __init__(self, *, holds_break: bool) -> None:
         self._holds_break = holds_break
@@ -81,13 +81,13 @@ class _Text:
 
 
 def _read_value(source: Source, kinds: Kinds, closing: str, *, line: bool) -> Steps[str]:
-    """Consume a value that is no mere text, and ``closing``; return it as it is spelt."""
+    """Consume a value that may be JSON, and ``closing``; return the value's text."""
     assert source.captured is None
     captured: list[str] = []
     source.captured = captured
     try:
         if "string" not in kinds:
-            # What is JSON may have the tag in a string.
+            # A string inside the JSON may contain the tag.
             with contextlib.suppress(MismatchError):
                 yield from read_value(source)
         is_closed = yield from source.up_to(closing)
@@ -101,7 +101,7 @@ def _read_value(source: Source, kinds: Kinds, closing: str, *, line: bool) -> St
 
 
 def _ends(source: Source, tag: str) -> Steps[bool]:
-    """Consume the tag after the last argument; the end of an answer may stand in for it."""
+    """Consume the tag after the last argument, which may be missing at the end of an answer."""
     if (yield from source.starts_with(tag)):
         return True
     return not (yield from source.peek()) and not source.is_cut_short

@@ -1,4 +1,4 @@
-"""What there is to say of a syntax of calls: how it is read, forced, found in a template, shown."""
+"""The description of one syntax of calls: how it is read, forced and found in a chat template."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from src.text.tool_calls.calls import Calls
 
 
 class Slot(enum.Enum):
-    """What differs between forced calls."""
+    """A part of a form that differs between calls."""
 
     NAME = enum.auto()
     """The function's name, as it is."""
     QUOTED_NAME = enum.auto()
     """The function's name, as JSON."""
     ARGUMENTS = enum.auto()
-    """The arguments: JSON text, or the form's `Members`."""
+    """The arguments: JSON text, or as the form's `Members` say."""
     NUMBER = enum.auto()
-    """A number with which the model tells its calls apart."""
+    """A number that the model gives each of its calls."""
 
 
 class Members(NamedTuple):
     """How arguments are written one by one: a string as it is, anything else as JSON.
 
-    ``before`` the name, ``between`` the name and the value, ``after`` the value, where ``closing``
-    is the part that ends it: no value has that in it.
+    ``before`` stands before the argument's name, ``between`` before its value, ``after`` behind it.
+    ``closing`` is the part of ``after`` that ends the value: no value may contain it.
     """
 
     before: str
@@ -39,22 +39,22 @@ class Members(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How calls are written where they are forced.
+    """How a grammar writes calls.
 
     Attributes
     ----------
     call
-        One call.
+        The parts of one call, in order.
     begin, end
-        What stands before the first call and after the last.
+        The text before the first call and after the last.
     separator
-        What stands between two calls; ``None``: there is one only.
+        The text between two calls; ``None``: the answer has a single call.
     members
-        How arguments are written that are not JSON as a whole.
+        How the arguments are written, where they are not one JSON object.
     needs
-        A tag that must be a special token of the tokenizer.
+        The form is used only if this tag is a special token of the tokenizer.
     joins_text
-        Whether calls may stand in an answer that is otherwise any text.
+        Whether a grammar can allow free text around the calls.
     """
 
     call: tuple[str | Slot, ...]
@@ -67,7 +67,7 @@ class Form(NamedTuple):
 
     @property
     def beginning(self) -> str:
-        """The text that every answer in this form begins with."""
+        """The text with which the first call begins."""
         first = self.call[0]
         return self.begin or (first if isinstance(first, str) else "")
 
@@ -84,30 +84,30 @@ class Syntax:
     Attributes
     ----------
     name
-        As the setting ``chat.tool_call_parser`` spells it.
+        The value of the setting ``chat.tool_call_parser``.
     models
-        Who writes so, for people.
+        The families that use it, for the documentation.
     example
-        What a call looks like, for people.
+        A call, for the documentation.
     shown_by
-        What in a chat template shows that a model writes so: texts, any of which is enough, or
-        tuples of texts that must all be there.
+        Texts in a chat template that identify the syntax. One of them is enough; of a tuple, all
+        texts must be there.
     read
-        Reads what stands after an opening tag (`Calls.opened` says which), or from a start on.
+        Reads what follows an opening tag (`Calls.opened` says which one), or a start.
     openings, closings
-        The tags before a call, any of which begins one, and those after it, each of which may be
-        missing.
+        The tags before and after calls. Any opening tag begins a call. Closing tags are optional.
     marks
-        What else of the syntax may be a special token.
+        Further tags that may be special tokens.
     starts
-        What a call without an opening tag begins with, at any place of the answer; see
+        Patterns at which a call without an opening tag may begin, anywhere in the answer; see
         `Source.until`.
     siblings
-        As ``starts``, from there on where something behind an opening tag was no call.
+        Further starts, looked for after the text behind an opening tag turned out malformed.
     forms
-        How calls are forced, the best first: one that cannot spell a function is passed over.
+        How a grammar writes calls, in order of preference. The first that can express all the
+        functions of a request is used.
     is_typed
-        Whether what an argument is, a text or JSON, is told by the function's schema alone.
+        Whether only the function's schema tells if an argument is a string or JSON.
     new_id
         Returns an id that the family's chat templates take.
     """
@@ -128,11 +128,11 @@ class Syntax:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Every text that the parser must see though it be a special token."""
+        """The texts that the parser must see even if they are special tokens."""
         return (*self.openings, *self.closings, *self.marks)
 
     def is_tagged(self, form: Form) -> bool:
-        """Whether a grammar can tell calls of this form from the rest of an answer, by a tag."""
+        """Whether calls of this form begin with an opening tag."""
         return form.beginning.startswith(self.openings)
 
 

@@ -1,4 +1,4 @@
-"""Every syntax of calls: a new one is an entry in a file of its kind, and a line here."""
+"""All syntaxes of calls. A new one is an entry in one of the files beside this, and a line here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SYNTAXES: Final[Mapping[str, Syntax]] = {
 }
 """By the names that the setting ``chat.tool_call_parser`` takes.
 
-Where the setting is ``auto``, the first that a chat template shows is taken, and the last where it
-shows none. What follows a tag in another syntax would be text anyway, so nothing is lost where a
-template is of a family that is not known.
+The setting ``auto`` takes the first that the chat template shows, or ``json`` if it shows none.
+What follows a tag in another syntax would be text anyway, so nothing is lost with an unknown
+family.
 """

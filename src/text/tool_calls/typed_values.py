@@ -1,4 +1,4 @@
-"""Arguments that are written as bare text, and become JSON by what the function's schema says."""
+"""Arguments written as bare text, converted to JSON by the types in the function's schema."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from src.text.tool_calls.json_values import is_value
 from src.text.tool_calls.python_values import read_literal
 
 Kinds: TypeAlias = frozenset[str]
-"""Kinds of values, as JSON Schema calls them; ``number`` has ``integer`` in it."""
+"""Types of JSON Schema; a set with ``number`` also has ``integer``."""
 
 ANY: Final[Kinds] = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 TEXT: Final[Kinds] = frozenset({"string"})
 
 _MAX_DEPTH: Final = 16
-"""Of references and combinations in a schema; what is deeper may be anything."""
+"""Bound on nested references and combinations; deeper schemas count as any type."""
 _BLANK: Final = " \t\r\n"
 
 
 def kinds_of_arguments(parameters: Mapping[str, Any]) -> dict[str, Kinds]:
-    """Return of what kinds a function's arguments are; what is not named may be anything."""
+    """Return the types of a function's arguments by name; arguments without a name may be any."""
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -35,7 +35,7 @@ def kinds_of_arguments(parameters: Mapping[str, Any]) -> dict[str, Kinds]:
 def json_of(text: str, kinds: Kinds) -> str:
     """Return the JSON of a value that is written as this text.
 
-    A text that stands for no value of these kinds is a string.
+    Text that is no value of these types becomes a string.
     """
     if kinds == TEXT:
         return _quoted(text)
@@ -58,7 +58,7 @@ def _quoted(text: str) -> str:
 
 
 def _kind_of_json(text: str) -> Kinds:
-    """The kinds of the value that this JSON text is; none where it is no JSON."""
+    """Return the types of the value that this JSON text is; empty if it is not JSON."""
     if not text or text[0] == '"' or not is_value(text):
         return frozenset()
     match text[0]:
@@ -79,7 +79,7 @@ def _kind_of_json(text: str) -> Kinds:
 
 
 def _json_of_literal(text: str) -> str | None:
-    """The JSON of a literal of Python, which templates show to models; None where it is none."""
+    """Return the JSON of a Python literal, as some templates show values to models, or None."""
     if not text or text[0] in "'\"":
         return None
     source = Source()
@@ -95,7 +95,7 @@ def _json_of_literal(text: str) -> str | None:
 
 
 class _SchemaReader:
-    """Tells the kinds of values that a function's schemas admit. Never fails: unknown is any."""
+    """Tells which types a function's schemas admit. What it does not understand admits any."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
