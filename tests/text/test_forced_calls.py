@@ -202,6 +202,45 @@ def test_arguments_that_cannot_stand_one_by_one_are_forced_as_json(
     assert read(forced.parser(), text).calls == [("f", arguments)]
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        # A reference that would mean something else in the schema of one argument.
+        {"properties": {"x": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+        {"properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"items": {"$ref": "#"}}}},
+        {"properties": {"x": {"$ref": "#y"}, "y": {"$anchor": "y", "type": "integer"}}},
+        {"properties": {"x": {"type": "array", "items": {"$dynamicRef": "#y"}}}},
+        # Schemas that are none.
+        {"properties": {"x": {"type": "integer"}}, "required": True},
+        {"properties": {"x": {"type": "integer"}}, "required": [{}]},
+        {"properties": {"x": {"type": "string", "enum": ["a", 1]}}},
+        {"properties": {"x": {"type": "string", "enum": 1}}},
+        {"properties": {"x": {"type": "string", "const": "a", "enum": 1}}},
+        {"properties": {"x": {"type": [{}, "string"]}}},
+        {"properties": {"x": 1}},
+        {"properties": [1]},
+    ],
+)
+def test_what_a_schema_means_is_left_to_what_compiles_it(parameters: dict[str, Any]) -> None:
+    forced = plan("qwen3_coder", tools=[function(parameters)])
+    assert forced.structured_output is not None
+    assert "<parameter=" not in str(forced.structured_output.value)
+    read(plan("qwen3_coder", tools=[function(parameters)], choice="auto").parser(), XML_ADD)
+
+
+def test_definitions_go_with_the_arguments_that_refer_to_them() -> None:
+    parameters = {
+        "properties": {"x": {"$ref": "#/$defs/X", "$defs": {"X": {"type": "string"}}}},
+        "required": ["x"],
+        "$defs": {"X": {"type": "array", "items": {"$ref": "#/$defs/Y"}}, "Y": {"enum": [1, 2]}},
+    }
+    forced = plan("glm45", tools=[function(parameters)])
+    text = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>[1, 2]</arg_value>\n</tool_call>"
+    its = tokenizer("glm45", special=False)
+    assert conforms(its, forced.structured_output, text)
+    assert not conforms(its, forced.structured_output, text.replace("2]", "3]"))
+
+
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("syntax", ["qwen3_coder", "kimi_k2", "granite", "deepseek_v31"])
 def test_a_strict_function_is_called_by_its_schema_where_the_model_decides(

@@ -32,6 +32,10 @@ _OBJECT_KEYS: Final = _NOTES | {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     "x-guidance",
 }
+_TO_DEFINITIONS: Final = ("#/$defs/", "#/definitions/")
+_UNUSUAL_REFERENCES: Final = frozenset(
+    {"$dynamicRef", "$recursiveRef", "$anchor", "$dynamicAnchor", "$recursiveAnchor"}
+)
 _TEXT_KEYS: Final = _NOTES | {"type", "enum", "const"}
 
 
@@ -88,12 +92,12 @@ def joining_calls(
 
 def members_of(schema: Mapping[str, Any]) -> Iterator[Member]:
     """Return the arguments of an object for which `_is_of_members` holds."""
-    required = schema.get("required") or ()
+    required = schema.get("required", [])
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     kinds = kinds_of_arguments(schema)
     for name, its in schema["properties"].items():
         if kinds[name] != TEXT:
-            whole = {**definitions, **its, "x-guidance": schema["x-guidance"]}
+            whole = {**its, **definitions, "x-guidance": schema["x-guidance"]}
             yield Member(name, name in required, schema=whole)
         else:
             texts = [its["const"]] if "const" in its else its.get("enum")
@@ -130,26 +134,53 @@ def _can_spell(form: Form, name: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _is_of_members(schema: Mapping[str, Any], members: Members) -> bool:
-    """Whether each property can be written by itself, and the schema asks for nothing else."""
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping) or not _OBJECT_KEYS.issuperset(schema):
+    """Whether each property can be written by itself, and the schema asks for nothing else.
+
+    A schema that is malformed is not: what compiles it refuses it.
+    """
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
         return False
-    required = schema.get("required") or ()
-    if schema.get("additionalProperties") is not False or not set(required) <= set(properties):
+    if schema.get("additionalProperties") is not False or not _OBJECT_KEYS.issuperset(schema):
+        return False
+    if not all(isinstance(name, str) and name in properties for name in required):
         return False
     kinds = kinds_of_arguments(schema)
     for name, its in properties.items():
         if not _BARE_KEY.fullmatch(name) or not isinstance(its, Mapping):
             return False
         if kinds[name] == TEXT:
-            if not _TEXT_KEYS.issuperset(its):
+            if not _is_text(its, members):
                 return False
-            texts = [*its.get("enum", ()), *([its["const"]] if "const" in its else ())]
-            if any(members.closing in text or text != text.strip() for text in texts):
-                return False
-        elif "string" in kinds[name] or "#/properties" in str(its):
+        elif "string" in kinds[name]:
             return False
-    return True
+    return all(reference.startswith(_TO_DEFINITIONS) for reference in _references(schema))
+
+
+def _is_text(schema: Mapping[str, Any], members: Members) -> bool:
+    """Whether a string that conforms to this schema can be told from its end."""
+    if not _TEXT_KEYS.issuperset(schema) or schema.get("type", "string") != "string":
+        return False
+    texts = schema.get("enum", [])
+    if not isinstance(texts, list):
+        return False
+    return all(
+        isinstance(text, str) and members.closing not in text and text == text.strip()
+        for text in (*texts, schema.get("const", ""))
+    )
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """What a schema refers to; an empty text for a reference of an unusual kind."""
+    left = [schema]
+    while left:
+        item = left.pop()
+        if isinstance(item, list):
+            left += item
+        elif isinstance(item, Mapping):
+            left += item.values()
+            yield from (str(item[key]) for key in item if key == "$ref")
+            yield from ("" for key in item if key in _UNUSUAL_REFERENCES)
 
 
 def _parameters(index: int, function: Mapping[str, Any]) -> dict[str, Any]:
