@@ -184,8 +184,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.logit_bias:
             _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
             _check_ids("logit_bias", tuple(self.logit_bias), vocab_size)
-            for bias in self.logit_bias.values():
-                _check_range("logit_bias", bias, -100.0, 100.0)
+            for token_id, bias in self.logit_bias.items():
+                if not -100.0 <= bias <= 100.0:
+                    raise InvalidRequestError(
+                        f"logit_bias[{token_id}] must be from -100.0 to 100.0, got {shown(bias)}",
+                        param="logit_bias",
+                    )
 
 
 def _invalid(name: str, value: object, bound: str) -> InvalidRequestError:

@@ -19,7 +19,7 @@ from src.http.chat_shape import ChatShape
 from src.http.conversation import conversation
 from src.http.fields import RequestDecoder
 from src.http.generation import Delivery, Job, job_timeout, run
-from src.http.prompts import tokens_to_keep
+from src.http.prompts import Cut, cut_of
 from src.http.protocol.chat import ChatRequest
 from src.http.sampling import (
     FieldNames,
@@ -105,18 +105,18 @@ async def prepare_chat(
         structured_output=structured_output(request, engine.config),
     )
     reserved = tokens_of_answer(info, max_tokens)
-    keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_model_len, reserved)
+    cut = cut_of(request, info.max_model_len, reserved)
     prompt_token_ids = None
     if drops_turns:
-        keep = info.max_model_len - reserved
-        messages, prompt_token_ids = await newest_turns(engine, messages, options, keep)
+        cut = Cut(info.max_model_len - reserved)
+        messages, prompt_token_ids = await newest_turns(engine, messages, options, cut.keep)
     tokenizer = engine.tokenizer
     reasons = reasoning_of(tokenizer, settings, request.chat_template) is not None
     scored = num_logprobs(request.prompt_logprobs)
-    if keep is not None or request.return_token_ids or reasons or scored:
+    if cut is not None or request.return_token_ids or reasons or scored:
         if prompt_token_ids is None:
             prompt_token_ids = await engine.tokenize(messages, chat=options)
-        prompt_token_ids = prompt_token_ids if keep is None else prompt_token_ids[-keep:]
+        prompt_token_ids = prompt_token_ids if cut is None else cut.tokens(prompt_token_ids)
     plan = await _plan(
         engine,
         settings,

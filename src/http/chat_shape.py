@@ -12,7 +12,7 @@ import msgspec
 from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
 from src.engine.client import AsyncEngine
 from src.http.fingerprint import system_fingerprint
-from src.http.generation import finish_reason, stop_reason, usage_body
+from src.http.generation import counts_always, finish_reason, stop_reason, usage_body
 from src.http.logprobs import TokenNames, chat_entries, chat_pieces, prompt_pieces
 from src.http.pieces import apart, in_pieces, listed
 from src.http.protocol.chat import (
@@ -71,8 +71,8 @@ class ChatShape:
         self._names = TokenNames(engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
         options = request.stream_options
-        self._counts_always = options is not None and bool(options.continuous_usage_stats)
         self._with_null_usage = options is not None and bool(options.include_usage)
+        self._counts_always = counts_always(options)
         # All chunks of a stream begin alike; only what differs is encoded for each.
         head = {"id": self.id, "object": "chat.completion.chunk", "created": self._created}
         head |= {"model": self._model, "system_fingerprint": self._fingerprint}

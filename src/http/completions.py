@@ -14,7 +14,7 @@ from src.http.call import Call
 from src.http.completion_shape import CompletionShape
 from src.http.fields import RequestDecoder
 from src.http.generation import Delivery, Job, job_timeout, run
-from src.http.prompts import Echo, Prompt, echoes_of, given_prompts, token_ids_of, tokens_to_keep
+from src.http.prompts import Echo, Prompt, cut_of, echoes_of, given_prompts, token_ids_of
 from src.http.protocol.completions import CompletionRequest
 from src.http.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -79,10 +79,10 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     name = served_name(engine.model_info, request.model)
     context = engine.model_info.max_model_len
     most = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    keep = tokens_to_keep(request.truncate_prompt_tokens, context, most)
-    prompts = given_prompts(request.prompt, config.http.max_prompts_per_request, context, keep)
+    cut = cut_of(request, context, most)
+    prompts = given_prompts(request.prompt, config.http.max_prompts_per_request, context, cut)
     _check_number(len(prompts), request.n or 1, config.scheduler.max_waiting_requests)
-    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, keep)
+    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, cut)
     params = _params(engine, request)
     job = Job(
         prompts=[(ids, _fitted(engine, request, params, len(ids))) for ids in token_ids],

@@ -67,11 +67,12 @@ def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatReque
     continues = messages[-1].role == "assistant" and messages[-1].tool_calls is None
     choice = request.tool_choice
     config = request.output_config
+    tools = _tools(request.tools or ())
     chat = ChatRequest(
         model=request.model,
         messages=with_instructions(_system(request), messages),
-        tools=_tools(request.tools or ()) or None,
-        tool_choice=_tool_choice(choice),
+        tools=tools or None,
+        tool_choice=_tool_choice(choice, is_offered=bool(tools), is_given=bool(request.tools)),
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         reasoning_effort=None if config is None else config.effort,
         continue_final_message=continues or None,
@@ -215,9 +216,18 @@ def _tools(given: Sequence[dict[str, Any]]) -> list[Tool]:
     return tools
 
 
-def _tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+def _tool_choice(
+    choice: ToolChoice | None, *, is_offered: bool, is_given: bool
+) -> str | dict[str, Any] | None:
     """As a chat spells it."""
     if choice is None:
+        return None
+    if not is_given and choice.type != "none":
+        raise InvalidRequestError(
+            "tool_choice may only be given with tools", param="tool_choice"
+        )
+    if not is_offered and choice.type == "auto":
+        # All of the tools run elsewhere.
         return None
     if choice.type == "tool":
         if choice.name is None:

@@ -90,10 +90,15 @@ async def delete_response(call: Call) -> None:
 
 
 async def cancel_response(call: Call) -> None:
-    """End a response that is being generated; one that is complete stays as it is."""
+    """End a response that is being generated; one that has been cancelled is shown again."""
     entry = call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
     if entry.abort is not None:
         entry.abort()
+    elif entry.body.status != "cancelled":
+        raise InvalidRequestError(
+            f"the response is {entry.body.status}: there is nothing to cancel any more",
+            param="response_id",
+        )
     await call.answer(*in_pieces(entry.body))
 
 

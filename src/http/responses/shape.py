@@ -240,7 +240,7 @@ class ResponseShape:
         else:
             item.arguments = block.text
             del place["content_index"]
-            done = {**place, "arguments": block.text}
+            done = {**place, "name": item.name, "arguments": block.text}
             yield "response.function_call_arguments.done", done
         yield "response.output_item.done", {"output_index": block.index, "item": item}
 

@@ -112,7 +112,7 @@ def translate(
     chat = ChatRequest(
         messages=with_instructions(request.instructions, turn),
         tools=tools or None,
-        tool_choice=_tool_choice(request.tool_choice),
+        tool_choice=_tool_choice(request.tool_choice, has_tools=bool(tools)),
         max_completion_tokens=request.max_output_tokens,
         logprobs=wants_logprobs or None,
         top_logprobs=request.top_logprobs if wants_logprobs else None,
@@ -336,9 +336,14 @@ def _function(tool: FunctionTool) -> Tool:
     )
 
 
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+def _tool_choice(
+    choice: str | dict[str, Any] | None, *, has_tools: bool
+) -> str | dict[str, Any] | None:
     """As a chat spells it."""
     match choice:
+        case "auto" if not has_tools:
+            # Unlike in a chat that is what is said where nothing is said.
+            return None
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
