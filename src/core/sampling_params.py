@@ -10,6 +10,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.core.structured_output import StructuredOutput
+from src.core.thinking import Thinking
 
 # Below this a temperature means greedy: dividing by it would overflow float32 logits.
 GREEDY_TEMPERATURE: Final = 1e-5
@@ -22,8 +23,12 @@ MAX_STOP_TOKEN_IDS: Final = 128
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
+MAX_TAG_CHARS: Final = 256
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
+
+# What errors call the bound of thinking: clients know it by this name.
+THINKING_BUDGET: Final = "thinking_token_budget"
 
 # What an error message shows of a value.
 _MAX_SHOWN_CHARS: Final = 50
@@ -80,6 +85,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Special tokens that are not skipped, for those who read the text and look for them.
     structured_output
         What the text must conform to: JSON, a regular expression, a choice, a grammar.
+    thinking
+        How the output's thinking is marked, and how many tokens it may have. Without it thinking
+        is text like any other.
     """
 
     n: int = 1
@@ -106,6 +114,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     kept_special_token_ids: tuple[int, ...] = ()
     structured_output: StructuredOutput | None = None
+    thinking: Thinking | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -142,6 +151,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_range(name, count, 0, MAX_LOGPROBS)
         self._validate_strings()
         self._validate_token_ids(vocab_size)
+        if self.thinking is not None:
+            _validate_thinking(self.thinking)
 
     def _validate_types(self) -> None:
         # What a program writes is not checked when it is constructed, unlike what is decoded.
@@ -190,6 +201,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                         f"logit_bias[{token_id}] must be from -100.0 to 100.0, got {shown(bias)}",
                         param="logit_bias",
                     )
+
+
+def _validate_thinking(thinking: Thinking) -> None:
+    for tag in (thinking.opening, thinking.closing):
+        if not 1 <= len(tag) <= MAX_TAG_CHARS:
+            raise InvalidRequestError(
+                f"thinking: tags must have 1 to {MAX_TAG_CHARS} characters, got one of {len(tag)}",
+                param="thinking",
+            )
+    if thinking.budget is not None:
+        _check_range(THINKING_BUDGET, thinking.budget, 0, INT64_MAX)
 
 
 def _invalid(name: str, value: object, bound: str) -> InvalidRequestError:

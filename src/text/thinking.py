@@ -1,0 +1,225 @@
+"""Where thinking ends, told from the bytes of its tokens; and which token ends it when it must.
+
+Tags need not be tokens of their own, and a model may spell one by other tokens than a tokenizer
+would. So they are looked for in the bytes that the tokens stand for, by the automaton of Knuth,
+Morris and Pratt ("Fast pattern matching in strings", 1977). Work is linear in the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from src.core.errors import InvalidRequestError
+from src.core.sampling_params import THINKING_BUDGET
+from src.core.thinking import Thinking
+
+if TYPE_CHECKING:
+    from src.text.tokenizer import Tokenizer
+
+_SPACE: Final = b" \t\r\n"
+
+
+class ThinkingTracker:
+    """How far the thinking of one output has come.
+
+    Attributes
+    ----------
+    num_tokens
+        Tokens of thinking so far. What has begun the closing tag counts until that is complete.
+    num_matched
+        Bytes of the closing tag that the thinking ends with.
+    has_begun, is_over
+        Whether there is thinking, and whether none comes any more.
+    """
+
+    __slots__ = (
+        "_closing",
+        "_failures",
+        "_num_bytes",
+        "_opening",
+        "_starts",
+        "has_begun",
+        "is_over",
+        "num_matched",
+        "num_tokens",
+    )
+
+    def __init__(self, opening: bytes, closing: bytes, *, is_open: bool) -> None:
+        # What is left to come of the opening tag.
+        self._opening = opening
+        self._closing = closing
+        self._failures = _failure_table(closing)
+        self._num_bytes = 0
+        # Where tokens begin that may be part of the closing tag.
+        self._starts: list[int] = []
+        self.num_tokens = 0
+        self.num_matched = 0
+        self.has_begun = is_open
+        self.is_over = False
+
+    def take(self, piece: bytes) -> None:
+        """The output goes on with a token of these bytes."""
+        if self.is_over:
+            return
+        if not self.has_begun:
+            self._await_opening(piece)
+            return
+        self.num_tokens += 1
+        self._starts.append(self._num_bytes)
+        self._read(piece)
+
+    def _await_opening(self, piece: bytes) -> None:
+        whole = self._closing_free(piece)
+        if whole is None:
+            return
+        # The rest of a token in which the tag ends is thinking, but the token is the tag's.
+        self.has_begun = True
+        self._read(whole)
+
+    def _closing_free(self, piece: bytes) -> bytes | None:
+        """Take more of the opening tag: what follows it, or ``None`` where it is not complete."""
+        if not self._num_bytes:
+            piece = piece.lstrip(_SPACE)
+        known = min(len(piece), len(self._opening))
+        if piece[:known] != self._opening[:known]:
+            self.is_over = True
+            return None
+        self._opening = self._opening[known:]
+        self._num_bytes += known
+        if self._opening:
+            return None
+        self._num_bytes = 0
+        return piece[known:]
+
+    def _read(self, piece: bytes) -> None:
+        closing, failures, state = self._closing, self._failures, self.num_matched
+        if not state and closing[0] not in piece:
+            self._num_bytes += len(piece)
+            self._starts.clear()
+            return
+        for index, byte in enumerate(piece, 1):
+            while state and closing[state] != byte:
+                state = failures[state]
+            if closing[state] == byte:
+                state += 1
+            if state == len(closing):
+                begin = self._num_bytes + index - state
+                # A token that has something before the tag is thinking.
+                self.num_tokens -= sum(start >= begin for start in self._starts)
+                self.is_over = True
+                self._starts.clear()
+                break
+        self._num_bytes += len(piece)
+        self.num_matched = state
+        begin = self._num_bytes - state
+        self._starts = [start for start in self._starts if start >= begin]
+
+
+class ThinkingGuide:
+    """Ends the thinking of outputs when their budget is spent.
+
+    Parameters
+    ----------
+    thinking
+        With a budget.
+    endings
+        For each number of bytes of the closing tag that are there already, the token that goes on
+        with it.
+    piece
+        The bytes of a token.
+    """
+
+    def __init__(
+        self, thinking: Thinking, endings: Sequence[int], piece: Callable[[int], bytes]
+    ) -> None:
+        assert thinking.budget is not None
+        self.budget = thinking.budget
+        self._thinking = thinking
+        self._endings = endings
+        self._piece = piece
+
+    def begin(self) -> ThinkingTracker:
+        """At the beginning of an output."""
+        return tracker_of(self._thinking)
+
+    def follow(self, tracker: ThinkingTracker, token_ids: Sequence[int]) -> None:
+        """An output goes on with these tokens."""
+        for token_id in token_ids:
+            if tracker.is_over:
+                return
+            tracker.take(self._piece(token_id))
+
+    def forced(self, tracker: ThinkingTracker) -> int | None:
+        """The only token that may come next, if there is one."""
+        if tracker.is_over or not tracker.has_begun or tracker.num_tokens < self.budget:
+            return None
+        return self._endings[tracker.num_matched]
+
+
+def tracker_of(thinking: Thinking) -> ThinkingTracker:
+    """At the beginning of an output."""
+    return ThinkingTracker(
+        thinking.opening.encode(), thinking.closing.encode(), is_open=thinking.is_open
+    )
+
+
+def endings_of(tokenizer: Tokenizer, closing: str, vocab_size: int) -> list[int]:
+    """Tokens by which a closing tag can be written, whatever is there of it already.
+
+    From its beginning they are those of the tokenizer. Looks at the whole vocabulary, unless the
+    tag is a token of its own.
+
+    Parameters
+    ----------
+    closing
+        The tag.
+    vocab_size
+        Tokens that the model has.
+
+    Returns
+    -------
+    For each number of bytes of the tag that are there already, a token that goes on with it.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is none.
+    """
+    whole, tag = tokenizer.token_to_id(closing), closing.encode()
+    if whole is not None and whole < vocab_size:
+        return [whole] * len(tag)
+    endings: dict[int, int] = {}
+    known = tokenizer.encode(closing, add_special_tokens=False)
+    if b"".join(map(tokenizer.token_bytes, known)) == tag and max(known) < vocab_size:
+        begin = 0
+        for token_id in known:
+            endings[begin] = token_id
+            begin += len(tokenizer.token_bytes(token_id))
+    longest: dict[bytes, int] = {}
+    for token_id in range(min(vocab_size, tokenizer.vocab_size)):
+        piece = tokenizer.token_bytes(token_id)
+        if piece and piece in tag and token_id not in tokenizer.special_ids:
+            longest.setdefault(piece, token_id)
+    for begin in range(len(tag)):
+        for end in range(len(tag), begin, -1):
+            if begin not in endings and tag[begin:end] in longest:
+                endings[begin] = longest[tag[begin:end]]
+        if begin not in endings:
+            raise InvalidRequestError(
+                f"{THINKING_BUDGET}: the model's tokens cannot spell {closing!r}, which ends its "
+                "thinking",
+                param=THINKING_BUDGET,
+            )
+    return [endings[begin] for begin in range(len(tag))]
+
+
+def _failure_table(tag: bytes) -> list[int]:
+    """``table[n]``: length of the longest proper prefix of ``tag[:n]`` that also ends it."""
+    table = [0, 0]
+    for i in range(1, len(tag)):
+        state = table[i]
+        while state and tag[state] != tag[i]:
+            state = table[state]
+        table.append(state + 1 if tag[state] == tag[i] else 0)
+    return table
