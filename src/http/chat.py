@@ -30,6 +30,7 @@ from src.http.sampling import (
 )
 from src.http.server import served_name
 from src.http.structured import structured_output
+from src.http.thinking import no_thinking, thinking_budget
 from src.http.tools import tool_offer
 from src.http.truncation import newest_turns, tokens_of_answer
 from src.text.answer import ToolOffer
@@ -76,11 +77,16 @@ class PreparedChat(NamedTuple):
 
 
 async def prepare_chat(
-    call: Call, request: ChatRequest, *, drops_turns: bool = False
+    call: Call,
+    request: ChatRequest,
+    *,
+    drops_turns: bool = False,
+    needs_thinking: bool = True,
 ) -> PreparedChat:
     """Check a request and turn it into a job, for every endpoint that holds conversations.
 
-    With ``drops_turns`` a conversation that is too long loses its oldest turns.
+    With ``drops_turns`` a conversation that is too long loses its oldest turns. A budget of
+    thinking is refused where the model marks no thinking, unless it ``needs_thinking`` not.
 
     Raises
     ------
@@ -126,10 +132,14 @@ async def prepare_chat(
         continued=options.continue_final_message,
         structured_output=params.structured_output,
     )
+    budget = thinking_budget(request)
+    if budget is not None and needs_thinking and not reasons:
+        raise no_thinking()
     params = msgspec.structs.replace(
         params,
         structured_output=plan.structured_output,
         kept_special_token_ids=plan.kept_special_token_ids,
+        thinking=None if budget is None and not params.stop else plan.thinking(budget),
     )
     job = Job(
         prompts=[(messages if prompt_token_ids is None else prompt_token_ids, params)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -28,6 +29,7 @@ from src.http.protocol.chat import (
     PieceToolCall,
 )
 from src.http.protocol.logprobs import ChatLogprobs
+from src.http.reasoning_tokens import ReasoningTokens
 from src.text.answer import (
     Answer,
     AnswerEvent,
@@ -43,6 +45,8 @@ from src.text.answer_plan import AnswerPlan
 _encode = msgspec.json.Encoder().encode
 
 _TOOL_CALLS: Final = "tool_calls"
+# Tokens that are looked at in one go.
+_COUNTED: Final = 1024
 
 
 class ChatShape:
@@ -78,10 +82,14 @@ class ChatShape:
         head |= {"model": self._model, "system_fingerprint": self._fingerprint}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._streams: dict[int, _ChoiceStream] = {}
+        # Of each choice, where answers may have some.
+        self._reasoning: defaultdict[int, ReasoningTokens] | None = None
+        if plan.reasoning is not None:
+            self._reasoning = defaultdict(lambda: ReasoningTokens(plan, engine.tokenizer))
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event of ``include_usage``."""
-        return self._head + b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n"
+        return self._head + b'],"usage":' + self._usage(usage) + b"}\n\n"
 
     def body(self, results: Sequence[GenerationResult], usage: Usage) -> Iterator[bytes]:
         """The whole answer, in pieces."""
@@ -92,7 +100,8 @@ class ChatShape:
             model=self._model,
             system_fingerprint=self._fingerprint,
             choices=apart(listed(map(self._choice, result.completions))),
-            usage=usage_body(usage),
+            # Told when the choices have been: what is reasoning in them is counted on the way.
+            usage=apart(self._usage(usage) for _ in range(1)),
         )
         if self._prompt_token_ids is not None:
             answer.prompt_token_ids = self._prompt_token_ids
@@ -101,7 +110,18 @@ class ChatShape:
             answer.prompt_logprobs = apart(pieces)
         return in_pieces(answer)
 
+    def _usage(self, usage: Usage) -> bytes:
+        counts = self._reasoning
+        tokens = None if counts is None else sum(count.tokens for count in counts.values())
+        return _encode(usage_body(usage, tokens))
+
     def _choice(self, completion: Completion) -> Iterator[bytes]:
+        if self._reasoning is not None:
+            token_ids, count = completion.token_ids, self._reasoning[completion.index]
+            for begin in range(0, len(token_ids), _COUNTED):
+                count.count(token_ids[begin : begin + _COUNTED])
+                # Others may get their turn.
+                yield b""
         answer = whole_answer(self._plan.parser(), completion.text)
         choice = ChatChoice(
             completion.index,
@@ -113,11 +133,13 @@ class ChatShape:
         )
         if completion.logprobs is not None:
             choice.logprobs = apart(chat_pieces(self._names, completion.logprobs))
-        return in_pieces(choice)
+        yield from in_pieces(choice)
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """One event, if the delta says anything, and one with the role before the first."""
         events = b""
+        if self._reasoning is not None:
+            self._reasoning[delta.index].count(delta.token_ids)
         stream = self._streams.get(delta.index)
         if stream is None:
             parser = None if self._plan.is_plain else self._plan.parser()
@@ -148,7 +170,7 @@ class ChatShape:
         self, choice: ChatChunkChoice, usage: Usage, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         if self._counts_always:
-            end = b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n"
+            end = b'],"usage":' + self._usage(usage) + b"}\n\n"
         else:
             end = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
         if prompt_token_ids is not None:
@@ -190,6 +212,7 @@ def _message(echoed: str, answer: Answer) -> ChatAnswer:
     message = ChatAnswer(content=echoed + answer.content)
     if answer.reasoning:
         message.reasoning = message.reasoning_content = answer.reasoning
+        message.content = message.content or None
     if answer.tool_calls:
         message.tool_calls = [
             AnswerToolCall(id=call.id, function=AnswerFunction(call.name, call.arguments))

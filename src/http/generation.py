@@ -24,7 +24,7 @@ from src.http.logprobs import check_number
 from src.http.pieces import Turn, gathered
 from src.http.portions import portions
 from src.http.protocol.generation import GenerationRequest, StreamOptions
-from src.http.protocol.usage import PromptTokensDetails, UsageBody
+from src.http.protocol.usage import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from src.http.sampling import num_logprobs
 from src.observability.tracing import RequestTrace
 
@@ -152,14 +152,17 @@ def describe_trace(call: Call, response_id: str, model: str | None, *, stream: b
             call.trace.model = model
 
 
-def usage_body(usage: Usage) -> UsageBody:
-    """Usage as OpenAI spells it."""
-    return UsageBody(
+def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> UsageBody:
+    """Usage as OpenAI spells it, with how many of the tokens were reasoning where there may be."""
+    body = UsageBody(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetails(usage.cached_tokens),
     )
+    if reasoning_tokens is not None:
+        body.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
+    return body
 
 
 def finish_reason(delta_reason: FinishReason | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from src.core.config import ChatSection
 from src.core.structured_output import StructuredOutput
+from src.core.thinking import Thinking
 from src.text.answer import AnswerParser, PlainAnswer, ToolOffer
 from src.text.answer_grammar import answer_form, forced_syntax
 from src.text.reasoning import ReasoningParser, ReasoningSyntax
@@ -58,6 +59,17 @@ class AnswerPlan:
     def is_plain(self) -> bool:
         """Whether answers are text and nothing else."""
         return self.calls is None and self.reasoning is None
+
+    def thinking(self, budget: int | None = None) -> Thinking | None:
+        """For ``SamplingParams.thinking``; ``None`` where answers have no reasoning."""
+        if self.reasoning is None:
+            return None
+        return Thinking(
+            opening=self.reasoning.opening,
+            closing=self.reasoning.closing,
+            is_open=self.reasoning_is_open,
+            budget=budget,
+        )
 
     def parser(self) -> AnswerParser:
         """A fresh parser, for one choice."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from src.text.tokenizer import Tokenizer
 
 _SPACE: Final = b" \t\r\n"
+# Bytes of a character of four without the last.
+_LONGEST_BEGINNING: Final = 3
 
 
 class ThinkingTracker:
@@ -39,6 +41,7 @@ class ThinkingTracker:
         "_num_bytes",
         "_opening",
         "_starts",
+        "_tail",
         "has_begun",
         "is_over",
         "num_matched",
@@ -53,6 +56,7 @@ class ThinkingTracker:
         self._num_bytes = 0
         # Where tokens begin that may be part of the closing tag.
         self._starts: list[int] = []
+        self._tail = b""
         self.num_tokens = 0
         self.num_matched = 0
         self.has_begun = is_open
@@ -67,7 +71,17 @@ class ThinkingTracker:
             return
         self.num_tokens += 1
         self._starts.append(self._num_bytes)
+        self._tail = (self._tail + piece)[-_LONGEST_BEGINNING:]
         self._read(piece)
+
+    @property
+    def is_within_character(self) -> bool:
+        """Whether the thinking ends with the beginning of a character."""
+        for length, byte in enumerate(reversed(self._tail), 1):
+            # A byte that begins a character says of how many it is the first.
+            if byte & 0xC0 != 0x80:
+                return byte >= 0xC0 and length < 2 + (byte >= 0xE0) + (byte >= 0xF0)
+        return False
 
     def _await_opening(self, piece: bytes) -> None:
         whole = self._closing_free(piece)
@@ -150,9 +164,15 @@ class ThinkingGuide:
                 return
             tracker.take(self._piece(token_id))
 
-    def forced(self, tracker: ThinkingTracker) -> int | None:
-        """The only token that may come next, if there is one."""
+    def forced(self, tracker: ThinkingTracker, *, completes_characters: bool = False) -> int | None:
+        """The only token that may come next, if there is one.
+
+        With ``completes_characters`` a character that has begun is completed first, though its
+        tokens be too many: what follows a grammar is valid Unicode.
+        """
         if tracker.is_over or not tracker.has_begun or tracker.num_tokens < self.budget:
+            return None
+        if completes_characters and tracker.is_within_character:
             return None
         return self._endings[tracker.num_matched]
 

@@ -29,10 +29,11 @@ class _Thought:
         Whether tokens were missed, so that nobody knows where it stands.
     """
 
-    __slots__ = ("_guide", "_tracker", "is_lost", "is_over", "key")
+    __slots__ = ("_guide", "_has_grammar", "_tracker", "is_lost", "is_over", "key")
 
-    def __init__(self, key: int, guide: ThinkingGuide) -> None:
+    def __init__(self, key: int, guide: ThinkingGuide, *, has_grammar: bool) -> None:
         self.key = key
+        self._has_grammar = has_grammar
         self._guide = guide
         self._tracker = guide.begin()
         self.is_over = False
@@ -45,7 +46,7 @@ class _Thought:
 
     def forced(self) -> int | None:
         """The only token that may come next, if there is one."""
-        return self._guide.forced(self._tracker)
+        return self._guide.forced(self._tracker, completes_characters=self._has_grammar)
 
 
 class Change(NamedTuple):
@@ -99,7 +100,7 @@ class RowThinking:
         guide = None if handle is None else self._held.get(handle)
         if guide is None:
             raise LookupError(f"nothing that ends thinking is held by the handle {handle}")
-        thought = _Thought(request.key, guide)
+        thought = _Thought(request.key, guide, has_grammar=request.grammar is not None)
         self._rows[row] = thought, request.prompt_len + guide.budget
         self._changes.append(Change(row, thought, output_token_ids))
 

@@ -34,6 +34,7 @@ FIELD_NAMES: Final[Names] = (
     (re.compile(r"(messages|prompt)\b.*"), "messages"),
     (re.compile(r"max_completion_tokens\b"), "max_tokens"),
     (re.compile(r"stop\b"), "stop_sequences"),
+    (re.compile(r"thinking_token_budget\b"), "thinking.budget_tokens"),
     (re.compile(r"response_format\b.*"), "output_config.format"),
     (re.compile(r"reasoning_effort\b"), "output_config.effort"),
     (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
@@ -86,6 +87,8 @@ def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatReque
     if isinstance(request, MessageRequest):
         template_kwargs |= request.chat_template_kwargs or {}
         _sample(chat, request)
+        if request.thinking is not None and request.thinking.type != "disabled":
+            chat.thinking_token_budget = request.thinking.budget_tokens
     chat.chat_template_kwargs = template_kwargs or None
     return chat
 
@@ -222,6 +225,8 @@ def _tool_choice(
     """As a chat spells it."""
     if choice is None:
         return None
+    if choice.type == "tool" and choice.name is None:
+        raise InvalidRequestError("tool_choice.name is required", param="tool_choice.name")
     if not is_given and choice.type != "none":
         raise InvalidRequestError(
             "tool_choice may only be given with tools", param="tool_choice"
@@ -230,7 +235,5 @@ def _tool_choice(
         # All of the tools run elsewhere.
         return None
     if choice.type == "tool":
-        if choice.name is None:
-            raise InvalidRequestError("tool_choice.name is required", param="tool_choice.name")
         return {"type": "function", "function": {"name": choice.name}}
     return "required" if choice.type == "any" else choice.type

@@ -111,6 +111,8 @@ class GenerationRequest(Accepted, kw_only=True):
     # Only so many tokens of the prompt, -1: as many as fit; and the side that the others are on.
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
+    # Tokens of thinking at most; -1: any number.
+    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
     # What the answer's id ends with. To Python, `$` alone would be before a line's end too.
     request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")] | None = None
     priority: int | None = None

@@ -53,10 +53,10 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model thinks first; its budget is the model's own affair."""
+    """Whether the model thinks first, and for how many tokens at most."""
 
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Meta(ge=0)] | None = None
     display: str | None = None
 
 

@@ -115,6 +115,7 @@ class ResponseRequest(AcceptedByResponses, kw_only=True):
     seed: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     ignore_eos: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None

@@ -16,7 +16,6 @@ from src.http.blocks import (
     BlockDelta,
     BlockEvent,
     BlockReader,
-    ReasoningCount,
 )
 from src.http.chat import PreparedChat
 from src.http.errors import ErrorAnswer
@@ -39,6 +38,7 @@ from src.http.protocol.responses import (
     ResponseRequest,
     ResponseUsage,
 )
+from src.http.reasoning_tokens import ReasoningTokens
 from src.http.responses.translation import UNDERSTOOD_TOOLS, Translation
 from src.http.sampling import num_logprobs
 
@@ -74,7 +74,7 @@ class ResponseShape:
         self._max_logprobs = chat.engine.config.http.max_logprobs_per_answer
         self._streams = bool(request.stream)
         self._reader = BlockReader()
-        self._reasoning = ReasoningCount()
+        self._reasoning = ReasoningTokens(chat.plan, chat.engine.tokenizer)
         # Of tokens that no text has been shown for, and of the open text.
         self._logprobs: list[_Logprobs] = []
         self._shown_logprobs: list[_Logprobs] = []
@@ -112,7 +112,7 @@ class ResponseShape:
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
             events += self._parser.finish()
-        self._reasoning.count(len(delta.token_ids), events)
+        self._reasoning.count(delta.token_ids)
         yield from self._item_events(self._reader.feed(events), logprobs)
 
     def finish(self, usage: Usage) -> Iterator[Event]:

@@ -63,6 +63,7 @@ _SAME: Final = (
     "seed",
     "stop",
     "ignore_eos",
+    "thinking_token_budget",
     "parallel_tool_calls",
     "chat_template_kwargs",
     "priority",
