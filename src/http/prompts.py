@@ -81,8 +81,7 @@ def given_prompts(
     if kind is int:
         return [cast(list[int], given)]
     return [
-        _fitted(item, context, cut) if isinstance(item, list) else cast(str, item)
-        for item in given
+        _fitted(item, context, cut) if isinstance(item, list) else cast(str, item) for item in given
     ]
 
 

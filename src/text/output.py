@@ -119,9 +119,7 @@ class OutputText:
         for used, token_id in enumerate(token_ids, 1):
             self.num_tokens += 1
             before, text = self._divided(self._detokenizer.push((token_id,)))
-            text, stop = self._stops.feed(
-                text, allow_match=self.num_tokens >= self._min_tokens
-            )
+            text, stop = self._stops.feed(text, allow_match=self.num_tokens >= self._min_tokens)
             text = before + text
             shown.append(text)
             if self._judge is not None:

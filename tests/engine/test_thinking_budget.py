@@ -77,7 +77,9 @@ async def expected(
     [
         FREE,
         SamplingParams(temperature=1, seed=11, max_tokens=30, ignore_eos=True),
-        SamplingParams(temperature=0.8, top_k=30, top_p=0.9, seed=3, max_tokens=30, ignore_eos=True),
+        SamplingParams(
+            temperature=0.8, top_k=30, top_p=0.9, seed=3, max_tokens=30, ignore_eos=True
+        ),
     ],
 )
 async def test_it_thinks_as_long_as_it_may_and_then_answers(
@@ -182,7 +184,7 @@ async def test_nothing_else_that_is_asked_for_keeps_it_from_ending(engine: Async
     others = [token_id for token_id in range(40, 60) if token_id not in tag]
     for params in (
         msgspec.structs.replace(FREE, allowed_token_ids=tuple(others)),
-        msgspec.structs.replace(FREE, logit_bias={token_id: -100.0 for token_id in tag}),
+        msgspec.structs.replace(FREE, logit_bias=dict.fromkeys(tag, -100.0)),
         msgspec.structs.replace(FREE, bad_words=(TAG,)),
         msgspec.structs.replace(FREE, presence_penalty=2.0, frequency_penalty=2.0),
         msgspec.structs.replace(FREE, min_tokens=30, ignore_eos=False),
@@ -228,9 +230,7 @@ async def test_a_form_begins_behind_the_thinking(engine: AsyncEngine) -> None:
             assert len(answer) == 4
             # A character that has begun is completed, though it take more tokens than there were.
             ends = [
-                n
-                for n in range(budget, budget + 4)
-                if result.token_ids[n : n + len(tag)] == tag
+                n for n in range(budget, budget + 4) if result.token_ids[n : n + len(tag)] == tag
             ]
             assert ends[0] == budget or "\ufffd" in engine.tokenizer.decode(
                 result.token_ids[:budget], skip_special_tokens=False
@@ -312,5 +312,3 @@ async def test_thinking_that_could_not_be_followed_fails_alone(
         await tokens(engine, within(FREE, 10), PROMPT)
     monkeypatch.undo()
     assert len(await tokens(engine, within(FREE, 10), PROMPT)) == 30
-
-

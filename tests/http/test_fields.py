@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,11 @@ async def test_a_salt_is_not_empty(client: httpx.AsyncClient, path: str) -> None
         ),
         (
             MESSAGES,
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": ""}]}]},
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": ""}]}
+                ]
+            },
             "messages[0].content[0].tool_use_id",
         ),
         (MESSAGES, {"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
@@ -238,7 +241,9 @@ async def test_a_client_that_splits_lines_reads_them(
 ) -> None:
     transport = httpx.ASGITransport(app)
     async with openai.AsyncOpenAI(
-        base_url="http://slipstream/v1", api_key="x", http_client=httpx.AsyncClient(transport=transport)
+        base_url="http://slipstream/v1",
+        api_key="x",
+        http_client=httpx.AsyncClient(transport=transport),
     ) as asking:
         stream = await asking.completions.create(
             model="tiny", prompt=BREAKS, max_tokens=1, stream=True, extra_body={"echo": True}

@@ -81,7 +81,7 @@ def response(chat: PreparedChat) -> ResponseShape:
 async def test_a_response_has_it_as_an_item_of_its_own(
     response: ResponseShape, chat: PreparedChat
 ) -> None:
-    text = b"".join((response.opening(), events_of_all(response, chat), *response.ending(USAGE)))
+    text = b"".join((*response.opening(), events_of_all(response, chat), *response.ending(USAGE)))
     events = [strictly(ResponseStreamEvent, data) for _, data in events_of(text.decode())]
     kinds = [event.type.removeprefix("response.") for event in events]
     middle = [kind for kind in kinds if not kind.endswith(".delta")]

@@ -753,7 +753,7 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
-        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "stream": True, "store": False}, "background"),
         ({"background": True, "store": False}, "background"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"metadata": {"k": "x" * 513}}, "metadata"),

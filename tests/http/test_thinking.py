@@ -136,7 +136,9 @@ async def test_a_budget_in_the_other_protocols(thinking: httpx.AsyncClient) -> N
     kinds = {block.type: block for block in said.content}
     assert (kinds["thinking"].thinking, kinds["text"].text) == (thought, answer)
     streamed = (await thinking.post(MESSAGES, json={**asked, "stream": True})).text
-    events = [strictly(RawMessageStreamEvent, d) for name, d in events_of(streamed) if name != "ping"]
+    events = [
+        strictly(RawMessageStreamEvent, d) for name, d in events_of(streamed) if name != "ping"
+    ]
     pieces = [event.delta for event in events if event.type == "content_block_delta"]
     assert "".join(p.thinking for p in pieces if p.type == "thinking_delta") == thought
     assert "".join(p.text for p in pieces if p.type == "text_delta") == answer
@@ -151,7 +153,9 @@ async def test_the_openai_client_asks_for_a_budget(
     wanted, usage = await chat(thinking, thinking_token_budget=6)
     transport = httpx.ASGITransport(thinking_app)
     async with openai.AsyncOpenAI(
-        base_url="http://slipstream/v1", api_key="x", http_client=httpx.AsyncClient(transport=transport)
+        base_url="http://slipstream/v1",
+        api_key="x",
+        http_client=httpx.AsyncClient(transport=transport),
     ) as client:
         answer = await client.chat.completions.create(
             model="tiny",
@@ -175,7 +179,9 @@ async def test_a_completion_has_a_budget_where_it_thinks(
     opened, closed, implied = (choice["token_ids"] for choice in body["choices"])
     assert opened[3 : 3 + len(tag)] == implied[3 : 3 + len(tag)] == tag
     assert TAG not in body["choices"][1]["text"]
-    free = await post(thinking, COMPLETIONS, prompt=prompts[1], **{**asked, "thinking_token_budget": -1})
+    free = await post(
+        thinking, COMPLETIONS, prompt=prompts[1], **{**asked, "thinking_token_budget": -1}
+    )
     assert free["choices"][0]["token_ids"] == closed
 
 
@@ -209,7 +215,11 @@ async def test_a_budget_where_nobody_knows_what_is_thought(client: httpx.AsyncCl
         assert error["param"] == "thinking_token_budget"
         assert error["code"] == "unsupported_parameter"
     # Anthropic's clients ask every model.
-    body = {"messages": [USER], "max_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 5}}
+    body = {
+        "messages": [USER],
+        "max_tokens": 5,
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+    }
     assert (await client.post(MESSAGES, json=body)).status_code == 200
 
 

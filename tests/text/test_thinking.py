@@ -60,7 +60,11 @@ def test_tokens_are_counted_between_the_tags(
     assert (tracker.num_tokens, tracker.is_over) == by_definition(given_, pieces)
 
 
-@given(text=PIECES.map("".join), places=st.lists(st.integers(0, 1000), max_size=8), is_open=st.booleans())
+@given(
+    text=PIECES.map("".join),
+    places=st.lists(st.integers(0, 1000), max_size=8),
+    is_open=st.booleans(),
+)
 def test_the_answer_begins_where_the_parser_says(
     text: str, places: list[int], is_open: bool
 ) -> None:
@@ -123,7 +127,9 @@ def test_stop_strings_are_for_the_answer(
     assert (text, by) == (shown, stop if stopped else None)
 
 
-@pytest.mark.parametrize("make", [tokenizers.byte_level, tokenizers.byte_fallback, tokenizers.unigram])
+@pytest.mark.parametrize(
+    "make", [tokenizers.byte_level, tokenizers.byte_fallback, tokenizers.unigram]
+)
 @pytest.mark.parametrize("closing", ["</think>", "[/THINK]", "\u25c1/think\u25b7"])
 def test_a_tag_is_completed_from_wherever_it_stands(make: Any, closing: str) -> None:
     tokenizer = tokenizer_of(make())

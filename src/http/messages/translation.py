@@ -228,9 +228,7 @@ def _tool_choice(
     if choice.type == "tool" and choice.name is None:
         raise InvalidRequestError("tool_choice.name is required", param="tool_choice.name")
     if not is_given and choice.type != "none":
-        raise InvalidRequestError(
-            "tool_choice may only be given with tools", param="tool_choice"
-        )
+        raise InvalidRequestError("tool_choice may only be given with tools", param="tool_choice")
     if not is_offered and choice.type == "auto":
         # All of the tools run elsewhere.
         return None

@@ -305,6 +305,23 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     usage: ResponseUsage | None = None
 
 
+class ItemList(msgspec.Struct, kw_only=True):
+    """A page of the items that a response was asked with."""
+
+    object: Literal["list"] = "list"
+    data: list[msgspec.Raw]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(msgspec.Struct):
+    """How many tokens a request has as a prompt."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class DeletedResponse(msgspec.Struct, kw_only=True):
     """The answer to ``DELETE``."""
 

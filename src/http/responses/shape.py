@@ -82,14 +82,16 @@ class ResponseShape:
         self._finish_reason: FinishReason | None = None
         self.response = _empty_response(request, chat)
 
-    def opening(self) -> bytes:
+    def opening(self) -> list[bytes]:
         """The events before anything is generated."""
-        kinds = ("response.created", "response.in_progress")
-        return self._spelt((kind, {"response": self.response}) for kind in kinds)
+        state = "queued" if self.response.background else "in_progress"
+        return self.spelt(
+            (f"response.{kind}", {"response": self.response}) for kind in ("created", state)
+        )
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """The events of the next delta."""
-        return self._spelt(self.take(delta))
+        return b"".join(self.spelt(self.take(delta)))
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """Take what has been generated; give the events of it.
@@ -131,17 +133,19 @@ class ResponseShape:
 
     def ending(self, usage: Usage) -> Iterator[bytes]:
         """Complete the response; give its last events, in pieces."""
-        return self._pieces(list(self.finish(usage)))
+        events = list(self.finish(usage))
+        return (piece for event in events for piece in self._pieces(event))
 
     @property
     def counts_logprobs(self) -> bool:
         """Whether it may become too long for its log-probabilities."""
         return self._logprobs_of_token > 0
 
-    def begun(self) -> None:
-        """Something has been generated."""
+    def begun(self) -> Iterator[Event]:
+        """Something has been generated; give the event of that."""
         if self.response.status == "queued":
             self.response.status = "in_progress"
+            yield "response.in_progress", {"response": self.response}
 
     def failed(self, answer: ErrorAnswer) -> None:
         """The response is over without being complete."""
@@ -161,7 +165,11 @@ class ResponseShape:
     def event(self, answer: ErrorAnswer, request_id: str) -> bytes:
         """An error, after something was streamed."""
         self.failed(answer)
-        return self._spelt([("response.failed", {"response": self.response})])
+        return b"".join(self.end_early())
+
+    def end_early(self) -> list[bytes]:
+        """The last event of a response that failed or was cancelled."""
+        return self.spelt([("response.failed", {"response": self.response})])
 
     @property
     def message(self) -> ChatMessage:
@@ -253,16 +261,17 @@ class ResponseShape:
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
 
-    def _spelt(self, events: Iterable[Event]) -> bytes:
-        return b"".join(self._pieces(events))
+    def spelt(self, events: Iterable[Event]) -> list[bytes]:
+        """Events as they are sent, each by itself."""
+        return [b"".join(self._pieces(event)) for event in events]
 
-    def _pieces(self, events: Iterable[Event]) -> Iterator[bytes]:
-        for kind, fields in events:
-            event = {"type": kind, "sequence_number": self._sequence, **fields}
-            self._sequence += 1
-            yield b"event: " + kind.encode() + b"\ndata: "
-            yield from in_pieces(event)
-            yield b"\n\n"
+    def _pieces(self, event: Event) -> Iterator[bytes]:
+        kind, fields = event
+        numbered = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        yield b"event: " + kind.encode() + b"\ndata: "
+        yield from in_pieces(numbered)
+        yield b"\n\n"
 
 
 def _new_item(block: Block, namespaces: Mapping[str, str]) -> OutputItem:
