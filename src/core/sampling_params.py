@@ -23,6 +23,7 @@ MAX_STOP_TOKEN_IDS: Final = 128
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
+MAX_TAGS: Final = 16
 MAX_TAG_CHARS: Final = 256
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
@@ -204,7 +205,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _validate_thinking(thinking: Thinking) -> None:
-    for tag in (thinking.opening, thinking.closing):
+    if not (thinking.openings and thinking.closings):
+        raise InvalidRequestError("thinking: there must be tags of either kind", param="thinking")
+    tags = (*thinking.openings, *thinking.closings, *thinking.ends_before)
+    _check_count("thinking", len(tags), MAX_TAGS)
+    for tag in tags:
         if not 1 <= len(tag) <= MAX_TAG_CHARS:
             raise InvalidRequestError(
                 f"thinking: tags must have 1 to {MAX_TAG_CHARS} characters, got one of {len(tag)}",

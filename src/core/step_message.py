@@ -38,7 +38,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         Handle of what ``params.structured_output`` was compiled to, ``None`` without it. Compiled
         grammars do not travel: whoever samples holds them by their handles.
     thinking
-        Handle of what ends its thinking, ``None`` where that has no bound. It does not travel either.
+        Handle of what ends its thinking, which does not travel either; ``None`` without a bound.
     """
 
     key: int

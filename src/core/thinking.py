@@ -10,18 +10,21 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes
     ----------
-    opening, closing
-        The tags around it. White space may stand before the opening one. An output that begins
-        with something else has no thinking.
+    openings, closings
+        The tags around it, of which the first ones are the usual ones. White space may stand before
+        an opening one. An output that begins with something else has no thinking.
+    ends_before
+        What ends it too, without being a tag: it is part of the answer.
     is_open
         Whether the prompt has opened it.
     budget
-        Tokens of thinking at most; ``None`` for any number. When they are spent, the closing tag is
-        written, whatever the model would have: the tags are none of these tokens. Where the model
-        has just begun to write the closing tag by itself, that is completed.
+        Tokens of thinking at most; ``None`` for any number. When they are spent, the first closing
+        tag is written, whatever the model would have: the tags are none of these tokens. Where the
+        model has just begun to write that tag by itself, it is completed.
     """
 
-    opening: str
-    closing: str
+    openings: tuple[str, ...]
+    closings: tuple[str, ...]
+    ends_before: tuple[str, ...] = ()
     is_open: bool = False
     budget: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from src.text.answer_plan import AnswerPlan
-from src.text.thinking import ThinkingTracker, tracker_of
+from src.text.thinking import ThinkingTracker
 from src.text.tokenizer import Tokenizer
 
 
@@ -17,7 +17,7 @@ class ReasoningTokens:
         self._tokenizer = tokenizer
         self._tracker: ThinkingTracker | None = None
         if thinking is not None:
-            self._tracker = tracker_of(thinking)
+            self._tracker = ThinkingTracker(thinking)
 
     def count(self, token_ids: Iterable[int]) -> None:
         """The answer goes on with these."""

@@ -48,4 +48,6 @@ def thinking_behind(
     end = tokenizer.decode(prompt_token_ids[-_END_TOKENS:], False)
     opened, closed = end.rfind(syntax.opening), end.rfind(syntax.closing)
     is_open = opened > closed if max(opened, closed) >= 0 else syntax.implied
-    return Thinking(opening=syntax.opening, closing=syntax.closing, is_open=is_open, budget=budget)
+    return Thinking(
+        openings=(syntax.opening,), closings=(syntax.closing,), is_open=is_open, budget=budget
+    )

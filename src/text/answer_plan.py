@@ -65,8 +65,8 @@ class AnswerPlan:
         if self.reasoning is None:
             return None
         return Thinking(
-            opening=self.reasoning.opening,
-            closing=self.reasoning.closing,
+            openings=(self.reasoning.opening,),
+            closings=(self.reasoning.closing,),
             is_open=self.reasoning_is_open,
             budget=budget,
         )

@@ -20,8 +20,10 @@ class BeforeAnswer:
     """
 
     def __init__(self, thinking: Thinking) -> None:
-        self._opening = thinking.opening
-        self._closing = thinking.closing
+        self._openings = thinking.openings
+        self._closings = thinking.closings
+        self._ends_before = thinking.ends_before
+        self._longest = max(map(len, (*thinking.closings, *thinking.ends_before)))
         self._stage: Literal["opening", "thinking", "space"] = "opening"
         if thinking.is_open:
             self._stage = "thinking"
@@ -37,27 +39,39 @@ class BeforeAnswer:
         if self._stage == "opening":
             self._held += text
             begun = self._held.lstrip(_SPACE)
-            if len(begun) < len(self._opening) and self._opening.startswith(begun):
+            opening = next((tag for tag in self._openings if begun.startswith(tag)), None)
+            if opening is None and any(tag.startswith(begun) for tag in self._openings):
                 return "", ""
             text, self._held = self._held, ""
-            if not begun.startswith(self._opening):
+            if opening is None:
                 self.is_over = True
                 return "", text
-            before, text = text[: -len(begun)] + self._opening, begun[len(self._opening) :]
+            end = len(text) - len(begun) + len(opening)
+            before, text = text[:end], text[end:]
             self._stage = "thinking"
         if self._stage == "thinking":
             known = len(self._end)
             seen = self._end + text
-            found = seen.find(self._closing)
-            if found < 0:
-                self._end = seen[max(0, len(seen) - len(self._closing) + 1) :]
+            end = self._find_end(seen)
+            if end < 0:
+                self._end = seen[max(0, len(seen) - self._longest + 1) :]
                 return before + text, ""
-            end = found + len(self._closing) - known
+            # What ends it without being a tag may have been shown in part.
+            end = max(0, end - known)
             before, text = before + text[:end], text[end:]
             self._stage = "space"
         answer = text.lstrip(_SPACE)
         self.is_over = bool(answer)
         return before + text[: len(text) - len(answer)], answer
+
+    def _find_end(self, text: str) -> int:
+        """Where the thinking and its tag end; -1 where they do not."""
+        found = [
+            (begin, begin + (len(tag) if tag in self._closings else 0))
+            for tag in (*self._closings, *self._ends_before)
+            if (begin := text.find(tag)) >= 0
+        ]
+        return min(found)[1] if found else -1
 
     def finish(self) -> str:
         """What is left at the end of the text: it is part of the answer."""

@@ -22,45 +22,67 @@ _SPACE: Final = b" \t\r\n"
 _LONGEST_BEGINNING: Final = 3
 
 
+class _Tag:
+    """One tag, and how many of its bytes the thinking ends with."""
+
+    __slots__ = ("_failures", "_tag", "first", "num_matched")
+
+    def __init__(self, tag: bytes) -> None:
+        self._tag = tag
+        self._failures = _failure_table(tag)
+        self.first = tag[0]
+        self.num_matched = 0
+
+    def takes(self, byte: int) -> bool:
+        """The thinking goes on with this byte; whether it completes the tag."""
+        tag, state = self._tag, self.num_matched
+        while state and tag[state] != byte:
+            state = self._failures[state]
+        self.num_matched = state = state + 1 if tag[state] == byte else 0
+        return state == len(tag)
+
+
 class ThinkingTracker:
     """How far the thinking of one output has come.
 
     Attributes
     ----------
     num_tokens
-        Tokens of thinking so far. What has begun the closing tag counts until that is complete.
-    num_matched
-        Bytes of the closing tag that the thinking ends with.
+        Tokens of thinking so far. What has begun a closing tag counts until that is complete.
     has_begun, is_over
         Whether there is thinking, and whether none comes any more.
     """
 
     __slots__ = (
-        "_closing",
-        "_failures",
+        "_begun",
+        "_closings",
         "_num_bytes",
-        "_opening",
+        "_openings",
         "_starts",
         "_tail",
         "has_begun",
         "is_over",
-        "num_matched",
         "num_tokens",
     )
 
-    def __init__(self, opening: bytes, closing: bytes, *, is_open: bool) -> None:
-        # What is left to come of the opening tag.
-        self._opening = opening
-        self._closing = closing
-        self._failures = _failure_table(closing)
+    def __init__(self, thinking: Thinking) -> None:
+        self._openings = tuple(tag.encode() for tag in thinking.openings)
+        ends = (*thinking.closings, *thinking.ends_before)
+        self._closings = [_Tag(tag.encode()) for tag in ends]
+        # What may become an opening tag.
+        self._begun = b""
         self._num_bytes = 0
-        # Where tokens begin that may be part of the closing tag.
+        # Where tokens begin that may be part of a closing tag.
         self._starts: list[int] = []
         self._tail = b""
         self.num_tokens = 0
-        self.num_matched = 0
-        self.has_begun = is_open
+        self.has_begun = thinking.is_open
         self.is_over = False
+
+    @property
+    def num_matched(self) -> int:
+        """Bytes of the first closing tag that the thinking ends with."""
+        return self._closings[0].num_matched
 
     def take(self, piece: bytes) -> None:
         """The output goes on with a token of these bytes."""
@@ -74,6 +96,16 @@ class ThinkingTracker:
         self._tail = (self._tail + piece)[-_LONGEST_BEGINNING:]
         self._read(piece)
 
+    def _await_opening(self, piece: bytes) -> None:
+        begun = self._begun = self._begun + piece if self._begun else piece.lstrip(_SPACE)
+        for opening in self._openings:
+            if begun.startswith(opening):
+                # The rest of a token in which the tag ends is thinking, but the token is the tag's.
+                self.has_begun = True
+                self._read(begun[len(opening) :])
+                return
+        self.is_over = not any(opening.startswith(begun) for opening in self._openings)
+
     @property
     def is_within_character(self) -> bool:
         """Whether the thinking ends with the beginning of a character."""
@@ -83,51 +115,23 @@ class ThinkingTracker:
                 return byte >= 0xC0 and length < 2 + (byte >= 0xE0) + (byte >= 0xF0)
         return False
 
-    def _await_opening(self, piece: bytes) -> None:
-        whole = self._closing_free(piece)
-        if whole is None:
-            return
-        # The rest of a token in which the tag ends is thinking, but the token is the tag's.
-        self.has_begun = True
-        self._read(whole)
-
-    def _closing_free(self, piece: bytes) -> bytes | None:
-        """Take more of the opening tag: what follows it, or ``None`` where it is not complete."""
-        if not self._num_bytes:
-            piece = piece.lstrip(_SPACE)
-        known = min(len(piece), len(self._opening))
-        if piece[:known] != self._opening[:known]:
-            self.is_over = True
-            return None
-        self._opening = self._opening[known:]
-        self._num_bytes += known
-        if self._opening:
-            return None
-        self._num_bytes = 0
-        return piece[known:]
-
     def _read(self, piece: bytes) -> None:
-        closing, failures, state = self._closing, self._failures, self.num_matched
-        if not state and closing[0] not in piece:
-            self._num_bytes += len(piece)
+        closings, begin = self._closings, self._num_bytes
+        self._num_bytes += len(piece)
+        if not any(tag.num_matched or tag.first in piece for tag in closings):
             self._starts.clear()
             return
         for index, byte in enumerate(piece, 1):
-            while state and closing[state] != byte:
-                state = failures[state]
-            if closing[state] == byte:
-                state += 1
-            if state == len(closing):
-                begin = self._num_bytes + index - state
+            # All of them go on, whichever is complete.
+            if complete := [tag for tag in closings if tag.takes(byte)]:
+                length = max(tag.num_matched for tag in complete)
                 # A token that has something before the tag is thinking.
-                self.num_tokens -= sum(start >= begin for start in self._starts)
+                self.num_tokens -= sum(start >= begin + index - length for start in self._starts)
                 self.is_over = True
                 self._starts.clear()
-                break
-        self._num_bytes += len(piece)
-        self.num_matched = state
-        begin = self._num_bytes - state
-        self._starts = [start for start in self._starts if start >= begin]
+                return
+        first = self._num_bytes - max(tag.num_matched for tag in closings)
+        self._starts = [start for start in self._starts if start >= first]
 
 
 class ThinkingGuide:
@@ -155,7 +159,7 @@ class ThinkingGuide:
 
     def begin(self) -> ThinkingTracker:
         """At the beginning of an output."""
-        return tracker_of(self._thinking)
+        return ThinkingTracker(self._thinking)
 
     def follow(self, tracker: ThinkingTracker, token_ids: Sequence[int]) -> None:
         """An output goes on with these tokens."""
@@ -175,13 +179,6 @@ class ThinkingGuide:
         if completes_characters and tracker.is_within_character:
             return None
         return self._endings[tracker.num_matched]
-
-
-def tracker_of(thinking: Thinking) -> ThinkingTracker:
-    """At the beginning of an output."""
-    return ThinkingTracker(
-        thinking.opening.encode(), thinking.closing.encode(), is_open=thinking.is_open
-    )
 
 
 def endings_of(tokenizer: Tokenizer, closing: str, vocab_size: int) -> list[int]:

@@ -22,7 +22,7 @@ from tests.support.engines import assert_idle, random_prompts, small_config
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 TAG = "</think>"
-OPEN = Thinking(opening="<think>", closing=TAG, is_open=True)
+OPEN = Thinking(openings=("<think>",), closings=(TAG,), is_open=True)
 PROMPT = list(range(30, 50))
 FREE = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
@@ -235,7 +235,8 @@ async def test_a_form_begins_behind_the_thinking(engine: AsyncEngine) -> None:
             assert ends[0] == budget or "\ufffd" in engine.tokenizer.decode(
                 result.token_ids[:budget], skip_special_tokens=False
             )
-            assert TAG not in thought and "\ufffd" not in thought
+            assert TAG not in thought
+            assert "\ufffd" not in thought
 
 
 async def test_what_the_model_opens_by_itself_counts_from_there(engine: AsyncEngine) -> None:
@@ -266,7 +267,9 @@ async def test_stop_strings_wait_for_the_answer(engine: AsyncEngine) -> None:
     asked = msgspec.structs.replace(within(FREE, 8), stop=(stop,))
     result = await engine.generate(PROMPT, asked)
     thought, tag, answer = result.text.partition(TAG)
-    assert tag and stop in thought and stop not in answer
+    assert tag
+    assert stop in thought
+    assert stop not in answer
     assert result.completions[0].stop_reason in (stop, None)
 
 

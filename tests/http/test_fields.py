@@ -161,7 +161,8 @@ async def test_usage_comes_with_every_event_only_where_there_is_usage(
     assert not any(await usages(continuous_usage_stats=True))
     assert not any(await usages(include_usage=False, continuous_usage_stats=True))
     *before, last = await usages(include_usage=True)
-    assert last and not any(before)
+    assert last
+    assert not any(before)
 
 
 IDS = list(range(40, 60))

@@ -360,4 +360,5 @@ async def test_what_goes_on_in_the_background_ends_with_the_server(config: Confi
         for name in names:
             entry = share.entries[name]
             assert entry.body.status in ("failed", "cancelled", "incomplete")
-            assert entry.events is not None and entry.events.is_over
+            assert entry.events is not None
+            assert entry.events.is_over

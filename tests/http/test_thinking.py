@@ -150,7 +150,7 @@ async def test_a_budget_in_the_other_protocols(thinking: httpx.AsyncClient) -> N
 async def test_the_openai_client_asks_for_a_budget(
     thinking: httpx.AsyncClient, thinking_app: Starlette
 ) -> None:
-    wanted, usage = await chat(thinking, thinking_token_budget=6)
+    wanted, _ = await chat(thinking, thinking_token_budget=6)
     transport = httpx.ASGITransport(thinking_app)
     async with openai.AsyncOpenAI(
         base_url="http://slipstream/v1",
@@ -165,7 +165,8 @@ async def test_the_openai_client_asks_for_a_budget(
             extra_body={"thinking_token_budget": 6, "ignore_eos": True},
         )
     assert answer.choices[0].message.content == wanted["message"]["content"]
-    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens == 6
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,19 +15,19 @@ from src.text.answer import PlainAnswer
 from src.text.before_answer import BeforeAnswer
 from src.text.output import OutputText
 from src.text.reasoning import ReasoningParser, ReasoningSyntax
-from src.text.thinking import ThinkingGuide, endings_of, tracker_of
+from src.text.thinking import ThinkingGuide, ThinkingTracker, endings_of
 from src.text.tokenizer import Tokenizer
 from tests.support import tokenizers
 from tests.text.answers import cut, read
 
-THINK = Thinking(opening="<think>", closing="</think>")
+THINK = Thinking(openings=("<think>",), closings=("</think>",))
 # A tag that begins again within itself.
-ODD = Thinking(opening="[[", closing="]]x]]y")
+ODD = Thinking(openings=("[[", "<th"), closings=("]]x]]y", "]]x"), ends_before=("so",))
 PIECES = st.lists(
     st.sampled_from(
-        ["<think>", "</think>", "<th", "ink>", "</", "think", ">", ">\n\n", "so", " ", "\n", "]]x"]
-        + ["]", "]x]]y", "[", "[[", "y", "x", "é"]
-    ),
+        ["<think>", "</think>", "<th", "ink>", "</", "think", ">", ">\n\n", "so", " ", "\n", "s"]
+    )
+    | st.sampled_from(["]]x", "]", "]x]]y", "[", "[[", "y", "x", "é", "o"]),
     max_size=14,
 )
 
@@ -36,10 +37,17 @@ def by_definition(thinking: Thinking, pieces: list[str]) -> tuple[int, bool]:
     text, at = "".join(pieces), 0
     if not thinking.is_open:
         begun = text.lstrip(" \t\r\n")
-        at = len(text) - len(begun) + len(thinking.opening)
-        if not begun.startswith(thinking.opening):
-            return 0, not thinking.opening.startswith(begun)
-    end = text.find(thinking.closing, at)
+        opening = next((tag for tag in thinking.openings if begun.startswith(tag)), None)
+        if opening is None:
+            return 0, not any(tag.startswith(begun) for tag in thinking.openings)
+        at = len(text) - len(begun) + len(opening)
+    # The first that is complete, and of those that are so together the longest.
+    ends = [
+        (begin + len(tag), begin)
+        for tag in (*thinking.closings, *thinking.ends_before)
+        if (begin := text.find(tag, at)) >= 0
+    ]
+    end = min(ends)[1] if ends else -1
     starts = [sum(map(len, pieces[:index])) for index in range(len(pieces))]
     # The token in which the opening tag ends is the tag's.
     counted = [start for start in starts if start >= at]
@@ -53,8 +61,8 @@ def by_definition(thinking: Thinking, pieces: list[str]) -> tuple[int, bool]:
 def test_tokens_are_counted_between_the_tags(
     thinking: Thinking, pieces: list[str], is_open: bool
 ) -> None:
-    given_ = Thinking(opening=thinking.opening, closing=thinking.closing, is_open=is_open)
-    tracker = tracker_of(given_)
+    given_ = msgspec.structs.replace(thinking, is_open=is_open)
+    tracker = ThinkingTracker(given_)
     for piece in pieces:
         tracker.take(piece.encode())
     assert (tracker.num_tokens, tracker.is_over) == by_definition(given_, pieces)
@@ -68,9 +76,9 @@ def test_tokens_are_counted_between_the_tags(
 def test_the_answer_begins_where_the_parser_says(
     text: str, places: list[int], is_open: bool
 ) -> None:
-    syntax = ReasoningSyntax("x", THINK.opening, THINK.closing)
+    syntax = ReasoningSyntax("x", THINK.openings[0], THINK.closings[0])
     whole = read(ReasoningParser(syntax, PlainAnswer(), is_open=is_open), text)
-    gate = BeforeAnswer(Thinking(opening="<think>", closing="</think>", is_open=is_open))
+    gate = BeforeAnswer(Thinking(openings=("<think>",), closings=("</think>",), is_open=is_open))
     before = answer = ""
     for piece in cut(text, places):
         if gate.is_over:
@@ -133,14 +141,13 @@ def test_stop_strings_are_for_the_answer(
 @pytest.mark.parametrize("closing", ["</think>", "[/THINK]", "\u25c1/think\u25b7"])
 def test_a_tag_is_completed_from_wherever_it_stands(make: Any, closing: str) -> None:
     tokenizer = tokenizer_of(make())
-    thinking = Thinking(opening="<think>", closing=closing, is_open=True, budget=3)
-    try:
-        endings = endings_of(tokenizer, closing, tokenizer.vocab_size)
-    except InvalidRequestError as error:
-        # A vocabulary without its characters, and without bytes.
-        assert error.param == "thinking_token_budget"
-        assert make is tokenizers.unigram
+    thinking = Thinking(openings=("<think>",), closings=(closing,), is_open=True, budget=3)
+    if make is tokenizers.unigram:
+        # A vocabulary without some of its characters, and without bytes.
+        with pytest.raises(InvalidRequestError, match="thinking_token_budget"):
+            endings_of(tokenizer, closing, tokenizer.vocab_size)
         return
+    endings = endings_of(tokenizer, closing, tokenizer.vocab_size)
     guide = ThinkingGuide(thinking, endings, tokenizer.token_bytes)
     tag = closing.encode()
     for begun in range(len(tag)):
@@ -171,7 +178,7 @@ def test_a_tag_is_completed_from_wherever_it_stands(make: Any, closing: str) -> 
 @given(text=st.text(max_size=6), number=st.integers(0, 24))
 def test_a_character_that_has_begun_is_noticed(text: str, number: int) -> None:
     data = text.encode()[:number]
-    tracker = tracker_of(Thinking(opening="x", closing="\0\1\2", is_open=True))
+    tracker = ThinkingTracker(Thinking(openings=("x",), closings=("\0\1\2",), is_open=True))
     for byte in data:
         tracker.take(bytes([byte]))
     is_whole = data == data.decode(errors="ignore").encode()

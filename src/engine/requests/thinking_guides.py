@@ -37,7 +37,7 @@ class ThinkingGuides:
         InvalidRequestError
             No tokens of the model spell the tag.
         """
-        closing = thinking.closing
+        closing = thinking.closings[0]
         endings = self._endings.get(closing)
         if endings is None:
             # It may look at the whole vocabulary.
