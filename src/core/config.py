@@ -170,6 +170,9 @@ class ChatSection(Section, frozen=True, kw_only=True):
         "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "json"
     ] = "auto"
     reasoning_parser: Literal["auto", "none", "think", "deepseek_r1", "mistral"] = "auto"
+    # Whether a whole call in reasoning that is never closed is one; "auto": where the chat template
+    # writes calls so.
+    calls_in_reasoning: Literal["auto", "on", "off"] = "auto"
     # Whether arguments are shown before they are whole where no grammar makes sure of them.
     stream_tool_arguments: bool = False
     # What requests may bring: nothing, chat_template_kwargs, or a chat_template too.

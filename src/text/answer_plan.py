@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from src.core.config import ChatSection
@@ -12,6 +12,7 @@ from src.core.thinking import Thinking
 from src.text.answer import AnswerParser, PlainAnswer, ToolOffer
 from src.text.answer_grammar import answer_form, forced_syntax
 from src.text.reasoning import ReasoningParser, ReasoningSyntax
+from src.text.thought_calls import ThoughtCalls, leaves_thinking_open
 from src.text.tool_calls.detection import reasoning_syntax, tool_call_syntax
 from src.text.tool_calls.parser import ToolCallParser
 from src.text.tool_calls.syntaxes import Syntax
@@ -43,6 +44,8 @@ class AnswerPlan:
         Whether arguments are shown as they come.
     reasoning, reasoning_is_open
         How reasoning is marked, ``None`` where there can be none; whether the prompt has opened it.
+    calls_in_reasoning
+        Whether a call in reasoning that never ends is a call.
     """
 
     structured_output: StructuredOutput | None
@@ -54,6 +57,7 @@ class AnswerPlan:
     eager: bool
     reasoning: ReasoningSyntax | None
     reasoning_is_open: bool
+    calls_in_reasoning: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -83,6 +87,12 @@ class AnswerPlan:
             )
         if self.reasoning is not None:
             parser = ReasoningParser(self.reasoning, parser, is_open=self.reasoning_is_open)
+        thinking = self.thinking()
+        if self.calls_in_reasoning and self.calls is not None and thinking is not None:
+            # Only what is marked as a call, and whole.
+            marked = replace(self.calls, untagged=False)
+            calls = ToolCallParser(marked, self.functions, parallel=self.parallel)
+            parser = ThoughtCalls(parser, calls, thinking)
         return parser
 
 
@@ -171,6 +181,31 @@ def plan_answer(
         eager=form.has_calls or settings.stream_tool_arguments,
         reasoning=reasoning,
         reasoning_is_open=stage == "open",
+        # Under a grammar thinking ends where the grammar says.
+        calls_in_reasoning=form.output is None
+        and _calls_in_reasoning(tokenizer, settings, template, calls, reasoning),
+    )
+
+
+def _calls_in_reasoning(
+    tokenizer: Tokenizer,
+    settings: ChatSection,
+    template: str | None,
+    calls: Syntax | None,
+    reasoning: ReasoningSyntax | None,
+) -> bool:
+    setting = settings.calls_in_reasoning
+    if calls is None or calls.opening is None or reasoning is None or setting == "off":
+        return False
+    if setting == "on":
+        return True
+    # A request's own template is not tried out.
+    return (
+        template is None
+        and tokenizer.has_chat_template
+        and leaves_thinking_open(
+            tokenizer.chat_template, reasoning.opening, reasoning.closing, calls.opening
+        )
     )
 
 

@@ -33,6 +33,11 @@ class BeforeAnswer:
         self._end = ""
         self.is_over = False
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is no thinking, or it has been closed."""
+        return self.is_over or self._stage == "space"
+
     def feed(self, text: str) -> tuple[str, str]:
         """Take the next piece: what comes before the answer, and what is of the answer."""
         before = ""
