@@ -175,6 +175,8 @@ class ChatSection(Section, frozen=True, kw_only=True):
     calls_in_reasoning: Literal["auto", "on", "off"] = "auto"
     # Whether arguments are shown before they are whole where no grammar makes sure of them.
     stream_tool_arguments: bool = False
+    # Where a text stands for an image or a document, which is refused otherwise.
+    media_placeholders: Literal["none", "messages", "all"] = "messages"
     # What requests may bring: nothing, chat_template_kwargs, or a chat_template too.
     request_templates: Literal["none", "kwargs", "all"] = "kwargs"
 

@@ -123,6 +123,8 @@ class ChatShape:
                 # Others may get their turn.
                 yield b""
         answer = whole_answer(self._plan.parser(), completion.text)
+        if self._reasoning is not None:
+            self._reasoning[completion.index].has_calls = bool(answer.tool_calls)
         choice = ChatChoice(
             completion.index,
             _message(self._echoed, answer),
@@ -147,6 +149,8 @@ class ChatShape:
             opening = ChatChunkChoice(delta.index, ChatPiece("assistant", self._echoed))
             events = self._chunk(opening, delta.usage, self._prompt_token_ids)
         pieces = stream.pieces(delta)
+        if self._reasoning is not None:
+            self._reasoning[delta.index].has_calls = stream.calls
         token_ids = self._shown(delta.token_ids)
         if not (pieces or delta.logprobs or token_ids) and delta.finish_reason is None:
             return events

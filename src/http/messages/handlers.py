@@ -58,7 +58,11 @@ async def count_tokens(call: Call) -> None:
 def _translated(call: Call, request: ConversationRequest) -> ChatRequest:
     check_neutral(request, NEUTRAL_IN_MESSAGES)
     settings = call.server.config.chat
-    return translate(request, sets_thinking=settings.request_templates != "none")
+    return translate(
+        request,
+        sets_thinking=settings.request_templates != "none",
+        replaces_media=settings.media_placeholders != "none",
+    )
 
 
 async def _prepared(call: Call, request: ChatRequest) -> PreparedChat:

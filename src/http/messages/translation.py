@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from src.core.errors import InvalidRequestError
 from src.http.items import check_parts, read_item, with_instructions
+from src.http.placeholders import block_text
 from src.http.protocol.chat import (
     ChatMessage,
     ChatRequest,
@@ -44,10 +45,13 @@ FIELD_NAMES: Final[Names] = (
 _FOREIGN: Final = ("redacted_thinking",)
 
 
-def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatRequest:
+def translate(
+    request: ConversationRequest, *, sets_thinking: bool, replaces_media: bool
+) -> ChatRequest:
     """The chat that a request asks for.
 
-    ``sets_thinking`` says whether ``thinking`` may set a variable of the chat template.
+    ``sets_thinking`` says whether ``thinking`` may set a variable of the chat template, and
+    ``replaces_media`` whether a text stands for images and documents.
 
     Raises
     ------
@@ -63,7 +67,7 @@ def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatReque
         elif message.role == "assistant":
             messages.append(_assistant(where, message.content))
         else:
-            messages += _user(where, message.content, message.role)
+            messages += _user(where, message.content, message.role, replaces_media)
     # A last message of the assistant is the beginning of its answer.
     continues = messages[-1].role == "assistant" and messages[-1].tool_calls is None
     choice = request.tool_choice
@@ -151,7 +155,9 @@ def _assistant(where: str, blocks: Sequence[dict[str, Any]]) -> ChatMessage:
     )
 
 
-def _user(where: str, blocks: Sequence[dict[str, Any]], role: Any) -> list[ChatMessage]:
+def _user(
+    where: str, blocks: Sequence[dict[str, Any]], role: Any, replaces_media: bool
+) -> list[ChatMessage]:
     """Results of tools are messages of their own, between what the user says."""
     messages: list[ChatMessage] = []
     texts: list[str] = []
@@ -164,32 +170,39 @@ def _user(where: str, blocks: Sequence[dict[str, Any]], role: Any) -> list[ChatM
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
         match block.get("type"):
-            case "text":
-                texts.append(read_item(place, block, TextBlock).text)
             case "tool_result" if role == "user":
                 say()
                 result = read_item(place, block, ToolResultBlock)
-                content = _result(f"{place}.content", result)
+                content = _result(f"{place}.content", result, replaces_media)
                 messages.append(
                     ChatMessage(role="tool", content=content, tool_call_id=result.tool_use_id)
                 )
-            case other:
-                raise _not_understood(place, other)
+            case _:
+                texts.append(_text(place, block, replaces_media))
     say()
     if not messages:
         raise InvalidRequestError(f"{where} must not be empty", param=where)
     return messages
 
 
-def _result(where: str, result: ToolResultBlock) -> str:
+def _result(where: str, result: ToolResultBlock, replaces_media: bool) -> str:
     if result.content is None or isinstance(result.content, str):
         return result.content or ""
-    texts = []
-    for index, block in enumerate(result.content):
-        if block.get("type") != "text":
-            raise _not_understood(f"{where}[{index}]", block.get("type"))
-        texts.append(read_item(f"{where}[{index}]", block, TextBlock).text)
-    return "\n".join(texts)
+    return "\n".join(
+        _text(f"{where}[{index}]", block, replaces_media)
+        for index, block in enumerate(result.content)
+    )
+
+
+def _text(where: str, block: dict[str, Any], replaces_media: bool) -> str:
+    """The text of a block, or what stands for one that has none."""
+    kind = block.get("type")
+    if kind == "text":
+        return read_item(where, block, TextBlock).text
+    text = block_text(block) if replaces_media else None
+    if text is None:
+        raise _not_understood(where, kind)
+    return text
 
 
 def _not_understood(where: str, kind: object) -> InvalidRequestError:

@@ -122,6 +122,7 @@ class ResponseShape:
         cut = self._finish_reason is not FinishReason.STOP
         yield from self._item_events(self._reader.finish(), [], cut=cut)
         response = self.response
+        self._reasoning.has_calls = any(block.kind == "call" for block in self._reader.blocks)
         response.usage = self._usage(usage)
         response.completed_at = int(time.time())
         if cut:

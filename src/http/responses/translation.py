@@ -10,6 +10,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.http.items import check_parts, read_item, with_instructions
+from src.http.placeholders import placeholder
 from src.http.protocol.chat import (
     MAX_TOOLS,
     ChatMessage,
@@ -93,18 +94,22 @@ def translate(
     history: Sequence[ChatMessage],
     find_item: Callable[[str], OutputItem | None],
     max_referred_chars: int,
+    *,
+    replaces_media: bool = False,
 ) -> Translation:
     """The chat that a request asks for.
 
     ``history`` is what was said before, and ``find_item`` knows the items of past responses, of
-    which the request may bring ``max_referred_chars`` in all.
+    which the request may bring ``max_referred_chars`` in all. ``replaces_media`` says whether a
+    text stands for images and files.
 
     Raises
     ------
     InvalidRequestError
         It asks for something that cannot be done or read; names the field.
     """
-    turn = [*history, *_input_messages(request, _References(find_item, max_referred_chars))]
+    references = _References(find_item, max_referred_chars)
+    turn = [*history, *_input_messages(request, references, replaces_media)]
     if not turn:
         raise InvalidRequestError("input is required", param="input")
     tools, namespaces = _tools(request.tools or ())
@@ -125,13 +130,15 @@ def translate(
     return Translation(chat, turn, namespaces)
 
 
-def _input_messages(request: ResponseRequest, references: _References) -> list[ChatMessage]:
+def _input_messages(
+    request: ResponseRequest, references: _References, replaces_media: bool
+) -> list[ChatMessage]:
     if request.input is None:
         return []
     if isinstance(request.input, str):
         return [ChatMessage(role="user", content=request.input)]
     check_parts("input", (item.get(n) for item in request.input for n in ("content", "output")))
-    reader = _ItemReader(references)
+    reader = _ItemReader(references, replaces_media)
     for index, item in enumerate(request.input):
         reader.read(f"input[{index}]", item)
     return reader.finish()
@@ -187,8 +194,9 @@ def _as_input(item: OutputItem) -> tuple[InputItem, int]:
 class _ItemReader:
     """Joins what the assistant thought, said and called into one message, as templates expect."""
 
-    def __init__(self, references: _References) -> None:
+    def __init__(self, references: _References, replaces_media: bool) -> None:
         self._references = references
+        self._replaces_media = replaces_media
         self._messages: list[ChatMessage] = []
         # Index of a message -> what was thought before it, joined once all of it is there.
         self._thoughts: dict[int, list[str]] = {}
@@ -226,7 +234,7 @@ class _ItemReader:
             case InputFunctionCall():
                 self._call(item)
             case InputFunctionOutput():
-                content = _content(f"{where}.output", item.output)
+                content = _content(f"{where}.output", item.output, self._replaces_media)
                 self._messages.append(
                     ChatMessage(role="tool", content=content, tool_call_id=item.call_id)
                 )
@@ -234,7 +242,7 @@ class _ItemReader:
                 self._reasoning(item)
 
     def _message(self, where: str, message: InputMessage) -> None:
-        content = _content(f"{where}.content", message.content)
+        content = _content(f"{where}.content", message.content, self._replaces_media)
         last = self._assistant() if message.role == "assistant" else None
         if last is not None and last.content is None and last.tool_calls is None:
             last.content = content
@@ -266,7 +274,7 @@ class _ItemReader:
         return self._messages[-1]
 
 
-def _content(where: str, content: InputContent) -> str | list[ContentPart]:
+def _content(where: str, content: InputContent, replaces_media: bool) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
     parts = []
@@ -275,6 +283,8 @@ def _content(where: str, content: InputContent) -> str | list[ContentPart]:
             shown = ContentPart(type="text", text=part.text)
         elif part.type == "refusal":
             shown = ContentPart(type="text", text=part.refusal)
+        elif replaces_media and (stand_in := placeholder(part.type)) is not None:
+            shown = ContentPart(type="text", text=stand_in)
         else:
             raise InvalidRequestError(
                 f"{where}[{index}].type: this model takes text only, got {part.type[:100]!r}",
