@@ -72,7 +72,7 @@ class ThoughtCalls:
         if not self._is_reading:
             return events
         shown = self._read(events)
-        if not self._is_reading:
+        if self._before.has_ended:
             return shown
         self._take(self._calls.finish(), shown)
         if any(isinstance(event, ToolCallBegin) for event in self._made):
