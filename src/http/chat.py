@@ -175,12 +175,16 @@ async def _plan(
         max_bytes=engine.config.structured_output.max_bytes,
     )
     # A grammar spells schemas, which may be large.
-    constrained = (
+    takes_long = (
         offer.choice == "required"
         or structured_output is not None
         or any(tool["function"].get("strict") for tool in offer.tools)
     )
-    return await anyio.to_thread.run_sync(planned) if constrained else planned()
+    # The first plan of this kind tries the chat template out.
+    tries_template = bool(offer.tools and prompt_token_ids) and template is None
+    if takes_long or (tries_template and settings.calls_in_reasoning == "auto"):
+        return await anyio.to_thread.run_sync(planned)
+    return planned()
 
 
 def chat_names(request: ChatRequest) -> FieldNames:

@@ -191,7 +191,7 @@ class RowGrammars:
 
     def follow(self, rows: Sequence[int], read: Callable[[], Any]) -> None:
         """These rows sample the tokens that ``read`` returns; it may block until they are there."""
-        if self._thinking.follows(rows) or not self._rows.keys().isdisjoint(rows):
+        if not self._rows.keys().isdisjoint(rows) or self._thinking.follows(rows):
             self._submit(list(rows), self._advance, list(rows), read)
 
     def close(self) -> None:

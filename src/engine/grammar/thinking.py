@@ -122,7 +122,7 @@ class RowThinking:
 
     def follows(self, rows: Sequence[int]) -> bool:
         """Whether what these rows sample matters."""
-        return any(
+        return bool(self._rows) and any(
             (known := self._rows.get(row)) is not None and not known[0].is_over for row in rows
         )
 
@@ -148,6 +148,8 @@ class RowThinking:
 
     def take(self, rows: Sequence[int], token_ids: np.ndarray) -> None:
         """The rows have sampled these tokens, [S] int64; negative where there was none."""
+        if not self._thoughts:
+            return
         for entry, row in enumerate(rows):
             thought = self._thoughts.get(row)
             if thought is not None and not thought.is_over:
@@ -168,6 +170,8 @@ class RowThinking:
         """
         forced: list[int] = []
         failures: list[RowFailure] = []
+        if not self._thoughts:
+            return forced, failures
         for entry, row in enumerate(rows):
             thought = self._thoughts.get(row)
             if thought is None or thought.is_over:
