@@ -231,6 +231,22 @@ async def test_a_log_is_read_by_many_and_ends() -> None:
     assert not log._waiting
 
 
+async def test_a_log_that_has_no_room_keeps_what_its_readers_need() -> None:
+    log = EventLog()
+    log.add([b"a", b"b"])
+    reading = log.read()
+    assert await anext(reading) == b"ab"
+    log.add([b"c", b"d"])
+    log.let_go()
+    log.add([b"e"])
+    assert log._events == [b"", b"", b"c", b"d", b"e"]
+    assert await anext(reading) == b"cde"
+    await reading.aclose()
+    log.add([b"f"])
+    assert not any(log._events)
+    assert not log._readers
+
+
 ITEMS: list[dict[str, Any]] = [
     {"role": "developer", "content": "Be brief."},
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
@@ -104,8 +105,9 @@ async def show_response(call: Call) -> None:
 
 async def _follow(call: Call, events: EventLog, after: int = -1) -> None:
     """Answer with events as they come. Whoever leaves ends nothing."""
-    async for portion in events.read(after):
-        await call.write(portion)
+    async with aclosing(events.read(after)) as portions:
+        async for portion in portions:
+            await call.write(portion)
     await call.end(b"")
 
 
@@ -360,14 +362,19 @@ class _Work:
             return
         log.add(events)
         store = self._call.server.responses
-        if log.size - self._counted < _COUNTED_BYTES or not store.has(self._entry):
+        if self._entry.events is None or not store.has(self._entry):
+            # Nobody can begin to read it any more.
+            log.let_go()
+            return
+        if log.size - self._counted < _COUNTED_BYTES:
             return
         if store.has_room(log.size - self._counted, **self._bounds):
             self._counted = log.size
             self._store(self._size + log.size)
         else:
-            # Readers that are there get the rest all the same: they hold the log.
+            # Readers that are there get the rest all the same.
             self._entry.events = None
+            log.let_go()
 
     def _keep(self, submission: Submission) -> None:
         self._store(self._size)
