@@ -177,9 +177,11 @@ async def test_events_are_kept_of_those_that_are_asked_for_so(client: httpx.Asyn
 
 
 async def test_events_that_there_is_no_room_for_are_let_go_of(
-    app: Starlette, client: httpx.AsyncClient, store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+    app: Starlette, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = app.state.server
+    store = ResponseStore()
+    monkeypatch.setattr(server, "responses", store)
     few = msgspec.structs.replace(
         server.config,
         http=msgspec.structs.replace(server.config.http, max_stored_response_bytes=60_000),
