@@ -99,8 +99,7 @@ async def test_what_names_a_call_is_not_empty(
 ) -> None:
     message = (await refusal(client, path, **fields))["message"]
     # Where lists are decoded at once, it is not known which of their entries it is.
-    plain = "".join(part.partition("[")[0] + part.partition("]")[2] for part in [message])
-    assert message.startswith(where) or where in plain or where.rpartition(".")[2] in message
+    assert where.rpartition(".")[2] in message
     assert "length >= 1" in message
 
 
