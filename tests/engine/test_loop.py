@@ -311,3 +311,108 @@ async def test_the_plans_that_are_kept_have_no_prompts() -> None:
     assert shown["installs"][0]["num_tokens"] == 2
     assert shown["rows"][0]["num_tokens"] == 2
     await harness.end()
+
+
+async def test_failures_that_are_not_in_a_row_do_not_end_the_engine() -> None:
+    harness = Harness()
+    for number in range(5):
+        failed = harness.submit(2 * number, max_tokens=9)
+        first = len(harness.worker.launched)
+        await harness.until_launched(first + 2)
+        # The second one is behind the first, and of the same request.
+        harness.worker.launched[first].arrive(RuntimeError("injected"))
+        assert isinstance((await read(failed))[1], EngineDeadError)
+        harness.worker.launched[first + 1].arrive(result_of(harness.worker.launched[first + 1].plan))
+        served = harness.submit(2 * number + 1, max_tokens=1)
+        await answered(harness, first + 2, first + 3, seconds=0.001)
+        assert await read(served) == (1, FinishReason.LENGTH)
+    await harness.end()
+
+
+async def test_failures_in_a_row_end_the_engine() -> None:
+    harness = Harness()
+    for number in range(3):
+        assert not harness.running.done()
+        failed = harness.submit(number, max_tokens=1)
+        await harness.until_launched(number + 1)
+        harness.worker.launched[number].arrive(RuntimeError("injected"))
+        assert isinstance((await read(failed))[1], EngineDeadError)
+    with pytest.raises(RuntimeError, match="injected"):
+        await harness.running
+    with pytest.raises(EngineDeadError):
+        harness.submit(9, max_tokens=1)
+
+
+async def test_the_worker_learns_of_all_that_ended_though_a_launch_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    launch = harness.worker.launch
+    told: list[int] = []
+    lost: list[int] = []
+
+    def launching(message: StepMessage, then: Callable[[], object]) -> InFlight:
+        if 2 in (request.key for request in message.admitted):
+            lost.extend(message.ended)
+            raise RuntimeError("injected")
+        told.extend(message.ended)
+        return launch(message, then)
+
+    monkeypatch.setattr(harness.worker, "launch", launching)
+    ended, beside = harness.submit(1, max_tokens=1), harness.submit(3, max_tokens=9)
+    await answered(harness, 0, 1, seconds=0.001)
+    await harness.until_launched(3)
+    assert await read(ended) == (1, FinishReason.LENGTH)
+    failed = harness.submit(2, max_tokens=1)
+    await answered(harness, 1, 3, seconds=0.001)
+    async with asyncio.timeout(10):
+        for each in (beside, failed):
+            assert isinstance((await read(each))[1], EngineDeadError)
+        await harness.loop.wait_idle()
+    assert lost == [1]
+    assert sorted(told + harness.worker.forgotten) == [1, 2, 3]
+    await harness.end()
+
+
+@pytest.mark.parametrize("end", ["length", "stop string", "abort", "failure", "deadline"])
+async def test_an_ended_request_leaves_no_timer(end: str) -> None:
+    harness = Harness()
+    soon = time.monotonic() + (0.02 if end == "deadline" else 600)
+    stop = [TOKENIZER.decode([TOKEN])] if end == "stop string" else None
+    submission = harness.submit(
+        1, max_tokens=1 if end == "length" else 9, deadline=soon, stop=stop
+    )
+    (timer,) = harness.loop._timers.values()
+    await harness.until_launched(1)
+    first = harness.worker.launched[0]
+    if end == "failure":
+        first.arrive(RuntimeError("injected"))
+    elif end == "abort":
+        harness.loop.abort(1)
+    elif end != "deadline":
+        first.arrive(result_of(first.plan))
+    async with asyncio.timeout(10):
+        await read(submission)
+    assert harness.loop._timers == {}
+    assert end == "deadline" or timer.cancelled()
+    await harness.end()
+
+
+async def test_a_stop_string_ends_the_request_in_the_scheduler_too() -> None:
+    harness = Harness()
+    submission = harness.submit(1, max_tokens=20, stop=[TOKENIZER.decode([TOKEN, TOKEN])])
+    await answered(harness, 0, 1, seconds=0.001)
+    await harness.until_launched(3)
+    await answered(harness, 1, 2, seconds=0.001)
+    async with asyncio.timeout(10):
+        assert (await read(submission))[1] is FinishReason.STOP
+    assert harness.scheduler.state(1) is None
+    # One step was launched before anybody knew.
+    late = harness.worker.launched[2:]
+    assert len(late) == 1
+    late[0].arrive(result_of(late[0].plan))
+    async with asyncio.timeout(10):
+        await harness.loop.wait_idle()
+    assert len(harness.worker.launched) == 3
+    assert harness.scheduler.stats.discarded_tokens == 1
+    await harness.end()

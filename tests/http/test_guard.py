@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette._utils import get_route_path
 from starlette.applications import Starlette
@@ -208,9 +208,18 @@ async def test_the_path_that_decides_is_the_scope_s(guarded: Starlette) -> None:
         assert answer.status_code == status, (root, path)
 
 
-@given(root=st.text(alphabet="/abh", max_size=4), path=st.text(alphabet="/abh\n", max_size=9))
-def test_the_guard_reads_a_path_as_the_router_does(root: str, path: str) -> None:
-    scope = {"path": path, "root_path": root}
+@given(
+    root=st.text(alphabet="/abh", max_size=4),
+    rest=st.text(alphabet="/abh\n", max_size=9),
+    is_below=st.booleans(),
+)
+@example(root="/a", rest="b", is_below=True)
+@example(root="/a", rest="/b", is_below=True)
+@example(root="/a", rest="", is_below=True)
+@example(root="/a/", rest="/live", is_below=True)
+def test_the_guard_reads_a_path_as_the_router_does(root: str, rest: str, is_below: bool) -> None:
+    # Below its root, or anywhere: by chance alone a path seldom begins with it.
+    scope = {"path": root + rest if is_below else rest, "root_path": root}
     assert route_path(scope) == get_route_path(scope)
 
 

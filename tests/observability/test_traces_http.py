@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 
@@ -13,6 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from starlette.applications import Starlette
 
 from src import SamplingParams
+from src.core.outputs import FinishReason
 from src.engine.client import AsyncEngine
 from tests.observability.conftest import Spans
 
@@ -292,6 +294,38 @@ async def test_an_embedded_request_is_internal(app: Starlette, spans: Spans) -> 
     root = spans.root("chat tiny")
     assert value(root, "gen_ai.response.finish_reasons") == ("abort",)
     assert root.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_who_never_got_a_row_has_waited_and_nothing_else(
+    app: Starlette, spans: Spans, is_late: bool
+) -> None:
+    engine: AsyncEngine = await app.state.server.ready_engine()
+    params = SamplingParams(max_tokens=300, ignore_eos=True)
+    before = engine.metrics.value("vllm:request_queue_time_seconds_count")
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(8):
+            running = await stack.enter_async_context(engine.submit([5 + number, 6], params))
+            await running.take()
+        spans.clear()
+        if is_late:
+            late = await engine.generate("a b c", params, timeout=0.05)
+            assert late.finish_reason is FinishReason.DEADLINE
+        else:
+            async with engine.submit("a b c", params):
+                await asyncio.sleep(0.05)
+        root = spans.root("text_completion tiny")
+    names = [span.name for span in spans.children(root)]
+    assert names == ["parse and tokenize", "admission", "queue"]
+    begin, end = times(spans.children(root)[-1])
+    assert end - begin >= 40_000_000
+    assert end <= times(root)[1]
+    reasons = ("deadline",) if is_late else ("abort",)
+    assert value(root, "gen_ai.response.finish_reasons") == reasons
+    assert root.status.status_code is StatusCode.UNSET
+    after = engine.metrics.value("vllm:request_queue_time_seconds_count")
+    # Of the eight that got one; who was preempted since has waited once for this.
+    assert after - before == 8
 
 
 async def test_an_unsampled_caller_is_left_alone(client: httpx.AsyncClient, spans: Spans) -> None:

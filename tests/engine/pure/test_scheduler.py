@@ -570,6 +570,37 @@ def test_a_failed_step_ends_its_requests_and_leaves_a_clean_scheduler() -> None:
     assert [simulation.finished[key] for key in (2, 3)] == [FinishReason.LENGTH] * 2
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_nobody_finds_what_a_failed_step_should_have_computed(behind: int) -> None:
+    """The prompt takes three steps; the second or third one fails, with the others in flight."""
+    simulation = Simulation(make_limits(max_num_batched_tokens=4), depth=3)
+    prompt = list(range(1, 13))
+    simulation.add(make_request(0, prompt, 2, ends=False))
+    for _ in range(3):
+        simulation.launch()
+    for _ in range(1 + behind):
+        simulation.commit()
+    simulation.fail_step()
+    assert simulation.finished == {0: FinishReason.ERROR}
+    simulation.add(make_request(1, prompt, 2, ends=False))
+    simulation.drain()
+    # Four tokens of each step that did not fail.
+    assert simulation.first_events[1].cached_tokens == 4 * (1 + behind)
+
+
+def test_a_failed_step_wipes_what_its_rows_compute_behind_it() -> None:
+    simulation = Simulation(make_limits(max_num_batched_tokens=4), depth=3)
+    simulation.add(make_request(0, 12, 2, ends=False))
+    for _ in range(3):
+        simulation.launch()
+    held = dict(simulation.worker.memory)
+    simulation.commit()
+    simulation.fail_step()
+    assert len(held) == 12
+    assert simulation.worker.memory.items() == set(list(held.items())[:4])
+    simulation.drain()
+
+
 def test_check_idle_says_what_is_not() -> None:
     scheduler = Scheduler(make_limits())
     scheduler.check_idle()
