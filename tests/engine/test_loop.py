@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from src.core.config import ObservabilitySection
-from src.core.errors import EngineDeadError, SlipstreamError
+from src.core.errors import EngineDeadError, InvalidRequestError, SlipstreamError
 from src.core.outputs import FinishReason
-from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
+from src.core.plan import RowFailure, RowResult, StepPlan, StepResult, StepTimes
 from src.core.settings import CHECKOUT
 from src.core.step_message import StepMessage
 from src.engine.execution.in_flight import InFlight
@@ -61,9 +61,8 @@ class Harness:
 
     def __init__(self, **limits: Any) -> None:
         section = ObservabilitySection()
-        self.observer = EngineObserver(
-            EngineMetrics("m", legacy_names=False), section, Telemetry(section, "m", "0")
-        )
+        self.metrics = EngineMetrics("m", legacy_names=False)
+        self.observer = EngineObserver(self.metrics, section, Telemetry(section, "m", "0"))
         self.worker = HeldRunner()
         self.scheduler = Scheduler(make_limits(**limits))
         self.loop = EngineLoop(
@@ -341,6 +340,73 @@ async def test_failures_in_a_row_end_the_engine() -> None:
         await harness.running
     with pytest.raises(EngineDeadError):
         harness.submit(9, max_tokens=1)
+
+
+async def test_a_device_that_is_lost_ends_the_engine_at_once() -> None:
+    harness = Harness()
+    failed = harness.submit(1, max_tokens=9)
+    await harness.until_launched(1)
+    harness.worker.launched[0].arrive(DeviceLostError("injected"))
+    assert isinstance((await read(failed))[1], EngineDeadError)
+    with pytest.raises(DeviceLostError, match="injected"):
+        await harness.running
+    with pytest.raises(EngineDeadError):
+        harness.submit(9, max_tokens=1)
+
+
+async def test_what_was_committed_before_a_deadline_comes_before_it() -> None:
+    harness = Harness()
+    late = harness.submit(1, max_tokens=9, deadline=time.monotonic() + 0.05)
+    await harness.until_launched(1)
+    # It is over when the loop turns next, and has a token by then.
+    time.sleep(0.06)
+    first = harness.worker.launched[0]
+    first.arrive(result_of(first.plan))
+    assert await read(late) == (1, FinishReason.DEADLINE)
+    await harness.end()
+
+
+@pytest.mark.parametrize("fails_twice", [False, True])
+async def test_a_row_that_fails_fails_once_and_keeps_what_it_had(fails_twice: bool) -> None:
+    harness = Harness()
+    failed, beside = harness.submit(1, max_tokens=9), harness.submit(2, max_tokens=3)
+    await answered(harness, 0, 1, seconds=0.001)
+    await harness.until_launched(3)
+    # Both steps have their results when the loop turns.
+    for number, step in enumerate(harness.worker.launched[1:3]):
+        failures = [RowFailure(1, "no way on", is_own=True)] if number or fails_twice else []
+        step.arrive(msgspec.structs.replace(result_of(step.plan), failures=failures))
+    async with asyncio.timeout(10):
+        count, end = await read(failed)
+        assert (count, type(end)) == (1 if fails_twice else 2, InvalidRequestError)
+        assert await read(beside) == (3, FinishReason.LENGTH)
+        await harness.loop.wait_idle()
+    reasons = {"reason": "grammar"}
+    assert harness.metrics.value("slipstream_row_failures_total", **reasons) == 1
+    await harness.end()
+
+
+async def test_nothing_is_launched_behind_a_launch_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    plans: list[StepPlan] = []
+
+    def launching(message: StepMessage, then: Callable[[], object]) -> InFlight:
+        plans.append(message.plan)
+        raise RuntimeError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.worker, "launch", launching)
+        failed = harness.submit(1, max_tokens=9)
+        assert isinstance((await read(failed))[1], EngineDeadError)
+        await harness.loop.wait_idle()
+    # A second one would name a row that the device was never told of.
+    assert len(plans) == 1
+    served = harness.submit(2, max_tokens=1)
+    await answered(harness, 0, 1, seconds=0.001)
+    assert await read(served) == (1, FinishReason.LENGTH)
+    await harness.end()
 
 
 async def test_the_worker_learns_of_all_that_ended_though_a_launch_fails(

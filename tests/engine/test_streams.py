@@ -81,6 +81,9 @@ def test_the_last_delta_and_an_error_go_to_the_reader() -> None:
             # It is over: nobody diverts anything any more.
             stream.divert(lambda _: pytest.fail("a delta after the end"))
             assert stream.finished
+            if error is not None:
+                # Of another completion, which has not heard of it yet.
+                stream.put(delta(3))
 
     asyncio.run(run())
 
@@ -118,6 +121,7 @@ def test_what_waits_for_a_slow_reader_is_one_delta_per_choice() -> None:
         first, second = await stream.take()
         assert first.token_ids == list(range(0, 50, 2))
         assert second.text == "".join(f"{number} " for number in range(1, 50, 2))
+        assert (first.usage, second.usage) == (Usage(1, 48), Usage(1, 49))
 
     asyncio.run(run())
 

@@ -55,8 +55,13 @@ MUTATIONS = (
             "                pass\n            self._observer",
         ),
         (
+            "an event of a request that has ended meanwhile is one of a stranger",
+            "        choice = self._choices.get(event.key)\n        if choice is None:",
+            "        choice = self._choices[event.key]\n        if choice is None:",
+        ),
+        (
             "text that may end a request is read a turn late",
-            "            if choice.watches_text:\n",
+            "            if self._choices[event.key].watches_text:\n",
             "            if False:\n",
         ),
         (
@@ -64,11 +69,6 @@ MUTATIONS = (
             "        if expired:\n            # What they have comes before their end.\n"
             "            self._publish()\n",
             "",
-        ),
-        (
-            "what a reader has is lost to an abort",
-            "        if event is not None:\n            self._publish()\n",
-            "        if event is not None:\n",
         ),
         (
             "what readers have is lost when their step fails",
@@ -80,11 +80,6 @@ MUTATIONS = (
             "        try:\n            self._publish()\n        except Exception:\n"
             '            logger.exception("what was committed last could not be published")\n',
             "",
-        ),
-        (
-            "events of a request that has ended meanwhile are delivered",
-            "            if not choice.finished:\n",
-            "            if True:\n",
         ),
         (
             "a loop that has ended admits requests",
@@ -109,21 +104,25 @@ MUTATIONS = (
     ),
     *mutations_of(
         _LOOP,
-        ("tests/engine/test_bad_rows.py",),
+        ("tests/engine/test_loop.py",),
         (
             "a row that failed twice is counted twice",
             "        if key in self._choices:\n            self._observer.row_failed(reason)",
             "        if True:\n            self._observer.row_failed(reason)",
         ),
         (
-            "rows with unsound logits go on",
-            "            if owner is not None:\n                self._fail_row(owner",
-            "            if False:\n                self._fail_row(owner",
-        ),
-        (
             "what a reader has is lost when its row fails",
             "        self._publish()\n        for key, reason, is_own",
             "        for key, reason, is_own",
+        ),
+    ),
+    *mutations_of(
+        _LOOP,
+        ("tests/engine/test_bad_rows.py",),
+        (
+            "rows with unsound logits go on",
+            "            if owner is not None:\n                self._fail_row(owner",
+            "            if False:\n                self._fail_row(owner",
         ),
     ),
     *mutations_of(
@@ -167,7 +166,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         _STREAMS,
-        ("tests/engine/test_requests.py",),
+        ("tests/engine/test_choices.py",),
         (
             "tokens behind a stop string are kept",
             "                token_ids = token_ids[: delta.num_tokens]",
