@@ -49,9 +49,7 @@ def event(token_ids: list[int], key: int = 0, **fields: object) -> RequestEvent:
 def test_tokens_and_scores_behind_a_stop_string_are_dropped(included: bool) -> None:
     given = submission(stop=("two",), include_stop_str_in_output=included)
     (delta,) = taken(given, event(TOKENS, logprobs=SCORES))
-    until = next(
-        n for n in range(len(TOKENS)) if "two" in TOKENIZER.decode(TOKENS[:n])
-    )
+    until = next(n for n in range(len(TOKENS)) if "two" in TOKENIZER.decode(TOKENS[:n]))
     assert 0 < until < len(TOKENS)
     assert delta.token_ids == TOKENS[:until]
     assert delta.logprobs == SCORES[:until]

@@ -321,7 +321,9 @@ async def test_failures_that_are_not_in_a_row_do_not_end_the_engine() -> None:
         # The second one is behind the first, and of the same request.
         harness.worker.launched[first].arrive(RuntimeError("injected"))
         assert isinstance((await read(failed))[1], EngineDeadError)
-        harness.worker.launched[first + 1].arrive(result_of(harness.worker.launched[first + 1].plan))
+        harness.worker.launched[first + 1].arrive(
+            result_of(harness.worker.launched[first + 1].plan)
+        )
         served = harness.submit(2 * number + 1, max_tokens=1)
         await answered(harness, first + 2, first + 3, seconds=0.001)
         assert await read(served) == (1, FinishReason.LENGTH)
@@ -359,7 +361,7 @@ async def test_what_was_committed_before_a_deadline_comes_before_it() -> None:
     late = harness.submit(1, max_tokens=9, deadline=time.monotonic() + 0.05)
     await harness.until_launched(1)
     # It is over when the loop turns next, and has a token by then.
-    time.sleep(0.06)
+    time.sleep(0.06)  # noqa: ASYNC251
     first = harness.worker.launched[0]
     first.arrive(result_of(first.plan))
     assert await read(late) == (1, FinishReason.DEADLINE)
@@ -445,9 +447,7 @@ async def test_an_ended_request_leaves_no_timer(end: str) -> None:
     harness = Harness()
     soon = time.monotonic() + (0.02 if end == "deadline" else 600)
     stop = [TOKENIZER.decode([TOKEN])] if end == "stop string" else None
-    submission = harness.submit(
-        1, max_tokens=1 if end == "length" else 9, deadline=soon, stop=stop
-    )
+    submission = harness.submit(1, max_tokens=1 if end == "length" else 9, deadline=soon, stop=stop)
     (timer,) = harness.loop._timers.values()
     await harness.until_launched(1)
     first = harness.worker.launched[0]

@@ -29,6 +29,8 @@ _GRACE: Final = 30.0
 # Compilers included.
 _COMPILING: Final = 900.0
 _UNTRIED: Final = 600.0
+# Failures are not explained, and copies side by side.
+_ENVIRONMENT: Final = {"HYPOTHESIS_PROFILE": "mutants", "OMP_NUM_THREADS": "1"}
 
 
 class Outcome(enum.Enum):
@@ -157,7 +159,7 @@ def _pytest(
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=short", *tests],
         cwd=copy,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
+        env={**os.environ, **_ENVIRONMENT, **(variables or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""From what happened to a completion to its spans: who waits for ever, is cancelled or preempted."""
+"""From what happened to a completion to its spans: who only waits, is cancelled or preempted."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ class Writer:
         trace = self._telemetry.begin("chat", [], received=self.zero, server=False)
         assert trace is not None
         completions = [CompletionTrace(record, None) for record in records]
-        prompt = PromptTrace(
-            self.zero, self.zero + 0.5, 8, 9, SamplingParams(), None, completions
-        )
+        prompt = PromptTrace(self.zero, self.zero + 0.5, 8, 9, SamplingParams(), None, completions)
         trace.prompts.append(prompt)
         self._telemetry.end(trace)
         self.ended = trace.ended - self.zero

@@ -64,7 +64,9 @@ def test_they_are_raw_where_only_a_grammar_changes_the_logits(counts: list[int |
         bench.install(row, sequence([1], [2], seed=row, logprobs=count))
     logits = torch.randn(len(counts), V, generator=torch.Generator().manual_seed(5))
     # All but the three least likely are barred.
-    mask = torch.zeros_like(logits).masked_fill_(logits > logits.kthvalue(3, 1, True).values, -math.inf)
+    mask = torch.zeros_like(logits).masked_fill_(
+        logits > logits.kthvalue(3, 1, True).values, -math.inf
+    )
     rows = range(len(counts))
     batch = SampleBatch(rows, [2] * len(counts), mask=mask)
     output = bench.sampler.sample(logits.clone(), batch, bench.tokens)

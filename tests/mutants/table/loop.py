@@ -36,8 +36,8 @@ MUTATIONS = (
         ),
         (
             "deadline timers of ended requests go on",
-            "        if timer is not None:\n            timer.cancel()\n        return self._choices",
-            "        return self._choices",
+            "        if timer is not None:\n            timer.cancel()\n        return self",
+            "        return self",
         ),
         (
             "deadline timers of ended requests stay",

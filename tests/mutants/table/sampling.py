@@ -194,8 +194,8 @@ MUTATIONS = (
         ),
         (
             "scores are of biased logits",
-            "for part in (self.allowed, self.banned, self.bias, self.bad_sequences, self.penalties)",
-            "for part in (self.allowed, self.banned, self.bad_sequences, self.penalties)",
+            "for part in (self.allowed, self.banned, self.bias, self.bad_sequences,",
+            "for part in (self.allowed, self.banned, self.bad_sequences,",
         ),
         (
             "bad words of one row are another's",

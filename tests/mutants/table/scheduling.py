@@ -273,8 +273,8 @@ MUTATIONS = (
         ),
         (
             "tokens of those who leave the queue are still counted",
-            "        state = self._front.pop(index)\n        self.num_tokens -= len(state.token_ids)\n",
-            "        state = self._front.pop(index)\n",
+            "self._front.pop(index)\n        self.num_tokens -= len(state.token_ids)\n",
+            "self._front.pop(index)\n",
         ),
     ),
     *mutations_of(

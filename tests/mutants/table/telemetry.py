@@ -61,8 +61,10 @@ MUTATIONS = (
         _WORKLOAD,
         (
             "the time in the queue is observed again after a preemption",
-            "        for request in admitted:\n",
-            "        for request in (self._choices[i.request_key].request for i in plan.installs):\n",
+            "        for request in admitted:\n            record =",
+            "        for request in (self._choices[i.request_key].request\n"
+            "                        for i in plan.installs):\n"
+            "            record =",
         ),
         (
             "a request counts once for each of its completions",
