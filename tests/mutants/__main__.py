@@ -40,6 +40,7 @@ def main() -> int:
             for verdict in pool.map(trials.judge, chosen):
                 verdicts.append(verdict)
                 print(verdict.line, flush=True)
+        trials.close()
     return report(verdicts)
 
 

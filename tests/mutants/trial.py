@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import json
 import os
 import queue
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -78,6 +78,42 @@ class Verdict:
         return "\n".join([*shown, f"pytest {' '.join(mutation.tests)}"])
 
 
+class Tree:
+    """A copy of what tests read of the checkout, and the process that runs them there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for part in _PARTS:
+            shutil.copytree(CHECKOUT / part, path / part, ignore=_IGNORED)
+        for file in CHECKOUT.iterdir():
+            if file.is_file() and file.suffix in (".py", ".toml", ".md"):
+                shutil.copy(file, path)
+        self._nursery = subprocess.Popen(
+            [sys.executable, str(path / "tests" / "mutants" / "nursery.py")],
+            cwd=path,
+            env={**os.environ, **_ENVIRONMENT},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, tests: tuple[str, ...], seconds: float, variables: dict[str, str] | None = None
+    ) -> tuple[int | None, str]:
+        """Exit status of pytest and the end of what it said; no status if the time was over."""
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        request = {"tests": tests, "seconds": seconds, "variables": variables or {}}
+        self._nursery.stdin.write(json.dumps(request) + "\n")
+        self._nursery.stdin.flush()
+        code, said = json.loads(self._nursery.stdout.readline())
+        return code, said
+
+    def close(self) -> None:
+        """Run no more tests."""
+        self._nursery.communicate()
+
+
 class Trials:
     """Copies of the tree, one for each worker.
 
@@ -91,21 +127,16 @@ class Trials:
 
     def __init__(self, scratch: Path, num_copies: int) -> None:
         self._seconds: dict[tuple[str, ...], float] = {}
-        self._copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for number in range(num_copies):
-            copy = scratch / str(number)
-            for part in _PARTS:
-                shutil.copytree(CHECKOUT / part, copy / part, ignore=_IGNORED)
-            for file in CHECKOUT.iterdir():
-                if file.is_file() and file.suffix in (".py", ".toml", ".md"):
-                    shutil.copy(file, copy)
-            self._copies.put(copy)
+        self._trees = [Tree(scratch / str(number)) for number in range(num_copies)]
+        self._free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+        for tree in self._trees:
+            self._free.put(tree)
 
     def passes(self, tests: tuple[str, ...]) -> bool:
         """Whether tests pass as they are; how long they take is their mutations' measure."""
-        with self._copy() as copy:
+        with self._tree() as tree:
             started = time.monotonic()
-            code, said = _pytest(copy, tests, _UNTRIED)
+            code, said = tree.run(tests, _UNTRIED)
             self._seconds[tests] = time.monotonic() - started
         if code != 0:
             print(said)
@@ -114,24 +145,29 @@ class Trials:
     def judge(self, mutation: Mutation) -> Verdict:
         """Try one mutation."""
         limit = _SLOWER * self._seconds[mutation.tests] + _GRACE
-        with self._copy() as copy, _mutated(copy / mutation.file, mutation):
+        with self._tree() as tree, _mutated(tree.path / mutation.file, mutation):
             started = time.monotonic()
             variables = {}
             if not mutation.is_python:
                 limit = _COMPILING
                 # Nobody else is to find these kernels.
-                variables["SLIPSTREAM_CACHE_DIR"] = str(copy / "kernels")
-            code, said = _pytest(copy, mutation.tests, limit, variables)
+                variables["SLIPSTREAM_CACHE_DIR"] = str(tree.path / "kernels")
+            code, said = tree.run(mutation.tests, limit, variables)
             seconds = time.monotonic() - started
         return Verdict(mutation, _outcome(code, said), seconds, said)
 
+    def close(self) -> None:
+        """Once nothing runs any more."""
+        for tree in self._trees:
+            tree.close()
+
     @contextmanager
-    def _copy(self) -> Iterator[Path]:
-        copy = self._copies.get()
+    def _tree(self) -> Iterator[Tree]:
+        tree = self._free.get()
         try:
-            yield copy
+            yield tree
         finally:
-            self._copies.put(copy)
+            self._free.put(tree)
 
 
 @contextmanager
@@ -150,31 +186,6 @@ def _forget_compiled(file: Path) -> None:
     """Bytecode is told from outdated one by size and second, which may be the same."""
     if file.suffix == ".py":
         Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
-
-
-def _pytest(
-    copy: Path, tests: tuple[str, ...], limit: float, variables: dict[str, str] | None = None
-) -> tuple[int | None, str]:
-    """Exit status and the end of the output; no status if the time was over."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=short", *tests],
-        cwd=copy,
-        env={**os.environ, **_ENVIRONMENT, **(variables or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        # With all that the tests have started.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return None, ""
-    return process.returncode, said[-2000:]
 
 
 def _outcome(code: int | None, said: str) -> Outcome:
