@@ -36,18 +36,24 @@ def run(tests: list[str], seconds: float, variables: dict[str, str]) -> tuple[in
     child = os.fork()
     if child == 0:
         be_pytest(tests, variables, output)
-    deadline = time.monotonic() + seconds
-    while (ended := os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+    try:
+        is_over = waited(child, time.monotonic() + seconds)
+    finally:
+        # With all that the tests have started; also where somebody interrupts this.
+        os.killpg(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if not is_over:
+        return None, ""
+    return os.waitstatus_to_exitcode(status), output.read_text(errors="replace")[-2000:]
+
+
+def waited(child: int, deadline: float) -> bool:
+    """Whether a child has ended by then; it is still to be waited for."""
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if time.monotonic() > deadline:
-            # With all that the tests have started.
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None, ""
+            return False
         time.sleep(0.02)
-    os.waitpid(child, 0)
-    # What ended by a signal has a negative status, as elsewhere.
-    status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-    return status, output.read_text(errors="replace")[-2000:]
+    return True
 
 
 def be_pytest(tests: list[str], variables: dict[str, str], output: Path) -> None:

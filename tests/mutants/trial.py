@@ -154,7 +154,7 @@ class Trials:
                 variables["SLIPSTREAM_CACHE_DIR"] = str(tree.path / "kernels")
             code, said = tree.run(mutation.tests, limit, variables)
             seconds = time.monotonic() - started
-        return Verdict(mutation, _outcome(code, said), seconds, said)
+        return Verdict(mutation, outcome_of(code, said), seconds, said)
 
     def close(self) -> None:
         """Once nothing runs any more."""
@@ -188,7 +188,8 @@ def _forget_compiled(file: Path) -> None:
         Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
 
 
-def _outcome(code: int | None, said: str) -> Outcome:
+def outcome_of(code: int | None, said: str) -> Outcome:
+    """What an exit status of pytest, none where the time was over, and its words mean."""
     if code is None:
         return Outcome.HUNG
     if code == 0:
