@@ -3,12 +3,13 @@
 from tests.mutants.mutation import mutations_of
 
 _LOOP = "src/engine/loop.py"
+_LOOP_TESTS = ("tests/engine/test_loop.py", "tests/engine/test_loop_failures.py")
 _STREAMS = "src/engine/requests/streams.py"
 
 MUTATIONS = (
     *mutations_of(
         _LOOP,
-        ("tests/engine/test_loop.py",),
+        _LOOP_TESTS,
         (
             "failures in a row are never reset",
             "            self._failures = 0\n            result = outcome",
@@ -104,7 +105,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         _LOOP,
-        ("tests/engine/test_loop.py",),
+        _LOOP_TESTS,
         (
             "a row that failed twice is counted twice",
             "        if key in self._choices:\n            self._observer.row_failed(reason)",
