@@ -181,6 +181,8 @@ def test_the_first_in_line_is_never_preempted_and_the_last_gives_way() -> None:
     assert scheduler.num_waiting == 1
     assert scheduler.num_running == 2
     assert row_of(simulation, 2) == -1
+    # Told once.
+    assert [scheduler.take_preempted() for _ in range(2)] == [[2], []]
     tokens = list(scheduler._requests[2].token_ids)
     while not any(install.request_key == 2 for install in turn(simulation).installs):
         pass
@@ -553,6 +555,31 @@ def test_deadlines_end_waiting_and_running_requests() -> None:
     assert [event.key for event in simulation.expire(5.0)] == [0]
     simulation.drain()
     assert simulation.finished[2] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("end", ["length", "abort"])
+def test_a_deadline_is_forgotten_with_its_request(end: str) -> None:
+    simulation = Simulation(make_limits())
+    for key in range(3):
+        simulation.add(make_request(key, 2, 3, ends=False, deadline=1e9))
+    if end == "abort":
+        for key in range(3):
+            simulation.finish(key)
+    simulation.drain()
+    assert not simulation.scheduler._deadlines._heap
+
+
+def test_only_the_first_in_line_is_gone_past() -> None:
+    simulation = Simulation(make_limits(max_bypasses=2, max_num_seqs=4, lookahead_tokens=0))
+    simulation.add(make_request(0, 8, 9, ends=False))
+    turn(simulation)
+    # Neither of these fits beside it, and the next ones do.
+    for key, length in ((1, 18), (2, 19), (3, 1), (4, 1)):
+        simulation.add(make_request(key, length, 2, ends=False))
+    simulation.launch()
+    states = [simulation.scheduler.state(key) for key in (1, 2)]
+    assert [state.bypasses for state in states if state is not None] == [2, 0]
+    simulation.drain()
 
 
 def test_a_failed_step_ends_its_requests_and_leaves_a_clean_scheduler() -> None:

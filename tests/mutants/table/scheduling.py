@@ -5,6 +5,7 @@ from tests.mutants.mutation import mutations_of
 _PURE = "tests/engine/pure"
 _SCHEDULER_TESTS = (
     f"{_PURE}/test_scheduler.py",
+    f"{_PURE}/test_siblings.py",
     f"{_PURE}/test_mixed_steps.py",
     f"{_PURE}/test_prefix_waits.py",
     f"{_PURE}/test_properties.py",
