@@ -50,10 +50,15 @@ class Mutation:
 
 
 def mutations_of(
-    file: str, tests: tuple[str, ...], *entries: tuple[str, str, str]
+    file: str, tests: tuple[str, ...], *entries: tuple[str, str, str] | tuple[str, str, str, str]
 ) -> tuple[Mutation, ...]:
-    """Mutations of one file that the same tests are nearest to: (what, before, after) of each."""
-    return tuple(Mutation(what, file, before, after, tests) for what, before, after in entries)
+    """Mutations of one file that the same tests are nearest to.
+
+    Of each: what, before and after, and a reason if it survives.
+    """
+    return tuple(
+        Mutation(entry[0], file, entry[1], entry[2], tests, *entry[3:]) for entry in entries
+    )
 
 
 def files_of(tests: tuple[str, ...]) -> list[Path]:

@@ -140,6 +140,19 @@ def test_lookahead_keeps_a_newcomer_out_that_would_be_preempted_at_once() -> Non
         assert simulation.scheduler.stats.preemptions == preemptions
 
 
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_lookahead_is_of_the_newcomer_too(lookahead: int) -> None:
+    simulation = Simulation(make_limits(num_blocks=4, lookahead_tokens=lookahead))
+    simulation.add(make_request(0, 2, 2, ends=False))
+    turn(simulation)
+    simulation.add(make_request(1, 4, 4, ends=False))
+    # Two blocks are left, and the other one takes no more: enough for its prompt alone.
+    plan = simulation.launch()
+    assert plan is not None
+    assert [install.request_key for install in plan.installs] == ([] if lookahead else [1])
+    simulation.drain()
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_lookahead_leaves_running_rows_what_they_will_take(together: bool) -> None:
     simulation = Simulation(make_limits(num_blocks=4))

@@ -174,6 +174,8 @@ MUTATIONS = (
             "somebody is waited for who computes for nobody since a reset",
             "if state.phase is not Phase.RUNNING or state.cache_epoch != self.cache.epoch:",
             "if state.phase is not Phase.RUNNING:",
+            "while a row computes known blocks it takes the whole budget of a step, so nobody is "
+            "admitted who could have computed, since the reset, what comes before them",
         ),
         (
             "somebody is waited for who has left",
