@@ -14,7 +14,7 @@ _PARAMETER_TESTS = (
 MUTATIONS = (
     *mutations_of(
         "src/engine/sampling/sampler.py",
-        (*_PARAMETER_TESTS, "tests/engine/test_step_computer.py"),
+        (f"{_FOLDER}/test_only_draws.py", *_PARAMETER_TESTS),
         (
             "scores are of what a grammar has left",
             "elif selection.changes_logits or end_ban or batch.mask is not None:",
@@ -39,6 +39,7 @@ MUTATIONS = (
             "a NaN is hidden by a grammar",
             "if selection.changes_logits or batch.mask is not None:\n            is_sound",
             "if selection.changes_logits:\n            is_sound",
+            "what is NaN or +inf is one of them behind a mask too, and the draw sees it",
         ),
         (
             "a grammar is left out where rows only draw",
@@ -248,7 +249,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/sampling/prompt_logprobs.py",
-        ("tests/engine/test_step_computer.py", "tests/engine/test_requests.py"),
+        ("tests/engine/test_step_computer.py",),
         (
             "the first output token is scored as one of the prompt",
             "min(step.num_tokens, request.prompt_len - 1 - step.start)",
