@@ -213,6 +213,30 @@ def test_top_p_counts_ties_that_top_k_kept() -> None:
         )
 
 
+def test_ties_that_top_k_kept_are_part_of_all_the_mass() -> None:
+    """Of 2.1 with all three ties six tenths are more than the first token has; of 1.37 not."""
+    values = [1.0, 0.0, 0.0, 0.0, -1.0]
+    for truncate in (truncate_short, truncate_long):
+        kept = kept_by(truncate, values, rows_of(1.0, 2, 0.6, 0.0))
+        assert kept.tolist() == [True, True, True, True, False]
+
+
+def test_beside_a_row_with_top_p_a_row_without_keeps_what_has_no_mass() -> None:
+    # Less than a unit of mass.
+    values = [0.0, -60.0, -61.0, -200.0]
+    both = Truncation(
+        torch.ones(2, 1),
+        None,
+        torch.tensor([[3], [3]]),
+        3,
+        torch.tensor([[1.0], [0.5]], dtype=torch.float64),
+    )
+    for truncate in (truncate_short, truncate_long):
+        logits = torch.tensor([values, values])
+        truncate(logits, both)
+        assert (logits > -math.inf).sum(1).tolist() == [3, 1]
+
+
 # Probabilities of a half, a quarter, an eighth and twice a sixteenth, and how many of these tokens
 # a top_p keeps; a sum that is exactly top_p is enough.
 HALVES = [1.0, 0.5, 0.25, 0.125, 0.125]
