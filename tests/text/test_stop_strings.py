@@ -95,6 +95,14 @@ def test_nothing_is_emitted_after_a_match() -> None:
     assert stopper.finish() == ""
 
 
+def test_what_was_held_back_is_shown_once() -> None:
+    stopper = StopStrings(["abc"])
+    assert stopper.feed("xab") == ("x", None)
+    assert [stopper.finish(), stopper.finish()] == ["ab", ""]
+    # It is the end of the text: what comes then does not complete what began before.
+    assert stopper.feed("c") == ("c", None)
+
+
 def test_an_empty_stop_string_is_refused_by_its_index() -> None:
     with pytest.raises(InvalidRequestError, match=r"stop\[1\]"):
         StopStrings(["a", ""])
