@@ -139,9 +139,14 @@ MUTATIONS = (
             'return TextDelta("".join(shown), stop, len(token_ids))',
         ),
         (
-            "the last of what is held back completes no stop string",
-            "return text if stop is not None else text + self._stops.finish()",
-            "return text + self._stops.finish()",
+            "what is held back is lost at the end",
+            "        return text + self._stops.finish()\n",
+            "        return text\n",
+        ),
+        (
+            "the replacement character of an incomplete character completes no stop string",
+            "text, _ = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)",
+            "text, _ = self._stops.feed(tail, allow_match=False)",
         ),
         (
             "tokens are taken behind a stop string",
