@@ -233,7 +233,8 @@ async def test_a_websocket_is_closed(guarded: Starlette) -> None:
         sent.append(message)
 
     await guarded({"type": "websocket", "path": "/live", "headers": []}, receive, send)
-    assert [message["type"] for message in sent] == ["websocket.close"]
+    # By the guard, for a reason of policy; the router would say that it does not know the path.
+    assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 # Other origins
@@ -289,6 +290,22 @@ async def test_metrics_may_be_open(config: Config) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         assert (await client.get(METRICS)).status_code == 200
         assert (await client.get("/version")).status_code == 401
+
+
+@pytest.mark.parametrize("api_keys", [(), (Secret(ALICE),)])
+async def test_without_an_admin_key_there_are_no_debug_endpoints(
+    config: Config, api_keys: tuple[Secret, ...]
+) -> None:
+    http = msgspec.structs.replace(config.http, api_keys=api_keys)
+    app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    app.state.server.keys = check_access(http)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        for path in ("/debug/pool", "/debug/nowhere", "/debug"):
+            answer = await client.get(path, headers=bearer(ALICE))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+            if api_keys:
+                check_refusal(await client.get(path), 401, "invalid_api_key")
 
 
 async def test_before_the_settings_are_read_only_the_probes_answer(config: Config) -> None:
