@@ -81,7 +81,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/http/guard.py",
-        ("tests/http/test_response_store.py", "tests/http/test_responses.py"),
+        _TESTS,
         (
             "nobody learns which key was admitted",
             "        scope[ADMITTED] = admitted\n",
