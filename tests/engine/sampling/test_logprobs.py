@@ -38,6 +38,13 @@ def check(entry: TokenLogprobs | None, logits: torch.Tensor, token_id: int, coun
         {"temperature": 0.0},
         {"top_k": 3, "repetition_penalty": 2.0, "logit_bias": {2: 50.0}},
         {"min_tokens": 3},
+        {"logit_bias": {2: 50.0}},
+        {"allowed_token_ids": (3, 5, 7)},
+        {"bad": [(6,)]},
+        {"bad": [(2, 6)]},
+        {"repetition_penalty": 2.0},
+        {"top_p": 0.2},
+        {"min_p": 0.5},
     ],
     ids=str,
 )

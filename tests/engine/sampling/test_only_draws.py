@@ -12,7 +12,11 @@ from tests.engine.sampling.harness import Bench, sequence
 
 V = 20
 # Prompts have three tokens.
-PLAIN: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"temperature": 0.3}]
+PLAIN: list[dict[str, Any]] = [
+    *({}, {"temperature": 0.0}, {"temperature": 0.3}),
+    # The likeliest token is in whatever is left.
+    {"temperature": 0.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1},
+]
 MORE: list[dict[str, Any]] = [
     *({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 0}, {"presence_penalty": 0.1}),
     *({"frequency_penalty": 0.1}, {"repetition_penalty": 1.1}, {"logit_bias": {2: 1.0}}),

@@ -5,6 +5,7 @@ from tests.mutants.mutation import mutations_of
 _FOLDER = "tests/engine/sampling"
 _TRUNCATION_TESTS = (f"{_FOLDER}/test_truncation.py",)
 _PARAMETER_TESTS = (
+    f"{_FOLDER}/test_only_draws.py",
     f"{_FOLDER}/test_parameters.py",
     f"{_FOLDER}/test_logprobs.py",
     f"{_FOLDER}/test_reproducible.py",
@@ -14,7 +15,7 @@ _PARAMETER_TESTS = (
 MUTATIONS = (
     *mutations_of(
         "src/engine/sampling/sampler.py",
-        (f"{_FOLDER}/test_only_draws.py", *_PARAMETER_TESTS),
+        _PARAMETER_TESTS,
         (
             "scores are of what a grammar has left",
             "elif selection.changes_logits or end_ban or batch.mask is not None:",
@@ -249,7 +250,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/sampling/prompt_logprobs.py",
-        ("tests/engine/test_step_computer.py",),
+        (f"{_FOLDER}/test_prompt_logprobs.py",),
         (
             "the first output token is scored as one of the prompt",
             "min(step.num_tokens, request.prompt_len - 1 - step.start)",
