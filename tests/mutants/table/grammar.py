@@ -39,7 +39,7 @@ MUTATIONS = (
             "a row is restricted by the grammar of its last owner",
             "if follower is None or follower.key != owner:",
             "if follower is None:",
-            "the one thread that asks takes the last owner's follower away before it begins another",
+            "a row's last follower is taken away before another is begun, on the thread that asks",
         ),
         (
             "the grammar of an ended request is kept",
