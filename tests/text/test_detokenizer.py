@@ -97,6 +97,9 @@ def test_a_prompt_that_is_the_beginning_of_a_character_is_read_once() -> None:
     assert first is not None
     for cut in range(3):
         assert "".join(stream(tokenizer, rest, [first], [cut])) == SNOWMAN
+        # A text of its own has nothing of it.
+        alone = stream(tokenizer, rest, [first], [cut], stands_alone=True)
+        assert "".join(alone) == "\ufffd\ufffd"
 
 
 @pytest.mark.parametrize("skips", [True, False])

@@ -1,10 +1,9 @@
-"""Of structured output: grammars of rows, their masks, and the judge of stop strings."""
+"""Of structured output: grammars of rows, and their masks."""
 
 from tests.mutants.mutation import mutations_of
 
 _FOLDER = "tests/engine/grammar"
 _ROW_TESTS = (f"{_FOLDER}/test_row_grammars.py", f"{_FOLDER}/test_moves.py")
-_JUDGE_TESTS = (f"{_FOLDER}/test_compiled.py", f"{_FOLDER}/test_fuel.py")
 
 MUTATIONS = (
     *mutations_of(
@@ -14,11 +13,6 @@ MUTATIONS = (
             "rows are moved by the tokens of another batch",
             "if batch is None or batch.rows != rows or self._ended",
             "if batch is None or self._ended",
-        ),
-        (
-            "an ended request of a batch is moved on",
-            "or batch.rows != rows or self._ended or len(batch.history)",
-            "or batch.rows != rows or len(batch.history)",
         ),
         (
             "a batch's history is lost when somebody arrives",
@@ -40,66 +34,6 @@ MUTATIONS = (
             "if follower is None or follower.key != owner:",
             "if follower is None:",
             "a row's last follower is taken away before another is begun, on the thread that asks",
-        ),
-        (
-            "the grammar of an ended request is kept",
-            "        self._held.pop(key, None)\n",
-            "",
-        ),
-        (
-            "a row that was given to somebody else stays constrained",
-            "        if self._rows.pop(row, None) is not None:\n",
-            "        if False:\n",
-        ),
-        (
-            "tokens that a lexer without fuel did not take are lost",
-            "            if taken < len(chunk) and not matcher.is_error():\n",
-            "            if False:\n",
-        ),
-        (
-            "a resumed row begins anew",
-            "        if output_token_ids:\n            follower.resume",
-            "        if False:\n            follower.resume",
-        ),
-        (
-            "a slow grammar is followed for ever",
-            "            self.fail(_TOO_SLOW)\n",
-            "            pass\n",
-        ),
-        (
-            "a lexer that is lost is not renewed",
-            "if self.is_live and self._has_failed and self._renew():",
-            "if False:",
-        ),
-        (
-            "a dead end of the server's is the request's own",
-            'self.fail(f"a dead end of the grammar: {reason}", is_own=False)',
-            'self.fail(f"a dead end of the grammar: {reason}")',
-        ),
-        (
-            "one grammar that cannot be begun takes the others along",
-            '                    logger.exception("a grammar could not be begun")\n'
-            "                    self._followers.pop(arrival.row, None)\n",
-            "                    raise\n",
-        ),
-    ),
-    *mutations_of(
-        "src/engine/grammar/grammar_steps.py",
-        _ROW_TESTS,
-        (
-            "an end token is given to the grammar",
-            "        if table.ends(row, token_id):\n            return Outcome.ENDED\n",
-            "",
-        ),
-        (
-            "some of a batch's rows are moved by others' tokens",
-            "some.numbers[:, 2] = self.numbers[list(chosen), 2]",
-            "some.numbers[:, 2] = self.numbers[: len(chosen), 2]",
-        ),
-        (
-            "a matcher that failed has moved",
-            "        return Outcome.MATCHER_FAILED\n",
-            "        return Outcome.MOVED\n",
         ),
     ),
     *mutations_of(
@@ -134,79 +68,6 @@ MUTATIONS = (
             "nobody learns that nothing is possible",
             "return None if bool(possible.all()) else possible.tolist()",
             "return None",
-        ),
-    ),
-    *mutations_of(
-        "src/engine/grammar/compiled.py",
-        _JUDGE_TESTS,
-        (
-            "a judge without fuel looks for ever",
-            "            if is_short and self._num_tokens == count == 0:\n                break\n",
-            "",
-        ),
-        (
-            "a judge believes a lexer without fuel",
-            "if is_short or self._num_tokens >= REFUELED_TOKENS:\n                self._refuel()",
-            "if self._num_tokens >= REFUELED_TOKENS:\n                self._refuel()",
-        ),
-        (
-            "text beyond the grammar is never complete",
-            "            self._is_beyond = True\n",
-            "            self._has_given_up = True\n",
-        ),
-        (
-            "a judge that has given up calls everything complete",
-            "            return not self._has_given_up\n        if not self._ahead_complete",
-            "            return True\n        if not self._ahead_complete",
-        ),
-        (
-            "the time that grammars take adds up to nothing",
-            "(seconds <= _LONGEST_CALL and self._excess <= _EXCESS)",
-            "seconds <= _LONGEST_CALL",
-        ),
-        (
-            "one call may take as long as it wants",
-            "(seconds <= _LONGEST_CALL and self._excess <= _EXCESS)",
-            "self._excess <= _EXCESS",
-        ),
-        (
-            "what took too long is never forgiven",
-            "forgiven = (now - self._updated) * _FORGIVEN",
-            "forgiven = 0.0",
-        ),
-        (
-            "what a judge took ahead stays taken",
-            "        if not self._matcher.rollback(sum(self._ahead_tokens[known:])):\n",
-            "        if False:\n",
-        ),
-        (
-            "a judge remembers what it took of other text",
-            "        del self._ahead_tokens[known:], self._ahead_complete[known + 1 :]\n",
-            "",
-        ),
-    ),
-    *mutations_of(
-        "src/engine/grammar/grammar_text.py",
-        (f"{_FOLDER}/test_compiler.py",),
-        (
-            "brackets within strings count as depth",
-            '_BRACKET.findall(_STRING.sub("", schema))',
-            "_BRACKET.findall(schema)",
-        ),
-        (
-            "the deepest schema that is allowed is refused",
-            "    if deepest > most:\n",
-            "    if deepest >= most:\n",
-        ),
-        (
-            "as many choices as are allowed are refused",
-            "    if len(texts) > most:\n",
-            "    if len(texts) >= most:\n",
-        ),
-        (
-            "white space has no bound",
-            'r"[ \\t\\r\\n]{1,64}"',
-            'r"[ \\t\\r\\n]+"',
         ),
     ),
 )

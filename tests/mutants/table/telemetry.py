@@ -81,11 +81,6 @@ MUTATIONS = (
             "                    choice.record.preempted.append(now)\n",
             "                    pass\n",
         ),
-        (
-            "what is computed again is decoding",
-            "            self._rows[install.row] = (choice, len(install.token_ids))\n",
-            "            self._rows[install.row] = (choice, install.prompt_len)\n",
-        ),
     ),
     *mutations_of(
         "src/engine/telemetry/health.py",
