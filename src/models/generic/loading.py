@@ -1,0 +1,234 @@
+"""From a model directory to a model that transformers computes, or to the reason against it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from src.core.errors import ModelLoadError
+from src.models.config import DTYPE_NAMES
+from src.models.fields import read_json
+from src.models.generation import parse_generation
+from src.models.generic.body import Body
+from src.models.generic.model import TransformersModel
+from src.models.generic.passes import IMPLEMENTATION, register
+from src.models.generic.pooled import use_pool
+from src.models.generic.positions import position_limit
+from src.models.generic.trial import try_out
+from src.models.model import ModelSpec
+from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, open_checkpoint
+from src.models.weights.loader import LoadFormat, Progress
+from src.models.weights.methods import Method
+
+logger = logging.getLogger(__name__)
+
+# Endings of classes whose weights a causal language model is filled with; others have another head.
+_DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model", "Decoder")
+# Kinds of layers that keep a state instead of keys and values.
+_STATES = ("linear", "mamba", "conv", "recurrent", "ssm", "rwkv", "delta")
+_NAMES_SHOWN = 5
+
+
+def load_by_transformers(
+    path: Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | None = None,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+    max_model_len: int | None = None,
+    quantization: Method | None = None,
+    group_size: int = 32,
+    rounds_inputs: bool | None = False,
+    deterministic: bool = False,
+    before_each_matrix: Callable[[], None] = lambda: None,
+    when_allocated: Callable[[Any], None] = lambda model: None,
+) -> TransformersModel:
+    """Load a checkpoint of any causal language model of transformers, and try it out.
+
+    transformers itself fills it: so renamed, fused, split and tied tensors are its business. It
+    reads safetensors into place, tensor by tensor, and on the CPU without a copy.
+
+    Args: as of `weights.loader.load_model`. Those about quantization, and ``deterministic``, are
+        refused unless they ask for nothing.
+
+    Raises:
+        ModelLoadError: anything that keeps the checkpoint from being served, naming what.
+    """
+    raw = read_json(path / "config.json")
+    name = _name(raw)
+    for setting, is_asked in (("quantization", quantization), ("deterministic", deterministic)):
+        if is_asked:
+            raise ModelLoadError(
+                f"model.{setting} is for native families; {name} is served by transformers"
+            )
+    with _refusals(name):
+        config = _read_config(path, raw)
+        kind = _class_of(config, raw)
+        text = config.get_text_config()
+        _refuse_states(kind, text)
+        longest, bound = position_limit(text)
+        if max_model_len is not None and max_model_len > longest:
+            raise ModelLoadError(f"max_model_len = {max_model_len} exceeds {bound} = {longest}")
+        device = device or torch.device("cpu")
+        register()
+        config.return_dict = True
+        config.output_hidden_states = config.output_attentions = False
+        if load_format == "dummy":
+            module = _drawn(kind, config, _dtype(dtype, text), seed)
+        else:
+            module = _filled(path, kind, config, dtype)
+        module = module.to(device).eval().requires_grad_(False)
+        if device.type == "cpu":
+            use_pool(module)
+        body = Body(module)
+        findings = try_out(body, device)
+        longest -= body.first_position
+        if findings.longest_chunk is not None and findings.longest_chunk < longest:
+            longest, bound = findings.longest_chunk, "the chunks that its layers attend to"
+        if max_model_len is not None and max_model_len > longest:
+            raise ModelLoadError(f"max_model_len = {max_model_len} exceeds {bound}, {longest}")
+    spec = ModelSpec(
+        vocab_size=findings.vocab_size,
+        hidden_size=findings.hidden_size,
+        max_positions=min(longest, max_model_len or longest),
+        dtype=module.dtype,
+        device=device,
+    )
+    generation_file = path / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.exists() else None
+    logger.info(
+        "%s is served by transformers, %s, with %d calls of attention",
+        name,
+        type(module).__name__,
+        len(findings.calls),
+    )
+    return TransformersModel(body, findings.calls, spec, parse_generation(raw, generation))
+
+
+@contextlib.contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Whatever goes wrong within it is a refusal that names the architecture."""
+    try:
+        yield
+    except ModelLoadError as error:
+        raise ModelLoadError(f"transformers cannot serve {name}: {error}") from error
+    except Exception as error:
+        # Code that is not ours, on a checkpoint that is not either.
+        reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
+        raise ModelLoadError(f"transformers cannot serve {name}: {reason}") from error
+
+
+def _name(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else f"{raw.get('model_type')}"
+
+
+def _read_config(path: Path, raw: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if raw.get("model_type") not in CONFIG_MAPPING:
+        remote = " and its auto_map asks for code from the checkpoint, which is refused"
+        raise ModelLoadError(
+            f"model_type {raw.get('model_type')!r} is not known"
+            + remote * bool(raw.get("auto_map"))
+        )
+    if raw.get("quantization_config"):
+        raise ModelLoadError("quantization_config is not supported; use the unquantized checkpoint")
+    return AutoConfig.from_pretrained(
+        str(path),
+        local_files_only=True,
+        trust_remote_code=False,
+        attn_implementation=IMPLEMENTATION,
+    )
+
+
+def _class_of(config: Any, raw: Mapping[str, Any]) -> Any:
+    """transformers' class for the checkpoint."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelLoadError("it is an encoder-decoder")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelLoadError(
+            f"model_type {config.model_type!r} is not among its causal language models"
+        )
+    if raw.get("architectures") and not _name(raw).endswith(_DECODERS):
+        raise ModelLoadError(f"{_name(raw)} is not a causal language model")
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def _refuse_states(kind: Any, text: Any) -> None:
+    if not kind._can_set_attn_implementation():
+        raise ModelLoadError(f"{kind.__name__} does not use the attention interface")
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or []
+    if states := {one for one in kinds if any(state in str(one) for state in _STATES)}:
+        raise ModelLoadError(f"layers of the kind {', '.join(sorted(states))} keep a state")
+    if kind._is_stateful and not kinds:
+        raise ModelLoadError("its layers keep a recurrent state")
+
+
+def _dtype(name: str, text: Any) -> torch.dtype:
+    own = getattr(text, "dtype", None) or torch.float32
+    chosen = str(own).removeprefix("torch.") if name == "auto" else name
+    if chosen not in DTYPE_NAMES:
+        raise ModelLoadError(f"dtype must be auto or one of {', '.join(DTYPE_NAMES)}, got {chosen}")
+    dtype: torch.dtype = getattr(torch, chosen)
+    return dtype
+
+
+def _drawn(kind: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
+    """With weights as transformers draws them for training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind._from_config(config, dtype=dtype)
+
+
+def _filled(path: Path, kind: Any, config: Any, dtype: str) -> Any:
+    """With the checkpoint's weights.
+
+    Raises:
+        ModelLoadError: it has pickles alone, or does not have every tensor.
+    """
+    if not (path / SINGLE_FILE).exists() and not (path / INDEX_FILE).exists():
+        open_checkpoint(path)
+    with _without_progress():
+        module, told = kind.from_pretrained(
+            str(path),
+            config=config,
+            dtype=_dtype(dtype, config.get_text_config()),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    if missing := sorted(told["missing_keys"]):
+        raise ModelLoadError(f"{path} lacks tensors: {_listed(missing)}")
+    if unexpected := sorted(told["unexpected_keys"]):
+        logger.warning("%s has tensors that nothing reads: %s", path, _listed(unexpected))
+    return module
+
+
+@contextlib.contextmanager
+def _without_progress() -> Iterator[None]:
+    """Bars are not for a server's log."""
+    from transformers.utils import logging as told
+
+    was_enabled = told.is_progress_bar_enabled()
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            told.enable_progress_bar()
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

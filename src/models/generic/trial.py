@@ -1,0 +1,205 @@
+"""Shows that a model can be served by our attention, or says why not.
+
+transformers computes a short sequence its own way. Then its attention calls are recorded over the
+same sequence, and at last the sequence comes in pieces, beside another one, as in the engine. All
+three have to agree. So state of its own, positions that are counted from a cache, a bias that our
+attention is not told of, and whatever else lets tokens meet outside attention is found at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.core.errors import ModelLoadError
+from src.models.generic.body import Body
+from src.models.generic.passes import IMPLEMENTATION, AttentionCall, StepPass
+from src.models.generic.recording import Recording
+from src.models.program import Mixer
+from src.ops import paged_attention
+
+_LENGTH = 7
+# Tokens of the sequence and of the one beside it, step by step.
+_PIECES = ((4, 2), (1, 3), (0, 1), (2, 0))
+_BLOCK_SIZE = 16
+# Of the norm of a token's logits. In 16 bits rounding alone takes some hundredths, and a token
+# whose experts change a multiple of that: so it is the median token that counts there.
+_TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
+_TOLERANCE_OF_16_BITS = 0.1
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a trial has shown.
+
+    Attributes
+    ----------
+    vocab_size
+        Tokens that have an embedding and a logit.
+    longest_chunk
+        Where layers attend to chunks of so many tokens, sequences may not be longer; None: none do.
+    """
+
+    calls: tuple[AttentionCall, ...]
+    hidden_size: int
+    vocab_size: int
+    longest_chunk: int | None
+
+
+@torch.inference_mode()
+def try_out(body: Body, device: torch.device) -> Findings:
+    """Record a model's attention calls, and hold what they give against transformers' own.
+
+    Sets ``body.first_position``.
+
+    Raises
+    ------
+    ModelLoadError
+        It cannot be served this way; the message says what stands against it.
+    """
+    ids = _ids(body, device)
+    wanted = _own_logits(body, ids)
+    for first in _first_positions(body.module.config):
+        body.first_position = first
+        recording, hidden = _record(body, ids)
+        whole = body.logits(hidden)
+        if _agree(whole, wanted, hidden.dtype):
+            break
+    else:
+        raise ModelLoadError(
+            "with our attention it does not give what it gives with its own: its scores, masks or "
+            "positions depend on something that attention functions are not told of"
+        )
+    calls = tuple(recording.calls)
+    if not calls:
+        raise ModelLoadError("it calls no attention function")
+    if not _agree(_in_pieces(body, ids, calls), wanted, hidden.dtype):
+        raise ModelLoadError(
+            "a sequence in pieces does not get what it gets as a whole: its tokens meet outside "
+            "attention, in a recurrent state, a convolution or positions counted from a cache"
+        )
+    return Findings(
+        calls,
+        hidden.shape[1],
+        min(wanted.shape[1], _num_embeddings(body.module)),
+        min(recording.chunks, default=None),
+    )
+
+
+def _num_embeddings(module: Any) -> int:
+    return int(module.get_input_embeddings().weight.shape[0])
+
+
+def _ids(body: Body, device: torch.device) -> Tensor:
+    """Distinct tokens, none of which is padding, which some models treat apart."""
+    count = _num_embeddings(body.module)
+    step = max(1, count // (_LENGTH + 2))
+    padding = getattr(body.module.config, "pad_token_id", None)
+    ids = [(one * step + 1) % count for one in range(1, _LENGTH + 2)]
+    ids = [one for one in ids if one != padding][:_LENGTH]
+    return torch.tensor(ids, dtype=torch.int64, device=device)
+
+
+def _own_logits(body: Body, ids: Tensor) -> Tensor:
+    """What transformers gives, float32 [T, V]."""
+    module = body.module
+    module.set_attn_implementation("eager")
+    try:
+        logits: Tensor = module(input_ids=ids.unsqueeze(0), use_cache=False).logits
+    finally:
+        module.set_attn_implementation(IMPLEMENTATION)
+    return logits[0].float()
+
+
+def _first_positions(config: Any) -> tuple[int, ...]:
+    """Numbers that a model's first position may have: 0, or that behind the padding token's."""
+    padding = getattr(config, "pad_token_id", None)
+    return (0,) if padding is None else (0, int(padding) + 1)
+
+
+def _record(body: Body, ids: Tensor) -> tuple[Recording, Tensor]:
+    memory = _SmallMemory(ids.device)
+    positions, mix = memory.step((len(ids), 0))
+    recording = Recording(
+        positions + body.first_position, lambda call, given: mix(call.mixer, given, call)
+    )
+    return recording, body.hidden(ids, recording)
+
+
+def _in_pieces(body: Body, ids: Tensor, calls: Sequence[AttentionCall]) -> Tensor:
+    """Logits of the sequence, in pieces beside its own reverse."""
+    memory = _SmallMemory(ids.device)
+    beside, found = ids.flip(0), []
+    done = [0, 0]
+    for counts in _PIECES:
+        positions, attend = memory.step(counts)
+        parts = [
+            one[start : start + count]
+            for one, start, count in zip((ids, beside), done, counts, strict=True)
+        ]
+        done = [start + count for start, count in zip(done, counts, strict=True)]
+
+        def mix(mixer: Mixer, given: Sequence[Tensor], attend: Any = attend) -> Tensor:
+            out: Tensor = attend(mixer, given, calls[mixer.layer])
+            return out
+
+        step = StepPass(calls, positions + body.first_position, mix, None)
+        hidden = body.hidden(torch.cat(parts), step)
+        step.finish()
+        found.append(hidden[: counts[0]])
+    return body.logits(torch.cat(found))
+
+
+def _agree(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+    norms = wanted.norm(dim=-1).clamp_min(1e-6)
+    errors = (found - wanted).norm(dim=-1) / norms
+    if dtype in _TOLERANCES:
+        return bool(errors.max() <= _TOLERANCES[dtype])
+    return bool(errors.median() <= _TOLERANCE_OF_16_BITS)
+
+
+class _SmallMemory:
+    """Keys and values of two short sequences, with a block for each, and the op that serves."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._lengths = [0, 0]
+
+    def step(self, counts: tuple[int, int]) -> tuple[Tensor, Any]:
+        """Positions of the next tokens of both, one sequence behind the other, and a mixer."""
+        rows = [row for row in (0, 1) if counts[row]]
+        starts = list(self._lengths)
+        self._lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+        positions = [starts[row] + i for row in rows for i in range(counts[row])]
+        slots = [row * _BLOCK_SIZE + starts[row] + i for row in rows for i in range(counts[row])]
+        ends = [sum(counts[row] for row in rows[: i + 1]) for i in range(len(rows))]
+
+        def on_device(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=self._device)
+
+        tables = on_device([[row] for row in rows], torch.int32)
+        first_tokens = on_device([0, *ends], torch.int32)
+        lengths = on_device([self._lengths[row] for row in rows], torch.int32)
+        slot_mapping = on_device(slots, torch.int64)
+
+        def mix(mixer: Mixer, given: Sequence[Tensor], call: AttentionCall) -> Tensor:
+            query, key, value = given
+            if mixer.layer not in self._layers:
+                shape = (2, _BLOCK_SIZE, *key.shape[1:])
+                self._layers[mixer.layer] = key.new_zeros(shape), key.new_zeros(shape)
+            out = query.new_empty(query.shape)
+            paged_attention(
+                *(query, key, value, *self._layers[mixer.layer]),
+                *(tables, first_tokens, lengths, slot_mapping, out),
+                mixer.spec.attention(call.weights),
+                max(counts),
+                max(self._lengths),
+            )
+            return out.flatten(1)
+
+        return on_device(positions, torch.int64), mix
