@@ -450,13 +450,8 @@ def _content_key(config: Config, model: ServedModel) -> str:
     """What keys and values of the same tokens depend on: the weights, and how they are computed."""
     section = config.model
     weights = (section.path, section.revision, section.load_format, section.seed)
-    rounding = (
-        model.implementation,
-        model.spec.dtype,
-        section.quantization,
-        section.quantization_group_size,
-    )
-    return repr((*weights, *rounding, section.quantize_activations))
+    rounding = (model.spec.dtype, section.quantization, section.quantization_group_size)
+    return repr((*weights, *rounding, section.quantize_activations, model.implementation))
 
 
 def _model_info(

@@ -134,11 +134,10 @@ def _read_config(path: Path, raw: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if raw.get("model_type") not in CONFIG_MAPPING:
-        remote = " and its auto_map asks for code from the checkpoint, which is refused"
-        raise ModelLoadError(
-            f"model_type {raw.get('model_type')!r} is not known"
-            + remote * bool(raw.get("auto_map"))
-        )
+        unknown = f"model_type {raw.get('model_type')!r} is not known"
+        if raw.get("auto_map"):
+            unknown += ", and code from the checkpoint (auto_map) is refused"
+        raise ModelLoadError(unknown)
     if raw.get("quantization_config"):
         raise ModelLoadError("quantization_config is not supported; use the unquantized checkpoint")
     return AutoConfig.from_pretrained(
@@ -150,7 +149,7 @@ def _read_config(path: Path, raw: Mapping[str, Any]) -> Any:
 
 
 def _class_of(config: Any, raw: Mapping[str, Any]) -> Any:
-    """transformers' class for the checkpoint."""
+    """The class that transformers has for the checkpoint."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if getattr(config, "is_encoder_decoder", False):

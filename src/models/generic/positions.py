@@ -51,9 +51,8 @@ def position_limit(config: Any) -> tuple[int, str]:
     for rope in _ropes(getattr(config, "rope_parameters", None) or {}):
         kind = rope.get("rope_type", "default")
         if kind == "longrope":
-            original = rope.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", most
-            )
+            name = "original_max_position_embeddings"
+            original = rope.get(name) or getattr(config, name, None) or most
             limits.append((int(original), "original_max_position_embeddings of longrope"))
         elif kind == "dynamic":
             limits.append((int(most), "max_position_embeddings of dynamic RoPE"))

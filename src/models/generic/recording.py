@@ -123,4 +123,5 @@ def _sinks(given: GivenCall, num_heads: int) -> Tensor | None:
         raise ModelLoadError("its attention sinks are not the same in every pass")
     if sinks.numel() != num_heads:
         raise ModelLoadError(f"{sinks.numel()} attention sinks for {num_heads} heads")
-    return sinks.detach().reshape(-1).to(torch.float32).contiguous()
+    logits: Tensor = sinks.detach().reshape(-1).to(torch.float32)
+    return logits.contiguous()
