@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,18 +24,20 @@ class Body:
     Parameters
     ----------
     module
-        Filled, in evaluation mode, with our attention. Its base model's forward is wrapped.
+        Filled, in evaluation mode, with our attention.
+    base
+        Its base model, as `base_called` finds it, whose forward is wrapped.
+
+    Attributes
+    ----------
     first_position
         What the first token of a sequence is numbered with.
     """
 
-    def __init__(self, module: Any) -> None:
-        base = module.base_model
-        if base is module:
-            raise ModelLoadError("its head cannot be told from its body")
+    def __init__(self, module: Any, base: nn.Module) -> None:
         self.module = module
         self.first_position = 0
-        self._base: nn.Module = base
+        self._base = base
         # What its base model returns.
         self._output: type[Any] | None = None
         self._takes_positions = takes_positions(base)
@@ -67,6 +71,25 @@ class Body:
         with under_way(HeadPass(output)):
             logits: Tensor = self.module(input_ids=ids).logits
         return logits[0].float()
+
+
+@contextlib.contextmanager
+def base_called(module: Any) -> Iterator[list[nn.Module]]:
+    """Within it: which a pass of a model calls, its base model or the decoder in that."""
+    called: list[nn.Module] = []
+    candidates = {id(one): one for one in (module.base_model, module.get_decoder())}
+    candidates.pop(id(module), None)
+    hooks = [
+        one.register_forward_pre_hook(lambda one, given: called.append(one))
+        for one in candidates.values()
+    ]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not called:
+        raise ModelLoadError("its head cannot be told from its body")
 
 
 def _options(base: nn.Module) -> dict[str, Any]:

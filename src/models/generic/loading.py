@@ -14,7 +14,6 @@ from src.core.errors import ModelLoadError
 from src.models.config import DTYPE_NAMES
 from src.models.fields import read_json
 from src.models.generation import parse_generation
-from src.models.generic.body import Body
 from src.models.generic.model import TransformersModel
 from src.models.generic.passes import IMPLEMENTATION, register
 from src.models.generic.pooled import use_pool
@@ -87,8 +86,7 @@ def load_by_transformers(
         module = module.to(device).eval().requires_grad_(False)
         if device.type == "cpu":
             use_pool(module)
-        body = Body(module)
-        findings = try_out(body, device)
+        body, findings = try_out(module, device)
         longest -= body.first_position
         if findings.longest_chunk is not None and findings.longest_chunk < longest:
             longest, bound = findings.longest_chunk, "the chunks that its layers attend to"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from src.core.errors import ModelLoadError
-from src.models.generic.body import Body
+from src.models.generic.body import Body, base_called
 from src.models.generic.passes import IMPLEMENTATION, AttentionCall, StepPass
 from src.models.generic.recording import Recording
 from src.models.program import Mixer
@@ -51,19 +51,20 @@ class Findings:
 
 
 @torch.inference_mode()
-def try_out(body: Body, device: torch.device) -> Findings:
+def try_out(module: Any, device: torch.device) -> tuple[Body, Findings]:
     """Record a model's attention calls, and hold what they give against transformers' own.
 
-    Sets ``body.first_position``.
+    ``module`` is filled, in evaluation mode, with our attention.
 
     Raises
     ------
     ModelLoadError
         It cannot be served this way; the message says what stands against it.
     """
-    ids = _ids(body, device)
-    wanted = _own_logits(body, ids)
-    for first in _first_positions(body.module.config):
+    ids = _ids(module, device)
+    wanted, base = _own_logits(module, ids)
+    body = Body(module, base)
+    for first in _first_positions(module.config):
         body.first_position = first
         recording, hidden = _record(body, ids)
         whole = body.logits(hidden)
@@ -82,37 +83,34 @@ def try_out(body: Body, device: torch.device) -> Findings:
             "a sequence in pieces does not get what it gets as a whole: its tokens meet outside "
             "attention, in a recurrent state, a convolution or positions counted from a cache"
         )
-    return Findings(
-        calls,
-        hidden.shape[1],
-        min(wanted.shape[1], _num_embeddings(body.module)),
-        min(recording.chunks, default=None),
-    )
+    vocab_size = min(wanted.shape[1], _num_embeddings(module))
+    chunk = min(recording.chunks, default=None)
+    return body, Findings(calls, hidden.shape[1], vocab_size, chunk)
 
 
 def _num_embeddings(module: Any) -> int:
     return int(module.get_input_embeddings().weight.shape[0])
 
 
-def _ids(body: Body, device: torch.device) -> Tensor:
+def _ids(module: Any, device: torch.device) -> Tensor:
     """Distinct tokens, none of which is padding, which some models treat apart."""
-    count = _num_embeddings(body.module)
+    count = _num_embeddings(module)
     step = max(1, count // (_LENGTH + 2))
-    padding = getattr(body.module.config, "pad_token_id", None)
+    padding = getattr(module.config, "pad_token_id", None)
     ids = [(one * step + 1) % count for one in range(1, _LENGTH + 2)]
     ids = [one for one in ids if one != padding][:_LENGTH]
     return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
-def _own_logits(body: Body, ids: Tensor) -> Tensor:
-    """What transformers gives, float32 [T, V]."""
-    module = body.module
+def _own_logits(module: Any, ids: Tensor) -> tuple[Tensor, nn.Module]:
+    """What transformers gives, float32 [T, V], and the base model that it has called."""
     module.set_attn_implementation("eager")
     try:
-        logits: Tensor = module(input_ids=ids.unsqueeze(0), use_cache=False).logits
+        with base_called(module) as called:
+            logits: Tensor = module(input_ids=ids.unsqueeze(0), use_cache=False).logits
     finally:
         module.set_attn_implementation(IMPLEMENTATION)
-    return logits[0].float()
+    return logits[0].float(), called[0]
 
 
 def _first_positions(config: Any) -> tuple[int, ...]:
