@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,44 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.15,
 }
 # Of one model type: fields besides those, or in their place; None leaves one alone.
-EXCEPTIONS: dict[str, dict[str, Any]] = {}
+_GLOBAL_HEADS = {"global_head_dim": 32, "num_global_key_value_heads": 1}
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4},
+    },
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    },
+    "gemma4": {"text_config": _GLOBAL_HEADS},
+    "gemma4_text": _GLOBAL_HEADS,
+    "gemma4_unified_text": _GLOBAL_HEADS,
+    "gptj": {"rotary_dim": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "inkling2_loop_text": {"unpadded_vocab_size": VOCAB_SIZE},
+    "inkling2_text": {"unpadded_vocab_size": VOCAB_SIZE},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "reformer": {"axial_pos_shape": [16, 16], "axial_pos_embds_dim": [32, 32]},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"layer_types": None},
+}
+# Whose checkpoints name a class that transformers has under another name.
+CALLED = {"exaone": "ExaoneForCausalLM"}
+# Fields that are set where a configuration would work them out, too.
+_EVEN_IF_NONE = {"head_dim", "num_key_value_heads", "pad_token_id", "bos_token_id", "eos_token_id"}
 
 
 def tiny_config(model_type: str) -> Any:
@@ -77,6 +115,14 @@ def make_tiny(directory: Path, model_type: str) -> Any:
             _draw(name, tensor, is_buffer=name not in dict(model.named_parameters()))
     model.config.dtype = torch.float32
     model.save_pretrained(directory)
+    if type(model.config) is not type(config):
+        # Of a model that has images too, the configuration of all.
+        config.architectures = model.config.architectures
+        config.save_pretrained(directory)
+    if model_type in CALLED:
+        file = directory / "config.json"
+        raw = json.loads(file.read_text()) | {"architectures": [CALLED[model_type]]}
+        file.write_text(json.dumps(raw))
     save_tokenizer(directory, VOCAB_SIZE)
     return type(model)
 
@@ -111,15 +157,17 @@ def _settings(default: Any, own: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, PreTrainedConfig):
             settings[key] = _settings(value, own.get(key, {}))
-        elif key in SIZES and (value is not None or key.endswith("token_id")):
+        elif key in SIZES and (value is not None or key in _EVEN_IF_NONE):
             settings[key] = SIZES[key]
     # Those that a configuration calls otherwise and takes by the usual name.
     for usual, called in names.items():
         if usual in SIZES and called not in SIZES and getattr(default, called, None) is not None:
             settings[called] = SIZES[usual]
     if "qk_rope_head_dim" in _fields(default):
+        # Latent attention: as many key heads as queries, and a part of each that is rotated.
         settings["head_dim"] = SIZES["qk_rope_head_dim"]
-    kinds = [str(kind) for kind in getattr(default, "layer_types", None) or []]
+        settings["num_key_value_heads"] = SIZES["num_attention_heads"]
+    kinds = [str(kind) for kind in _fields(default).get("layer_types") or []]
     if kinds and "layer_types" not in own:
         order = list(dict.fromkeys(kinds))
         settings["layer_types"] = [order[i % len(order)] for i in range(4)]

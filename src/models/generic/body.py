@@ -75,9 +75,10 @@ class Body:
 
 @contextlib.contextmanager
 def base_called(module: Any) -> Iterator[list[nn.Module]]:
-    """Within it: which a pass of a model calls, its base model or the decoder in that."""
+    """Within it: which a pass of a model calls, its base model or a decoder in it."""
     called: list[nn.Module] = []
-    candidates = {id(one): one for one in (module.base_model, module.get_decoder())}
+    children = [one for one in module.children() if hasattr(one, "base_model_prefix")]
+    candidates = {id(one): one for one in (module.base_model, module.get_decoder(), *children)}
     candidates.pop(id(module), None)
     hooks = [
         one.register_forward_pre_hook(lambda one, given: called.append(one))

@@ -71,6 +71,9 @@ def load_by_transformers(
         config = _read_config(path, raw)
         kind = _class_of(config, raw)
         text = config.get_text_config()
+        if kind.config_class is type(text):
+            # Of a model that has images too, the text alone.
+            config = text
         _refuse_states(kind, text)
         longest, bound = position_limit(text)
         if max_model_len is not None and max_model_len > longest:
@@ -119,6 +122,8 @@ def _refusals(name: str) -> Iterator[None]:
         raise ModelLoadError(f"transformers cannot serve {name}: {error}") from error
     except Exception as error:
         # Code that is not ours, on a checkpoint that is not either.
+        if "meta" in str(error):
+            error = RuntimeError("it computes with masks itself")
         reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
         raise ModelLoadError(f"transformers cannot serve {name}: {reason}") from error
 
@@ -158,11 +163,12 @@ def _class_of(config: Any, raw: Mapping[str, Any]) -> Any:
         )
     if raw.get("architectures") and not _name(raw).endswith(_DECODERS):
         raise ModelLoadError(f"{_name(raw)} is not a causal language model")
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return kind[0] if isinstance(kind, tuple) else kind
 
 
 def _refuse_states(kind: Any, text: Any) -> None:
-    if not kind._can_set_attn_implementation():
+    if not text.sub_configs and not kind._can_set_attn_implementation():
         raise ModelLoadError(f"{kind.__name__} does not use the attention interface")
     kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or []
     if states := {one for one in kinds if any(state in str(one) for state in _STATES)}:

@@ -138,7 +138,10 @@ class AttentionCall:
         query, key, value = (
             functional.pad(one[0].transpose(0, 1), (0, spec.head_dim - one.shape[-1]))
             .to(spec.dtype)
+            # Flat first, or the stride of a single head could be anything.
+            .reshape(one.shape[2], -1)
             .contiguous()
+            .view(one.shape[2], one.shape[1], spec.head_dim)
             for one in (given.query, given.key, given.value)
         )
         return query, key, value
