@@ -50,6 +50,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.15,
 }
 # Of one model type: fields besides those, or in their place; None leaves one alone.
+_EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}
 _GLOBAL_HEADS = {"global_head_dim": 32, "num_global_key_value_heads": 1}
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
@@ -61,10 +62,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         },
     },
     "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4},
     },
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "deepseek_v2": _EXPERTS | {"topk_method": "greedy"},
+    "dots1": _EXPERTS,
+    "dots3_note": {"text_config": {"per_layer_config": {}}},
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_kv_shared_layers": 2,
@@ -74,15 +77,18 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gemma4": {"text_config": _GLOBAL_HEADS},
     "gemma4_text": _GLOBAL_HEADS,
     "gemma4_unified_text": _GLOBAL_HEADS,
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "inkling2_loop_text": {"unpadded_vocab_size": VOCAB_SIZE},
     "inkling2_text": {"unpadded_vocab_size": VOCAB_SIZE},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "qwen4_exp_text": {"ple_embed_dim": 64, "ngram_vocab_size_base": 320},
     "reformer": {"axial_pos_shape": [16, 16], "axial_pos_embds_dim": [32, 32]},
     "xmod": {"default_language": "en_XX"},
-    "zaya": {"layer_types": None},
+    "zaya": {"layer_types": ["hybrid"] * 4},
 }
 # Whose checkpoints name a class that transformers has under another name.
 CALLED = {"exaone": "ExaoneForCausalLM"}
@@ -100,7 +106,7 @@ def tiny_config(model_type: str) -> Any:
     settings = _settings(kind(), own)
     if "is_decoder" in _fields(kind()):
         settings |= {"is_decoder": True, "is_encoder_decoder": False}
-    return kind(**(settings | {key: value for key, value in own.items() if value is not None}))
+    return kind(**_merged(settings, own))
 
 
 def make_tiny(directory: Path, model_type: str) -> Any:
@@ -141,6 +147,16 @@ def _draw(name: str, tensor: torch.Tensor, *, is_buffer: bool) -> None:
         tensor.normal_(0, 0.1)
     else:
         tensor.mul_(1 + 0.1 * torch.randn_like(tensor))
+
+
+def _merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(settings)
+    for key, value in own.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = _merged(merged[key], value)
+        elif value is not None:
+            merged[key] = value
+    return merged
 
 
 def _fields(config: Any) -> dict[str, Any]:
