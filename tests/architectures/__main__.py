@@ -1,4 +1,4 @@
-"""Checks every causal language model of transformers and writes docs/models.md.
+"""Checks every causal language model of transformers and writes the tables of docs/models.md.
 
 What has been checked stands in a file, line by line: started again, it goes on with the others.
 """
@@ -6,10 +6,16 @@ What has been checked stands in a file, line by line: started again, it goes on 
 from __future__ import annotations
 
 import argparse
+from importlib.metadata import version
 from pathlib import Path
 
 from src.core.settings import CHECKOUT
 from tests.architectures import page, pool
+
+
+def versions() -> str:
+    """Of what is compared."""
+    return ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
 
 
 def main() -> None:
@@ -27,7 +33,8 @@ def main() -> None:
     pool.run(chosen, options.processes, options.results)
     lines = page.lines_of(options.results)
     if all(one in lines for one in page.model_types()):
-        options.page.write_text(page.text(lines), encoding="utf-8")
+        written = options.page.read_text(encoding="utf-8")
+        options.page.write_text(page.text(written, lines, versions()), encoding="utf-8")
     print(page.summary(lines))
 
 

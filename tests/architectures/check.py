@@ -94,7 +94,7 @@ def check(model_type: str) -> dict[str, Any]:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    return f"{type(error).__name__}: " + " ".join(str(error).split())[:150]
 
 
 if __name__ == "__main__":

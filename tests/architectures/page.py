@@ -8,6 +8,21 @@ from pathlib import Path
 from typing import Any
 
 TOLERANCE = 1e-3
+MARK = "<!-- What follows is written by `nox -s architectures`. -->"
+SERVED = """
+**{passing} of {all} pass**: {native} native, {generic} generic. {versions}.
+
+| Model type | Class | Served | Error | Date |
+|---|---|---|---|---|"""
+REFUSED = (
+    "",
+    "## Not served",
+    "",
+    "What a start says of each, or why no tiny model of it could be made.",
+    "",
+    "| Model type | Class | Reason |",
+    "|---|---|---|",
+)
 
 
 def model_types() -> list[str]:
@@ -33,5 +48,43 @@ def summary(lines: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{sum(map(passes, lines.values()))} of {len(lines)} pass"
 
 
-def text(lines: Mapping[str, Mapping[str, Any]]) -> str:
-    raise NotImplementedError
+def text(page: str, lines: Mapping[str, Mapping[str, Any]], versions: str) -> str:
+    """The page, with its tables written anew; ``versions`` are those of what was compared."""
+    served = [line for line in lines.values() if "error" in line]
+    others = [line for line in lines.values() if "error" not in line]
+    native = sum(line["implementation"] == "native" for line in served)
+    head = SERVED.format(
+        passing=sum(map(passes, lines.values())),
+        all=len(lines),
+        native=native,
+        generic=len(served) - native,
+        versions=versions,
+    )
+    rows = [
+        f"| `{line['model_type']}` | `{line['class']}` | {_by(line)} | {line['error']:.1e} "
+        f"| {line['date']} |"
+        for line in served
+    ]
+    refused = [
+        f"| `{line['model_type']}` | {_cell(_class(line))} | {_cell(_reason(line))} |"
+        for line in others
+    ]
+    prose = page.partition(MARK)[0]
+    return "\n".join([prose + MARK, head, *rows, *REFUSED, *refused]) + "\n"
+
+
+def _by(line: Mapping[str, Any]) -> str:
+    return "native" if line["implementation"] == "native" else "generic"
+
+
+def _class(line: Mapping[str, Any]) -> str:
+    return f"`{line['class']}`" if "class" in line else ""
+
+
+def _reason(line: Mapping[str, Any]) -> str:
+    reason: str = line.get("refused") or line["failed"]
+    return reason.split(f"cannot serve {line.get('class')}: ", 1)[-1]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:200]

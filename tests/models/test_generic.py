@@ -104,7 +104,6 @@ def test_a_checkpoint_is_refused_with_its_reason(
     [
         ("inkling_text", "its attention takes position_bias"),
         ("deepseek_v32", "it computes with masks itself"),
-        ("falcon_h1", "its tokens meet outside attention"),
         ("lfm2", "layers of the kind conv keep a state"),
     ],
 )
