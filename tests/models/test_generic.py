@@ -40,16 +40,24 @@ def changed(directory: Path, target: Path, **fields: Any) -> Path:
     return target
 
 
-def test_weights_are_those_of_the_files_and_in_no_other_memory(phi: Path) -> None:
+def test_weights_are_those_of_the_files_and_stay_so(phi: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    model = load_by_transformers(phi)
+    told: list[tuple[int, int]] = []
+    directory = changed(phi, tmp_path / "copy")
+    model = load_by_transformers(directory, progress=lambda *done: told.append(done))
     stored = load_file(phi / "model.safetensors")
     parameters = model.parameters()
+    # Who writes over a file changes nothing that is served.
+    with (directory / "model.safetensors").open("r+b") as file:
+        file.write(bytes((phi / "model.safetensors").stat().st_size))
     assert set(parameters) == set(stored)
     assert all(torch.equal(parameters[name], stored[name]) for name in stored)
     assert not any(tensor.requires_grad for tensor in parameters.values())
     assert {tensor.dtype for tensor in parameters.values()} == {torch.float32}
+    size = sum(tensor.nbytes for tensor in stored.values())
+    assert told[-1] == (size, size)
+    assert told == sorted(told)
 
 
 def test_dtype_and_length_are_as_asked(phi: Path) -> None:

@@ -23,6 +23,7 @@ from src.models.model import ModelSpec
 from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, open_checkpoint
 from src.models.weights.loader import LoadFormat, Progress
 from src.models.weights.methods import Method
+from src.models.weights.parameters import allocate
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def load_by_transformers(
     """Load a checkpoint of any causal language model of transformers, and try it out.
 
     transformers itself fills it: so renamed, fused, split and tied tensors are its business. It
-    reads safetensors into place, tensor by tensor, and on the CPU without a copy.
+    maps safetensors, and tensor by tensor they are copied to where they stay.
 
     Args: as of `weights.loader.load_model`. Those about quantization, and ``deterministic``, are
         refused unless they ask for nothing.
@@ -88,6 +89,7 @@ def load_by_transformers(
             module = _filled(path, kind, config, dtype)
         module = module.to(device).eval().requires_grad_(False)
         if device.type == "cpu":
+            _take_in(module, progress)
             use_pool(module)
         body, findings = try_out(module, device)
         longest -= body.first_position
@@ -216,6 +218,24 @@ def _filled(path: Path, kind: Any, config: Any, dtype: str) -> Any:
     if unexpected := sorted(told["unexpected_keys"]):
         logger.warning("%s has tensors that nothing reads: %s", path, _listed(unexpected))
     return module
+
+
+def _take_in(module: Any, progress: Progress | None) -> None:
+    """Move weights to memory of their own, tensor by tensor: here is where files are read.
+
+    transformers leaves them in mapped files, where whoever writes over a file changes them.
+    """
+    for table in module.buffers():
+        table.data = table.data.clone()
+    parameters = list(module.parameters())
+    total, done = sum(one.nbytes for one in parameters), 0
+    for one in parameters:
+        own = allocate(one.shape, one.dtype, one.device)
+        own.copy_(one.data)
+        one.data = own
+        done += one.nbytes
+        if progress is not None:
+            progress(done, total)
 
 
 @contextlib.contextmanager
