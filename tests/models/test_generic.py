@@ -95,6 +95,7 @@ def test_dummy_weights_follow_the_seed(phi: Path, tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"model_type": "mamba", "architectures": None}, "keep a state"),
         ({"model_type": "bloom", "architectures": None}, "does not use the attention interface"),
+        ({"transformers_weights": "adapter_model.bin"}, "transformers_weights is not supported"),
         ({"dtype": "float64"}, "dtype must be"),
         ({"num_hidden_layers": 5}, "lacks tensors: model.layers.4"),
         ({"intermediate_size": 97}, "ize"),
@@ -135,6 +136,19 @@ def test_pickles_are_refused(phi: Path, tmp_path: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(ModelLoadError, match="only pickle checkpoints"):
         load_by_transformers(directory)
+
+
+def test_files_that_a_checkpoint_may_not_bring_are_refused(phi: Path, tmp_path: Path) -> None:
+    adapted = changed(phi, tmp_path / "adapted")
+    (adapted / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="adapters are not supported"):
+        load_by_transformers(adapted)
+    sharded = changed(phi, tmp_path / "sharded")
+    (sharded / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "../elsewhere.safetensors"}}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelLoadError, match="is not the name of a file next to the index"):
+        load_by_transformers(sharded)
 
 
 @pytest.mark.parametrize("what", ["more than attention", "positions"])

@@ -62,31 +62,21 @@ def load_by_transformers(
         ModelLoadError: anything that keeps the checkpoint from being served, naming what.
     """
     raw = read_json(path / "config.json")
-    name = _name(raw)
+    name, device = _name(raw), device or torch.device("cpu")
     for setting, is_asked in (("quantization", quantization), ("deterministic", deterministic)):
         if is_asked:
             raise ModelLoadError(
                 f"model.{setting} is for native families; {name} is served by transformers"
             )
+    register()
     with _refusals(name):
-        config = _read_config(path, raw)
-        kind = _class_of(config, raw)
-        text = config.get_text_config()
-        if kind.config_class is type(text):
-            # Of a model that has images too, the text alone.
-            config = text
-        _refuse_states(kind, text)
-        longest, bound = position_limit(text)
-        if max_model_len is not None and max_model_len > longest:
-            raise ModelLoadError(f"max_model_len = {max_model_len} exceeds {bound} = {longest}")
-        device = device or torch.device("cpu")
-        register()
-        config.return_dict = True
-        config.output_hidden_states = config.output_attentions = False
+        kind, config = _described(path, raw)
+        longest, bound = position_limit(config.get_text_config())
+        _require_length(max_model_len, longest, bound)
         if load_format == "dummy":
-            module = _drawn(kind, config, _dtype(dtype, text), seed)
+            module = _drawn(kind, config, _dtype(dtype, config), seed)
         else:
-            module = _filled(path, kind, config, dtype)
+            module = _filled(path, kind, config, _dtype(dtype, config))
         module = module.to(device).eval().requires_grad_(False)
         if device.type == "cpu":
             _take_in(module, progress)
@@ -95,8 +85,7 @@ def load_by_transformers(
         longest -= body.first_position
         if findings.longest_chunk is not None and findings.longest_chunk < longest:
             longest, bound = findings.longest_chunk, "the chunks that its layers attend to"
-        if max_model_len is not None and max_model_len > longest:
-            raise ModelLoadError(f"max_model_len = {max_model_len} exceeds {bound}, {longest}")
+        _require_length(max_model_len, longest, bound)
     spec = ModelSpec(
         vocab_size=findings.vocab_size,
         hidden_size=findings.hidden_size,
@@ -106,12 +95,8 @@ def load_by_transformers(
     )
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
-    logger.info(
-        "%s is served by transformers, %s, with %d calls of attention",
-        name,
-        type(module).__name__,
-        len(findings.calls),
-    )
+    told = type(module).__name__, len(findings.calls)
+    logger.info("%s is served by transformers (%s, %d calls of attention)", name, *told)
     return TransformersModel(body, findings.calls, spec, parse_generation(raw, generation))
 
 
@@ -120,14 +105,33 @@ def _refusals(name: str) -> Iterator[None]:
     """Whatever goes wrong within it is a refusal that names the architecture."""
     try:
         yield
-    except ModelLoadError as error:
-        raise ModelLoadError(f"transformers cannot serve {name}: {error}") from error
     except Exception as error:
-        # Code that is not ours, on a checkpoint that is not either.
-        if "meta" in str(error):
-            error = RuntimeError("it computes with masks itself")
-        reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
+        # Most of it is code that is not ours, on a checkpoint that is not either.
+        if isinstance(error, ModelLoadError):
+            reason = str(error)
+        elif "meta" in str(error):
+            reason = "it computes with masks itself"
+        else:
+            reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
         raise ModelLoadError(f"transformers cannot serve {name}: {reason}") from error
+
+
+def _require_length(wanted: int | None, longest: int, bound: str) -> None:
+    if wanted is not None and wanted > longest:
+        raise ModelLoadError(f"max_model_len = {wanted} exceeds {bound}: {longest} tokens")
+
+
+def _described(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The class that transformers has for a checkpoint, and its configuration."""
+    config = _read_config(path, raw)
+    kind, text = _class_of(config, raw), config.get_text_config()
+    _refuse_states(kind, text)
+    if kind.config_class is type(text):
+        # Of a model that has images too, the text alone.
+        config = text
+    config.return_dict = True
+    config.output_hidden_states = config.output_attentions = False
+    return kind, config
 
 
 def _name(raw: Mapping[str, Any]) -> str:
@@ -143,6 +147,8 @@ def _read_config(path: Path, raw: Mapping[str, Any]) -> Any:
         if raw.get("auto_map"):
             unknown += ", and code from the checkpoint (auto_map) is refused"
         raise ModelLoadError(unknown)
+    if raw.get("transformers_weights"):
+        raise ModelLoadError("transformers_weights is not supported")
     if raw.get("quantization_config"):
         raise ModelLoadError("quantization_config is not supported; use the unquantized checkpoint")
     return AutoConfig.from_pretrained(
@@ -179,8 +185,8 @@ def _refuse_states(kind: Any, text: Any) -> None:
         raise ModelLoadError("its layers keep a recurrent state")
 
 
-def _dtype(name: str, text: Any) -> torch.dtype:
-    own = getattr(text, "dtype", None) or torch.float32
+def _dtype(name: str, config: Any) -> torch.dtype:
+    own = getattr(config.get_text_config(), "dtype", None) or torch.float32
     chosen = str(own).removeprefix("torch.") if name == "auto" else name
     if chosen not in DTYPE_NAMES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(DTYPE_NAMES)}, got {chosen}")
@@ -195,19 +201,18 @@ def _drawn(kind: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
         return kind._from_config(config, dtype=dtype)
 
 
-def _filled(path: Path, kind: Any, config: Any, dtype: str) -> Any:
+def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
     """With the checkpoint's weights.
 
     Raises:
         ModelLoadError: it has pickles alone, or does not have every tensor.
     """
-    if not (path / SINGLE_FILE).exists() and not (path / INDEX_FILE).exists():
-        open_checkpoint(path)
+    _check_files(path)
     with _without_progress():
         module, told = kind.from_pretrained(
             str(path),
             config=config,
-            dtype=_dtype(dtype, config.get_text_config()),
+            dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -218,6 +223,20 @@ def _filled(path: Path, kind: Any, config: Any, dtype: str) -> Any:
     if unexpected := sorted(told["unexpected_keys"]):
         logger.warning("%s has tensors that nothing reads: %s", path, _listed(unexpected))
     return module
+
+
+def _check_files(path: Path) -> None:
+    """Refuse whatever else than safetensors of this directory would be read."""
+    if (path / "adapter_config.json").exists():
+        raise ModelLoadError("adapter_config.json: adapters are not supported")
+    index = path / INDEX_FILE
+    if (path / SINGLE_FILE).exists():
+        return
+    if not index.exists():
+        open_checkpoint(path)
+    for file in set(map(str, dict(read_json(index).get("weight_map") or {}).values())):
+        if Path(file).name != file:
+            raise ModelLoadError(f"{index}: {file!r} is not the name of a file next to the index")
 
 
 def _take_in(module: Any, progress: Progress | None) -> None:
