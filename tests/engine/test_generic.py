@@ -95,8 +95,15 @@ async def test_sampling_and_structure_hold(experts: tuple[Path, Any]) -> None:
     )
     texts = []
     for depth in (1, 2):
-        config = small_config(directory, scheduler__pipeline_depth=depth)
+        config = small_config(
+            directory,
+            scheduler__pipeline_depth=depth,
+            compile__enforce_eager=False,
+            compile__startup="wait",
+        )
         async with AsyncEngine.open(config) as engine:
+            # There is nothing to wait for.
+            assert not engine.stats.compiled
             results = await asyncio.gather(
                 *(engine.generate([5, 6, 7], one) for one in (drawn, bound))
             )
