@@ -151,9 +151,10 @@ def test_files_that_a_checkpoint_may_not_bring_are_refused(phi: Path, tmp_path: 
         load_by_transformers(sharded)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("what", ["more than attention", "positions"])
 def test_the_trial_sees_what_structure_does_not_tell(
-    phi: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    phi: Path, monkeypatch: pytest.MonkeyPatch, what: str, dtype: str
 ) -> None:
     """A layer that looks at its neighbour, and positions that start elsewhere."""
 
@@ -171,7 +172,15 @@ def test_the_trial_sees_what_structure_does_not_tell(
 
     monkeypatch.setattr(trial, "Body", Leaky)
     with pytest.raises(ModelLoadError, match="does not g"):
-        load_by_transformers(phi)
+        load_by_transformers(phi, dtype=dtype)
+
+
+@pytest.mark.parametrize("architecture", ["gpt_oss", "roberta"])
+def test_rounding_is_no_reason(tmp_path: Path, architecture: str) -> None:
+    make_tiny(tmp_path, architecture)
+    model = load_by_transformers(tmp_path, dtype="bfloat16")
+    # Positions behind the padding token's are told from rounding, too.
+    assert model.spec.max_positions == 256 - (architecture == "roberta")
 
 
 def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
