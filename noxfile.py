@@ -219,6 +219,17 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def architectures(session: nox.Session) -> None:
+    """Every causal language model of transformers, served and compared; writes docs/models.md.
+
+    Goes on where it was stopped; `-- --again` begins anew, `-- gpt2 opt` checks these again.
+    """
+    install(session, "test")
+    build_kernels(session)
+    session.run("python", "-m", "tests.architectures", *session.posargs)
+
+
+@nox.session
 def otel(session: nox.Session) -> None:
     """A server's spans arrive at real receivers, over HTTP and gRPC."""
     session.install("-e", ".[otel]", *nox.project.dependency_groups(PYPROJECT, "test"))

@@ -64,6 +64,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
     path: str = "configs/demo"
     revision: str | None = None
     served_model_name: tuple[str, ...] = ()
+    # What computes it; auto: a native family where there is one, else transformers.
+    implementation: Literal["auto", "native", "transformers"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Positive | None = None
