@@ -129,7 +129,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
     implementation = choose_implementation(path, config.model.implementation)
-    # Once for all: which kernels serve may change in between.
+    # Read only once, because the kernels in use may change during the start.
     in_strips = takes_strips()
     # The default is to round where that makes kernels faster and the model is bfloat16.
     rounds_inputs = config.model.quantize_activations
@@ -408,7 +408,7 @@ def _settle_code(
     if compilation is not None:
         assert isinstance(model, Model), "only a program is compiled"
         if not _awaits_code(config):
-            # Graphs of code that is about to be replaced would be captured for nothing.
+            # Graphs are captured after the swap: graphs of replaced code would be useless.
             compilation.finish_in_background(worker, model, capture)
             return
         report("compile", STARTUP_PHASES["compile"], "compiling")
@@ -449,7 +449,7 @@ def _weights_progress(report: Report) -> Callable[[int, int], None]:
 
 
 def _content_key(config: Config, model: ServedModel) -> str:
-    """What keys and values of the same tokens depend on: the weights, and how they are computed."""
+    """Identifies everything that the KV of equal tokens depends on: weights and rounding."""
     section = config.model
     weights = (section.path, section.revision, section.load_format, section.seed)
     rounding = (model.spec.dtype, section.quantization, section.quantization_group_size)

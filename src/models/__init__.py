@@ -1,8 +1,8 @@
 """Models as programs, and their checkpoints.
 
-`resolve_model` turns a directory or hub id into a directory, `load_config` reads what it is,
-`load_model` builds and fills a `Model`. Where there is no native family, `choose_implementation`
-has transformers compute the model; else no model library is imported.
+`resolve_model` turns a directory or hub id into a local directory, `load_config` reads its
+configuration, `load_model` builds and fills a `Model`. If there is no native family,
+`choose_implementation` selects transformers. Otherwise no model library is imported.
 """
 
 from src.models.config import ModelConfig

@@ -95,7 +95,7 @@ def step_bytes(
 def compute_largest_step(
     config: Config, model: ServedModel, attention: Backend | None = None
 ) -> None:
-    """A step of as many tokens as fit a step, and a sample of as many rows as there may be.
+    """Run a step of ``max_num_batched_tokens`` tokens that samples as many rows as possible.
 
     All tokens are padding, so no KV is written. The rows ask for every sampling feature whose
     memory grows with the vocabulary or with the context.

@@ -126,7 +126,7 @@ class StepComputer:
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
         if graph is None and not asks_for_scores(plan, self._unscored):
             inputs = only_sampled(inputs, self._rows)
-        # They are computed while the forward runs; without a constrained row there are none.
+        # Masks are computed while the forward pass runs; None without a constrained row.
         awaited = self._grammars.masks(inputs.samplers.rows, inputs.samplers.positions)
         computes()
         hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
