@@ -133,6 +133,5 @@ class OutputText:
             return tail
         if self._stops.matched is not None:
             return ""
-        text, _ = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)
-        # Behind a match nothing is held back.
-        return text + self._stops.finish()
+        text, stop = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)
+        return text if stop is not None else text + self._stops.finish()

@@ -140,13 +140,13 @@ MUTATIONS = (
         ),
         (
             "what is held back is lost at the end",
-            "        return text + self._stops.finish()\n",
-            "        return text\n",
+            "return text if stop is not None else text + self._stops.finish()",
+            "return text",
         ),
         (
             "the replacement character of an incomplete character completes no stop string",
-            "text, _ = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)",
-            "text, _ = self._stops.feed(tail, allow_match=False)",
+            "text, stop = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)",
+            "text, stop = self._stops.feed(tail, allow_match=False)",
         ),
         (
             "tokens are taken behind a stop string",
