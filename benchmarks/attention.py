@@ -1,20 +1,20 @@
-"""Attention of bfloat16 on the CPU against what the machine does, and what sharing prefixes brings.
+"""CPU attention in bfloat16 relative to the machine's limits, and the gain of shared prefixes.
 
     python -m benchmarks.attention
     python -m benchmarks.attention --parts shared
 
-`prefill` is one prompt of 2,048 tokens, as a fraction of the rate of `F.linear` in bfloat16, the
-best of some sizes. Only what a query sees is counted, two products with each key at or before it:
-2.1 million pairs of a head, not the 4.2 million of the square. `decode` is rows of one token, as
-bytes of keys and values over time, of what as many threads read of memory that no cache holds. As
-many layers take turns as leave nothing in the caches, and their blocks lie in a random order. The
-machine is measured before and after every turn, for a shared one changes by the minute: a turn's
-figure is over the mean of the two.
+`prefill` is one prompt of 2,048 tokens, relative to the rate of `F.linear` in bfloat16, the best of
+some sizes. Only visible keys are counted: two products per query and key at or before it, i.e. 2.1
+million pairs per head instead of the 4.2 million of the full square. `decode` is rows of one token:
+bytes of keys and values over time, relative to the memory bandwidth of as many threads. Enough
+layers take turns to exceed the caches, and their blocks are in random order. The machine's limits
+are measured before and after every turn, because a shared machine changes by the minute; a turn's
+figure is relative to the mean of the two.
 
-`shared` are decoding rows whose block tables begin alike, computed together and each for itself:
-the same call on the same memory, with the library told not to look for what rows share
-(`KernelLibrary.share_prefixes`). A pass of each follow one another in random order, and the ratio
-is of these two. Of rows with no keys shared it is what the look itself costs.
+`shared` is decoding rows whose block tables begin alike, computed with and without sharing: the
+same call on the same memory, with sharing disabled in the library for comparison
+(`KernelLibrary.share_prefixes`). The two passes follow one another in random order, and the ratio
+is of the two. For rows without shared keys, it is the cost of looking for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Calls = Sequence[Callable[[], None]]
 
 
 class Heads(NamedTuple):
-    """Of queries, of keys and values, elements of each; and the type of all of them."""
+    """Numbers of query heads and of kv heads, head size, and dtype."""
 
     num_heads: int
     num_kv_heads: int
@@ -56,12 +56,12 @@ class Heads(NamedTuple):
         return f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}, {kind}"
 
     def key_bytes(self) -> int:
-        """Of one token's keys and values in one layer."""
+        """Bytes of one token's keys and values in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class Family(NamedTuple):
-    """Decoding rows: keys that all of them share, and keys of each one's own."""
+    """Decoding rows: number of keys that all of them share, and of each row's own keys."""
 
     rows: int
     shared: int
@@ -71,11 +71,11 @@ class Family(NamedTuple):
         return f"{self.rows} rows, {self.shared or 'no'} keys shared, {self.own} own"
 
 
-# The shapes of 0.35 B and of 8 B parameters.
+# Heads of models with 0.35 B and 8 B parameters.
 HEADS = (Heads(16, 8, 64), Heads(32, 8, 128))
 PROMPT = 2048
 DECODES = ((32, 160), (8, 1000), (1, 2048), (32, 1000))
-# By pairs, in strips, in strips of many heads, of a model that is all overhead, and of floats.
+# Code paths: pairs, strips, strips with many heads, a model dominated by overhead, and floats.
 SHARED_HEADS = (*HEADS, Heads(8, 1, 64), Heads(4, 2, 64), Heads(16, 8, 64, torch.float32))
 FAMILIES = (
     Family(2, 256, 64),
@@ -91,8 +91,8 @@ _BLOCK = 16
 _BEYOND_CACHES = 2**28  # bytes of all layers' keys and values
 _MOST_LAYERS = 96
 _READ_FLOATS = 2**27
-_SIDES = (768, 1024, 2048)  # of matrices
-_PASS_SECONDS = 0.003  # of a pass at least
+_SIDES = (768, 1024, 2048)  # sizes of the square matrices
+_PASS_SECONDS = 0.003  # minimal duration of a pass
 _FEWEST_PASSES = 21
 
 
@@ -111,7 +111,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def layers_of(library: KernelLibrary, arguments: tuple[Any, ...], count: int) -> Calls:
-    """Calls of as many layers: the rows are the same, each has caches of its own."""
+    """Calls of `count` layers: the rows are the same, each layer has caches of its own."""
 
     def of(caches: tuple[Tensor, Tensor]) -> Callable[[], None]:
         changed = (*arguments[:3], *caches, *arguments[5:])
@@ -122,12 +122,12 @@ def layers_of(library: KernelLibrary, arguments: tuple[Any, ...], count: int) ->
 
 
 def layers_beyond_caches(num_bytes: int) -> int:
-    """How many layers of so many bytes are more than any cache holds."""
+    """How many layers of `num_bytes` each exceed any cache."""
     return min(_MOST_LAYERS, -(-_BEYOND_CACHES // num_bytes))
 
 
 def seconds_of(calls: Calls) -> float:
-    """One after the other."""
+    """Duration of all calls, one after the other."""
     begun = time.perf_counter()
     for call in calls:
         call()
@@ -135,7 +135,7 @@ def seconds_of(calls: Calls) -> float:
 
 
 def best_rate() -> float:
-    """Floating point operations per second of torch's best product of bfloat16."""
+    """FLOP/s of torch's fastest bfloat16 product."""
 
     def rate(side: int) -> float:
         left, right = (torch.randn(side, side).to(torch.bfloat16) for _ in range(2))
@@ -147,7 +147,7 @@ def best_rate() -> float:
 def turns(
     repeats: int, machine: Callable[[], float], calls: Calls, work: float
 ) -> Iterator[dict[str, float]]:
-    """What is done of ``work`` in a second, what the machine does, and what is one of the other."""
+    """``work`` per second, the machine's limit, and their ratio."""
     seconds_of(calls)
     before = machine()
     for _ in range(repeats):
@@ -195,10 +195,10 @@ def decode(library: KernelLibrary, recorder: Recorder, repeats: int) -> None:
 def ratios(
     library: KernelLibrary, calls: Calls, seconds: float, order: random.Random
 ) -> tuple[list[float], float]:
-    """Time together by time apart of many passes, and the median seconds of a call apart."""
+    """Time with sharing over time without, per pass, and the median seconds of an unshared call."""
     found: dict[bool, list[float]] = {True: [], False: []}
     seconds_of(calls)
-    # A pass of few short calls is many of them.
+    # If calls are short, a pass repeats them.
     calls = [*calls] * max(1, round(_PASS_SECONDS / seconds_of(calls)))
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(found[True]) < _FEWEST_PASSES:

@@ -1,4 +1,4 @@
-"""Clocks of processor time around methods, while an engine runs."""
+"""Measures the CPU time of methods while an engine runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 
 class _Frames(threading.local):
-    """Of each thread: seconds of the measured calls within each call that is under way."""
+    """Per thread: seconds of inner measured calls, for each measured call in progress."""
 
     def __init__(self) -> None:
         self.inner = [0.0]
 
 
 class Clocks:
-    """What calls cost their own thread; what one of them calls is counted for the inner one only.
+    """CPU time of calls in their own threads, without that of inner measured calls.
 
     Attributes
     ----------
     values
-        By name, the seconds of each call in the order in which they ended.
+        Name -> the seconds of each call, in the order in which they ended.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class Clocks:
     def measure(
         self, name: str, owner: Any, method: str, *, keeps: Callable[[Any], bool] | None = None
     ) -> None:
-        """Put a clock around a method of a class or an object, until :meth:`close`.
+        """Measure a method of a class or an object until :meth:`close`.
 
-        ``keeps`` is asked of the result whether the call counts; one that raises does.
+        ``keeps`` decides by the result whether a call counts; a call that raises does count.
         """
         original = getattr(owner, method)
         was_own = method in vars(owner)
@@ -65,19 +65,19 @@ class Clocks:
         self._restore.append(undo if was_own else functools.partial(delattr, owner, method))
 
     def clear(self) -> None:
-        """Forget what was measured."""
+        """Delete all measurements."""
         for values in self.values.values():
             values.clear()
 
     def close(self) -> None:
-        """Take the clocks away."""
+        """Restore the original methods."""
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()
 
 
 def clock_cost() -> float:
-    """Seconds that one pair of readings adds to what is between them, and around them."""
+    """Seconds that one pair of clock readings adds to the code between them, and in total."""
     started = time.thread_time()
     for _ in range(10_000):
         time.thread_time()

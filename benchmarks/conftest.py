@@ -1,7 +1,7 @@
-"""`python -m pytest benchmarks --benchmark-only` beside a test-suite that skips benchmarks.
+"""Runs `python -m pytest benchmarks --benchmark-only`; the test suite skips benchmarks.
 
-Whatever pytest-benchmark saves (`--benchmark-autosave`, `--benchmark-save`, `--benchmark-json`) is
-also added to `results/suites.jsonl`, a line per benchmark.
+Everything that pytest-benchmark saves (`--benchmark-autosave`, `--benchmark-save`,
+`--benchmark-json`) is also appended to `results/suites.jsonl`, one line per benchmark.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NAME = "suites"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    # The project's own options skip benchmarks, which contradicts the wish to run them alone.
+    # The project's options skip benchmarks; undo that if only benchmarks were requested.
     if config.option.benchmark_only:
         config.option.benchmark_skip = False
-        # Before anything is measured, or the load would be the benchmarks' own.
+        # Before any measurement, so that the recorded load is not the benchmarks' own.
         config.stash[_RECORDER] = Recorder(_NAME, command="nox -s bench", prints=False)
 
 
@@ -34,7 +34,7 @@ _RECORDER = pytest.StashKey[Recorder]()
 def pytest_benchmark_update_json(
     config: pytest.Config, benchmarks: list[Any], output_json: dict[str, Any]
 ) -> None:
-    """Before pytest-benchmark writes its file: our lines, and an engine's configuration in both."""
+    """Before pytest-benchmark writes its file, add our lines, and the engine's configuration."""
     recorder = config.stash.get(_RECORDER, None)
     for saved in output_json["benchmarks"]:
         extra = saved["extra_info"]
@@ -46,7 +46,7 @@ def pytest_benchmark_update_json(
 
 
 def add_line(recorder: Recorder, saved: dict[str, Any], engine_config: Config | None) -> None:
-    """One benchmark of pytest-benchmark's JSON as one of ours."""
+    """Convert one benchmark of pytest-benchmark's JSON into one of our lines."""
     stats = saved["stats"]
     figure = Figure("s", stats["median"], stats["min"], stats["max"], stats["rounds"])
     details = {name: value for name, value in saved["extra_info"].items() if name != "config"}
@@ -62,13 +62,13 @@ def add_line(recorder: Recorder, saved: dict[str, Any], engine_config: Config | 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Figures per core: two busy cores of a shared machine are rarely both ours."""
+    """Measure per core: on a shared machine, two cores are rarely available at once."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def roofline(one_thread: None) -> Roofline:
-    """Of the faster arithmetic: narrow numbers are widened where the machine cannot do them."""
+    """The limits with the faster dtype: without native support, narrow numbers are widened."""
     wide = measure(torch.device("cpu"), torch.float32)
     narrow = measure(torch.device("cpu"), torch.bfloat16)
     return Roofline(max(wide.bandwidth, narrow.bandwidth), max(wide.flops, narrow.flops))

@@ -1,10 +1,10 @@
-"""How near a lone stream comes to what memory gives: a token reads every weight once.
+"""How close a single stream comes to the memory bandwidth: each token reads all weights once.
 
     python -m benchmarks.decode_bandwidth --shape 0.35b
 
-Before and after each request as many threads read memory that no cache holds, for what a shared
-machine gives changes by the minute. A turn's figure is the bytes of the weights over the time per
-output token, by the mean of the two readings.
+The memory bandwidth, with the same number of threads, is measured before and after each request,
+because a shared machine changes by the minute. A turn's figure is the bytes of the weights over the
+time per output token, relative to the mean of the two bandwidths.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def configuration(directory: Path, weights: str) -> Config:
 
 
 def bytes_of_a_token(shape: dict[str, Any], weights: str, group: int) -> float:
-    """Of all matrices that a decode step of one row reads, with their scales."""
+    """Bytes of all matrices that a decode step of one row reads, including their scales."""
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     query = shape["num_attention_heads"] * shape["head_dim"]
     key_value = 2 * shape["num_key_value_heads"] * shape["head_dim"]
@@ -73,14 +73,14 @@ def bytes_of_a_token(shape: dict[str, Any], weights: str, group: int) -> float:
             return outputs * (inputs + _FLOAT_BYTES)
         return outputs * (inputs / 2 + _FLOAT_BYTES * inputs / group)
 
-    # The head is never in less than int8.
+    # The LM head is at least int8.
     head = size(shape["vocab_size"], hidden, "int8" if weights == "int4" else weights)
     layers: int = shape["num_hidden_layers"]
     return head + layers * sum(size(outputs, inputs, weights) for outputs, inputs in layer)
 
 
 def bandwidth(data: torch.Tensor, threads: int) -> float:
-    """Bytes per second that ``threads`` read of a tensor."""
+    """Bytes per second at which ``threads`` threads read a tensor."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

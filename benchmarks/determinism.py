@@ -1,13 +1,12 @@
-"""What `model.deterministic` costs: two engines side by side in one process, in turns.
+"""The cost of `model.deterministic`: two engines in one process, in turns.
 
     python -m benchmarks.determinism                # 7 M and 0.35 B, bfloat16 and int8, compiled
     python -m benchmarks.determinism --shape 0.35b --layers 4 --weights float32 --eager
 
-Both hold dummy weights of one seed and get the same prompts one after the other, so that whatever
-else the machine does meets both; which of them is first is drawn for every load of every turn. The
-loads are those that other engines are compared by. A cost is what is lost of a turn's throughput,
-or of the work that a second of processor time did, which other work on the machine changes less;
-medians and spans are over the turns.
+Both have dummy weights from one seed and get the same prompts one after the other, so that changes
+of the machine affect both. The order is drawn for every load of every turn. The loads are those of
+the comparison with other engines. The cost is the loss of a turn's throughput, or of the work per
+second of CPU time, which other programs affect less. Medians and ranges are over the turns.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ WEIGHTS: Final[dict[str, dict[str, str]]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
-# Workload -> the figure that is compared.
+# Workload -> the compared figure.
 _LOADS: Final = {"many": "output", "one": "tpot", "prefill": "prefill"}
-# Of keys and values, so that nobody is preempted.
+# Large enough that no request is preempted.
 _CACHE_BYTES: Final = 512 * 2**20
 
 
@@ -74,7 +73,7 @@ def configuration(
 
 
 class Turn(NamedTuple):
-    """What one engine did with a load."""
+    """One engine's result for a load."""
 
     value: float
     cpu_seconds: float
@@ -89,7 +88,7 @@ async def answered(engine: AsyncEngine, load: Workload, figure: Measured, turn: 
 
 
 def figures_of(figure: Measured, turns: list[dict[bool, Turn]]) -> dict[str, Figure]:
-    """Of turns, each of which has the deterministic engine's under ``True``."""
+    """Figures from turns; each turn has the deterministic engine's result under ``True``."""
 
     def lost(turn: dict[bool, Turn]) -> float:
         return 100 * (1 - figure.ratio(turn[True].value, turn[False].value))
@@ -108,7 +107,7 @@ def figures_of(figure: Measured, turns: list[dict[bool, Turn]]) -> dict[str, Fig
 async def compare(
     directory: Path, shape: str, weights: str, recorder: Recorder, options: argparse.Namespace
 ) -> None:
-    """Both engines on one checkpoint, under every load in every turn; the first turn warms up."""
+    """Run both engines on one checkpoint with every load in every turn; the first is a warm-up."""
     kernels = ensure_built(wait=True)
     chance = random.Random(f"{shape} {weights}")
     configs = {

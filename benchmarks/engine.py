@@ -4,13 +4,13 @@
     python -m benchmarks.engine --http               # and through hypercorn on a real socket
     python -m benchmarks.engine --model DIR --dummy  # any config.json, weights from a seed
 
-The load of a server that only overhead slows down, whose goals are 8,000 output tokens per second
-and 30 ms to the first token with 32 streams:
+A server whose speed only depends on overhead; its goals are 8,000 output tokens per second and
+30 ms to the first token with 32 streams:
 
     python -m benchmarks.engine --http-only --shape 7m --streams 32,128 --output-len 64
 
-The server is a process of its own, and this one sends the requests with the client of `python -m
-src bench serve`. A short table goes to the terminal, one JSON line per measurement to
+The server is a separate process, and this one sends the requests with the client of `python -m src
+bench serve`. A short table is printed, and one JSON line per measurement goes to
 results/engine.jsonl.
 """
 
@@ -43,7 +43,7 @@ from benchmarks.shapes import SHAPES, write_checkpoint
 from src import AsyncEngine, Config
 from src.core.settings import load_config
 
-# Of keys and values for a shape, so that nobody is preempted.
+# KV cache for a shape, large enough that no request is preempted.
 _CACHE_BYTES = 512 * 2**20
 _REQUESTS_PER_STREAM = 4
 
@@ -85,7 +85,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def checkpoint(options: argparse.Namespace) -> Iterator[None]:
-    """While it lasts, ``--model`` is the checkpoint of ``--shape``, where there is one."""
+    """Point ``--model`` to a checkpoint of ``--shape``, if given, for the duration of the block."""
     if options.shape is None:
         yield
         return
@@ -96,7 +96,7 @@ def checkpoint(options: argparse.Namespace) -> Iterator[None]:
 
 
 def configuration(options: argparse.Namespace) -> Config:
-    """What is measured: compiled code from the first request on, unless told otherwise."""
+    """The configuration: by default with compiled code from the first request on."""
     overrides = [("compile.startup", "wait")]
     if options.model is not None:
         overrides.append(("model.path", options.model))
@@ -113,11 +113,10 @@ def configuration(options: argparse.Namespace) -> Config:
 
 
 def vocab_size_of(config: Config) -> int:
-    """Of the model that will be served."""
+    """Vocabulary size of the model to be served."""
     directory = Path(config.model.path)
     if not directory.is_dir():
-        # Here and not at the top: a client that has not imported torch has no objects of it for
-        # the collector to walk through.
+        # Imported here: without torch's many objects, the client's garbage collector is faster.
         from src.models.hub import resolve_model
 
         directory = resolve_model(config.model.path, weights=False)
@@ -129,10 +128,10 @@ async def measure_client(
     recorder: Recorder, name: str, client: Client, about: dict[str, Any],
     options: argparse.Namespace, config: Config,
 ) -> None:  # fmt: skip
-    """Latency of one stream at a time, then throughput of many at once."""
+    """Measure latency with one stream at a time, then throughput with many at once."""
     input_len, output_len = options.input_len, options.output_len
     vocab_size = vocab_size_of(config)
-    # Seeds differ, so that no measurement finds its prompts in the prefix cache.
+    # Different seeds, so that no measurement finds its prompts in the prefix cache.
     warm_up = random_prompts(max(options.streams), input_len, vocab_size, seed=1)
     await side_by_side(client, warm_up, min(16, output_len), len(warm_up))
     shape = {
@@ -167,7 +166,7 @@ async def measure_client(
 
 
 async def measure_engine(recorder: Recorder, config: Config, options: argparse.Namespace) -> None:
-    """In this process."""
+    """Measure the engine in this process."""
     from src.ops.cpu.build import ensure_built
 
     kernels = ensure_built(wait=True)
@@ -185,7 +184,7 @@ async def measure_engine(recorder: Recorder, config: Config, options: argparse.N
 
 
 async def measure_server(recorder: Recorder, config: Config, options: argparse.Namespace) -> None:
-    """Over HTTP, in a process of its own."""
+    """Measure over HTTP, with the server in a separate process."""
     with ready_server(config) as server:
         about = {"compiled": metric(server, "slipstream_compiled_graphs") > 0}
         async with http_client(server.url) as client:

@@ -1,15 +1,15 @@
-"""Experts of a mixture on the CPU: this project's kernel, torch's grouped product, and a loop.
+"""Mixture of experts on the CPU: this project's kernel, torch's grouped product, and a loop.
 
     python -m benchmarks.experts
     python -m benchmarks.experts --tokens 1 4 --experts 64 --dtypes bfloat16
 
-`kernel` has weights in rows, `strips` has bfloat16 laid out as the engine may hold it, `int8` is
-quantized and in strips; `grouped` is `torch.nn.functional.grouped_mm` between a sort and a gather,
-and `loop` the reference, an expert after the other. They take turns in random order on the same
-tokens and choices. Choices are drawn anew for every call, and layers are as many as leave nothing
-in the caches, so one token reads its experts from memory. A figure is the time of a call; the bytes
-of the experts that were chosen, over it; and their products. With one thread, the default, time is
-that thread's processor time, so that others on the machine show less.
+`kernel` has row-major weights, `strips` has bfloat16 packed in strips, `int8` is quantized and in
+strips; `grouped` is `torch.nn.functional.grouped_mm` between a sort and a gather; `loop` is the
+reference, one expert after the other. They take turns in random order on the same tokens and
+choices. Choices are drawn anew for every call, and there are enough layers to exceed the caches, so
+a single token reads its experts from memory. Figures are the time of a call, and the bytes of
+chosen experts and the operations per time. With one thread, the default, time is that thread's CPU
+time, which other programs affect less.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from src.ops.experts import grouped
 from src.ops.linear import to_quantized_strips, to_strips
 
 _BEYOND_CACHES: Final = 2**28  # bytes of all layers
-_PASS_SECONDS: Final = 0.05  # of a pass, at least
+_PASS_SECONDS: Final = 0.05  # minimal duration of a pass
 _MOST_CALLS: Final = 64
 _CHOSEN: Final = {8: 2, 64: 8}
 Call = Callable[[int, "Step"], object]
 
 
 class Step:
-    """Tokens of a call, and what they chose."""
+    """Tokens of a call, and their chosen experts."""
 
     def __init__(self, tokens: int, experts: int, hidden: int, dtype: torch.dtype) -> None:
         self.hidden = torch.randn(tokens, hidden).to(dtype)
@@ -46,17 +46,17 @@ class Step:
         self.weights, self.ids = scores.topk(_CHOSEN[experts], dim=-1)
 
     def cost(self, gate_up: Tensor, down: Tensor) -> tuple[int, int]:
-        """Bytes and operations, whatever the weights are held in."""
+        """Bytes and operations, for any layout of the weights."""
         none = (None, None, 0, False)
         cost = EXPERTS.cost(self.hidden, gate_up, down, self.weights, self.ids, *none)
         return cost.bytes, cost.flops
 
 
 class Layer:
-    """The weights of a layer in every manner."""
+    """The weights of a layer in every layout."""
 
     def __init__(self, experts: int, hidden: int, intermediate: int, dtype: torch.dtype) -> None:
-        # As large as weights are: bits do not matter for time, denormal products would.
+        # Of realistic size: the exact bits do not affect time, but denormal products would.
         self.gate_up = (torch.randn(experts, 2 * intermediate, hidden) * hidden**-0.5).to(dtype)
         self.down = (torch.randn(experts, hidden, intermediate) * intermediate**-0.5).to(dtype)
         rows = (self.gate_up, self.down)
@@ -114,7 +114,7 @@ def contestants(layers: list[Layer]) -> dict[str, Call]:
 
 
 def seconds_of(call: Call, steps: list[Step], turn: Iterator[int]) -> float:
-    """Of a call, the mean of as many as take long enough to be measured."""
+    """Mean seconds of a call, over enough calls to be measurable."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     begun = clock()
     for done, step in enumerate(itertools.cycle(steps), 1):

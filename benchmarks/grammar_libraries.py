@@ -1,10 +1,10 @@
-"""What computes masks of structured output: llguidance, which the engine has, against xgrammar.
+"""Libraries for structured output: llguidance, which the engine uses, against xgrammar.
 
     pip install --no-deps xgrammar apache-tvm-ffi      # it wants Triton and more only on CUDA
     python -m benchmarks.grammar_libraries
 
-Both get the same vocabulary (byte-level BPE, trained on Python's own library), the same schemas,
-and token by token the same documents that obey them; turns alternate. One thread, no engine.
+Both get the same vocabulary (byte-level BPE, trained on Python's standard library), the same
+schemas, and token by token the same valid documents, in alternating turns. One thread, no engine.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 class Matcher(Protocol):
-    """One document on its way."""
+    """The state of one document."""
 
     def fill(self) -> None:
         """Compute the mask of the next token."""
 
     def take(self, token_id: int) -> bool:
-        """Take the next token; whether it was allowed."""
+        """Consume the next token; returns whether it was allowed."""
 
 
 Compile = Callable[[str], Matcher]
@@ -118,7 +118,7 @@ def xgrammar_compiler(tokenizer: Tokenizer) -> Compile:
 
     class Theirs:
         def __init__(self, schema: str) -> None:
-            # A compiler of its own each time: it remembers schemas.
+            # A new compiler each time, because it caches schemas.
             compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
             compiled = compiler.compile_json_schema(schema, any_whitespace=False)
             self._matcher = xgrammar.GrammarMatcher(compiled)
@@ -142,7 +142,7 @@ def trained(vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     library = Path(sysconfig.get_paths()["stdlib"])
     tokenizer.train(
-        # Its tests have files that are no UTF-8.
+        # The library's tests include files that are not UTF-8.
         [
             str(path)
             for path in sorted(library.rglob("*.py"))
@@ -159,12 +159,12 @@ def trained(vocab_size: int) -> Tokenizer:
 
 
 def spelt(library: str, document: Any) -> str:
-    """Each has its own idea of white space where there is no choice."""
+    """The document's text; the libraries differ in white space where it is fixed."""
     return json.dumps(document, separators=(",", ":") if library == "llguidance" else (", ", ": "))
 
 
 def turn(compile_schema: Compile, schema: str, token_ids: list[int]) -> dict[str, float]:
-    """Milliseconds to compile, microseconds of the masks and of a token."""
+    """Milliseconds to compile, and microseconds per mask and per token."""
     started = time.perf_counter()
     matcher = compile_schema(schema)
     compiled = time.perf_counter() - started

@@ -1,18 +1,18 @@
-"""What a step of decoding rows costs the host's processors beside the kernels, phase by phase.
+"""CPU time that the host spends on a decode step beside the kernels, phase by phase.
 
     python -m benchmarks.host_time                  # 32 rows of 7 M and of 0.35 B parameters
     python -m benchmarks.host_time --shape 7m --rows 64
 
-The step timeline has no more than the clock on the wall, which other work on the machine moves, and
-takes the device thread's Python and the kernels for one. So clocks of processor time are set around
-methods (`PHASES`), all in one place; a phase is without those inside it, and with its own clock, a
-microsecond or two. The timeline says which steps count: those in which every row decodes.
+The step timeline only has wall-clock times, which other programs affect, and it does not separate
+the device thread's Python from the kernels. So CPU-time clocks are put around methods (`PHASES`). A
+phase does not include phases inside it; its own clock adds a microsecond or two. The timeline
+determines which steps count: those in which every row decodes.
 
-`plan`, `launch` and `commit` are the event loop's and run beside the forward pass of the step
-before. The device thread, which computes nothing meanwhile, has `apply` (what the plan changes in
-its rows: new blocks of all of them fall into one step), `inputs` (around the kernels' call), `read`
-(tokens into a result) and `hand_over` (the rest, with the way back to the event loop). What telling
-the readers costs is not in it: that is `benchmarks.loop_time`.
+`plan`, `launch` and `commit` run on the event loop, in parallel with the previous step's forward
+pass. The other phases run on the device thread between forward passes: `apply` (changes of the plan
+to its rows; new blocks of all rows fall into one step), `inputs` (around the kernels' call), `read`
+(tokens into a result) and `hand_over` (the rest, including the way back to the event loop).
+Delivery to the readers is not included; see `benchmarks.loop_time`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from src.core.steps import StepRecord
 from src.ops.cpu.build import ensure_built
 
 US = 1e6
-# In the order in which a step meets them.
+# In the order of execution.
 PHASES = ("plan", "launch", "apply", "inputs", "read", "hand_over", "commit")
-# The call into the kernel library, which is not the host's.
+# The call into the kernel library, which does not count as host time.
 _KERNELS = "kernels"
 _PROMPT_LEN = 16
 _PERCENTS = {"p50": 0.5, "p99": 0.99}
-# `device` is on the wall: from the begin of a step on the device thread to its end.
+# `device` is wall-clock time, from the beginning of a step on the device thread to its end.
 FIGURES = {
     f"{name}_{percent}": "us" for name in ("total", *PHASES, "device") for percent in _PERCENTS
 }
 
 
 class Step(NamedTuple):
-    """Seconds of processor time of each phase, and what the timeline has of the step."""
+    """CPU seconds of each phase, and the step's record in the timeline."""
 
     phases: dict[str, float]
     record: StepRecord
@@ -78,7 +78,7 @@ def configuration(directory: Path, rows: int) -> Config:
         ("model.load_format", "dummy"),
         ("model.max_model_len", "2048"),
         ("scheduler.max_num_seqs", str(max(64, rows))),
-        # Room for all, so that nobody is preempted.
+        # Large enough that no request is preempted.
         ("cache.memory_bytes", str(512 * 2**20)),
         ("device.type", "cpu"),
         ("compile.startup", "wait"),
@@ -88,7 +88,7 @@ def configuration(directory: Path, rows: int) -> Config:
 
 @contextlib.contextmanager
 def clocks() -> Iterator[Clocks]:
-    """A clock around each phase of a step; every one of them goes once per step."""
+    """A clock around each phase of a step; every one is called once per step."""
     from src.engine.execution.row_owners import RowOwners
     from src.engine.execution.step_computer import StepComputer
     from src.engine.execution.worker import Worker
@@ -97,7 +97,7 @@ def clocks() -> Iterator[Clocks]:
     from src.ops.cpu.step import CompiledStep
 
     found = Clocks()
-    # At the end there is nothing to plan, and so nothing to launch: no step.
+    # With nothing to plan, nothing is launched, so there is no step.
     found.measure("plan", Scheduler, "schedule", keeps=lambda plan: plan is not None)
     found.measure("launch", EngineLoop, "_launch", keeps=bool)
     found.measure("hand_over", Worker, "_run")
@@ -115,20 +115,20 @@ def clocks() -> Iterator[Clocks]:
 async def steps_of(
     engine: AsyncEngine, found: Clocks, rows: int, steps: int, seed: int
 ) -> list[Step]:
-    """At least ``steps`` steps in which ``rows`` rows and nothing else decode.
+    """At least ``steps`` steps with exactly ``rows`` decoding rows.
 
     Raises
     ------
     RuntimeError
-        Steps and what was measured of them do not match.
+        The numbers of steps and of measurements differ.
     """
     found.clear()
     last = engine.timeline.last
     before = 0 if last is None else last.step_id
     prompts = random_prompts(rows, _PROMPT_LEN, engine.model_info.vocab_size, seed=seed)
-    # The prompts take steps of their own, and their rows need not begin to decode at once.
+    # Prompts take steps of their own, and rows may begin to decode at different times.
     await side_by_side(engine_client(engine), prompts, steps + rows, rows)
-    # The clients hear of the last step before its thread is done with it.
+    # Clients get the last tokens before the device thread has finished the last step.
     await asyncio.wrap_future(engine._loaded.worker.call(lambda: None))
     records = [record for record in engine.timeline if record.step_id > before]
     columns = [found.values[name] for name in (*PHASES, _KERNELS)]
@@ -146,7 +146,7 @@ async def steps_of(
 
 
 def figures(steps: Sequence[Step]) -> dict[str, float]:
-    """Of one repeat, the values of ``FIGURES``."""
+    """The values of ``FIGURES`` for one repeat."""
     found = {name: [step.phases[name] for step in steps] for name in PHASES}
     found["total"] = [step.total for step in steps]
     found["device"] = [step.record.device_end - step.record.device_start for step in steps]
@@ -158,17 +158,17 @@ def figures(steps: Sequence[Step]) -> dict[str, float]:
 
 
 async def measure(config: Config, rows: int, steps: int, repeats: int) -> list[dict[str, float]]:
-    """Per repeat, the values of ``FIGURES``, of an engine with compiled code.
+    """The values of ``FIGURES`` per repeat, of an engine with compiled code.
 
     Raises
     ------
     RuntimeError
-        Its code could not be compiled: then Python and the kernels cannot be told apart.
+        The code could not be compiled, so Python and kernels cannot be told apart.
     """
     async with AsyncEngine.open(config) as engine:
         if not engine.stats.compiled:
             raise RuntimeError("the model goes on uncompiled")
-        # As a server's own process does.
+        # As in a server's process.
         freeze_collector()
         try:
             with clocks() as found:

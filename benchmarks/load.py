@@ -1,4 +1,4 @@
-"""Requests, and what a client sees of their answers: over the async engine, and over HTTP."""
+"""Sends requests and measures the answers as a client sees them: in process and over HTTP."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MS = 1000.0
 
 @dataclass(frozen=True)
 class Answer:
-    """When a client saw a request's tokens, in seconds of one clock.
+    """Times of a request's tokens at the client, in seconds of one clock.
 
-    ``gaps`` lie between one delivery of tokens and the next, as far as somebody has counted them.
+    ``gaps`` are the times between deliveries of tokens, if they were recorded.
     """
 
     sent: float
@@ -48,13 +48,13 @@ Client = Callable[[list[int], int], Awaitable[Answer]]
 
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """Prompts that share no prefix, so that no cache helps."""
+    """Prompts without shared prefixes, so that the prefix cache does not help."""
     source = random.Random(seed)
     return [[source.randrange(3, vocab_size) for _ in range(length)] for _ in range(count)]
 
 
 def engine_client(engine: AsyncEngine) -> Client:
-    """Streams greedy output of a fixed length from an engine in this process."""
+    """A client that streams greedy output of a fixed length from an engine in this process."""
 
     async def ask(prompt: list[int], output_len: int) -> Answer:
         params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
@@ -72,7 +72,7 @@ def engine_client(engine: AsyncEngine) -> Client:
 
 @contextlib.asynccontextmanager
 async def http_client(url: str) -> AsyncIterator[Client]:
-    """The same over HTTP, by the client of ``python -m src bench serve``; connections are kept."""
+    """The same over HTTP, with the client of ``python -m src bench serve``."""
     target = target_of("openai", url, "", 0, None, {})
     endpoint = Endpoint(
         url=target.url,
@@ -96,14 +96,14 @@ async def http_client(url: str) -> AsyncIterator[Client]:
 
 
 async def one_by_one(client: Client, prompts: Sequence[list[int]], output_len: int) -> list[Answer]:
-    """Each request after the one before has ended."""
+    """Send each request after the previous one has ended."""
     return [await client(prompt, output_len) for prompt in prompts]
 
 
 async def side_by_side(
     client: Client, prompts: Sequence[list[int]], output_len: int, concurrency: int
 ) -> list[Answer]:
-    """Always ``concurrency`` requests at once, until all are answered."""
+    """Keep ``concurrency`` requests in progress until all are answered."""
     limit = asyncio.Semaphore(concurrency)
 
     async def one(prompt: list[int]) -> Answer:
@@ -127,17 +127,17 @@ THROUGHPUT = {
 
 
 def latency(answers: Sequence[Answer]) -> list[dict[str, float]]:
-    """Per answer, the figures of ``LATENCY``."""
+    """The figures of ``LATENCY``, per answer."""
     return [{"ttft": MS * answer.ttft, "tpot": MS * answer.tpot} for answer in answers]
 
 
 def throughput(answers: Sequence[Answer], input_len: int) -> dict[str, float]:
-    """Of one run of concurrent requests, the figures of ``THROUGHPUT``."""
+    """The figures of ``THROUGHPUT`` for one run of concurrent requests."""
     seconds = max(answer.last for answer in answers) - min(answer.sent for answer in answers)
     tokens = sum(answer.num_tokens for answer in answers)
     ttfts = [MS * answer.ttft for answer in answers]
     tpots = [MS * answer.tpot for answer in answers]
-    # Answers of one token have none.
+    # Answers of one token have no gaps.
     gaps = [MS * gap for answer in answers for gap in answer.gaps] or [0.0]
     return {
         "output_throughput": tokens / seconds,

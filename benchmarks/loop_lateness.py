@@ -1,12 +1,12 @@
-"""How late the event loop is while steps compute with as many threads as there are CPUs.
+"""How late the event loop is while steps compute with as many threads as CPUs.
 
     python -m benchmarks.loop_lateness
     python -m benchmarks.loop_lateness --shape 7m --rows 1
 
-A task of the engine's own loop sleeps for a millisecond again and again, and how much longer it
-slept is its lateness. What the loop itself does for the engine (plans, commits, deliveries) counts
-too: whoever waits for the loop waits for both. It is told beside how late the same loop is while
-nobody asks for anything, with one thread, where no helper takes part, and with as many as CPUs.
+A task in the engine's loop repeatedly sleeps for a millisecond; its additional sleep is the
+lateness. The loop's own work for the engine (planning, committing, delivering) counts too, because
+everything on the loop waits for both. For comparison, the lateness of the idle loop is measured,
+and that with one thread, where no helper threads take part.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def configuration(directory: Path, threads: int) -> Config:
 
 
 async def lateness() -> list[float]:
-    """Seconds that each sleep took too long, until somebody cancels the task: then what it has."""
+    """Additional seconds of each sleep, until the task is cancelled; it then returns them."""
     found: list[float] = []
     try:
         while True:
@@ -70,7 +70,7 @@ async def lateness() -> list[float]:
 
 
 async def while_idle(seconds: float) -> list[float]:
-    """The lateness of a loop that has nothing else to do."""
+    """The lateness of an idle loop."""
     task = asyncio.create_task(lateness())
     await asyncio.sleep(seconds)
     task.cancel()
@@ -80,7 +80,7 @@ async def while_idle(seconds: float) -> list[float]:
 async def while_decoding(
     engine: AsyncEngine, rows: int, output_len: int, seed: int
 ) -> tuple[list[float], float]:
-    """The loop's lateness while so many rows decode, and the median seconds per token."""
+    """The loop's lateness while ``rows`` rows decode, and the median seconds per token."""
     prompts = random_prompts(rows, _PROMPT_LEN, engine.model_info.vocab_size, seed=seed)
     task = asyncio.create_task(lateness())
     answers = await side_by_side(engine_client(engine), prompts, output_len, rows)
@@ -89,7 +89,7 @@ async def while_decoding(
 
 
 async def measure(config: Config, rows: int, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Of each repeat, the figures of ``_FIGURES``."""
+    """The figures of ``_FIGURES``, per repeat."""
     repeats = []
     async with AsyncEngine.open(config) as engine:
         _, tpot = await while_decoding(engine, rows, 16, seed=0)

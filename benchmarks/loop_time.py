@@ -1,15 +1,16 @@
-"""What one streamed token costs the event loop, and where that goes.
+"""The event loop's time per streamed token, layer by layer.
 
     python -m benchmarks.loop_time                        # 128 streams of 128 tokens
     python -m benchmarks.loop_time --streams 64 --chat
 
-Processor time of the loop's own thread, divided by the tokens that were streamed: other work on the
-machine does not count, and neither do the device's steps nor sending to the clients, which run in
-threads of their own; what the latter takes is told beside.
-Three layers are measured, each with what is below it: the engine with one reader per stream; the
-ASGI application, whose writes go nowhere; and hypercorn on a socket, with clients in a process of
-their own. The differences are what a layer adds. Within the engine, phases are measured in a run of
-their own, with a clock around each of them, which is itself taken off.
+Measures the CPU time of the loop's thread, divided by the number of streamed tokens. So other
+programs do not count, and neither do device steps and sending to clients, which run in threads of
+their own; the sending thread's time is reported separately.
+
+Three layers are measured, each including those below it: the engine with one reader per stream; the
+ASGI application, whose output is discarded; and hypercorn on a socket, with clients in another
+process. The differences are the cost of a layer. Phases within the engine are measured in a
+separate run, with a clock around each of them, whose own cost is subtracted.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from src.core.settings import load_config
 
 US = 1e6
 LAYERS = ("engine", "application", "hypercorn")
-# Beside these, which are the loop's.
+# Reported beside the loop's figures.
 BESIDE = "sending thread"
 
-# Sends every request at once and reads every answer to its end; bare, since it shares the CPUs.
+# Sends all requests at once and reads every answer; minimal, because it shares the CPUs.
 CLIENTS = """
 import selectors, socket, sys
 port, path = int(sys.argv[1]), sys.argv[2]
@@ -81,7 +82,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 class Load:
-    """The requests of one turn, in the forms that the layers take."""
+    """The requests of one turn, in the form that each layer takes."""
 
     def __init__(self, options: argparse.Namespace, vocab_size: int) -> None:
         self.prompts = random_prompts(options.streams, options.input_len, vocab_size)
@@ -103,7 +104,7 @@ class Load:
 
 
 async def through_engine(engine: AsyncEngine, load: Load) -> None:
-    """One reader per stream, as a program of its own would have them."""
+    """One reader per stream, as in an embedding program."""
 
     async def read(prompt: list[int]) -> None:
         params = SamplingParams(temperature=0, max_tokens=load.output_len, ignore_eos=True)
@@ -115,7 +116,7 @@ async def through_engine(engine: AsyncEngine, load: Load) -> None:
 
 
 async def through_app(app: Starlette, load: Load) -> None:
-    """The application, by a server that writes nothing."""
+    """The application, below a server that discards its output."""
 
     async def ask(body: bytes) -> None:
         messages = [{"type": "http.request", "body": body, "more_body": False}]
@@ -149,7 +150,7 @@ async def through_app(app: Starlette, load: Load) -> None:
 
 
 async def through_socket(port: int, load: Load) -> None:
-    """Hypercorn, and clients in another process."""
+    """Hypercorn, with clients in another process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CLIENTS, str(port), load.path),
         stdin=asyncio.subprocess.PIPE,
@@ -161,7 +162,7 @@ async def through_socket(port: int, load: Load) -> None:
 
 
 def listening(port: int) -> None:
-    """Wait until somebody accepts connections there."""
+    """Wait until the port accepts connections."""
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
@@ -170,7 +171,7 @@ def listening(port: int) -> None:
 
 @contextlib.asynccontextmanager
 async def hypercorn(app: Starlette) -> AsyncIterator[int]:
-    """The application behind hypercorn in this very loop; yields the port."""
+    """The application behind hypercorn in this event loop; yields the port."""
     from hypercorn.asyncio.run import worker_serve
     from hypercorn.config import Config as HypercornConfig
     from hypercorn.utils import wrap_app
@@ -198,14 +199,14 @@ async def hypercorn(app: Starlette) -> AsyncIterator[int]:
 
 
 async def cost_per_token(turn: Callable[[], Awaitable[None]], num_tokens: int) -> float:
-    """Microseconds of this thread."""
+    """Microseconds of this thread's CPU time per token."""
     started = time.thread_time()
     await turn()
     return US * (time.thread_time() - started) / num_tokens
 
 
 def sending_seconds() -> float:
-    """Processor time of the thread that sends, which is no time of the loop's."""
+    """CPU time of the sending thread, which is not part of the loop's time."""
     return sum(
         time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
         for thread in threading.enumerate()
@@ -215,7 +216,7 @@ def sending_seconds() -> float:
 
 @contextlib.contextmanager
 def phases() -> Iterator[Clocks]:
-    """Clocks around the parts of a turn, and around what a token meets on its way out."""
+    """Clocks around the parts of a turn, and around the delivery of a token."""
     from src.engine.execution.worker import Worker
     from src.engine.loop import EngineLoop
     from src.engine.requests.streams import Choice
@@ -247,7 +248,7 @@ def phases() -> Iterator[Clocks]:
 
 
 class Layers:
-    """What is measured: the engine, what is above it, and an engine's configuration."""
+    """The measured layers, and the engine's configuration."""
 
     def __init__(
         self, config: Config, app: Starlette, engine: AsyncEngine, port: int, load: Load
@@ -267,7 +268,7 @@ async def served(options: argparse.Namespace) -> AsyncIterator[Layers]:
         ("compile.enforce_eager", "true"),
         ("observability.stats_interval", "0"),
         ("scheduler.max_num_seqs", str(options.streams)),
-        # Room for all, so that nobody is preempted.
+        # Large enough that no request is preempted.
         ("cache.memory_bytes", str(512 * 2**20)),
     ]
     from src.http import create_app
@@ -276,7 +277,7 @@ async def served(options: argparse.Namespace) -> AsyncIterator[Layers]:
     app = create_app(config, owns_process=False)
     async with hypercorn(app) as port:
         engine = await app.state.server.ready_engine()
-        # As a server's own process does.
+        # As in a server's process.
         freeze_collector()
         load = Load(options, engine.model_info.vocab_size)
         yield Layers(config, app, engine, port, load)

@@ -1,12 +1,12 @@
-"""What it costs to see everything: throughput with all of it on against all of it off.
+"""The cost of observability: throughput with everything on, compared with everything off.
 
     python -m benchmarks.observability                  # the default share of steps with a span
     python -m benchmarks.observability --trace-steps 1  # every step
 
-Two engines of the same model in one process take turns, so that both meet the same machine. One
-traces every request and exports to a receiver in a process of its own that discards what it gets,
-exports the conventions' metrics and logs a line per request; the other does none of that. Metrics
-for Prometheus and the timeline are always on, and so are part of both.
+Two engines of the same model in one process take turns, so that changes of the machine affect both.
+One traces every request, exports spans and the conventions' metrics to a receiver in another
+process that discards them, and logs a line per request. The other does none of that. Prometheus
+metrics and the timeline are always on, so both include them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIGURES = {
     "cpu_per_token": "us",
 }
 
-# Takes OTLP over HTTP and says yes; tells how many bytes it got when its input is closed.
+# Accepts OTLP over HTTP; reports the number of bytes when its input is closed.
 RECEIVER = """
 import http.server, sys, threading
 total = [0, 0]
@@ -73,7 +73,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def receiver() -> Iterator[tuple[int, list[int]]]:
-    """Its port; afterwards the list holds the requests and the bytes that it got."""
+    """The receiver's port; after the block, the list has the numbers of requests and bytes."""
     process = subprocess.Popen(
         [sys.executable, "-c", RECEIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -88,7 +88,7 @@ def receiver() -> Iterator[tuple[int, list[int]]]:
 
 @contextlib.asynccontextmanager
 async def opened(config: Config, variables: dict[str, str]) -> AsyncIterator[AsyncEngine]:
-    """An engine that was opened under these variables, and no others of OpenTelemetry's."""
+    """An engine that is opened with these variables and no other ones of OpenTelemetry."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         del os.environ[name]
     os.environ.update(variables)
@@ -103,7 +103,7 @@ async def run(options: argparse.Namespace) -> None:
     if options.trace_steps is not None:
         seen.append(("observability.trace_steps", str(options.trace_steps)))
     on = load_config(options.config, overrides=[*overrides, *seen])
-    # Lines are written, to nowhere.
+    # Log lines are formatted, but discarded.
     logger = logging.getLogger("src")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler(io.StringIO()))
@@ -122,7 +122,7 @@ async def run(options: argparse.Namespace) -> None:
             turns = await take_turns({"off": plain, "on": observed}, options)
     pairs = list(zip(turns["off"], turns["on"], strict=True))
     costs = [100 * (1 - b["output_throughput"] / a["output_throughput"]) for a, b in pairs]
-    # What other programs do to the clock they do not do to this one.
+    # Other programs affect the wall clock, but not CPU time.
     cpu_costs = [100 * (b["cpu_per_token"] / a["cpu_per_token"] - 1) for a, b in pairs]
     recorder = Recorder("observability", save=not options.no_save)
     shape = {
@@ -152,7 +152,7 @@ async def run(options: argparse.Namespace) -> None:
 async def take_turns(
     engines: dict[str, AsyncEngine], options: argparse.Namespace
 ) -> dict[str, list[dict[str, float]]]:
-    """A B B A A B B A ...: what drifts meanwhile drifts for both."""
+    """Turns in the order A B B A A B B A ..., so that drift affects both."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     order = list(engines)
     for repeat in range(-1, options.repeats):
@@ -165,7 +165,7 @@ async def take_turns(
             started = time.process_time()
             answers = await side_by_side(client, prompts, options.output_len, options.concurrency)
             used = time.process_time() - started
-            # The first turn warms up.
+            # The first turn is a warm-up.
             if repeat >= 0:
                 figures = throughput(answers, options.input_len)
                 figures["cpu_per_token"] = 1e6 * used / (options.requests * options.output_len)

@@ -1,12 +1,12 @@
-"""The same load by the clients that others measure with, and by ours, on one server.
+"""The same load from other benchmark clients and from ours, on one server.
 
     python -m benchmarks.others --tools vllm=A/bin/vllm guidellm=B/bin/guidellm aiperf=C/bin/aiperf
 
-Each tool is an executable in an environment of its own; `nox -s clients` leaves guidellm's and
-aiperf's behind, `nox -s bench-peers` vLLM's. All send streamed requests of the same lengths at the
-same concurrency to one server of the bundled model, one after the other, and their own result files
-are kept in `benchmarks/results/others`. guidellm and aiperf write the text of their prompts
-themselves, so lengths differ by a few tokens; and each has its own idea of when a token has come.
+Each tool is an executable in an environment of its own; `nox -s clients` creates those of guidellm
+and aiperf, `nox -s bench-peers` that of vLLM. One after the other, all send streamed requests of
+the same lengths with the same concurrency to one server of the bundled model. Their own result
+files are kept in `benchmarks/results/others`. guidellm and aiperf write the text of their prompts
+themselves, so lengths differ by a few tokens; and each defines the arrival of a token differently.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """How one is called (executable, URL, load, folder) and where its figures are."""
+    """How a tool is called (executable, URL, load, folder), and where its figures are."""
 
     command: Callable[[str, str, Load, Path], list[str]]
     file: str
@@ -57,7 +57,7 @@ def vllm(program: str, url: str, load: Load, folder: Path) -> list[str]:
 
 
 def _vllm_options(url: str, load: Load, folder: Path) -> list[str]:
-    """One command line for both."""
+    """The options that both vLLM's client and ours take."""
     return [
         *("--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"),
         *("--model", MODEL, "--tokenizer", TOKENIZER, "--dataset-name", "random"),
@@ -156,14 +156,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure(name: str, program: str, url: str, load: Load, *, save: bool) -> dict[str, float]:
-    """Run one tool; keeps its result file without the places of this machine."""
+    """Run one tool; saves its result file without this machine's paths."""
     tool = TOOLS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         done = subprocess.run(
             tool.command(program, url, load, folder),
             cwd=CHECKOUT,
-            # aiperf, offline, finds no tokenizer in a folder.
+            # When offline, aiperf does not find a tokenizer in a directory.
             env={**os.environ, **({} if name == "aiperf" else {"HF_HUB_OFFLINE": "1"})},
             capture_output=True,
             text=True,
@@ -174,7 +174,7 @@ def measure(name: str, program: str, url: str, load: Load, *, save: bool) -> dic
         result = json.loads((folder / tool.file).read_text())
     if save:
         FOLDER.mkdir(parents=True, exist_ok=True)
-        # Lists of every request and token would be megabytes.
+        # Lists with an entry per request or token would take megabytes.
         kept = _shortened(portable(result))
         (FOLDER / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     return tool.figures(result)

@@ -1,17 +1,17 @@
-"""What rounded weights cost in quality: the bundled model on its held-out cases, kind by kind.
+"""The loss of quality by quantization: the bundled model on its held-out cases, by kind.
 
     python -m benchmarks.quantization              # float32, bfloat16, int8, int4 of 32 to 256
                                                    # weights, the latter with rounded inputs too
     python -m benchmarks.quantization --cases 96   # of each kind, instead of all
 
-Exact match is of greedy answers. Perplexity is of the right answers' tokens, their end included,
-each given the prompt and the right tokens before it; that of stories is of held-out stories, whose
-words have no one right choice.
+Exact match is of greedy answers. Perplexity is of the tokens of the right answers, including their
+end, each given the prompt and the right tokens before it. For stories, which have no single right
+answer, it is of held-out stories.
 
-The model's rows of 192 weights cannot be cut into 128. For larger groups it is widened by zeros to
-256 channels, which computes the same. So a row of 192 becomes a group of 128 weights and one of 64
-with "groups of 128", and one of 192 with "groups of 256"; those of 256 and 512 (of what attention
-and the gated layer put out) are cut as the names say.
+The model's rows of 192 weights cannot be divided into groups of 128. For larger groups, the model
+is widened with zeros to 256 channels, which computes the same. So a row of 192 becomes a group of
+128 weights and one of 64 with "groups of 128", and one of 192 with "groups of 256". Rows of 256 and
+512 (whose inputs come from attention and from the gated layer) are divided as the names say.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ def parse() -> argparse.Namespace:
 
 
 def widened(directory: Path) -> Path:
-    """The bundled model with channels that are zero, which computes the same."""
+    """The bundled model with additional zero channels, which computes the same."""
     config = json.loads((DEMO / "config.json").read_text())
     share = config["hidden_size"] / _WIDTH
-    # A norm's mean is of more channels, so the channels that were there come out larger.
+    # A norm averages over more channels, so the original channels become larger; compensate.
     changes = {"hidden_size": _WIDTH, "rms_norm_eps": config["rms_norm_eps"] * share}
     weights = {}
     for name, weight in load_file(DEMO / "model.safetensors").items():
         if weight.dim() == 1:
             weight = weight * share**0.5
-        # What puts out hidden channels has them as its rows, all else as its columns.
+        # Matrices that output hidden channels have them as rows, all others as columns.
         axis = 0 if weight.dim() == 1 or name.endswith(("o_proj.weight", "down_proj.weight")) else 1
         shape = list(weight.shape)
         shape[axis] = _WIDTH - shape[axis]
@@ -127,7 +127,7 @@ def asked(tokenizer: Any, case: Case) -> Asked:
 
 
 async def perplexity(engine: AsyncEngine, cases: Sequence[Asked]) -> float:
-    """Of the answers' tokens."""
+    """Perplexity of the answers' tokens."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
 
     async def likelihoods(case: Asked) -> list[float]:

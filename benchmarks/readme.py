@@ -1,11 +1,11 @@
-"""README's figures, written from the newest results.
+"""Writes the README's figures from the newest results.
 
     python -m benchmarks.readme           # writes README.md
-    python -m benchmarks.readme --check   # says whether that would change it
+    python -m benchmarks.readme --check   # reports whether that would change it
 
-Everything between the two markers is this program's: the last whole run of `nox -s bench`
-(results/suites.jsonl) and, per model, of `nox -s bench-peers` (results/peers.jsonl), and the last
-run of `nox -s bench-peers -- servers` (results/servers.jsonl).
+This program owns everything between the two markers. Its sources are the last complete run of
+`nox -s bench` (results/suites.jsonl), the last one of `nox -s bench-peers` per model
+(results/peers.jsonl), and that of `nox -s bench-peers -- servers` (results/servers.jsonl).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +24,11 @@ from src.core.settings import CHECKOUT
 README: Final = CHECKOUT / "README.md"
 BEGIN: Final = "<!-- figures: written by benchmarks/readme.py -->"
 END: Final = "<!-- end of figures -->"
+WIDTH: Final = 118
+"""Of a line of text; a law allows 120."""
 
 Line = dict[str, Any]
-# A load of so much per CPU before the run, and the figures tell about the neighbours.
+# With a higher load per CPU before the run, other programs affected the figures.
 _QUIET_LOAD = 0.25
 _BUSY_CORES = 0.25
 
@@ -76,7 +79,7 @@ def runs_of(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def last_whole_run(lines: Sequence[Line]) -> list[Line]:
-    """The newest that measured ops as well as the whole engine; a part was perhaps run since."""
+    """The newest run with ops and the whole engine; later runs may only cover a part."""
     ends = {group for group, _ in END_TO_END}
     whole = [
         run for run in runs_of(lines)
@@ -86,9 +89,9 @@ def last_whole_run(lines: Sequence[Line]) -> list[Line]:
 
 
 def last_contest(lines: Sequence[Line]) -> list[Line]:
-    """The newest of those with the most engines, whatever the ways in which each was run.
+    """The newest of the runs with the most engines, regardless of their options.
 
-    Figures of two runs say nothing of each other.
+    Figures of different runs are not comparable.
     """
     runs = reversed(runs_of(lines))
     return max(runs, key=lambda run: len({_engine(line) for line in run}), default=[])
@@ -100,7 +103,7 @@ def _engine(line: Line) -> str:
 
 
 def section(suites: Sequence[Line], peers: Sequence[Line], servers: Sequence[Line] = ()) -> str:
-    """What stands between the markers."""
+    """The text between the markers."""
     parts: list[str] = []
     run = last_whole_run(suites)
     if run:
@@ -109,7 +112,14 @@ def section(suites: Sequence[Line], peers: Sequence[Line], servers: Sequence[Lin
         parts += _peers(shape, last_contest([line for line in peers if line["shape"] == shape]))
     if servers:
         parts += _servers(runs_of(servers)[-1])
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(_wrapped(part) for part in parts if part)
+
+
+def _wrapped(part: str) -> str:
+    """A paragraph in lines of the pages' length; a table or a list as it is."""
+    if "\n" in part:
+        return part
+    return textwrap.fill(part, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _where(line: Line) -> str:
@@ -160,7 +170,7 @@ def _seconds(value: float) -> str:
 
 
 def _per_token(run: Sequence[Line]) -> str:
-    """Costs of the host that do not depend on the model, one sentence each."""
+    """The host's costs that do not depend on the model, one sentence each."""
     median = {
         (line["group"], line.get("case", line.get("requests before"))): line["figures"]["seconds"][
             "median"
@@ -223,7 +233,7 @@ def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
         if busy > _BUSY_CORES
         else ""
     )
-    # One that failed halfway has fewer.
+    # A start that failed halfway has fewer values.
     starts = max(
         (line["figures"]["start"]["repeats"] for line in lines if "start" in line["figures"]),
         default=1,
@@ -282,7 +292,7 @@ def rewritten(text: str, figures: str) -> str:
     Raises
     ------
     ValueError
-        If it does not have both, once each.
+        It does not have exactly one of each marker.
     """
     before, begun, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)

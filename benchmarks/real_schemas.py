@@ -1,12 +1,12 @@
-"""How many real JSON schemas are served, and whether exactly their instances are taken.
+"""How many real JSON schemas are supported, and whether exactly their instances are accepted.
 
     python -m benchmarks.real_schemas schemas.jsonl.gz
 
-A line of the file is an object with ``name``, ``schema`` and ``tests``, a list of objects with
-``data`` and ``valid``, as of MaskBench (https://github.com/guidance-ai/jsonschemabench). It is read
-from where it lies: such collections have licences of their own. Ends with status 1 where more than
-3 % are refused or a verdict is wrong. Properties are put into the order of the schema, as far as
-that can be read off.
+Each line of the file is an object with ``name``, ``schema`` and ``tests``, a list of objects with
+``data`` and ``valid``, as in MaskBench (https://github.com/guidance-ai/jsonschemabench). The file
+is not part of this project, because such collections have licences of their own. The exit status is
+1 if more than 3 % are refused or a verdict is wrong. Instances' properties are put into the order
+of the schema, as far as it can be determined.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from src.engine.grammar.vocabulary import Vocabulary
 _MOST_REFUSED: Final = 0.03
 _SECONDS: Final = 20.0
 _MAX_DEPTH: Final = 40
-# Rewritten to stand behind what declares properties.
+# Keywords that are rewritten to come after those that declare properties.
 _LATE: Final = ("dependencies", "dependentSchemas", "else", "if", "then")
 
 
 @dataclass
 class Survey:
-    """What became of the schemas of a file.
+    """The results for the schemas of a file.
 
-    ``refused`` has the reason of each by its name; ``wrong`` is (name, what was taken wrongly).
+    ``refused`` maps name -> reason; ``wrong`` has (name, what was judged wrongly).
     """
 
     num_schemas: int = 0
@@ -55,7 +55,7 @@ class Survey:
 
 
 def survey(path: Path) -> Survey:
-    """Compile each schema of a file, and have each instance judged."""
+    """Compile each schema of a file, and judge its instances."""
     found = Survey()
     worker = _Worker()
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
@@ -76,7 +76,7 @@ def survey(path: Path) -> Survey:
 
 
 class _Worker:
-    """A process that compiles: some schemas would take for ever."""
+    """A separate process for compilation, because some schemas would never finish."""
 
     def __init__(self) -> None:
         self._begin()
@@ -88,7 +88,7 @@ class _Worker:
         far.close()
 
     def ask(self, case: Mapping[str, Any]) -> str | list[bool]:
-        """Why a schema is refused, or of each instance whether it is taken."""
+        """Why a schema is refused, or for each instance whether it is accepted."""
         self._connection.send(case)
         try:
             if self._connection.poll(_SECONDS):
@@ -101,7 +101,7 @@ class _Worker:
         return "it crashes the compiler, or takes too long"
 
     def close(self) -> None:
-        """End it."""
+        """Kill it."""
         self._process.kill()
         self._process.join()
         self._connection.close()
@@ -146,7 +146,7 @@ class _Order:
         self._validator = kind(root)
 
     def of(self, schemas: Sequence[Any], instance: Any, depth: int = 0) -> Any:
-        """The instance, of which all the schemas speak."""
+        """The instance with ordered properties; all of ``schemas`` apply to it."""
         if depth > _MAX_DEPTH or not isinstance(instance, dict | list):
             return instance
         parts = [part for schema in schemas for part in self._parts(schema, instance)]
@@ -168,7 +168,7 @@ class _Order:
         }
 
     def _parts(self, schema: Any, instance: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-        """Those within a schema that hold for the instance."""
+        """The parts of a schema that apply to the instance."""
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return
         late = [key for key in schema if key in _LATE]
@@ -200,7 +200,7 @@ class _Order:
     def _holds(self, schema: Any, instance: Any) -> bool:
         try:
             valid: bool = self._validator.evolve(schema=schema).is_valid(instance)
-        # Whatever cannot be resolved cannot be told: it may hold.
+        # A part that cannot be resolved may apply.
         except Exception:
             return True
         return valid
@@ -222,7 +222,7 @@ def _of_property(schema: dict[str, Any], name: str) -> list[Any]:
 
 
 def main() -> int:
-    """Survey the file that is named; returns the exit status."""
+    """Survey the file given by the arguments; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     found = survey(parser.parse_args().file)

@@ -1,7 +1,7 @@
-"""Figures with everything that is needed to understand them later: one JSON line per measurement.
+"""Records figures with their context: one JSON line per measurement.
 
-A figure is a median of several repeats with the least and the greatest of them; a line also has
-the commit, the machine, the versions, the command and the resolved configuration.
+A figure is the median, minimum and maximum of several repeats. A line also has the commit, the
+machine, the versions, the command and the resolved configuration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Median, least and greatest of several repeats."""
+    """Median, minimum and maximum of several repeats."""
 
     unit: str
     median: float
@@ -50,7 +50,7 @@ def figures_of(units: Mapping[str, str], repeats: Sequence[Mapping[str, float]])
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The smallest value that at least ``fraction`` of all are not above (nearest rank)."""
+    """The smallest value such that at least ``fraction`` of all are not above it (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * round(1000 * fraction) // 1000) - 1)]
 
@@ -61,13 +61,13 @@ class Recorder:
     Parameters
     ----------
     name
-        Of the benchmark, and of its file of results.
+        Of the benchmark, and of its result file.
     save
-        ``False`` prints only.
+        ``False`` to print only.
     command
-        What repeats it; by default that of the module of this name.
+        The command that repeats it; by default that of the module with this name.
     prints
-        ``False`` where something else shows the figures.
+        ``False`` if the figures are shown elsewhere.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Recorder:
         config: Config | None = None,
         **details: Any,
     ) -> None:
-        """One measurement: ``details`` say what was measured, ``config`` on which engine."""
+        """Add a measurement: ``details`` describe it, ``config`` is the engine's configuration."""
         if self._prints:
             print(f"\n{measure}")
             for name, figure in figures.items():
@@ -112,7 +112,7 @@ class Recorder:
 
 
 def add_common(parser: argparse.ArgumentParser, repeats: int) -> None:
-    """The options of every benchmark."""
+    """Add the options of every benchmark."""
     parser.add_argument(
         "--repeats", type=int, default=repeats, metavar="N", help="of each measurement"
     )

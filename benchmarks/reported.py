@@ -1,8 +1,8 @@
-"""Durations that something else has measured, as benchmarks of pytest-benchmark.
+"""Reports durations that were measured elsewhere as benchmarks of pytest-benchmark.
 
-A time to first token is seen by a client, a start by the process that started: neither is how long
-a call takes. They are told to a clock that stands still otherwise, so that they are saved, grouped
-and compared like all others.
+A client measures the time to first token, and a parent process measures a start; neither is the
+duration of a call. A fake clock, which only advances by reported durations, passes them to
+pytest-benchmark, so that they are saved, grouped and compared like all others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ReportedClock:
-    """A timer of pytest-benchmark's that goes forward by what it is told."""
+    """A timer for pytest-benchmark that advances by reported durations."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -29,7 +29,7 @@ REPORTED = ReportedClock()
 
 
 def report(benchmark: Any, seconds: Iterable[float]) -> None:
-    """One round per duration; the test is marked with this module's clock as its timer."""
+    """Report one round per duration; the test must use this module's clock as its timer."""
     durations = list(seconds)
     left = iter(durations)
     benchmark.pedantic(lambda: REPORTED.advance(next(left)), rounds=len(durations))

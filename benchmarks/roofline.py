@@ -1,8 +1,8 @@
-"""What this machine can do at most, measured where and when the figures are.
+"""The machine's limits, measured at the same time and place as the figures.
 
-A kernel is as fast as it can be when it moves its bytes at the machine's bandwidth or does its
-arithmetic at the machine's rate, whichever takes longer (S. Williams, A. Waterman, D. Patterson,
-"Roofline", CACM 2009). Inputs that stay in a cache from one call to the next can go over 1.
+A kernel is optimal if it moves its bytes at the machine's bandwidth or does its arithmetic at the
+machine's rate, whichever takes longer (S. Williams, A. Waterman, D. Patterson, "Roofline", CACM
+2009). If inputs stay in a cache between calls, a figure can exceed 1.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _REPEATS = 7
 
 @dataclass(frozen=True)
 class Roofline:
-    """Bytes per second that can be read, floating point operations per second."""
+    """Read bandwidth in bytes per second, and floating-point operations per second."""
 
     bandwidth: float
     flops: float
 
     def seconds(self, cost: Cost) -> float:
-        """The least time for this cost."""
+        """Minimal time for this cost."""
         return max(cost.bytes / self.bandwidth, cost.flops / self.flops)
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> Roofline:
-    """Reading a tensor far larger than any cache, and a matrix product in ``dtype``."""
+    """Measure by reading a tensor far larger than any cache, and by a product in ``dtype``."""
     on_cuda = device.type == "cuda"
     count = 2**30 if on_cuda else 2**26
     data = torch.ones(count, dtype=torch.float32, device=device)
     side = 8192 if on_cuda else 768
-    # Not ones: a GPU that multiplies what never changes needs less power, and clocks higher.
+    # Random, because with constant data a GPU needs less power and clocks higher.
     left = torch.randn(side, side, device=device).to(dtype)
     return Roofline(
         bandwidth=4 * count / best_seconds(data.sum, device),
@@ -46,7 +46,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> Roofline:
 
 
 def best_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The shortest of a few runs after a first one: what the machine can, not what it was at."""
+    """The shortest of a few runs after a warm-up, as an estimate of what the machine can do."""
     run()
     return min(_seconds(run, device) for _ in range(_REPEATS))
 

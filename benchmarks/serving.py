@@ -1,4 +1,4 @@
-"""A server in a process of its own, for those who measure it from theirs."""
+"""A server in a separate process, for measurements from this one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL = 0.1
 
 @contextlib.contextmanager
 def ready_server(config: Config) -> Iterator[ServerProcess]:
-    """``python -m src serve``, once it admits requests. Blocks until it does.
+    """``python -m src serve``, ready for requests. Blocks until it is.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def ready_server(config: Config) -> Iterator[ServerProcess]:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """The value of a metric that has one series, at this moment."""
+    """The current value of a metric with a single series."""
     _, page = server.request("GET", "/metrics")
     found = re.search(rf"(?m)^{name}(?:\{{.*\}})? (\S+)$".encode(), page)
     if found is None:

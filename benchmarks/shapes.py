@@ -1,4 +1,4 @@
-"""Checkpoints without weights, in the shapes of well-known models, to be filled from a seed."""
+"""Checkpoints without weights in the shapes of known models; weights are generated from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from src.core.settings import CHECKOUT
 _DEMO = CHECKOUT / "configs" / "demo"
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
-    # Small enough for any machine: to try a benchmark out.
+    # Small enough to test a benchmark on any machine.
     "tiny": {
         "hidden_size": 256,
         "intermediate_size": 512,
@@ -22,7 +22,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "head_dim": 64,
         "vocab_size": 4096,
     },
-    # 7 M parameters: only overhead counts
+    # 7 M parameters: dominated by overhead
     "7m": {
         "hidden_size": 256,
         "intermediate_size": 704,
@@ -32,7 +32,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "head_dim": 64,
         "vocab_size": 8192,
     },
-    # As large as two cores take with patience
+    # As large as two cores can handle
     "0.35b": {
         "hidden_size": 1024,
         "intermediate_size": 2816,
@@ -74,10 +74,10 @@ def write_checkpoint(
     layers: int | None = None,
     all_have_text: bool = False,
 ) -> Path:
-    """`config.json` of a shape, with the demo model's tokenizer, which it has ids enough for.
+    """Write `config.json` of a shape, with the demo model's tokenizer, which has fewer ids.
 
-    ``layers`` takes the place of the shape's own number of layers. With ``all_have_text`` the ids
-    that the tokenizer lacks get a word each: a server sends no chunk for a token without text.
+    ``layers`` replaces the shape's number of layers. With ``all_have_text``, ids that the tokenizer
+    lacks get a word each, because a server sends no chunk for a token without text.
     """
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -105,9 +105,9 @@ def write_checkpoint(
 def _fill_vocabulary(file: Path, vocab_size: int) -> None:
     tokenizer = json.loads(file.read_text())
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
-    # Those that are not in the vocabulary would move behind it.
+    # Added tokens that are not in the vocabulary would get new ids after it.
     vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     known = set(vocabulary.values())
-    # In the alphabet of its bytes, where this letter stands for a space.
+    # In the tokenizer's byte alphabet, where U+0120 stands for a space.
     vocabulary |= {f"\u0120w{i}": i for i in range(vocab_size) if i not in known}
     file.write_text(json.dumps(tokenizer))

@@ -1,11 +1,11 @@
-"""How near the simulator comes to a real run: both in one run, in turn, on the same machine.
+"""The accuracy of the simulator: simulated and real runs, in turns on the same machine.
 
     python -m benchmarks.simulation
 
-Calibrating and real runs of an engine in this process take turns, so that both meet the same
-machine; each real run is predicted from the calibrations right before and after it, which have
-other prompts and other loads than the run. A second prediction, from the run's own steps, tells
-what is wrong with the model from what is wrong with a machine that has changed meanwhile.
+Calibrations and real runs of an engine in this process take turns, so that changes of the machine
+affect both. Each real run is predicted from the calibrations right before and after it, which use
+other prompts and other loads. A second prediction, from the run's own steps, tells errors of the
+model from changes of the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from src.core.steps import StepRecord
 from src.core.views import TimelineView
 from src.engine.scheduling.scheduler import SchedulerLimits
 
-# Of the throughput with all requests at once, the rate of the run with a steady load.
+# Rate of the steady load, as a fraction of the throughput with all requests at once.
 STEADY = 0.6
 
 
@@ -71,7 +71,7 @@ def configuration(options: argparse.Namespace) -> Config:
 async def real_run(
     engine: AsyncEngine, requests: Sequence[SimulatedRequest], seed: str
 ) -> tuple[Seen, list[StepRecord]]:
-    """Ask a real engine at these times, for prompts of these lengths that are nobody else's."""
+    """Send requests with new prompts of these lengths to a real engine at these times."""
     source = random.Random(seed)
     vocab_size = engine.model_info.vocab_size
     prompts = [[source.randrange(vocab_size) for _ in range(r.prompt_len)] for r in requests]
@@ -122,7 +122,7 @@ def cost_of(views: Sequence[TimelineView]) -> StepCost:
 async def measure(
     engine: AsyncEngine, limits: SchedulerLimits, depth: int, options: argparse.Namespace
 ) -> dict[str, list[tuple[Seen, Seen, Seen]]]:
-    """Per load, what was seen, predicted, and predicted from the run's own steps."""
+    """Per load: the measured figures, the prediction, and that from the run's own steps."""
 
     def predict(requests: Sequence[SimulatedRequest], cost: StepCost) -> Seen:
         return seen_of(simulate(requests, limits, cost, depth=depth))

@@ -1,7 +1,7 @@
-"""The process whose start `benchmarks.startup` measures: it prints one JSON object.
+"""The process whose start `benchmarks.startup` measures; it prints one JSON object.
 
-Moments are of the system's monotonic clock, which the measuring process shares. Little is imported
-here beside what an engine needs.
+Times are on the system's monotonic clock, which the measuring process shares. Only what an engine
+needs is imported.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 
 async def probe(patience: float) -> dict[str, float]:
-    """When an engine of the environment's configuration was ready, and so on; its compilation.
+    """Times when an engine with the environment's configuration was ready, etc.; its compilation.
 
-    What comes after the first token is waited for as many seconds.
+    Events after the first token are awaited for ``patience`` seconds.
     """
     from src import AsyncEngine, SamplingParams
     from src.core.settings import load_config
@@ -28,14 +28,14 @@ async def probe(patience: float) -> dict[str, float]:
         seen["ready"] = time.monotonic()
         async for _ in engine.stream("Once upon a time", SamplingParams(max_tokens=8)):
             seen.setdefault("first_token", time.monotonic())
-        # After the start, which imports torch itself.
+        # After the start, which imports torch anyway.
         import torch
 
         from src.ops.cpu.build import is_building, kernel_status
 
         config = engine.config
         on_cuda = config.device.type != "cpu" and torch.cuda.is_available()
-        # What is not built in this configuration is there when the engine is ready.
+        # What this configuration does not build counts as built when the engine is ready.
         built: dict[str, Callable[[], bool]] = {
             "kernels": lambda: on_cuda or kernel_status() != "reference" or not is_building(),
             "compiled": lambda: not config.compile.is_on or engine.stats.compiled,
@@ -50,7 +50,7 @@ async def probe(patience: float) -> dict[str, float]:
         worker = engine._loaded.worker
         seen["compilation"] = worker.compile_seconds
         seen["graphs"] = worker.num_graphs
-    # Compilers are children of this process, and have been waited for.
+    # The compilers are children of this process, and have ended.
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {**seen, "compilers_cpu": used.ru_utime + used.ru_stime}
 

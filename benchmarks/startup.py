@@ -1,16 +1,17 @@
-"""How long an engine takes to start, cold and warm, and its code to compile at any depth.
+"""Start-up time of an engine, cold and warm, and compile time at several depths.
 
     python -m benchmarks.startup                          # the demo model, 0.35 B, and depths
     python -m benchmarks.startup --models demo --depths   # one model, no depths
-    python -m benchmarks.startup --models --depths 2 48   # depths alone
+    python -m benchmarks.startup --models --depths 2 48   # only depths
 
-Each start is that of a fresh process (`start_probe.py`): to ready, to the first token, to this
-CPU's kernels, to compiled code. Shapes have weights from a seed, in bfloat16. Cold is without
-anything built, warm with what a cold start has left. `python -m src bench startup` does the same to
-a server, and tells where the time goes.
+Each start is that of a new process (`start_probe.py`), measured until ready, until the first token,
+until this CPU's kernels and until compiled code serve. Shapes have random weights in bfloat16. A
+cold start has an empty cache; a warm one uses what a cold start has built. `python -m src bench
+startup` does the same for a server, and shows the phases.
 
-The depths are of one shape, compiled from nothing but with the kernels there, in turns: a function
-serves all layers, so there are as many graphs at every depth, and they should take as long.
+For depths, one shape is compiled without a cache, but with the kernels built, in turns. A compiled
+function serves all layers, so the number of graphs is the same at every depth, and compile time
+should be, too.
 """
 
 from __future__ import annotations
@@ -39,9 +40,8 @@ STARTUP = {
     "kernels": "s",
     "compiled": "s",
 }
-# How long the compilation took, or what took its place; the processor time of all compilers, which
-# other work on the machine changes less (with those of the kernels, where they are not there); and
-# what came of it.
+# The duration of the compilation, or of loading from the cache; the CPU time of all compilers (also
+# of the kernels, if they are built), which other programs affect less; and the number of graphs.
 COMPILATION = {"compilation": "s", "compilers_cpu": "s", "graphs": ""}
 _DEMO = "demo"
 _SECONDS = 1200
@@ -67,7 +67,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def configuration(directory: Path, overrides: Sequence[str], *, startup: str) -> Config:
-    """Of a checkpoint without weights."""
+    """The configuration for a checkpoint without weights."""
     settings = [
         ("model.path", str(directory)),
         ("model.load_format", "dummy"),
@@ -86,9 +86,9 @@ def _pairs(assignments: Sequence[str]) -> list[tuple[str, str]]:
 def measure(
     config: Config, *, cold_repeats: int, warm_repeats: int
 ) -> dict[str, list[dict[str, float]]]:
-    """The values of ``STARTUP`` and ``COMPILATION`` per start, ``"cold"`` ones and then ``"warm"``.
+    """The values of ``STARTUP`` and ``COMPILATION`` per start, under ``"cold"`` and ``"warm"``.
 
-    Warm starts find what the last cold one has left; there is at least one of these.
+    Warm starts use what the last cold one has built; there is at least one cold start.
     """
     found: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for repeat in range(cold_repeats):
@@ -100,9 +100,9 @@ def measure(
 
 
 def measure_depths(configs: Sequence[Config], repeats: int) -> list[list[dict[str, float]]]:
-    """Per configuration and repeat, the same of a start that compiles everything but the kernels.
+    """The same per configuration and repeat, for cold starts that have the kernels already.
 
-    Every second turn goes backwards: what drifts meanwhile drifts for all.
+    Every second turn is in reverse order, so that drift affects all configurations.
     """
     found: list[list[dict[str, float]]] = [[] for _ in configs]
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as built:
@@ -120,27 +120,27 @@ def measure_depths(configs: Sequence[Config], repeats: int) -> list[list[dict[st
 def start(
     config: Config, cache: str, *, patience: float = _SECONDS, seconds: float = _SECONDS
 ) -> dict[str, float]:
-    """Start an engine in a process of its own, with this directory of artifacts.
+    """Start an engine in a separate process, with this artifact cache.
 
-    Of `STARTUP` what was reached is told.
+    Returns those values of `STARTUP` that were reached.
 
     Parameters
     ----------
     patience
-        Seconds that what comes after the first token is waited for.
+        Seconds to wait for events after the first token.
     seconds
-        For the whole process.
+        Time limit of the whole process.
 
     Raises
     ------
     subprocess.SubprocessError
-        It failed, or took longer.
+        It failed, or took too long.
     """
-    # Triton keeps its kernels apart from Inductor.
+    # Triton's cache is separate from Inductor's.
     environment = environment_of(
         config, **{CACHE_VARIABLE: cache, "TRITON_CACHE_DIR": str(Path(cache) / "triton")}
     )
-    # It would keep what Inductor made between cold starts.
+    # Otherwise cold starts would find Inductor's cache.
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
     begun = time.monotonic()
     done = subprocess.run(
@@ -169,7 +169,7 @@ def _build_kernels(cache: str) -> None:
 
 
 def record_model(recorder: Recorder, name: str, options: argparse.Namespace) -> None:
-    """Cold and warm starts, served meanwhile by uncompiled code as it is by default."""
+    """Measure cold and warm starts in which, as by default, uncompiled code serves meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         if name == _DEMO:
             file = CHECKOUT / "configs" / "demo.toml"
@@ -185,14 +185,14 @@ def record_model(recorder: Recorder, name: str, options: argparse.Namespace) -> 
 
 
 def record_depths(recorder: Recorder, options: argparse.Namespace) -> None:
-    """Cold compilation at each depth, and at the last one over that at the first."""
+    """Measure cold compilation at each depth, and the ratio of the last to the first depth."""
     depths, shape = options.depths, options.depth_shape
     with tempfile.TemporaryDirectory() as folder:
         configs = [
             configuration(
                 write_checkpoint(Path(folder) / str(layers), shape, layers=layers),
                 options.overrides,
-                # Nobody is served meanwhile, to whom compilers would have to yield.
+                # Nothing is served meanwhile, so compilers need not yield to anything.
                 startup="wait",
             )
             for layers in depths

@@ -1,11 +1,11 @@
-"""What grammars cost: throughput of constrained rows against free ones, on the same engine.
+"""The cost of grammars: throughput of constrained and unconstrained rows on the same engine.
 
     python -m benchmarks.structured_output              # the bundled model, 32 rows
     python -m benchmarks.structured_output --whitespace # free white space in the JSON
 
-Turns of both alternate, so that both meet the same machine. All outputs have the same number of
-tokens: the schema is of an array that is not complete before, and end tokens are ignored. The
-constrained ones are samples of a schema with strings, numbers, choices and truth values.
+Turns of both alternate, so that changes of the machine affect both. All outputs have the same
+number of tokens: the schema is of an array that is not complete before, and end tokens are ignored.
+The constrained outputs follow a schema with strings, numbers, enums and booleans.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 async def turn(
     engine: AsyncEngine, options: argparse.Namespace, output: StructuredOutput | None, seed: int
 ) -> tuple[float, float]:
-    """Output tokens per second, and seconds of CPU per token, of one batch of rows."""
+    """Output tokens per second, and CPU seconds per token, of one batch of rows."""
     params = SamplingParams(
         temperature=0.8, seed=seed, max_tokens=options.output_len, ignore_eos=True,
         structured_output=output,

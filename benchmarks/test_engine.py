@@ -32,7 +32,7 @@ pytestmark = pytest.mark.benchmark(timer=REPORTED)
 
 
 class Seen:
-    """All that is measured of one client: lone requests, and runs of many at once."""
+    """All measurements of one client: single requests, and concurrent runs."""
 
     def __init__(self, config: Config, lone: list[Answer], runs: list[dict[str, float]]) -> None:
         self.config = config
@@ -41,7 +41,7 @@ class Seen:
 
 
 async def measured(client: Client, config: Config) -> Seen:
-    """Seeds differ, so that no measurement finds its prompts in the prefix cache."""
+    """Measure a client; different seeds keep prompts out of the prefix cache."""
     vocab_size = vocab_size_of(config)
     warm_up = random_prompts(_STREAMS, _INPUT_LEN, vocab_size, seed=1)
     await side_by_side(client, warm_up, 16, _STREAMS)
@@ -68,7 +68,7 @@ async def over_http(url: str, config: Config) -> Seen:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
-    """The demo model both ways, and a model of 7 M parameters with weights from a seed."""
+    """The demo model both in process and over HTTP, and a model of 7 M parameters."""
     demo = configuration(parse(["--config", str(CHECKOUT / "configs" / "demo.toml")]))
     found = asyncio.run(in_process(demo))
     with ready_server(demo) as server:
@@ -106,7 +106,7 @@ def test_time_per_output_token(benchmark: Any, case: str, seen: dict[str, Seen])
 
 @pytest.mark.parametrize("case", CASES)
 def test_throughput(benchmark: Any, case: str, seen: dict[str, Seen]) -> None:
-    """Of the clock, per token: what is less is better here too."""
+    """Wall-clock time per token, so that less is better here too."""
     describe(benchmark, f"{_STREAMS} streams, time per token of all", case, seen[case])
     runs = seen[case].runs
     report(benchmark, [1 / run["output_throughput"] for run in runs])

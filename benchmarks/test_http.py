@@ -1,4 +1,4 @@
-"""What a streamed token costs the event loop: processor time of its thread, layer by layer."""
+"""The event loop's CPU time per streamed token, layer by layer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layers(runner: asyncio.Runner) -> Iterator[Layers]:
 def test_loop_time_per_token(
     benchmark: Any, layer: str, layers: Layers, runner: asyncio.Runner
 ) -> None:
-    """With all that is below the layer; the device's steps are in a thread of their own."""
+    """Includes the layers below, but not the device's steps, which run in another thread."""
 
     async def turn() -> float:
         started = time.thread_time()

@@ -22,7 +22,7 @@ _MIXED = {
     "dtype": torch.bfloat16,
 }
 _WIDE = {"inputs": 2048, "outputs": 8192, "dtype": torch.bfloat16}
-# More than any cache holds: a step of a real model finds nothing of the last one there.
+# Larger than any cache: a real model's step finds no data of the previous step in a cache.
 _BEYOND_CACHES = 128 * 2**20
 _MOST_COPIES = 64
 
@@ -68,14 +68,14 @@ def kernels() -> str:
 
 
 def test_every_op_is_measured(benchmark: Any, kernels: str) -> None:
-    # Those without a kernel of the CPU's are measured in benchmarks/gpu/kernels.py.
+    # Ops without a CPU kernel are measured in benchmarks/gpu/kernels.py.
     compiled = {op.name for op in OPS if op.active("cpu").name == kernels}
     assert {op.name for op, _ in CASES.values()} == compiled
     benchmark.pedantic(lambda: None)
 
 
 def copies(arguments: tuple[Any, ...], num_bytes: int) -> list[tuple[Any, ...]]:
-    """The same arguments in places enough of memory that a call finds none of them in a cache."""
+    """Enough copies of the arguments that a call finds none of them in a cache."""
     count = min(_MOST_COPIES, 1 + _BEYOND_CACHES // num_bytes)
     return [
         tuple(value.clone() if isinstance(value, Tensor) else value for value in arguments)

@@ -1,4 +1,4 @@
-"""What it costs to choose 32 tokens of a vocabulary of 32,000, by what the rows ask for."""
+"""The cost of sampling 32 tokens from a vocabulary of 32,000, by sampling parameters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_sample(benchmark: Any, name: str, roofline: Roofline) -> None:
     logits = torch.randn(_ROWS, _VOCAB_SIZE, generator=generator)
     tokens = torch.randint(0, _VOCAB_SIZE, (_ROWS, _LEN), dtype=torch.int32, generator=generator)
     batch = SampleBatch(rows=list(range(_ROWS)), positions=[_LEN - 1] * _ROWS)
-    # The sampler may write over them.
+    # A copy, because the sampler may overwrite its input.
     given = logits.clone()
 
     def turn() -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_sample(benchmark: Any, name: str, roofline: Roofline) -> None:
     benchmark.group = "sampler"
     chosen = benchmark.pedantic(turn, setup=restore, rounds=50, warmup_rounds=3)
     assert len(chosen) == _ROWS
-    # Every logit is read once at least.
+    # Every logit has to be read at least once.
     least = logits.nbytes / roofline.bandwidth
     benchmark.extra_info |= {
         "case": name,

@@ -1,4 +1,4 @@
-"""What the host pays per step: planning and committing, without a device."""
+"""The host's cost per step: planning and committing, without a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from src.core.sampling_params import SamplingParams
 from src.engine.kv.block_pool import BlockPool
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 
-# What others do on the machine does not count.
+# CPU time, so that other programs do not count.
 pytestmark = pytest.mark.benchmark(timer=time.thread_time)
 
 
@@ -47,7 +47,7 @@ def step(scheduler: Scheduler) -> None:
 
 @pytest.mark.parametrize("rows", [1, 32, 256])
 def test_decode_step(benchmark: Any, rows: int) -> None:
-    """Every row decodes one token: the step that nearly all steps are."""
+    """Every row decodes one token, as in nearly all steps."""
     scheduler = scheduler_of(rows)
     for key in range(rows):
         scheduler.add(request(key, prompt_len=16, max_tokens=8000))
@@ -61,7 +61,7 @@ HISTORIES = [10, 1000, 100_000]
 
 
 def run_through(scheduler: Scheduler, count: int, first_key: int) -> None:
-    """``count`` requests of a block and a half and two tokens, from arrival to end."""
+    """Run ``count`` requests with prompts of 1.5 blocks and two output tokens to their end."""
     end = first_key + count
     for batch in range(first_key, end, 64):
         for key in range(batch, min(batch + 64, end)):
@@ -72,7 +72,7 @@ def run_through(scheduler: Scheduler, count: int, first_key: int) -> None:
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_decode_step_after_a_history(benchmark: Any, history: int) -> None:
-    """32 rows, after so many requests have come and gone: nothing may be left of them."""
+    """32 rows after a history of requests, which must not leave anything behind."""
     scheduler = scheduler_of(64, num_blocks=4096)
     run_through(scheduler, history, first_key=1000)
     for key in range(32):
@@ -87,7 +87,7 @@ def test_decode_step_after_a_history(benchmark: Any, history: int) -> None:
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_request_after_a_history(benchmark: Any, history: int) -> None:
-    """Arrival, prefill and end of one request, whose blocks others are evicted for."""
+    """Arrival, prefill and end of one request that evicts the blocks of others."""
     scheduler = scheduler_of(64, num_blocks=256)
     run_through(scheduler, history, first_key=1000)
     keys = iter(range(10**6, 10**9))
@@ -98,14 +98,14 @@ def test_request_after_a_history(benchmark: Any, history: int) -> None:
 
     benchmark.group = "scheduler, one request after a history"
     benchmark.extra_info["requests before"] = history
-    # As many as fill the pool, so that all evict.
+    # As many as fill the pool, so that every measured one evicts.
     benchmark.pedantic(turn, rounds=500, warmup_rounds=100)
     assert not scheduler.has_work
 
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_block_pool_after_a_history(benchmark: Any, history: int) -> None:
-    """A table of 64 blocks, taken, kept and given back; the oldest cached ones make room."""
+    """A table of 64 blocks is allocated, cached and freed; the oldest cached blocks are evicted."""
     pool = BlockPool(4096)
 
     def turn() -> None:
@@ -125,7 +125,7 @@ def test_block_pool_after_a_history(benchmark: Any, history: int) -> None:
 
 @pytest.mark.parametrize("waiting", [0, 2000])
 def test_admission_behind_a_queue(benchmark: Any, waiting: int) -> None:
-    """One arrival, one prefill step and one end, however long the queue behind it."""
+    """One arrival, one prefill step and one end, with requests waiting in the queue."""
     scheduler = scheduler_of(1, num_blocks=64)
     for key in range(1, waiting + 1):
         scheduler.add(request(key, prompt_len=64, max_tokens=1))
@@ -139,7 +139,7 @@ def test_admission_behind_a_queue(benchmark: Any, waiting: int) -> None:
 
 
 def test_prefix_hit(benchmark: Any) -> None:
-    """A prompt of 4096 tokens that is cached but for its last block."""
+    """A prompt of 4096 tokens, all cached except the last block."""
     scheduler = scheduler_of(4, num_blocks=1024)
     shared = list(range(4096))
     keys = iter(range(10**9))

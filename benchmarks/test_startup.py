@@ -1,4 +1,4 @@
-"""From a process's start to its first token, with nothing cached and the second time."""
+"""Time from process start to the first token, cold and warm."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from src import Config
 from src.core.settings import CHECKOUT, load_config
 
 _WARM_REPEATS = 3
-# (cold or warm) -> seconds to each of STARTUP, per start
+# "cold" or "warm" -> seconds of each of STARTUP, per start
 Starts = dict[str, list[dict[str, float]]]
 
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    """As it is served: ready at once, compiled code swapped in later (`compiled`)."""
+    """As it serves: ready at once, compiled code takes over later (`compiled`)."""
     return load_config(CHECKOUT / "configs" / "demo.toml")
 
 

@@ -1,4 +1,4 @@
-"""What text costs: tokenizing a prompt, and turning tokens into text one by one."""
+"""The cost of text: tokenizing a prompt, and detokenizing token by token."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks.tune_attention --head-dim 128
 
-Every candidate is timed on batches like those of a model of 8 billion parameters, as a captured
-step replays it, and held against the reference. A candidate's figure is the geometric mean, over
-the batches, of its time over the shortest; lines for the table are printed best first. One that
-does not fit into the device's memory for programs is left out. One that fails otherwise, or
-computes something else, is named last, and the exit code is 1.
+Every candidate is timed on batches like those of an 8 B model, as a captured step replays them, and
+checked against the reference. A candidate's figure is the geometric mean over the batches of its
+time relative to the shortest. Lines for the table are printed, best first. A candidate that does
+not fit into the device's shared memory is left out. One that fails otherwise, or computes wrong
+results, is reported last, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Shape = DecodeShape | PrefillShape
 
 
 def candidates(kernel: str, *, quick: bool) -> list[Shape]:
-    """What is tried."""
+    """The candidates."""
     if kernel == "decode":
         sizes = (
             [(64,), (2,), (4,), (5,)] if quick else [(32, 64, 128), (1, 2, 3, 4), (4, 8), (3, 5, 7)]
@@ -48,7 +48,7 @@ def candidates(kernel: str, *, quick: bool) -> list[Shape]:
 
 
 def batches(kernel: str, *, quick: bool) -> dict[str, list[tuple[int, int]]]:
-    """Rows of (query_len, seq_len): what the kernel meets, alone."""
+    """Batches of (query_len, seq_len) rows that this kernel serves."""
     scale = 128 if quick else 1
     if kernel == "decode":
         mixed = [(1, (128 << (row % 8)) // scale + 1) for row in range(max(1, 64 // scale))]
@@ -64,7 +64,7 @@ def batches(kernel: str, *, quick: bool) -> dict[str, list[tuple[int, int]]]:
 
 @contextmanager
 def installed(table: dict[Any, Any], key: tuple[int, int, int], shape: Shape) -> Iterator[None]:
-    """Have the kernels launched in this shape."""
+    """Make the kernels launch with this shape during the block."""
     before = table.get(key)
     table[key] = shape
     try:
@@ -83,15 +83,15 @@ def seconds_of(
     Raises
     ------
     triton.runtime.errors.OutOfResources
-        The device cannot hold such a program.
+        The program does not fit on the device.
     RuntimeError
-        The kernel's results are not the reference's.
+        The kernel's results differ from the reference.
     """
     seconds = {}
     for name, given in arguments.items():
         query, key_cache = given[0], given[3]
         window = AttentionSpec.of(*given[10:12]).window or 0
-        # As a model's layers have it: its tiles are those of the candidate.
+        # As in a model's layers, but with the candidate's tile size.
         schedule = step_schedule(key_cache, query.shape[1], *given[5:8], window)
         num_bytes = PAGED_ATTENTION.cost(*given).bytes
         seconds[name] = call_seconds(
@@ -104,7 +104,7 @@ def seconds_of(
 
 
 def tune(kernel: str, options: argparse.Namespace, recorder: Recorder) -> list[str]:
-    """Time every candidate of a kernel, print those that ran, best first; what failed, by line."""
+    """Time every candidate of a kernel and print them, best first; returns lines of failures."""
     dtype = getattr(torch, options.dtype)
     heads = {"num_heads": options.heads, "num_kv_heads": options.kv_heads, "block_size": 64}
     arguments, wanted = {}, {}
@@ -126,7 +126,7 @@ def tune(kernel: str, options: argparse.Namespace, recorder: Recorder) -> list[s
             except triton.runtime.errors.OutOfResources:
                 continue
             except Exception as error:
-                # Whatever a compiler says of one candidate is not to lose what others took.
+                # An error of one candidate must not lose the others' results.
                 failed.append(f"{kernel}: {shape}: {error!r}")
     if not times:
         return [*failed, f"{kernel}: no candidate ran"]

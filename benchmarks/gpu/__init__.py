@@ -1,6 +1,6 @@
-"""The whole acceptance of a GPU in one command; see `__main__`.
+"""The complete acceptance test of a GPU in one command; see `__main__`.
 
-`limits` has the goals and what a device allows at most; `kernels`, `graphs`, `model` and `start`
-are the sections; `sections` runs each in a process of its own within a budget of time; `table` is
-what is printed last.
+`limits` has the goals and a device's theoretical limits; `kernels`, `graphs`, `model` and `start`
+are the sections; `sections` runs each in a separate process within a time budget; `table` formats
+the final table.
 """

@@ -1,15 +1,15 @@
-"""The whole acceptance of a GPU in one command, in less than nine minutes on one H200::
+"""The complete acceptance test of a GPU in one command, in less than nine minutes on one H200::
 
     python -m benchmarks.gpu                                      # Llama 3.1 8B, dummy weights
-    python -m benchmarks.gpu --only kernels model                 # a part of it
-    python -m benchmarks.gpu --device cpu --shape tiny --quick    # tries the benchmark itself out
+    python -m benchmarks.gpu --only kernels model                 # only some sections
+    python -m benchmarks.gpu --device cpu --shape tiny --quick    # test of the benchmark itself
 
-Ops and captured steps are checked against references; then come times per token, prefill, an
-offline batch, how long the device waits, kernels per layer, and cold and warm starts. A table with
-goals and limits is printed last, one JSON line per measurement goes to results/gpu.jsonl.
+Ops and captured steps are checked against references first. Then times are measured: per token,
+prefill, an offline batch, device idle time, kernels per layer, cold and warm starts. A table with
+goals and limits is printed last; one JSON line per measurement goes to results/gpu.jsonl.
 
-Exit code: 0 if every goal was met, 3 if one was missed, 1 if a figure is missing that could be
-there, 2 without a device or without what Triton launches by.
+Exit code: 0 if every goal was met, 3 if one was missed, 1 if a measurable figure is missing, 2
+without a device or without the tools that Triton needs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", default=None)
     parser.add_argument("--budget-seconds", type=float, default=500.0, metavar="S")
     add_common(parser, repeats=3)
-    # What a section's own process is told.
+    # Argument of a section's own process.
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
@@ -52,20 +52,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def command_of(options: argparse.Namespace, arguments: list[str]) -> str:
-    """What repeats this, for a section's process the whole."""
+    """The command that repeats the measurement; in a section's process, that of the whole run."""
     shown = arguments[: arguments.index("--section")] if options.section else arguments
     return f"python -m benchmarks.gpu {shlex.join(shown)}".strip()
 
 
 def missing_tools() -> list[str]:
-    """What Triton needs of this machine before it launches a kernel, and does not find.
+    """Tools that Triton needs on this machine to launch a kernel, and that are missing.
 
-    It compiles a launcher in C for every signature.
+    Triton compiles a launcher in C for every signature.
     """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return ["a C compiler (gcc, clang or CC)"]
-    # Of the interpreter itself: Debian's own scheme names a directory that holds none.
+    # The interpreter's own headers; Debian's default scheme names a directory without headers.
     headers = sysconfig.get_path("include", "posix_prefix")
     checks = [compiler, "-fsyntax-only", f"-I{headers}", "-xc", "-"]
     try:
@@ -78,7 +78,7 @@ def missing_tools() -> list[str]:
 
 
 def show(rows: list[Row], seconds: float) -> None:
-    """Where this was, and the table."""
+    """Print the machine, and the table."""
     here, packages = machine(), versions()
     print(f"\n{here['cpus']} CPUs of {here['cpu']}, {here['memory_gib']} GiB, at {commit()}")
     print(", ".join(f"{name} {version}" for name, version in packages.items()))

@@ -1,8 +1,8 @@
-"""Whether engines with captured steps, and without, say what transformers says.
+"""Checks engines with and without captured steps against transformers.
 
 A small model with the heads of Llama 3.1 8B answers the same prompts greedily both ways. Its tokens
-are held against the logits that transformers computes in float32 on the CPU from the same weights,
-for the very tokens before each: no choice may be worse there than rounding explains.
+are compared with the logits that transformers computes in float32 on the CPU from the same weights,
+given the same preceding tokens. No choice may be worse there than rounding explains.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts
 
 _VOCAB = 1024
-# Heads as those of 8 billion parameters; weights wide enough that most choices are clear.
+# Heads of an 8 B model; weights with enough variance that most choices are clear.
 _MODEL: Final[dict[str, Any]] = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -38,13 +38,13 @@ _MODEL: Final[dict[str, Any]] = {
 }
 _MOST_TOKENS = 64
 _DTYPES: Final = (torch.float32, torch.bfloat16)
-# Standard deviations of a position's logits by which a chosen token may be behind the best one.
+# Maximal gap between a chosen token and the best, in standard deviations of the position's logits.
 _MOST_GAP: Final = {torch.float32: 0.01, torch.bfloat16: 0.2}
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one engine said, and how many steps were replays."""
+    """Output tokens of one engine, and its number of replayed steps."""
 
     token_ids: list[list[int]]
     replayed: dict[str, int]
@@ -55,7 +55,7 @@ def figures(options: argparse.Namespace) -> list[str]:
 
 
 def _figures_of(dtype: torch.dtype) -> tuple[str, str, str]:
-    """With graphs, without, and one against the other."""
+    """Names of the figures: with graphs, without, and the comparison of both."""
     name = str(dtype).removeprefix("torch.")
     return (
         f"{name}, graphs: worst choice",
@@ -65,7 +65,7 @@ def _figures_of(dtype: torch.dtype) -> tuple[str, str, str]:
 
 
 def run(session: Session) -> None:
-    # Here and not at the top: every section's process imports this module.
+    # Imported here because every section's process imports this module.
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -111,7 +111,7 @@ def _compare(session: Session, checkpoint: Path, dtype: torch.dtype) -> None:
             raise RuntimeError("one of the two engines gave no answers")
         pairs = zip(said[without].token_ids, said[with_graphs].token_ids, strict=True)
         different = sum(one != other for one, other in pairs)
-        # Padding may bring another kernel for a product: in bfloat16 near ties then fall otherwise.
+        # Padding may select another kernel for a product: in bfloat16, near ties may then differ.
         goal = 0 if dtype == torch.float32 else None
         session.row(Row(changed, f"of {len(prompts)}", different, goal=goal))
 
@@ -119,14 +119,14 @@ def _compare(session: Session, checkpoint: Path, dtype: torch.dtype) -> None:
 def _configuration(
     session: Session, checkpoint: Path, dtype: torch.dtype, cuda_graphs: str
 ) -> Config:
-    # Only what is served in the end is also compiled: the other dtype is for finding mistakes.
+    # Compile only the dtype that is served in practice; the other one is for finding errors.
     is_compiled = session.on_cuda and dtype == torch.bfloat16 and not session.options.eager
     sections: dict[str, Any] = {
         "model": {"path": str(checkpoint)},
-        # Too small to be shared by threads.
+        # Too small for several threads.
         "device": {"type": session.device.type, "num_threads": 1},
         "cache": {"num_blocks": 256},
-        # No step is larger than the largest that is captured.
+        # No step exceeds the largest captured shape.
         "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": _MOST_TOKENS},
         "compile": {
             "startup": "wait" if is_compiled else "off",
@@ -149,7 +149,7 @@ async def _answers(config: Config, prompts: list[list[int]], params: SamplingPar
 
 
 def worst_gap(model: Any, prompt: list[int], output: list[int]) -> float:
-    """How far the worst of these tokens is behind the best, in the logits' standard deviations."""
+    """The largest gap of these tokens to the best one, in standard deviations of the logits."""
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
     chosen = logits.gather(1, torch.tensor(output)[:, None]).squeeze(1)

@@ -1,7 +1,7 @@
-"""Ops at the sizes of 8 billion parameters: against their references first, then against the clock.
+"""Ops at the sizes of an 8 B model: first checked against their references, then timed.
 
-On CUDA calls are timed in a graph, as the engine replays its decode steps: what a launch costs the
-host is not the kernel's.
+On CUDA, calls are timed in a graph, as the engine replays its decode steps; so the host's launch
+cost is not included.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ ARITHMETIC: Final = "this device: matrix product"
 EQUAL: Final = "ops that equal their references"
 
 _HEADS = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 64}
-# A captured decode step is bounded by the longest context of any request, not by those it has.
+# A captured decode step is launched for the longest possible context, not for the actual ones.
 _LONGEST = 32_768
 _VOCAB = 128_256
-# Of a token's output: sums in another order, and weights rounded to bfloat16 before they are used.
+# Maximal error of a token's output: sums in another order, weights rounded to bfloat16 before use.
 _MOST_ERROR = 0.1
-# Tokens that differ where scores tie within float rounding.
+# Maximal share of tokens that may differ, where scores tie within float rounding.
 _MOST_TIES = 0.02
-# How many times what a cache holds the places of arguments take.
+# Copies of the arguments take this multiple of the cache's size.
 _BEYOND_CACHE = 4
 _CPU_CACHE = 32 * 2**20
 _MOST_COPIES = 64
 
 
 def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
-    """What a decoder of 8 billion parameters asks of the ops, in its dtype."""
+    """Calls of the ops as in a decoder of 8 B parameters, in its dtype."""
     scale, most_rows = (16, 16) if quick else (1, 256)
     attention = {**_HEADS, "dtype": torch.bfloat16}
     named: dict[str, tuple[Op, dict[str, Any]]] = {}
@@ -83,7 +83,7 @@ def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
             GUMBEL_ARGMAX,
             {"rows": rows, "vocab_size": _VOCAB, "temperature": 1.0},
         )
-    # Of a mixture with 30 billion parameters, of which a token meets 3.
+    # A mixture of experts with 30 B parameters, of which a token uses 3 B.
     mixture = {"experts": 128 // scale, "chosen": 8 // min(scale, 4), "dtype": torch.bfloat16}
     for tokens in (1, 64 // scale, 2048 // scale):
         named[f"experts, {tokens} tokens"] = (
@@ -121,7 +121,7 @@ def run(session: Session) -> None:
 
 
 def arguments_of(op: Op, device: torch.device, case: dict[str, Any]) -> tuple[Any, ...]:
-    """As a model's layers call it: what programs read is laid out once a step, not every call."""
+    """Arguments as a model's layers pass them: the decode schedule is made once per step."""
     arguments = op.build(str(device), **case)
     if op is not PAGED_ATTENTION:
         return arguments
@@ -130,18 +130,18 @@ def arguments_of(op: Op, device: torch.device, case: dict[str, Any]) -> tuple[An
 
 
 def check(op: Op, arguments: tuple[Any, ...]) -> float:
-    """How far the kernel is from the reference; ``arguments`` are then as the kernel leaves them.
+    """The kernel's error relative to the reference; ``arguments`` are left as the kernel does.
 
-    Of attention and experts it is the greatest difference in a token's output over the output's
-    root mean square, of rotation that of an element over its size, of sampling the share of other
-    tokens.
+    For attention and experts: the largest difference in a token's output, over the output's root
+    mean square. For rotation: the largest relative difference of an element. For sampling: the
+    share of tokens that differ.
 
     Raises
     ------
     RuntimeError
-        It is further than rounding explains, or something else was written.
+        The error exceeds rounding, or another tensor was changed.
     """
-    # Those that are left out have their defaults.
+    # Omitted arguments have their defaults.
     schema = op.overload._schema.arguments[: len(arguments)]
     names = [argument.name for argument in schema]
     expected = tuple(
@@ -152,12 +152,12 @@ def check(op: Op, arguments: tuple[Any, ...]) -> float:
     if op is EXPERTS:
         error, most = _token_error(wanted, got), _MOST_ERROR
     elif not op.mutated:
-        # Tokens may tie; a schedule is what it is.
+        # Sampled tokens may tie; a schedule must be exact.
         most = _MOST_TIES if op is GUMBEL_ARGMAX else 0.0
         error = float((wanted != got).float().mean())
     else:
         both = dict(zip(names, zip(expected, arguments, strict=True), strict=True))
-        # Keys that an op rotates are rounded; those that attention is given are copied.
+        # Keys that an op rotates are rounded; keys that attention writes are copied exactly.
         exact = ("key_cache", "value_cache") if op is PAGED_ATTENTION else ("value_cache", "out")
         for name in exact:
             if not torch.equal(*(tensor.view(torch.int16) for tensor in both[name])):
@@ -171,14 +171,14 @@ def check(op: Op, arguments: tuple[Any, ...]) -> float:
 
 
 def _token_error(wanted: Tensor, got: Tensor) -> float:
-    """Of [T, heads, head_dim] or [T, H]; NaN anywhere is NaN."""
+    """Error of [T, heads, head_dim] or [T, H]; NaN if there is a NaN."""
     wanted, got = wanted.float().flatten(1), got.float().flatten(1)
     spread = wanted.square().mean(1).sqrt()
     return float(((wanted - got).abs().amax(1) / spread).max())
 
 
 def _element_error(wanted: Tensor, got: Tensor) -> float:
-    """Relative above 1, absolute below; NaN where both have it is no error."""
+    """Largest error: relative above 1, absolute below; NaN in both counts as equal."""
     wanted, got = wanted.float(), got.float()
     same = (wanted == got) | (wanted.isnan() & got.isnan())
     return float(torch.where(same, 0.0, (wanted - got).abs() / wanted.abs().clamp(min=1)).max())
@@ -209,11 +209,11 @@ def _time(
 def call_seconds(
     run: Callable[..., Any], arguments: tuple[Any, ...], num_bytes: int, device: torch.device
 ) -> float:
-    """The least time of a call that finds nothing of the last one in a cache."""
+    """The shortest time of a call that finds no data of the previous one in a cache."""
     on_cuda = device.type == "cuda"
     cache = torch.cuda.get_device_properties(device).L2_cache_size if on_cuda else _CPU_CACHE
     count = min(_MOST_COPIES, 1 + _BEYOND_CACHE * cache // num_bytes)
-    # Slices of a fused projection would be copied to another layout; they are small.
+    # Slices of a fused projection would be copied to another layout. They are small, so reuse them.
     places = [arguments] + [
         tuple(
             value.clone() if isinstance(value, Tensor) and value.is_contiguous() else value

@@ -1,4 +1,4 @@
-"""What a device allows a dense decoder at most, and what is asked of Llama 3.1 8B on an H200.
+"""Theoretical limits of a device for a dense decoder, and goals for Llama 3.1 8B on an H200.
 
 A decode step of B rows at a context of L reads every weight once and every row's keys and values,
 and computes two operations per weight and row; a prompt of L tokens attends to L / 2 positions on
@@ -17,21 +17,21 @@ from typing import Any, Final
 from benchmarks.roofline import Roofline
 from benchmarks.shapes import SHAPES
 
-_BYTES = 2  # of bfloat16
+_BYTES = 2  # per bfloat16 element
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Of a shape in bfloat16.
+    """The cost of a shape in bfloat16.
 
     Attributes
     ----------
     weight_bytes
-        That a decode step reads; of the embedding only the head.
+        Weights that a decode step reads; the embedding is not included, the LM head is.
     layer_flops, head_flops
         Per token, without attention.
     pair_flops
-        Per pair of a token and a position that it attends to, over all layers.
+        Per pair of a token and an attended position, over all layers.
     kv_bytes
         Keys and values of one position, over all layers.
     """
@@ -44,7 +44,7 @@ class ModelCost:
 
     @classmethod
     def of(cls, shape: Mapping[str, Any]) -> ModelCost:
-        """Of one of `SHAPES`."""
+        """The cost of one of `SHAPES`."""
         hidden, layers, width = (
             shape["hidden_size"],
             shape["num_hidden_layers"],
@@ -63,39 +63,39 @@ class ModelCost:
         )
 
     def decode_seconds(self, rows: int, context: float, roof: Roofline) -> float:
-        """The least time of one step of ``rows`` rows, each at a context of ``context``."""
+        """Minimal time of a step with ``rows`` rows at an average context of ``context``."""
         compute = rows * (self.layer_flops + self.head_flops) / roof.flops
         weights = self.weight_bytes / roof.bandwidth
         return max(weights, compute) + rows * context * self.kv_bytes / roof.bandwidth
 
     def prefill_flops(self, tokens: int) -> float:
-        """Of a prompt of ``tokens``, its one head left out.
+        """FLOPs of a prompt of ``tokens`` tokens, without the LM head.
 
-        As everybody counts them, every token in every layer: the last one takes most of them no
-        further than their keys and values, some 3 % less in a model of 32 layers.
+        Counted as usual, with every token in every layer. In fact, the last layer only needs keys
+        and values of most tokens, some 3 % less in a model of 32 layers.
         """
         return tokens * (self.layer_flops + self.pair_flops * tokens / 2)
 
     def offline_seconds(self, rows: int, inputs: int, outputs: int, roof: Roofline) -> float:
-        """The least time in which ``rows`` prompts of ``inputs`` tokens get ``outputs`` each."""
+        """Minimal time for ``rows`` prompts of ``inputs`` tokens to get ``outputs`` tokens each."""
         prefill = rows * self.prefill_flops(inputs) / roof.flops
         return prefill + outputs * self.decode_seconds(rows, inputs + outputs / 2, roof)
 
 
 @dataclass(frozen=True)
 class Goals:
-    """What is asked, by figure; of ``inter_token_ms`` by rows at a context of 1,024.
+    """Goals by figure; ``inter_token_ms`` is by number of rows, at a context of 1,024.
 
     Attributes
     ----------
     prefill_tflops
-        Of a prompt of 2,048 tokens.
+        For a prompt of 2,048 tokens.
     offline
-        Output tokens per second of 256 rows, 1,000 tokens in and 1,000 out.
+        Output tokens per second of 256 rows, with 1,000 tokens in and 1,000 out.
     bubble
-        Percent of the time of a decode step in which the device waits.
+        Percentage of a decode step's time in which the device waits.
     cold, warm
-        Seconds from the start of a process to its first token.
+        Seconds from process start to the first token.
     """
 
     inter_token_ms: Mapping[int, float]
@@ -118,5 +118,5 @@ GOALS: Final = Goals(
 
 
 def cost_of(shape: str) -> ModelCost:
-    """Of a shape by its name."""
+    """The cost of a named shape."""
     return ModelCost.of(SHAPES[shape])

@@ -1,8 +1,8 @@
-"""A model of a real shape, its weights from a seed, on the engine as it serves.
+"""A model of a real shape with random weights, on the engine as it serves.
 
-Prefill of one prompt; decode steps of some rows at one context, and how long the device waits
-between them; an offline batch; kernels of a step. Times are of the events that the device records
-around each step, and of the moments at which the host saw a step's end.
+Measures prefill of one prompt; decode steps of several rows at one context length, and the device's
+waiting time between them; an offline batch; and the kernels of a step. Times come from the events
+that the device records around each step, and from when the host saw a step's end.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from src.core.settings import load_config
 from src.core.steps import StepRecord
 from src.ops.cpu.build import ensure_built
 
-# Seconds that profiling takes; an offline batch that would not leave so many is not begun.
+# Seconds reserved for profiling; an offline batch is only begun if this much would be left.
 _PROFILE_SECONDS = 30.0
-# Of each row before the steps of which it is profiled how long the device has no kernel: where
-# contexts are short a step is, and the host has the least time for the next one.
+# Prompt length before the steps in which idle time is profiled. With short contexts steps are
+# short, so the host has the least time to prepare the next one.
 _SHORT_PROMPT = 16
-# How much longer than its steps an offline batch is expected to take.
+# Expected duration of an offline batch, relative to that of its steps.
 _SLACK = 1.3
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """The extent of the measurements.
 
     Attributes
     ----------
     rows
-        Of the decode steps that are measured; the last are those of the offline batch.
+        Numbers of rows for decode steps; the last one is also that of the offline batch.
     context, window
-        Tokens of each row on average, and consecutive steps that are looked at.
+        Average context of the rows in tokens, and the number of consecutive steps measured.
     prompt, output
-        Tokens of the requests that lead there.
+        Tokens of the requests that reach this context.
     prefill
-        Tokens of the lone prompt.
+        Tokens of the single prompt.
     offline
-        Tokens in and out.
+        Input and output tokens.
     profiled
-        Decode steps that are profiled.
+        Number of profiled decode steps.
     idle
-        Rows of those in which the time without a kernel is looked for.
+        Number of rows for profiling the time without a kernel.
     """
 
     rows: tuple[int, ...] = (1, 8, 64, 256)
     context: int = 1024
     window: int = 64
-    # A row that is admitted first decodes while others are prefilled: some hundred tokens.
+    # Rows that are admitted first decode some hundred tokens while others are prefilled.
     prompt: int = 880
     output: int = 280
     prefill: int = 2048
@@ -175,7 +175,7 @@ async def _measure(session: Session, config: Config, roof: Roofline) -> None:
 
 
 class Runs:
-    """The measurements of one engine that is ready."""
+    """The measurements of one ready engine."""
 
     def __init__(
         self, session: Session, engine: AsyncEngine, config: Config, roof: Roofline
@@ -195,7 +195,7 @@ class Runs:
         self._prefill_rate = 0.0
 
     async def prefill(self) -> None:
-        """One prompt alone; its first time, which may compile kernels, does not count."""
+        """Measure one prompt alone; a first, uncounted one may compile kernels."""
         tokens, flops = self._size.prefill, self._cost.prefill_flops(self._size.prefill)
         taken = []
         for _ in range(1 + self._repeats):
@@ -223,7 +223,7 @@ class Runs:
         )
 
     async def decode(self, rows: int) -> None:
-        """Steps in which every row decodes and nothing else happens."""
+        """Measure steps in which every row decodes and nothing else happens."""
         size = self._size
         windows = []
         for _ in range(self._repeats):
@@ -255,7 +255,7 @@ class Runs:
         self._session.row(Row(bubble(rows), "%", measured["bubble"].median, goal=goal))
 
     async def offline(self) -> None:
-        """All requests at once; the time ends with the last token of the last of them."""
+        """Measure all requests at once, until the last token of the last of them."""
         (inputs, outputs), rows = self._size.offline, self._size.rows[-1]
         name, session = offline(self._size), self._session
         expected, left = self._expected_offline(), session.left - _PROFILE_SECONDS
@@ -283,11 +283,11 @@ class Runs:
         session.row(row)
 
     def _expected_offline(self) -> float:
-        """Seconds, by the steps that were measured."""
+        """Expected seconds of the offline batch, from the measured steps."""
         (inputs, outputs), rows = self._size.offline, self._size.rows[-1]
         if rows not in self._decodes or not self._prefill_rate:
             raise RuntimeError("without figures of prefill and decode nobody knows how long it is")
-        # As far from the least time as the measured steps are.
+        # Assume the same distance from the theoretical limit as in the measured steps.
         worse = self._decodes[rows] / self._cost.decode_seconds(
             rows, self._size.context, self._roof
         )
@@ -295,24 +295,24 @@ class Runs:
         return _SLACK * (rows * inputs / self._prefill_rate + outputs * step)
 
     async def kernels(self) -> None:
-        """Of a decode step, and of a prompt's step, by torch's profiler."""
+        """Count the kernels of a decode step and of a prefill step with torch's profiler."""
         size, session = self._size, self._session
         layers = SHAPES[session.options.shape]["num_hidden_layers"]
-        # The first profile of a process sets the profiler up, too.
+        # The first profile in a process also initialises the profiler.
         await profiled(self._engine, lambda: self._steps(1, size.prefill, 2))
         one = await profiled(self._engine, lambda: self._steps(1, size.prefill, 1))
         more = await profiled(self._engine, lambda: self._steps(1, size.prefill, 1 + size.profiled))
-        # The prompt's step is in both.
+        # Both profiles include the prefill step, so subtract it.
         found = {"decode": (more - one).per(size.profiled), "prefill": one}
         for figure, (name, kernels) in zip(_kernel_figures(), found.items(), strict=True):
             self._record(figure, kernels.figures(layers), phase=name)
             session.row(Row(figure, "", kernels.count / layers, note=_busy(kernels)))
 
     async def idle(self, rows: int) -> None:
-        """How long no kernel runs while rows decode, between steps and inside of them.
+        """Measure how long no kernel runs while rows decode, between and inside of steps.
 
-        Events see no more than what is between two steps. The profiler makes launches slower, and a
-        device is without a kernel for a moment between any two, so this is the most that it can be.
+        Events only show the time between steps. The profiler slows down launches, and there is a
+        gap between any two kernels, so this is an upper bound.
         """
         steps = self._size.profiled
         share = await idle_share(self._engine, lambda: self._steps(rows, _SHORT_PROMPT, 1 + steps))
@@ -321,12 +321,12 @@ class Runs:
         self._session.row(Row(name, "%", 100 * share))
 
     async def _steps(self, rows: int, prompt: int, output: int) -> list[StepRecord]:
-        """The steps of ``rows`` requests that come together."""
+        """The steps of ``rows`` concurrent requests."""
         engine = self._engine
         since = engine.stats.num_steps
         client = engine_client(engine)
         await side_by_side(client, self._prompts(rows, prompt), output, rows)
-        # Readers are told before the last step is written down.
+        # Readers get the last tokens before the last step is recorded.
         await asyncio.sleep(0.01)
         return [step for step in engine.timeline if step.step_id > since]
 
@@ -340,12 +340,12 @@ class Runs:
 
 
 def window(steps: Sequence[StepRecord], rows: int, context: float, length: int) -> list[StepRecord]:
-    """``length`` consecutive steps of nothing but ``rows`` decoding rows, nearest to ``context``.
+    """``length`` consecutive steps with only ``rows`` decoding rows, nearest to ``context``.
 
     Raises
     ------
     RuntimeError
-        There are none.
+        There are no such steps.
     """
     found: list[tuple[float, list[StepRecord]]] = []
     for index in range(len(steps) - length + 1):
@@ -363,7 +363,7 @@ def waiting(steps: Sequence[StepRecord]) -> tuple[float, float]:
     first, *others = steps
     wall = others[-1].device_end - first.device_end
     busy = sum(step.device_end - step.device_start for step in others)
-    # The host sees an end some microseconds late, and not always equally late.
+    # The host sees an end some microseconds late, with some variation.
     return wall / len(others), max(0.0, 1 - busy / wall)
 
 

@@ -1,4 +1,4 @@
-"""How many kernels torch's profiler sees, how long they run, and how long none does."""
+"""Counts kernels with torch's profiler, and measures how long they and gaps between them take."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.load import MS
 from benchmarks.record import Figure
 from src import AsyncEngine
 
-# What a device does: kernels first, which are those that are counted.
+# Trace categories of work on a device; only kernels, the first, are counted.
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _ON_HOST = ("cpu_op",)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Launched on the device, with the seconds that they ran for; on the CPU torch's operations."""
+    """Kernels on the device (on the CPU: torch's operations), and their total seconds."""
 
     count: float
     seconds: float
@@ -39,12 +39,12 @@ class Kernels:
 
 
 async def profiled(engine: AsyncEngine, work: Callable[[], Awaitable[object]]) -> Kernels:
-    """Of all the steps of ``work``, before and after which the engine has nothing to do.
+    """The kernels of all steps of ``work``; the engine must be idle before and after.
 
     Raises
     ------
     RuntimeError
-        The profiler saw nothing.
+        The profiler recorded nothing.
     """
     trace, (category, *_) = await _traced(engine, work)
     found = await asyncio.to_thread(kernels_in, trace, category)
@@ -54,12 +54,12 @@ async def profiled(engine: AsyncEngine, work: Callable[[], Awaitable[object]]) -
 
 
 async def idle_share(engine: AsyncEngine, work: Callable[[], Awaitable[object]]) -> float:
-    """The share of time in which nothing ran on the device, in the later half of ``work``.
+    """The share of time in which nothing ran on the device, in the second half of ``work``.
 
     Raises
     ------
     RuntimeError
-        The profiler saw too little.
+        The profiler recorded too little.
     """
     trace, categories = await _traced(engine, work)
     return await asyncio.to_thread(idle_share_in, trace, categories)
@@ -68,7 +68,7 @@ async def idle_share(engine: AsyncEngine, work: Callable[[], Awaitable[object]])
 async def _traced(
     engine: AsyncEngine, work: Callable[[], Awaitable[object]]
 ) -> tuple[bytes, tuple[str, ...]]:
-    """A gzipped Chrome trace of ``work``, and the categories of what computes there."""
+    """A gzipped Chrome trace of ``work``, and the categories of computations on this device."""
     parts = engine._parts
     assert parts is not None
     await asyncio.wrap_future(parts.profiler.start())
@@ -81,22 +81,22 @@ async def _traced(
 
 
 def kernels_in(trace: bytes, category: str) -> Kernels:
-    """Of a gzipped Chrome trace the events of one category."""
+    """Count the events of one category in a gzipped Chrome trace."""
     events = json.loads(gzip.decompress(trace))["traceEvents"]
     times = [event["dur"] for event in events if event.get("cat") == category]
     return Kernels(len(times), sum(times) / 1e6)
 
 
 def idle_share_in(trace: bytes, categories: Iterable[str]) -> float:
-    """Of a gzipped Chrome trace the share of time in which nothing of these categories runs.
+    """The share of time in a gzipped Chrome trace in which no event of these categories runs.
 
-    The first half of what ran is left out, with whatever led to the steps that are looked at; what
-    overlaps counts once.
+    The first half of the events is left out, because it contains the preparation of the measured
+    steps. Overlapping events count once.
 
     Raises
     ------
     RuntimeError
-        There are fewer than two of them.
+        There are fewer than two events.
     """
     wanted = frozenset(categories)
     events = json.loads(gzip.decompress(trace))["traceEvents"]

@@ -1,7 +1,7 @@
-"""Each section in a process of its own: what breaks a device, or hangs, ends with it.
+"""Runs each section in a separate process, so that a crash or a hang ends only that section.
 
-A section is begun if the time that it takes on one H200 is left, and is ended when it takes twice
-as long. What it has told until then counts.
+A section starts if enough time for it is left (its duration on one H200), and is killed after twice
+that time. Its results until then count.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from benchmarks.gpu.session import Session
 from benchmarks.gpu.table import Row
 from src.core.settings import CHECKOUT
 
-# Of small inputs, on a CPU that others keep busy.
+# Expected seconds with small inputs, on a busy CPU.
 _QUICK_SECONDS = 60.0
-# For a process that was asked to end.
+# Seconds for a process to end when asked to.
 _GRACE = 3.0
 
 
 @dataclass(frozen=True)
 class Section:
-    """``figures`` are all that it is to tell; ``seconds`` what it takes."""
+    """A section: the names of all its ``figures``, and its expected duration in ``seconds``."""
 
     name: str
     seconds: float
@@ -42,11 +42,11 @@ class Section:
     run: Callable[[Session], None]
 
     def expected(self, options: argparse.Namespace) -> float:
-        """Seconds."""
+        """Expected duration in seconds."""
         return _QUICK_SECONDS if options.quick else self.seconds
 
 
-# The most important first.
+# In order of importance.
 SECTIONS: Final = {
     section.name: section
     for section in (
@@ -61,12 +61,12 @@ SECTIONS: Final = {
 def run_in_turn(
     options: argparse.Namespace, names: Sequence[str], arguments: Sequence[str]
 ) -> list[Row]:
-    """All rows of these sections, in the order of their figures.
+    """Run these sections; returns all rows in the order of their figures.
 
     Parameters
     ----------
     arguments
-        Of the command that this is, for the sections' own processes.
+        Of this command, for the sections' own processes.
     """
     deadline = time.monotonic() + options.budget_seconds
     rows: list[Row] = []
@@ -91,7 +91,7 @@ def run_in_turn(
 
 
 def _run_one(name: str, arguments: Sequence[str], seconds: float) -> tuple[list[Row], str]:
-    """What a section told, and how its process ended."""
+    """Run a section; returns its rows, and how its process ended."""
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         file = Path(folder) / "rows"
         file.touch()
@@ -103,7 +103,7 @@ def _run_one(name: str, arguments: Sequence[str], seconds: float) -> tuple[list[
             ],
             cwd=CHECKOUT,
             stdin=subprocess.DEVNULL,
-            # With all that it starts, it is ended at once.
+            # A session of its own, so that its children are killed with it.
             start_new_session=True,
         )
         try:
@@ -113,12 +113,12 @@ def _run_one(name: str, arguments: Sequence[str], seconds: float) -> tuple[list[
         finally:
             _end(process)
         lines = file.read_bytes().split(b"\n")
-    # The last one is empty, or was not finished.
+    # The last piece is empty, or an incomplete line.
     return [msgspec.json.decode(line, type=Row) for line in lines[:-1]], end
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Whatever is left of it and of what it started."""
+    """End the process and all its children."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""A section's own process: what it was asked for, how long it may take, and where its rows go."""
+"""Context of a section's process: its options, its deadline, and the output of its rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from src.core.config import Config
 
 
 class Session:
-    """Of one section.
+    """The context of one section.
 
     Parameters
     ----------
     rows
-        A file that gets every row as soon as it is known: a process that dies has told some.
+        A file to which every row is written at once, so that rows survive a crash.
     deadline
         On the monotonic clock.
     """
@@ -43,7 +43,7 @@ class Session:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds until the deadline."""
         return self._deadline - time.monotonic()
 
     @property
@@ -52,25 +52,25 @@ class Session:
 
     @property
     def goals(self) -> Goals | None:
-        """``None`` where figures are not those that the goals are about."""
+        """The goals; ``None`` if the options differ from those that the goals assume."""
         options = self.options
         return GOALS if self.on_cuda and options.shape == "8b" and not options.quick else None
 
     def row(self, row: Row) -> None:
-        """Tell one row of the table."""
+        """Output one row of the table."""
         self._told.add(row.figure)
         with self._rows.open("ab") as stream:
             stream.write(msgspec.json.encode(row) + b"\n")
 
     def without(self, figures: Sequence[str], outcome: Outcome, note: str) -> None:
-        """Tell that these will have no figure, unless they have one."""
+        """Output that these figures could not be measured, except those that were."""
         for figure in figures:
             if figure not in self._told:
                 self.row(Row(figure, outcome=outcome, note=note))
 
     @contextlib.contextmanager
     def attempt(self, *figures: str) -> Iterator[None]:
-        """Whatever goes wrong inside is what these figures say, and nothing else is lost by it."""
+        """Report any error inside the block as the outcome of these figures, and go on."""
         try:
             yield
         except Exception as error:
@@ -85,14 +85,14 @@ class Session:
         config: Config | None = None,
         **details: Any,
     ) -> None:
-        """One line of results, with the device that it is of."""
+        """Save one line of results, including facts of the device."""
         self._recorder.add(
             measure, figures, config=config, device=device_facts(self.device), **details
         )
 
     def roofline(self) -> Roofline:
-        """Of this device, measured now, with nothing left on it."""
-        # A CPU without bfloat16 units is faster in float32, which is what its kernels compute in.
+        """The limits of this device, measured now; its memory must be free."""
+        # A CPU without bfloat16 units is faster in float32, in which its kernels then compute.
         roof = measure(self.device, torch.bfloat16 if self.on_cuda else torch.float32)
         if self.on_cuda:
             torch.cuda.empty_cache()
@@ -100,7 +100,7 @@ class Session:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """What `Recorder` cannot know of the machine without torch."""
+    """Facts of the device that `Recorder` cannot find out without torch."""
     if device.type != "cuda":
         return {"name": "cpu"}
     found = torch.cuda.get_device_properties(device)
@@ -114,5 +114,5 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """The message, short enough for a table's note."""
+    """The message in one line, short enough for a note in the table."""
     return (str(error).strip().splitlines() or [""])[0][:200]

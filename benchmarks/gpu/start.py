@@ -1,6 +1,6 @@
-"""From a process's start to its first token: nothing cached, and then what that has left.
+"""Measures the time from process start to the first token, with empty and with filled caches.
 
-The model's weights come from a seed, so no disk is read.
+The model's weights are generated from a seed, so no disk is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from src.core.settings import load_config
 
 COLD: Final = "cold start to first token"
 WARM: Final = "warm start to first token"
-# Left of the time for the process to end.
+# Seconds reserved for the process to end.
 _END_SECONDS = 5.0
 
 
@@ -45,7 +45,7 @@ def run(session: Session) -> None:
             (WARM, None if goals is None else goals.warm),
         ):
             with session.attempt(figure):
-                # The warm start finds what the cold one has built until it ends.
+                # The warm start uses what the cold one built, so the cold one needs time to finish.
                 patience = 0.0 if session.options.quick else session.left / 2
                 found = start(config, cache, patience=patience, seconds=session.left - _END_SECONDS)
                 seen = {name: found[name] for name in STARTUP if name in found}

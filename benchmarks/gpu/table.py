@@ -1,4 +1,4 @@
-"""What the acceptance says last: a line per figure, with its goal and what the device allows."""
+"""The final table: a line per figure, with its goal and the device's limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-# "impossible": this kind of device has nothing to measure there.
+# "impossible": the figure does not exist on this kind of device.
 Outcome = Literal["measured", "failed", "not run", "impossible"]
 
 _HEADS = ("figure", "measured", "goal", "limit", "of limit", "met")
@@ -20,13 +20,13 @@ class Row(msgspec.Struct, frozen=True):
     Attributes
     ----------
     measured
-        ``None`` where it was not; ``note`` then says why.
+        The value; ``None`` if there is none, and ``note`` then says why.
     goal
-        What it is to reach; ``None`` for what is only told.
+        The value to reach; ``None`` for figures without a goal.
     limit
-        The best that the device allows.
+        The theoretical limit of the device.
     rises
-        Whether more is better.
+        Whether a higher value is better.
     """
 
     figure: str
@@ -40,28 +40,28 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def of_limit(self) -> float | None:
-        """Fraction of the limit that was reached, 1 at best."""
+        """The reached fraction of the limit, 1 at best."""
         if not self.measured or not self.limit:
             return None
         return self.measured / self.limit if self.rises else self.limit / self.measured
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal was; ``None`` where there is no goal, or no figure."""
+        """Whether the goal was met; ``None`` without a goal or a value."""
         if self.goal is None or self.measured is None:
             return None
         return self.measured >= self.goal if self.rises else self.measured <= self.goal
 
 
 def exit_code(rows: Sequence[Row]) -> int:
-    """1 if a figure is missing that could have been there, else 3 if a goal was missed, else 0."""
+    """1 if a measurable figure is missing, else 3 if a goal was missed, else 0."""
     if any(row.outcome in ("failed", "not run") for row in rows):
         return 1
     return 3 if any(row.met is False for row in rows) else 0
 
 
 def lines_of(rows: Sequence[Row]) -> list[str]:
-    """The table, and below it the notes."""
+    """The table, followed by the notes."""
     cells = [_HEADS, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADS))]
     lines = [
@@ -76,13 +76,13 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
 
 
 def facts_of(row: Row) -> dict[str, Any]:
-    """A row for a file of results, with what is derived."""
+    """A row for a result file, including derived values."""
     derived = {"of_limit": row.of_limit, "met": row.met}
     return {**msgspec.to_builtins(row), **derived}
 
 
 def number(value: float) -> str:
-    """Three digits that count, and no exponent."""
+    """A number with three significant digits, without an exponent."""
     if value and abs(value) < 0.001:
         return f"{value:.1e}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

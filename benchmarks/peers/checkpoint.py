@@ -1,4 +1,4 @@
-"""One checkpoint for all: random weights in a well-known shape, in Hugging Face layout."""
+"""A common checkpoint: random weights in the shape of a known model, in Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SEED = 0
 
 
 def make(directory: Path, shape: str, *, all_have_text: bool = False) -> Path:
-    """Write the checkpoint unless it is there; returns its directory.
+    """Write the checkpoint unless it exists; returns its directory.
 
     ``all_have_text`` is that of `write_checkpoint`.
 
-    Matrices are normal with variance 1 / inputs, so that activations and logits keep a sane scale
-    and the likeliest token is not decided by rounding. bfloat16.
+    Weights are bfloat16. Matrices are normal with variance 1 / inputs, so that activations and
+    logits have a normal scale and rounding does not decide the most likely token.
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -35,11 +35,11 @@ def make(directory: Path, shape: str, *, all_have_text: bool = False) -> Path:
             parameter.data.normal_(0.0, scale)
     unfinished = directory / "unfinished"
     model.save_pretrained(unfinished, max_shard_size="1TB")
-    # Last, so that a checkpoint that is there is whole.
+    # Renamed last, so that an existing checkpoint is complete.
     (unfinished / weights.name).rename(weights)
     return directory
 
 
 def vocabulary(shape: str) -> int:
-    """How many token ids there are."""
+    """Number of token ids."""
     return int(SHAPES[shape]["vocab_size"])

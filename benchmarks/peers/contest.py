@@ -1,4 +1,4 @@
-"""Peers take turns: A B C, then C B A, so that what drifts meanwhile drifts for all."""
+"""Runs peers in turns: A B C, then C B A, so that drift affects all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.clients.environments import NotInstalled
 
 _CONVERT_SECONDS = 1800.0
 PAUSE_SECONDS = 0.5
-# One prompt, one token: all that lies between a process and its first answer.
+# One prompt, one token: measures everything between process start and the first answer.
 _FIRST = ([[3, 4, 5, 6, 7, 8, 9, 10]], 1)
 
 
@@ -32,9 +32,9 @@ class Entrant:
     values
         (workload, figure) -> one value per repeat.
     first_tokens
-        Of every turn: to be compared with the reference's.
+        Of every turn, for a comparison with the reference.
     failure
-        Why it is out, or empty.
+        Why it is excluded; empty if it is not.
     """
 
     peer: Peer
@@ -47,11 +47,11 @@ class Entrant:
     running: Running | None = None
 
     def add(self, workload: str, figure: str, value: float) -> None:
-        """One repeat's value."""
+        """Add the value of one repeat."""
         self.values.setdefault((workload, figure), []).append(value)
 
     def fail(self, why: str) -> None:
-        """It is out; the others go on."""
+        """Exclude it; the others go on."""
         self.failure = " ".join(why.split())
         print(f"  {self.peer.name} is out: {self.failure}", flush=True)
         self.close()
@@ -63,7 +63,7 @@ class Entrant:
             self.running = None
 
     def agreement(self, reference: Entrant) -> float | None:
-        """Share of requests whose first token is the reference's."""
+        """Share of requests with the same first token as the reference."""
         pairs = [
             (mine, theirs)
             for turn, tokens in self.first_tokens.items()
@@ -74,23 +74,23 @@ class Entrant:
 
 
 class Contest:
-    """Installs, converts, starts and asks; a peer that fails at any of it is left out.
+    """Installs, converts, starts and measures peers; a peer that fails is excluded.
 
     Parameters
     ----------
     entrants
-        The reference first.
+        The reference comes first.
     root
-        Of the peers' environments.
+        Directory of the peers' environments.
     scratch
-        Checkpoints and caches.
+        Directory of checkpoints and caches.
     checkpoint
-        The same for all.
+        Of all peers.
     limits
         ``max_model_len``, ``max_num_seqs``, ``kv_bytes``, ``kv_tokens``, ``threads``,
         ``vocab_size``.
     seconds
-        How long a start, and a turn, may take.
+        Time limits of a start and of a turn.
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class Contest:
         self._limits = limits
         self._seconds = seconds
         self.busy: list[float] = []
-        """Cores that others kept busy, before each turn."""
+        """Number of cores used by other programs, before each turn."""
 
     @property
     def in_play(self) -> list[Entrant]:
-        """Those that have not failed."""
+        """Entrants that have not failed."""
         return [entrant for entrant in self.entrants if not entrant.failure]
 
     def install(self) -> None:
-        """Every environment, unless it is complete."""
+        """Install every environment that is not complete."""
         for entrant in self.in_play:
             peer = entrant.peer
             try:
@@ -124,7 +124,7 @@ class Contest:
                 entrant.fail(f"not installed: {error}")
 
     def convert(self) -> None:
-        """Every checkpoint, unless it is there."""
+        """Convert every checkpoint that does not exist."""
         for entrant in self.in_play:
             peer = entrant.peer
             converted = self._scratch / f"{self._checkpoint.name}-{_path_of(peer)}"
@@ -168,7 +168,7 @@ class Contest:
         unfinished.rename(converted)
 
     def start(self, repeats: int) -> None:
-        """Each twice, with nothing cached and again, so many times in turns; the last stays."""
+        """Start each cold and warm, ``repeats`` times in turns; the last start keeps running."""
         for repeat in range(repeats):
             for entrant in self.in_play[:: -1 if repeat % 2 else 1]:
                 shutil.rmtree(self._cache(entrant), ignore_errors=True)
@@ -195,11 +195,11 @@ class Contest:
         entrant.about = running.about
         turn = running.ask(*_FIRST, self._seconds)
         entrant.add(start, "start", turn.answers[0].first - running.started)
-        # An engine that goes on compiling after its first answer does so before its second.
+        # If an engine still compiles after its first answer, it does so before its second one.
         running.ask(*_FIRST, self._seconds)
 
     def take_turns(self, workloads: Sequence[str], repeats: int) -> None:
-        """Every workload by every peer, so many times after a first one that does not count."""
+        """Run every workload on every peer, ``repeats`` times after an uncounted first time."""
         for repeat in range(repeats + 1):
             for name in workloads:
                 order = self.in_play if repeat % 2 else self.in_play[::-1]
@@ -238,7 +238,7 @@ class Contest:
         own = {
             k: v for k, v in os.environ.items() if not k.startswith((PREFIX, "PYTHON", "VIRTUAL"))
         }
-        # A driver's own folder is where Python looks first, not the checkout.
+        # Python first looks in a driver's own directory, not in the checkout.
         sources = {"PYTHONPATH": str(CHECKOUT)} if peer.environment is None else {}
         places = {"cache": cache, "cpus": f"{cpus[0]}-{cpus[-1]}"}
         return {
@@ -251,19 +251,19 @@ class Contest:
         }
 
     def _rest(self) -> float:
-        """Wait for threads that spin after their work; cores that are busy all the same."""
+        """Wait until threads no longer spin after their work; returns the busy cores afterwards."""
         before = _busy_seconds()
         time.sleep(PAUSE_SECONDS)
         return max(0.0, (_busy_seconds() - before) / PAUSE_SECONDS)
 
 
 def _path_of(peer: Peer) -> str:
-    """Its name without spaces, which not every compiler's command line is proof against."""
+    """The peer's name without spaces, which some compilers' command lines cannot handle."""
     return "-".join(peer.name.replace(",", "").split())
 
 
 def _busy_seconds() -> float:
-    """Of all cores, since the machine started."""
+    """Busy seconds of all cores since the machine started."""
     user, nice, system = (int(field) for field in _cpu_line().split()[1:4])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""Who is compared: what is installed for each, what converts its checkpoint, what drives it."""
+"""The compared engines: how each is installed, its checkpoint converted, and its driver started."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.clients.environments import Environment
 
 DRIVERS: Final = Path(__file__).parent / "drivers"
 REFERENCE: Final = "slipstream"
-"""Ratios are to this one."""
+"""The engine to which ratios refer."""
 
-# llama.cpp and its kind are compiled on the spot.
+# llama.cpp and similar packages are compiled during installation.
 _INSTALL_SECONDS: Final = 3600
 
 
 @dataclass(frozen=True)
 class PeerEnvironment(Environment):
-    """Installed by pip, which finds local builds of torch, with what has to be mended afterwards.
+    """An environment installed by pip, which finds local builds of torch, with later corrections.
 
-    ``removed`` names packages that a peer requires and cannot use beside a CPU build of torch;
-    ``alias`` is a name under which a peer asks for its own version.
+    ``removed`` names packages that a peer requires but that do not work with a CPU build of torch.
+    ``alias`` is a distribution name under which a peer looks up its own version.
     """
 
     local: bool = True
@@ -46,7 +46,7 @@ class PeerEnvironment(Environment):
         return self.programs(root) / "python"
 
 
-# A second name for an installed distribution: argv is the name that is there, and the new one.
+# Adds a second name for an installed distribution: argv is the existing name, and the new one.
 _ALIAS: Final = """
 import importlib.metadata, pathlib, sys
 found = importlib.metadata.distribution(sys.argv[1])
@@ -66,24 +66,24 @@ class Peer:
     Attributes
     ----------
     name
-        As the table has it.
+        Its name in the table.
     package
-        Whose version is reported.
+        The package whose version is reported.
     driver
         Module in ``drivers`` that opens it and answers turns.
     device
-        ``"cpu"`` or ``"cuda"``: where it is run.
+        ``"cpu"`` or ``"cuda"``: where it runs.
     environment
-        ``None`` is the environment that runs the benchmark.
+        ``None`` for the environment that runs the benchmark.
     options
-        For the driver.
+        Options of the driver.
     variables
         Environment variables; ``{cpus}`` and ``{cache}`` are filled in.
     converter
-        A command in its environment that makes its checkpoint: ``{python}``, ``{programs}`` (its
-        folder), ``{drivers}``, ``{checkpoint}`` and ``{converted}`` are filled in.
+        A command in its environment that converts the checkpoint: ``{python}``, ``{programs}``
+        (their directory), ``{drivers}``, ``{checkpoint}`` and ``{converted}`` are filled in.
     caches_prefixes
-        Whether shared prefixes are found again; without it, prompts that share one say nothing.
+        Whether it has a prefix cache; without one, workloads with shared prefixes are meaningless.
     """
 
     name: str
@@ -101,19 +101,19 @@ class Peer:
         return sys.executable if self.environment is None else str(self.environment.python(root))
 
     def version(self, root: Path) -> str:
-        """Of its package."""
+        """Version of its package."""
         if self.environment is None:
             return importlib.metadata.version(self.package)
         return self.environment.version(root, self.package)
 
 
 def torch_of_this_environment() -> str:
-    """The same build for all: a looser range would bring gigabytes of CUDA to a CPU."""
+    """The same build for all; a looser requirement would install gigabytes of CUDA for a CPU."""
     return f"torch=={importlib.metadata.version('torch')}"
 
 
 def peers(device: str) -> list[Peer]:
-    """Those of a device type; this engine is the first."""
+    """The peers for a device type; this engine is the first."""
     own = Peer(REFERENCE, "slipstream-engine", "drive_slipstream", device)
     if device == "cuda":
         return [own, *_on_cuda()]
@@ -162,7 +162,7 @@ def _on_cpu() -> list[Peer]:
     ]
 
 
-# As int4 has them here and Q4_0 in llama.cpp, and all of the weights, the head too.
+# The same as int4 here and Q4_0 in llama.cpp, and for all weights, including the LM head.
 _GROUPS_OF_32: Final = ("--group-size", "32", "--ratio", "1.0", "--sym", "--all-layers")
 
 
@@ -220,7 +220,7 @@ def _transformers(torch: str, device: str) -> list[Peer]:
 
 
 def _on_cuda() -> list[Peer]:
-    # Each brings the torch that it was built for.
+    # Each requires the torch that it was built for.
     return [
         Peer("vllm", "vllm", "drive_vllm", "cuda", PeerEnvironment("vllm", ("vllm",))),
         Peer("sglang", "sglang", "drive_sglang", "cuda", PeerEnvironment("sglang", ("sglang",))),

@@ -1,4 +1,4 @@
-"""A driver's process: started, asked for turns, ended."""
+"""Runs a driver's process: starts it, sends it turns, ends it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _END_SECONDS = 20.0
 
 
 class PeerFailed(Exception):
-    """The engine could not be opened or did not answer; the message has its last words."""
+    """The engine failed to open or to answer; the message has the end of its output."""
 
 
 class Running:
@@ -34,14 +34,14 @@ class Running:
     command
         Interpreter, driver and argument.
     variables
-        Its whole environment.
+        Its complete environment.
     directory
-        Where it runs.
+        Its working directory.
 
     Raises
     ------
     PeerFailed
-        If it is not ready within ``seconds``.
+        It is not ready within ``seconds``.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Running:
         self.about: dict[str, Any] = ready["about"]
 
     def ask(self, prompts: list[list[int]], output_len: int, seconds: float) -> Turn:
-        """One turn: all prompts at once.
+        """Run one turn: all prompts at once.
 
         Raises
         ------
         PeerFailed
-            If it ends, takes longer, or an answer does not have ``output_len`` tokens.
+            It ends, takes too long, or an answer does not have ``output_len`` tokens.
         """
         assert self._process.stdin is not None
         try:
@@ -110,7 +110,7 @@ class Running:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
-        # Its children outlive a driver that ends at once.
+        # Children survive a driver that exits at once.
         self._kill()
         self._process.wait(_END_SECONDS)
         for reader in self._readers:
@@ -130,11 +130,11 @@ class Running:
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
-            # It would not listen when it is asked to end either.
+            # It hangs, so it would not react to a request to end either.
             self._kill()
             raise PeerFailed(f"no answer within {seconds:g} s; {self._last_words()}") from None
         if not line:
-            # What it said last may still be on its way.
+            # Its last output may not have arrived yet.
             time.sleep(0.2)
             raise PeerFailed(self._last_words())
         found: dict[str, Any] = json.loads(line)
@@ -159,14 +159,14 @@ class Running:
 
 
 class Turn:
-    """What came of one turn.
+    """The result of one turn.
 
     Attributes
     ----------
     answers
-        When each request's tokens were seen.
+        Times of each request's tokens.
     first_tokens
-        The first token of each: engines with the same weights agree on nearly all of them.
+        The first token of each answer; engines with the same weights agree on nearly all of them.
     """
 
     def __init__(self, answers: Sequence[tuple[float, float, float, list[int]]]) -> None:

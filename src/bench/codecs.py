@@ -1,4 +1,4 @@
-"""From text to token ids and back: by a tokenizer here, by the server's, or by guessing."""
+"""Conversion between text and token ids: by a local tokenizer, by the server's, or an estimate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from src.bench.errors import BenchError, error_message
 from src.text.tokenizer import Tokenizer
 
 _SECONDS: Final = 60.0
-# Short, common words: most tokenizers have one token for each with the space before it.
+# Short, common words: most tokenizers have one token for each, including the preceding space.
 _TEXT: Final = (
     "the of and to in is that it was for on are as with his they at be this from have or by "
     "one had not but what all were when we there can an your which their said if do will each "
@@ -30,16 +30,17 @@ _WORDS: Final = tuple(_TEXT.split())
 
 
 class Codec(Protocol):
-    """Text and token ids.
+    """Converts between text and token ids.
 
     Attributes
     ----------
     name
-        Of the tokenizer, for reports.
+        Name of the tokenizer, for reports.
     ids
-        Ordinary token ids, to draw prompts from.
+        Ordinary token ids, from which prompts are drawn.
     exact
-        Whether they are the served model's; otherwise lengths are estimates, and only text is sent.
+        Whether the ids are those of the served model. If not, lengths are estimates, and only text
+        is sent.
     """
 
     @property
@@ -81,14 +82,14 @@ class TokenizerCodec:
 
 
 class ServerCodec:
-    """The tokenizer of a server that has ``/tokenize`` and ``/detokenize``, as vLLM and we have.
+    """The tokenizer of a server that has ``/tokenize`` and ``/detokenize``, like vLLM and this one.
 
-    Blocks for a request per call.
+    Each call is a blocking request.
 
     Raises
     ------
     BenchError
-        The server has no such endpoints, or does not answer as they should.
+        The server lacks these endpoints, or gives an invalid answer.
     """
 
     exact = True
@@ -101,7 +102,7 @@ class ServerCodec:
         self._model = model
         self._context = None if verify else ssl._create_unverified_context()
         self._headers = {**headers, "Content-Type": "application/json"}
-        # What stands in ordinary text is ordinary.
+        # Tokens of ordinary text are ordinary tokens.
         self.ids = sorted(set(self.encode(_TEXT)))
         if not self.ids or not isinstance(self.decode(self.ids), str):
             raise BenchError(f"{base_url}: /tokenize and /detokenize answer something else")
@@ -130,7 +131,7 @@ class ServerCodec:
 
 
 class WordCodec:
-    """A token is a word: good for servers that nothing is known of. Lengths are estimates."""
+    """Treats words as tokens, for servers with an unknown tokenizer. Lengths are estimates."""
 
     exact = False
     name = None
@@ -139,7 +140,7 @@ class WordCodec:
         self.ids = range(len(_WORDS))
 
     def encode(self, text: str) -> list[int]:
-        """A number per word; words that are not known get one by their length."""
+        """A number per word; unknown words get one by their length."""
         known = _numbers()
         return [known.get(word, len(word) % len(_WORDS)) for word in re.findall(r"\S+", text)]
 

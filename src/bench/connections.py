@@ -1,8 +1,8 @@
-"""HTTP connections that wake nobody before an answer has ended.
+"""HTTP connections that wake no coroutine before an answer has ended.
 
-Who measures a server on the same machine takes the processor time that it measures. A client that
-hands each piece of a stream to a coroutine takes 40 microseconds a token, a fifth of what a small
-model's server takes; one that notes the piece and its time takes 16 (`benchmarks/LOG.md`).
+A load generator on the server's machine takes CPU time from the server. Passing each piece of a
+stream to a coroutine costs 40 microseconds per token, a fifth of what a small model's server needs.
+Only recording each piece and its time costs 16 (`benchmarks/LOG.md`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from src.bench.errors import BenchError, require
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-# What a path and a query may have unquoted, and "%", since they may be quoted already.
+# Characters that stay unquoted in path and query; "%", because they may be quoted already.
 _SAFE: Final = "/?:@!$&'()*+,;=-._~%"
 
 
 class Reply(msgspec.Struct):
-    """A response, and when each piece of its body came (`time.perf_counter`)."""
+    """A response, and the arrival time of each piece of its body (`time.perf_counter`)."""
 
     status: int
     pieces: list[tuple[float, bytes]]
@@ -39,9 +39,9 @@ class Reply(msgspec.Struct):
 
 
 class Connections:
-    """Connections to one address, as many as there are requests at once; they are kept.
+    """Persistent connections to one address, one per concurrent request.
 
-    No proxy is used, and no redirection followed: what is measured is the server that was named.
+    Proxies are not used and redirections not followed, because the named server is to be measured.
     """
 
     def __init__(self, url: str, verify: bool = True) -> None:
@@ -66,7 +66,7 @@ class Connections:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, verify: bool = True) -> AsyncIterator[Connections]:
-        """Those to the address of a URL, to whose path everything is sent; closed at the end.
+        """Connections to a URL's address; requests go to its path; closed at the end.
 
         Raises
         ------
@@ -80,7 +80,7 @@ class Connections:
             connections._is_closed = True
             for connection in connections._open:
                 connection.abort()
-            # A transport is closed in the loop's next turn.
+            # A transport is only closed in the loop's next iteration.
             await asyncio.sleep(0)
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Reply:
@@ -89,13 +89,13 @@ class Connections:
         Raises
         ------
         BenchError
-            A header cannot be sent.
+            A header is invalid.
         OSError
-            There is no connection, or it broke off.
+            The connection failed or broke off.
         ValueError
-            What came is no HTTP.
+            The answer is not valid HTTP.
         """
-        # One of a kind, however it is spelt; the length is ours to say.
+        # One header per name, whatever its case; the length is set here.
         named = {
             name.lower(): (name, value) for name, value in {**self._headers, **headers}.items()
         }
@@ -106,7 +106,7 @@ class Connections:
             reply = await connection.exchange(head.encode("ascii") + body)
         except BaseException:
             self._open.discard(connection)
-            # At once, not when all is sent to somebody who may take nothing.
+            # `abort`, because `close` would first send everything, to a peer that may not read.
             connection.abort()
             raise
         if connection.is_open:
@@ -135,12 +135,12 @@ class Connections:
 
 
 def header_lines(headers: Mapping[str, str]) -> str:
-    """Header fields as they are sent, and the empty line behind them.
+    """Header fields in wire format, including the empty line after them.
 
     Raises
     ------
     BenchError
-        A name or a value is none of HTTP's.
+        A name or a value is not allowed in HTTP.
     """
     for name, value in headers.items():
         if not (_TOKEN.fullmatch(name) and value.isascii()) or _CONTROL.search(value):
@@ -149,7 +149,7 @@ def header_lines(headers: Mapping[str, str]) -> str:
 
 
 def _headers_of(parts: SplitResult) -> dict[str, str]:
-    """What an address says that every request carries."""
+    """The headers that an address implies for every request."""
     headers = {"Host": parts.netloc.rpartition("@")[2]}
     if parts.username is not None:
         secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
@@ -158,12 +158,12 @@ def _headers_of(parts: SplitResult) -> dict[str, str]:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time. Methods named ``on_`` are the parser's."""
+    """A connection with one request at a time. Methods named ``on_`` are the parser's callbacks."""
 
     def __init__(self, parser: Any) -> None:
         self._new_parser = parser
         self._transport: asyncio.Transport | None = None
-        # While somebody waits for it.
+        # Set while a request is in progress.
         self._answer: asyncio.Future[Reply] | None = None
         self._begin()
 
@@ -175,11 +175,11 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether another request may be sent."""
+        """Whether another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def abort(self) -> None:
-        """Hang up at once; whoever waits is told."""
+        """Close the connection at once; a waiting request fails."""
         self._fail(ConnectionAbortedError("the client hung up"))
         if self._transport is not None:
             self._transport.abort()
@@ -192,7 +192,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(request)
         return await self._answer
 
-    # asyncio's.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -200,31 +200,31 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:
-            # Nobody has asked, so it must not be taken for the next answer.
+            # Unrequested data must not be taken for the next answer.
             self.abort()
             return
         self._now = time.perf_counter()
         try:
             self._parser.feed_data(data)
         except Exception as error:
-            # Also what the parser has no name for: whoever waits is told.
+            # Any error of the parser makes the waiting request fail.
             self._fail(ValueError(f"this is no HTTP: {error}"))
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        # HTTP/1.0 ends a body by hanging up.
+        # In HTTP/1.0, closing the connection ends the body.
         if exc is None and self._has_headers and not self._has_length:
             self._finish()
         self._fail(exc or ConnectionResetError("the server hung up"))
 
-    # The parser's.
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, _: bytes) -> None:
         self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
-        # 100 says that something follows.
+        # After a status of the 100 class, the actual response follows.
         self._has_headers = self._parser.get_status_code() >= 200
 
     def on_body(self, body: bytes) -> None:
@@ -245,7 +245,7 @@ class _Connection(asyncio.Protocol):
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_result(Reply(self._parser.get_status_code(), self._pieces))
-        # What comes behind it is no part of it.
+        # Data after the end does not belong to this answer.
         self._pieces = []
 
     def _fail(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Workloads from files: conversations in ShareGPT's format, and traces with timestamps."""
+"""Workloads from files: ShareGPT conversations, and traces with timestamps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from src.bench.codecs import Codec
 from src.bench.samples import Sample
 from src.core.errors import ConfigError
 
-# vLLM's bounds of a conversation that is worth measuring, in tokens.
+# vLLM's bounds of the length of usable conversations, in tokens.
 _MIN_LEN: Final = 4
 _MAX_PROMPT_LEN: Final = 1024
 _MAX_TOTAL_LEN: Final = 2048
 
 
 class _Conversation(msgspec.Struct):
-    """One entry of a ShareGPT file; who speaks is not looked at."""
+    """One entry of a ShareGPT file; speakers are ignored."""
 
     conversations: list[_Turn] = []
 
@@ -36,12 +36,12 @@ class TracedRequest(msgspec.Struct):
     Attributes
     ----------
     timestamp
-        When it came, in the trace's unit.
+        Arrival time, in the trace's unit.
     input_length, output_length
         In tokens.
     hash_ids
-        One per chunk of the prompt: the same ids at the beginning are the same prefix. Without any
-        the prompt is like no other.
+        One per chunk of the prompt; prompts that begin with the same ids share that prefix. Without
+        any, the prompt shares no prefix.
     """
 
     timestamp: float
@@ -61,24 +61,24 @@ def sharegpt_samples(
     oversample: bool = True,
     seed: int = 0,
 ) -> list[Sample]:
-    """First turns of conversations as prompts, with as much output as their second turns have.
+    """Use the first turns of conversations as prompts; the second turns give the output lengths.
 
-    Conversations that are too short (a turn below 4 tokens) or too long (over 2,048 of both, or a
-    prompt out of ``lengths``) are left out, as in vLLM.
+    As in vLLM, conversations are left out if they are too short (a turn below 4 tokens) or too long
+    (over 2,048 tokens in total, or a prompt outside of ``lengths``).
 
     Parameters
     ----------
     path
         A JSON list of objects whose ``conversations`` are objects with a ``value``.
     output_len
-        Takes the place of the second turns' length.
+        Replaces the second turns' length.
     oversample
-        Repeat conversations where there are fewer than ``count``.
+        Whether to repeat conversations if there are fewer than ``count``.
 
     Raises
     ------
     ConfigError
-        The file cannot be read, or nothing in it is of use.
+        The file cannot be read, or has no usable conversation.
     """
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
@@ -118,12 +118,12 @@ def _conversations(
 
 
 def read_trace(path: Path, count: int | None = None) -> list[TracedRequest]:
-    """The first ``count`` requests of a trace, one JSON object a line.
+    """The first ``count`` requests of a trace, one JSON object per line.
 
     Raises
     ------
     ConfigError
-        The file cannot be read, or a line is no request; names the line.
+        The file cannot be read, or a line is not a request; the message names the line.
     """
     decoder: msgspec.json.Decoder[TracedRequest] = msgspec.json.Decoder(TracedRequest)
     requests: list[TracedRequest] = []
@@ -160,7 +160,7 @@ def trace_samples(
     output_len: int | None = None,
     seed: int = 0,
 ) -> list[Sample]:
-    """Prompts of token ids that share prefixes where the hashes of a trace do.
+    """Prompts of random token ids that share prefixes where the trace's hashes do.
 
     Timestamps count from the first request on.
 
@@ -169,16 +169,16 @@ def trace_samples(
     ids
         The token ids to draw from.
     chunk_len
-        Tokens that one hash stands for (512 in Mooncake's traces).
+        Number of tokens per hash (512 in Mooncake's traces).
     seconds
-        In a unit of the trace's timestamps, e.g. 0.001.
+        Seconds per unit of the trace's timestamps, e.g. 0.001.
     output_len
-        Takes the place of the trace's own.
+        Replaces the trace's output lengths.
 
     Raises
     ------
     ConfigError
-        The hashes of a request do not reach over its prompt, which would make it shorter.
+        A request has too few hashes for its prompt's length.
     """
     start = min((request.timestamp for request in requests), default=0.0)
     samples = []

@@ -1,4 +1,4 @@
-"""Asks an engine in this process, without a server."""
+"""A client for an engine in this process, without a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from src.engine.client import AsyncEngine
 
 
 def measured_config(config: Config, *, num_requests: int) -> Config:
-    """The same for measuring: compiled before the first request, with a queue for all requests."""
+    """Adapt a configuration for benchmarks: compiled at the start, a queue for all requests."""
     scheduler, section = config.scheduler, config.compile
     if section.startup == "background":
         section = msgspec.structs.replace(section, startup="wait")
@@ -35,28 +35,28 @@ def measured_config(config: Config, *, num_requests: int) -> Config:
 
 
 def without_prefix_cache(config: Config) -> Config:
-    """The same without a prefix cache."""
+    """The configuration without a prefix cache."""
     cache = msgspec.structs.replace(config.cache, enable_prefix_caching=False)
     return msgspec.structs.replace(config, cache=cache)
 
 
 async def fastest_kernels(engine: AsyncEngine) -> str:
-    """Wait for the CPU's kernels, which a server would begin without; says which there are."""
+    """Wait for the CPU kernels (a server would start without them); returns which they are."""
     if b"slipstream_cpu_kernels_info{" not in engine.metrics.render()[0]:
         return "cuda"
-    # Brings torch in.
+    # Imported here because it imports torch.
     from src.ops.cpu.build import ensure_built
 
     return await asyncio.to_thread(ensure_built, wait=True)
 
 
 def all_answered(answers: Sequence[Answer]) -> None:
-    """Make sure that figures are of whole answers.
+    """Make sure that all answers are complete.
 
     Raises
     ------
     BenchError
-        One failed; says why.
+        A request failed; the message says why.
     """
     failed = [answer.error for answer in answers if not answer.success]
     if failed:
@@ -64,10 +64,10 @@ def all_answered(answers: Sequence[Answer]) -> None:
 
 
 def engine_facts(engine: AsyncEngine, kernels: str) -> dict[str, Any]:
-    """What figures depend on and is only known of a running engine, and its configuration."""
+    """Facts of a running engine on which figures depend, including its configuration."""
     info = engine.model_info
     config = msgspec.to_builtins(engine.config)
-    # No server runs, and its section has keys.
+    # No server runs, and its section contains keys.
     del config["http"]
     return {
         "model_id": info.name,
@@ -85,7 +85,7 @@ class EngineClient:
     Parameters
     ----------
     params
-        How outputs are sampled; their length is each sample's.
+        Sampling parameters; each sample sets the output length.
     """
 
     def __init__(self, engine: AsyncEngine, params: SamplingParams) -> None:
@@ -94,7 +94,7 @@ class EngineClient:
         self.codec = TokenizerCodec(engine.tokenizer, engine.model_info.name)
 
     def check_lengths(self, longest: int) -> None:
-        """Refuse a workload whose longest request does not fit the model.
+        """Check that the longest request of a workload fits the model.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class EngineClient:
             )
 
     async def ask(self, sample: Sample, request_id: str) -> Answer:
-        """One answer; a refusal is its ``error``."""
+        """Stream one answer; if the engine refuses the request, the answer has an ``error``."""
         params = msgspec.structs.replace(self._params, max_tokens=sample.output_len)
         answer = Answer(start=time.perf_counter(), prompt_tokens=sample.prompt_len)
         deliveries = Deliveries(answer)

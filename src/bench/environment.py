@@ -1,4 +1,4 @@
-"""Where figures were taken: commit, machine and versions. Others cannot be compared without."""
+"""Commit, machine and versions of a measurement; figures are comparable only with these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from src.core.cpus import usable_cpus
 from src.core.settings import CHECKOUT
 
 _PACKAGES: Final = ("torch", "transformers", "triton", "hypercorn", "starlette", "msgspec")
-# The flags that decide which kernels run.
+# CPU flags that decide which kernels run.
 _FLAGS: Final = (
     "avx2",
     "fma",
@@ -33,7 +33,7 @@ _FLAGS: Final = (
 
 
 def portable(value: Any) -> Any:
-    """The same without the place of this checkout, of a home or a temporary directory."""
+    """The value without the paths of this checkout and of temporary files; home becomes ``~``."""
     if isinstance(value, Mapping):
         return {key: portable(item) for key, item in value.items()}
     if isinstance(value, str):
@@ -44,7 +44,7 @@ def portable(value: Any) -> Any:
 
 
 def commit() -> str:
-    """The commit, with a plus sign when the sources differ from it."""
+    """The commit, followed by a plus sign if the sources differ from it."""
     try:
         name = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--", "src", "configs/demo")
@@ -61,7 +61,7 @@ def _git(*arguments: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, and how busy others keep it: a load near the CPUs spoils the figures."""
+    """Processor, memory and load; a load near the number of CPUs spoils the figures."""
     info: dict[str, str] = {}
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -79,7 +79,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that matter."""
+    """Versions of Python and of the relevant packages."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -90,7 +90,7 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, Any]:
-    """Commit, machine and versions together, and the command that asked for them."""
+    """Commit, machine and versions, and the command line of this process."""
     return {
         "commit": commit(),
         "command": f"python -m src {shlex.join(without_secrets(sys.argv[1:]))}".strip(),
@@ -100,7 +100,7 @@ def environment() -> dict[str, Any]:
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """The same without the values of headers and the users of addresses, which may be keys."""
+    """Arguments without values of headers and users in URLs, which may be keys."""
     shown = []
     is_header = False
     for argument in arguments:

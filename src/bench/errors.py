@@ -1,4 +1,4 @@
-"""Why something cannot be measured."""
+"""Errors of benchmarks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _MAX_MESSAGE: Final = 300
 
 
 class BenchError(SlipstreamError):
-    """A measurement cannot begin, or its result cannot be kept."""
+    """A benchmark cannot run, or its result cannot be saved."""
 
 
 def require(module: str) -> ModuleType:
-    """Import what only the extra ``bench`` installs.
+    """Import a module that only the extra ``bench`` installs.
 
     Raises
     ------
     BenchError
-        It is not installed; says how to.
+        It is not installed; the message says how to install it.
     """
     try:
         return importlib.import_module(module)
@@ -35,7 +35,7 @@ def require(module: str) -> ModuleType:
 
 
 def error_message(body: bytes) -> str:
-    """What the body of an error says, in OpenAI's form or in another."""
+    """The message in the body of an error, in OpenAI's format or another."""
     with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
         found = msgspec.json.decode(body)["error"]
         text = found["message"] if isinstance(found, dict) else found

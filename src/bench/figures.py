@@ -1,4 +1,4 @@
-"""What a list of measured values comes to."""
+"""Statistics of a list of measured values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Mean, median, standard deviation of the population, and percentiles; of nothing all are 0.
+    """Mean, median, population standard deviation and percentiles; all 0 without values.
 
     ``percentiles`` maps a percentage (0 to 100) to its value.
     """
@@ -21,7 +21,7 @@ class Summary(msgspec.Struct, frozen=True):
     percentiles: Mapping[float, float]
 
     def scaled(self, factor: float) -> Summary:
-        """The same in another unit."""
+        """The summary in another unit."""
         return Summary(
             factor * self.mean,
             factor * self.median,
@@ -31,10 +31,10 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which ``percent`` (0 to 100) of all lie, between two of them linearly.
+    """The ``percent`` percentile (0 to 100), interpolated linearly between two values.
 
-    Definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996), which NumPy
-    and vLLM take too.
+    Definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996), like NumPy
+    and vLLM.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def _percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def summarize(values: Sequence[float], percents: Sequence[float]) -> Summary:
-    """Sum up ``values``, with one percentile per entry of ``percents`` (0 to 100)."""
+    """Summarize ``values``, with one percentile per entry of ``percents`` (0 to 100)."""
     ordered = sorted(values) or [0.0]
     return Summary(
         statistics.fmean(ordered),

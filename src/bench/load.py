@@ -1,4 +1,4 @@
-"""Sends the requests of a workload when they are due, and gathers what came back."""
+"""Sends the requests of a workload at their times, and collects the answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from src.bench.samples import Sample
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The answers, in the order of their requests, and how long all of it took in seconds."""
+    """The answers in the order of their requests, and the total duration in seconds."""
 
     answers: list[Answer]
     duration: float
@@ -31,16 +31,16 @@ async def run_load(
 ) -> Run:
     """Send each sample at its time, and wait for all answers.
 
-    A request that fails is an answer with an ``error``: nothing that a server does ends the run.
+    A failed request is an answer with an ``error``; nothing that a server does ends the run.
 
     Parameters
     ----------
     times
         Seconds from now, ascending.
     max_concurrency
-        Requests under way at most; others that are due wait in the client.
+        Maximal number of concurrent requests; further ones wait in the client.
     on_answer
-        Told of each answer when it is whole.
+        Called with each complete answer.
     """
     turn = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     begun = time.perf_counter()
@@ -68,6 +68,6 @@ async def _asked(ask: Ask, sample: Sample, request_id: str, sent: float) -> Answ
     try:
         return await ask(sample, request_id)
     except Exception as error:
-        # Also what nobody thought of: the other requests go on.
+        # Any other error: the other requests go on.
         reason = f"{type(error).__name__}: {error}"
         return Answer(start=sent, latency=time.perf_counter() - sent, error=reason)

@@ -1,4 +1,4 @@
-"""The figures of a run, as vLLM defines them."""
+"""The metrics of a run, as vLLM defines them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from src.bench.answers import Answer
 from src.bench.figures import Summary, summarize
 from src.core.errors import ConfigError
 
-# What an objective may be set for.
+# Metrics for which an objective can be set.
 OBJECTIVES: Final = ("ttft", "tpot", "e2el")
 _MS: Final = 1000.0
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run; of latencies only those of requests that were answered count.
+    """Metrics of one run; latencies only include successful requests.
 
     Attributes
     ----------
     duration
         Seconds.
     request_throughput, request_goodput
-        Requests per second: all that were answered, and those within every objective (``None``
+        Requests per second: all successful ones, and those that meet every objective (``None``
         without objectives).
     output_throughput, total_token_throughput
         Tokens per second: of outputs, and of prompts and outputs.
     max_output_tokens_per_s
-        Deliveries of tokens in the best of the seconds since the first request.
+        Deliveries of tokens in the best second, counted from the first request.
     max_concurrent_requests
-        Under way at one moment at most.
+        Largest number of requests in progress at one moment.
     ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue
         Seconds.
     """
@@ -64,14 +64,14 @@ def measure(
     percents: Sequence[float] = (90, 99),
     objectives: Mapping[str, float] | None = None,
 ) -> Metrics:
-    """The figures of ``answers`` that took ``duration`` seconds together.
+    """The metrics of ``answers`` from a run of ``duration`` seconds.
 
     Parameters
     ----------
     percents
         Percentiles to compute, 0 to 100.
     objectives
-        Name (one of ``OBJECTIVES``) to seconds that a good request does not exceed.
+        Metric (one of ``OBJECTIVES``) -> maximal seconds of a good request.
     """
     good = [answer for answer in answers if answer.success]
     outputs = sum(answer.output_tokens for answer in good)
@@ -104,7 +104,7 @@ def measure(
 
 
 def peak_concurrency(answers: Sequence[Answer]) -> int:
-    """How many were under way at one moment at most; one that ends as another begins is over."""
+    """The largest number of requests in progress; one that ends as another begins has ended."""
     events = [(answer.start, 1) for answer in answers]
     events += [(answer.start + answer.latency, -1) for answer in answers]
     running = most = 0
@@ -137,7 +137,7 @@ def parse_objectives(pairs: Sequence[str]) -> dict[str, float]:
     Raises
     ------
     ConfigError
-        A name is none of ``OBJECTIVES``, or a value is no number of milliseconds.
+        A name is not in ``OBJECTIVES``, or a value is not a number of milliseconds.
     """
     objectives: dict[str, float] = {}
     for pair in pairs:

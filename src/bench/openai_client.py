@@ -1,4 +1,4 @@
-"""Asks any server that speaks OpenAI's protocol, with streams, and times what it sends."""
+"""A client that streams from any server with OpenAI's protocol, and times what it sends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from src.bench.errors import BenchError, error_message
 from src.bench.samples import Sample
 
 API_KEY_VARIABLE: Final = "OPENAI_API_KEY"
-# Seconds for one answer, as in vLLM.
+# Time limit of one answer in seconds, as in vLLM.
 _SECONDS: Final = 6 * 60 * 60
 _DONE: Final = b"[DONE]"
 
 
 class _Delta(msgspec.Struct):
-    """A piece of a message. Whatever is set is news, but for who speaks."""
+    """A piece of a message. Any set field except the role means new content."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -46,7 +46,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether tokens came with it; those of half a character have no text yet."""
+        """Whether it brought tokens; part of a multi-byte character has no text yet."""
         delta = self.delta
         if self.piece or (delta is not None and delta.tool_calls):
             return True
@@ -73,24 +73,25 @@ _decode: Final = msgspec.json.Decoder(_Chunk).decode
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, and how.
+    """What is requested, and how.
 
     Attributes
     ----------
     url
-        The whole address.
+        The complete URL.
     is_chat
-        Whether it takes messages.
+        Whether it takes chat messages.
     model
-        The name that requests carry.
+        The model name in requests.
     headers
-        Beside those of the protocol.
+        Additional headers.
     fields
-        Of every request's body: sampling parameters and whatever else.
+        Additional fields of every request, such as sampling parameters.
     ignore_eos
-        Ask for the whole output length.
+        Whether to ask for the full output length.
     count_tokens
-        Of a text, for servers that do not say how many they sent; ``None`` counts deliveries.
+        Counts the tokens of a text, for servers that do not report them; ``None`` counts
+        deliveries.
     verify
         Whether certificates are checked.
     """
@@ -106,7 +107,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_headers() -> dict[str, str]:
-    """The header that carries the key of ``OPENAI_API_KEY``, if there is one."""
+    """The header with the key from ``OPENAI_API_KEY``, if it is set."""
     key = os.environ.get(API_KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -132,7 +133,7 @@ class OpenAIClient:
             yield cls(endpoint, connections)
 
     async def ask(self, sample: Sample, request_id: str) -> Answer:
-        """One answer; whatever goes wrong is its ``error``."""
+        """Stream one answer; any failure is recorded as its ``error``."""
         endpoint = self._endpoint
         body = msgspec.json.encode(self.body(sample))
         headers = {
@@ -156,7 +157,7 @@ class OpenAIClient:
         return answer
 
     def body(self, sample: Sample) -> dict[str, Any]:
-        """What is sent for a sample."""
+        """The request body for a sample."""
         endpoint = self._endpoint
         fields: dict[str, Any] = {
             "model": endpoint.model,
@@ -219,13 +220,13 @@ class OpenAIClient:
 
 
 class EventLines:
-    """The data of server-sent events, from pieces of a stream that may end anywhere."""
+    """Extracts the data of server-sent events from pieces of a stream with arbitrary bounds."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What is whole by now; an event of our protocol is one line."""
+        """The complete events so far; in this protocol, an event is one line."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):

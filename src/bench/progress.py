@@ -1,4 +1,4 @@
-"""A progress bar for answers as they come, with how fast they do and how many failed."""
+"""A progress bar that shows the rate of answers and the number of failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from src.bench.answers import Answer
 
 
 class Progress:
-    """A bar on standard error, or nothing at all; an argument for ``on_answer``."""
+    """A bar on standard error, or nothing; can be passed as ``on_answer``."""
 
     def __init__(self, total: int, *, shown: bool, unit: str = " requests") -> None:
         self._bar: tqdm[Any] = tqdm(total=total, disable=not shown, unit=unit, smoothing=0.1)
@@ -19,7 +19,7 @@ class Progress:
         self._tokens = 0
 
     def __call__(self, answer: Answer) -> None:
-        """One more answer."""
+        """Count one more answer."""
         self._failed += not answer.success
         self._tokens += answer.output_tokens
         shown = {"tokens": self._tokens} | ({"failed": self._failed} if self._failed else {})

@@ -1,4 +1,4 @@
-"""A run's figures as vLLM prints them, and as it names them in its result files."""
+"""A run's metrics, printed like vLLM and named as in its result files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from src.bench.answers import Answer
 from src.bench.metrics import Metrics
 
-# Name of a metric -> how it is printed, and the heading above it
+# Metric -> its printed name, and the heading above it
 METRICS: Final = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -22,7 +22,7 @@ METRICS: Final = {
     ),
 }
 DEFAULT_METRICS: Final = ("ttft", "tpot", "itl", "e2el")
-# Fields of a result with an entry per request, which vLLM leaves out unless asked.
+# Result fields with one entry per request; like vLLM, they are only saved on request.
 DETAILS: Final = (
     *("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times"),
     *("generated_texts", "errors"),
@@ -40,7 +40,7 @@ def report_lines(
     request_rate: float | None = None,
     title: str = "Serving Benchmark Result",
 ) -> list[str]:
-    """The report of a run, with a part for each metric of ``names`` (keys of ``METRICS``)."""
+    """The report of a run, with a section for each metric in ``names`` (keys of ``METRICS``)."""
     lines = [f" {title} ".center(_WIDTH, "=")]
     lines += [
         _count("Successful requests:", metrics.completed),
@@ -64,7 +64,7 @@ def report_lines(
         _figure("Peak concurrent requests:", metrics.max_concurrent_requests),
         _figure("Total token throughput (tok/s):", metrics.total_token_throughput),
     ]
-    # Of no answers there are no latencies, and zeros would look like some.
+    # Without answers there are no latencies, and zeros would look like real ones.
     for name in names if metrics.completed else ():
         short, heading = METRICS[name]
         summary = getattr(metrics, name).scaled(_MS)
@@ -83,7 +83,7 @@ def report_lines(
 def result_fields(
     metrics: Metrics, answers: Sequence[Answer], names: Sequence[str] = DEFAULT_METRICS
 ) -> dict[str, Any]:
-    """The same under the names of vLLM's result files, with ``DETAILS`` per request."""
+    """The result under the names of vLLM's result files, with the per-request ``DETAILS``."""
     fields: dict[str, Any] = {
         "duration": metrics.duration,
         "completed": metrics.completed,
@@ -118,7 +118,7 @@ def result_fields(
 
 
 def error_lines(answers: Sequence[Answer]) -> list[str]:
-    """What went wrong, the most frequent first, each with how often."""
+    """Error messages with their counts, the most frequent first."""
     errors = Counter(answer.error for answer in answers if not answer.success)
     if not errors:
         return []

@@ -1,4 +1,4 @@
-"""The requests of a workload, and those that are made up: random ones, with or without prefixes."""
+"""The requests of a workload, and synthetic ones: random, with or without shared prefixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from src.bench.codecs import Codec
 from src.core.errors import ConfigError
 
-# How often a text is made anew until it has the wanted number of tokens.
+# Maximal number of attempts to make a text with the wanted number of tokens.
 _TRIES: Final = 10
 
 
@@ -24,11 +24,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     prompt
         Text or token ids.
     prompt_len
-        Tokens of the prompt, as far as is known before it is sent.
+        Tokens of the prompt, as far as known before it is sent.
     output_len
-        Tokens to be generated, at most.
+        Maximal number of output tokens.
     timestamp
-        Seconds from the start of a recorded trace, where it comes from one.
+        Seconds from the start of a recorded trace, if the request comes from one.
     """
 
     prompt: str | list[int]
@@ -47,17 +47,17 @@ def random_samples(
     prefix_len: int = 0,
     seed: int = 0,
 ) -> list[Sample]:
-    """Prompts of random token ids, behind one prefix that all share.
+    """Prompts of random token ids after one prefix that all of them share.
 
-    Lengths are drawn evenly from ``length * (1 - range_ratio)`` to ``length * (1 + range_ratio)``
-    and rounded outwards; the ``prefix_len`` tokens of the prefix come on top.
+    Lengths are drawn uniformly from ``length * (1 - range_ratio)`` to ``length * (1 +
+    range_ratio)``, rounded outwards. The ``prefix_len`` tokens of the prefix are added to them.
 
     Parameters
     ----------
     ids
         The token ids to draw from.
     input_len
-        Tokens of a prompt behind the prefix, or the least and the most of them.
+        Tokens of a prompt after the prefix, or their minimum and maximum.
 
     Raises
     ------
@@ -97,9 +97,9 @@ def prefix_repetition_samples(
     output_len: int,
     seed: int = 0,
 ) -> list[Sample]:
-    """Prompts of ``num_prefixes`` random prefixes in equal parts, each with a suffix of its own.
+    """Prompts with ``num_prefixes`` random prefixes in equal parts, each with a suffix of its own.
 
-    In random order; all lengths are in tokens.
+    They are in random order; all lengths are in tokens.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def prefix_repetition_samples(
 
 
 def in_text(samples: Sequence[Sample], codec: Codec, seed: int = 0) -> list[Sample]:
-    """The same with prompts as text, of the same number of tokens where the tokenizer allows it."""
+    """The samples with prompts as text, with the same number of tokens where possible."""
     source = random.Random(seed)
     return [
         sample if isinstance(sample.prompt, str) else _in_text(sample, sample.prompt, codec, source)
@@ -137,14 +137,14 @@ def in_text(samples: Sequence[Sample], codec: Codec, seed: int = 0) -> list[Samp
 
 
 def _in_text(sample: Sample, ids: list[int], codec: Codec, source: random.Random) -> Sample:
-    """Neighbouring tokens may merge in a text: it is filled up or cut until its length is right."""
+    """Tokens may merge in the text, so it is extended or cut until its length is right."""
     text = codec.decode(ids)
     found = codec.encode(text)
     for _ in range(_TRIES):
         missing = len(ids) - len(found)
         if not missing:
             break
-        # What was there stays, so that prefixes are still shared.
+        # Keep the beginning, so that prefixes are still shared.
         found = found + source.choices(codec.ids, k=missing) if missing > 0 else found[: len(ids)]
         text = codec.decode(found)
         found = codec.encode(text)

@@ -1,4 +1,4 @@
-"""A server in a process of its own, as a user starts it, on a free port of this machine."""
+"""A server in a separate process, started as a user would, on a free local port."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from src.core.settings import CHECKOUT, PREFIX, known_settings
 
 HOST: Final = "127.0.0.1"
 _TIMEOUT: Final = 10.0
-# Seconds until a server that was asked to end is made to.
+# Seconds until a server that was asked to end is killed.
 _END_SECONDS: Final = 30.0
 _MAX_LOG: Final = 2000
-# What ends a program from outside, and by itself passes over every `with`.
+# Signals that end a program without leaving its `with` blocks.
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def environment_of(config: Config, **more: str) -> dict[str, str]:
-    """Variables that give another process this configuration, whatever is set here."""
+    """Environment variables that give another process exactly this configuration."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     for setting in known_settings().values():
         value = getattr(getattr(config, setting.section), setting.key)
@@ -41,7 +41,7 @@ def environment_of(config: Config, **more: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port on which nobody is listening now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -50,10 +50,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def left_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave the block as an exception, so that servers in it are ended too.
+    """Make SIGTERM and SIGHUP leave the block as an exception, so that servers in it are ended.
 
-    They are :class:`SystemExit` with the code that a shell shows. In another thread than the main
-    one, and for a signal about which somebody has decided otherwise, nothing changes.
+    The exception is :class:`SystemExit` with the code that a shell reports. Outside of the main
+    thread, and for signals that have a handler already, nothing changes.
     """
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -72,11 +72,11 @@ def left_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held_back() -> Iterator[None]:
-    """What a signal does comes at the end of the block."""
+    """Postpone signal handlers to the end of the block."""
     came: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()
     handlers = {one: signal.getsignal(one) for one in (*_ENDING, signal.SIGINT) if in_main}
-    # The others do nothing, or end this process here and now.
+    # Only Python handlers can be postponed; default actions are left alone.
     handlers = {one: handler for one, handler in handlers.items() if callable(handler)}
     for one in handlers:
         signal.signal(one, lambda number, frame: came.append(number))
@@ -90,14 +90,14 @@ def _held_back() -> Iterator[None]:
 
 
 class ServerProcess:
-    """``python -m src serve`` with an environment: entering the block starts it, leaving ends it.
+    """``python -m src serve`` in a given environment; runs while the block is entered.
 
     Parameters
     ----------
     options
-        Of the command, beside the address.
+        Further command-line options.
     module
-        What is run in the place of ``src``, and runs it.
+        Module to run instead of ``src``; it must run ``src`` itself.
 
     Attributes
     ----------
@@ -123,20 +123,20 @@ class ServerProcess:
         return self._process.pid
 
     def check_alive(self) -> None:
-        """Make sure that it has not ended.
+        """Make sure that it is still running.
 
         Raises
         ------
         BenchError
-            It has; with the end of what it wrote.
+            It has ended; the message contains the end of its log.
         """
         code = self._process.poll()
         if code is not None:
             raise BenchError(f"the server ended with {code}: {self.log_tail()}")
 
     def log_tail(self, most: int = _MAX_LOG) -> str:
-        """The end of what it wrote, so many bytes at most."""
-        # Without moving the place at which the server writes, which it shares with us.
+        """The end of its log, at most ``most`` bytes."""
+        # With pread, because the server shares the file position with this process.
         file = self._log.fileno()
         begin = max(0, os.fstat(file).st_size - most)
         return os.pread(file, most, begin).decode("utf-8", "replace").strip()
@@ -148,12 +148,12 @@ class ServerProcess:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        """Status and body of an answer.
+        """Send a request; returns status and body of the answer.
 
         Raises
         ------
         OSError, http.client.HTTPException
-            There is none.
+            There is no valid answer.
         """
         connection = http.client.HTTPConnection(HOST, self.port, timeout=_TIMEOUT)
         with contextlib.closing(connection):
@@ -163,21 +163,21 @@ class ServerProcess:
             return answer.status, answer.read()
 
     def end(self, seconds: float = _END_SECONDS) -> int:
-        """Ask it to end, make it if it does not in time; returns its exit code."""
+        """Ask it to end, and kill it after ``seconds``; returns its exit code."""
         self._process.terminate()
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._process.wait(seconds)
         finally:
             if self._process.returncode is None:
-                # It takes too long, or who waits has to end now.
+                # It takes too long, or this process must end now.
                 os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.wait()
 
     def __enter__(self) -> Self:
         self.begun = time.monotonic()
         try:
-            # Not between its start and our knowing of it.
+            # No signal may come between starting the process and storing it.
             with _held_back():
                 self._process = subprocess.Popen(
                     self._command,
@@ -186,7 +186,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
-                    # A session of its own, so that what it starts can be ended with it.
+                    # A session of its own, so that its children can be killed with it.
                     start_new_session=True,
                 )
         except BaseException:

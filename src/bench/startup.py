@@ -1,4 +1,4 @@
-"""How long a server takes to start: from its process to ready, to a token, to compiled code."""
+"""Measures how long a server takes from process start to ready, first token and compiled code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PHASE: Final = re.compile(
 )
 _COMPILE: Final = re.compile(rb"(?m)^slipstream_compile_seconds(?:\{[^}]*\})? (\S+)$")
 _KERNELS: Final = re.compile(rb'(?m)^slipstream_cpu_kernels_info\{[^}]*kernels="([\w-]+)"')
-# What the server logs when a compiler fails.
+# The log message for a failed compilation of the kernels.
 _NO_KERNELS: Final = "no compiled CPU kernels"
 
 
@@ -41,18 +41,18 @@ class Startup(msgspec.Struct, frozen=True, kw_only=True):
     ready
         Until requests were admitted.
     first_token
-        Until a request of one token, sent when it was ready, was answered.
+        Until the answer to a request for one token, sent when the server was ready.
     kernels
-        Until the kernels of this CPU took the place of the references, as far as they do.
+        Until the CPU kernels replaced the references, where applicable.
     compiled
-        Until compiled code served; ``None`` where nothing is, or where compilation failed.
+        Until compiled code served; ``None`` if nothing is compiled, or if compilation failed.
     compilation
-        How long the compiler took, or what took its place; 0 where nothing is compiled.
+        How long the compiler, or loading from the cache, took; 0 if nothing is compiled.
     began
-        When each phase of the engine's start began, by its name, counted from the first; ``ready``
-        among them.
+        Phase of the engine's start -> when it began, counted from the first phase; includes
+        ``ready``.
     phases
-        How long each of the others took.
+        Phase -> its duration, for the other phases.
     """
 
     answers: float
@@ -66,7 +66,7 @@ class Startup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cold_start(config: Config) -> Startup:
-    """Start a server with an empty cache of artifacts, and end it again.
+    """Start a server with an empty artifact cache, and end it.
 
     Raises
     ------
@@ -79,23 +79,23 @@ def cold_start(config: Config) -> Startup:
 
 @contextlib.contextmanager
 def warm_starts(config: Config) -> Iterator[Callable[[], Startup]]:
-    """What starts a server with a cache that all of these starts share.
+    """Yield a function that starts a server; all of its starts share a cache.
 
-    The first one fills it: a caller that wants warm starts only does not count it.
+    The first start fills the cache, so it must not be counted as warm.
     """
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as cache:
         yield lambda: start_once(config, cache)
 
 
 def start_once(config: Config, cache: str) -> Startup:
-    """Start a server with this directory of artifacts, and end it when its code is compiled.
+    """Start a server with this artifact cache, and end it when its code is compiled.
 
     Raises
     ------
     BenchError
         It does not start.
     """
-    # Our own server must answer us.
+    # Without keys, so that this process gets answers.
     open_to_us = msgspec.structs.replace(
         config.http, api_keys=(), api_key_file=None, admin_key=None, admin_key_file=None
     )
@@ -130,8 +130,8 @@ def start_once(config: Config, cache: str) -> Startup:
 
 
 def spans_of(startup: Startup) -> list[StartSpan]:
-    """The parts of a start in the order in which they began, since its process did."""
-    # What comes before the first phase is Python and our own modules.
+    """The phases of a start in the order in which they began, relative to the process start."""
+    # Before the first phase, Python starts and imports our modules.
     offset = max(0.0, startup.ready - startup.began.get("ready", startup.ready))
     spans = [StartSpan("process", 0.0, offset)]
     for phase, seconds in startup.phases.items():
@@ -144,7 +144,7 @@ def spans_of(startup: Startup) -> list[StartSpan]:
 
 
 def _until(server: ServerProcess, reached: Callable[[], bool]) -> float:
-    """Seconds from the start of the process until something is so."""
+    """Seconds from the process start until ``reached`` returns true."""
     while not reached():
         server.check_alive()
         if time.monotonic() - server.begun > _GIVE_UP:
@@ -165,13 +165,13 @@ def _metrics(server: ServerProcess) -> bytes:
 
 
 def _has_kernels(server: ServerProcess) -> bool:
-    """Whether those that will serve do: without a C++ compiler the references go on."""
+    """Whether the final kernels serve: without a C++ compiler, these are the references."""
     found = _KERNELS.search(_metrics(server))
     return found is None or found[1] != b"reference" or _NO_KERNELS in server.log_tail()
 
 
 def _phases(server: ServerProcess) -> tuple[dict[str, float], dict[str, float]]:
-    """When each phase began, and how long each that has ended took, in the order of a start."""
+    """Phase -> when it began, and phase -> its duration if it has ended, in order."""
     found: tuple[dict[str, float], dict[str, float]] = {}, {}
     for is_began, phase, seconds in _PHASE.findall(_metrics(server)):
         if phase.decode() in STARTUP_PHASES:

@@ -1,4 +1,4 @@
-"""Which server is asked: its addresses, the model that it serves, a tokenizer for its prompts."""
+"""The server to be measured: its addresses, its model, and a tokenizer for prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from src.bench.errors import BenchError, error_message
 from src.bench.openai_client import key_headers
 from src.text.tokenizer import Tokenizer
 
-# vLLM's names of backends, and whether they are chats.
+# vLLM's backend name -> whether it is a chat.
 BACKENDS: Final = {"openai": False, "vllm": False, "openai-chat": True, "vllm-chat": True}
 ENDPOINTS: Final = {False: "/v1/completions", True: "/v1/chat/completions"}
 _SECONDS: Final = 30.0
@@ -29,7 +29,7 @@ _POLL: Final = 0.5
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """A server.
 
-    ``root`` is the address before ``/v1``; ``url`` the whole address of what is asked.
+    ``root`` is the address before ``/v1``; ``url`` is the complete URL for requests.
     """
 
     root: str
@@ -39,7 +39,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool = True
 
     def get(self, path: str) -> Any:
-        """The JSON at a path.
+        """The JSON document at a path.
 
         Raises
         ------
@@ -59,12 +59,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             raise BenchError(f"{self.root}{path}: {error}") from error
 
     def first_model(self) -> str:
-        """The first model that the server names.
+        """The first model that the server lists.
 
         Raises
         ------
         BenchError
-            It does not answer, or names none.
+            It does not answer, or lists no model.
         """
         listed = self.get("/v1/models")
         try:
@@ -88,7 +88,7 @@ def target_of(
     Raises
     ------
     BenchError
-        The address is none.
+        The address is invalid.
     """
     shown_host = f"[{host}]" if ":" in host and not host.startswith("[") else host
     base = (base_url or f"http://{shown_host}:{port}").rstrip("/")
@@ -103,9 +103,9 @@ def target_of(
 
 
 def codec_of(target: Target, model: str, tokenizer: str | None) -> Codec:
-    """The named tokenizer; else the model's, where that is a directory; else the server's.
+    """The named tokenizer; else the model's, if ``model`` is a directory; else the server's.
 
-    Where there is none, words stand for tokens.
+    If none is available, words are used as tokens.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def codec_of(target: Target, model: str, tokenizer: str | None) -> Codec:
 
 
 def wait_ready(target: Target, seconds: float) -> None:
-    """Wait until the server names its models.
+    """Wait until the server lists its models.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def wait_ready(target: Target, seconds: float) -> None:
 def _read_tokenizer(name: str) -> Tokenizer:
     directory = Path(name).expanduser()
     if not directory.is_dir():
-        # Here and not at the top: it brings torch in.
+        # Imported here because it imports torch.
         from src.models.hub import resolve_model
 
         directory = resolve_model(name, weights=False)

@@ -1,7 +1,6 @@
-"""OpenAI's batch files: one request a line, one answer a line, in any order.
+"""OpenAI's batch files: one request per line, one answer per line, in any order.
 
-An output file is also the record of what is done: a run that was interrupted goes on with what is
-not in it.
+The output file also records progress: an interrupted run continues with the requests that it lacks.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import msgspec
 
 from src.core.errors import ConfigError
 
-# What may be asked for. An answer must be one JSON document.
+# Allowed endpoints; each must answer with a single JSON document.
 URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-# Bytes of a line at most: more than any request.
+# Maximal bytes of a line; more than any valid request has.
 _MAX_LINE: Final = 64 * 1024 * 1024
 
 
 class BatchRequest(msgspec.Struct, kw_only=True):
-    """One line of the input; ``body`` is handed on as it stands."""
+    """One line of the input; ``body`` is passed on unchanged."""
 
     custom_id: str
     method: str = "POST"
@@ -32,7 +31,7 @@ class BatchRequest(msgspec.Struct, kw_only=True):
 
 
 class BatchAnswer(msgspec.Struct, kw_only=True):
-    """What the request came to."""
+    """The answer to a request."""
 
     status_code: int
     request_id: str
@@ -40,7 +39,7 @@ class BatchAnswer(msgspec.Struct, kw_only=True):
 
 
 class BatchError(msgspec.Struct, kw_only=True):
-    """Why there is no answer."""
+    """Why a request has no answer."""
 
     code: str
     message: str
@@ -65,12 +64,12 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_requests(path: Path) -> Iterator[BatchRequest]:
-    """The requests of a file, one by one.
+    """Read the requests of a file one by one.
 
     Raises
     ------
     ConfigError
-        The file cannot be read, or a line is no request; names the line.
+        The file cannot be read, or a line is not a request; the message names the line.
     """
     try:
         with path.open("rb") as lines:
@@ -82,12 +81,12 @@ def read_requests(path: Path) -> Iterator[BatchRequest]:
 
 
 def check_requests(path: Path) -> set[str]:
-    """The names of all requests of a file.
+    """Check all requests of a file; returns their ids.
 
     Raises
     ------
     ConfigError
-        What :func:`read_requests` raises, or a name is there twice.
+        As for :func:`read_requests`, or an id occurs twice.
     """
     names: set[str] = set()
     for request in read_requests(path):
@@ -98,14 +97,14 @@ def check_requests(path: Path) -> set[str]:
 
 
 def finished(path: Path) -> set[str]:
-    """The names of the requests that an output file has answers to.
+    """Ids of the requests that have answers in an output file.
 
-    A last line that was not written to its end is cut off.
+    An incomplete last line is removed from the file.
 
     Raises
     ------
     ConfigError
-        The file cannot be read or written, or is something else.
+        The file cannot be read or written, or is not an output file.
     """
     if not path.exists():
         return set()
@@ -130,19 +129,19 @@ def finished(path: Path) -> set[str]:
 
 
 def answered(request: BatchRequest, status: int, request_id: str, body: bytes) -> bytes:
-    """The line of an answer."""
+    """The output line of an answer."""
     answer = BatchAnswer(status_code=status, request_id=request_id, body=msgspec.Raw(body))
     return _line(BatchLine(id=_new_id(), custom_id=request.custom_id, response=answer))
 
 
 def failed(request: BatchRequest, code: str, message: str) -> bytes:
-    """The line of a request without an answer."""
+    """The output line of a request without an answer."""
     error = BatchError(code=code, message=message)
     return _line(BatchLine(id=_new_id(), custom_id=request.custom_id, error=error))
 
 
 def problem(request: BatchRequest) -> str | None:
-    """Why a request cannot be a part of a batch."""
+    """Why a request is not allowed in a batch; None if it is."""
     if request.method != "POST":
         return f"method must be POST, got {request.method[:20]!r}"
     if request.url not in URLS:

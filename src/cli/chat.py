@@ -33,8 +33,8 @@ def add_command(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
-    The event loop runs while the model loads and answers, and stands still while the user types:
-    so ``input`` keeps its line editing, and Ctrl-C is either the answer's or the prompt's.
+    The event loop runs while the model loads and answers, and stops while the user types. So
+    ``input`` keeps its line editing, and Ctrl-C applies either to the answer or to the prompt.
     """
     config = config_of(arguments)
     with asyncio.Runner() as runner:
@@ -82,7 +82,7 @@ def _answer(
     messages: list[dict[str, str]],
     params: SamplingParams,
 ) -> str | None:
-    """Print the answer as it comes; returns what of it there is, ``None`` if it was refused."""
+    """Print the answer as it arrives; returns its text so far, ``None`` if it was refused."""
     pieces: list[str] = []
     try:
         runner.run(_stream(engine, messages, params, pieces))

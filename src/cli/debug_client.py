@@ -1,4 +1,4 @@
-"""Asks a server's debug endpoints, with the standard library only."""
+"""A client for a server's debug endpoints; it only uses the standard library."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class ServerError(SlipstreamError):
-    """The server does not answer, or not with what was asked for."""
+    """The server does not answer, or not with the requested data."""
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """The options that say which server, and what opens it."""
+    """Add the options for the server's address and key."""
     group = parser.add_argument_group("server")
     group.add_argument("--url", default=DEFAULT_URL, help=f"its address (default: {DEFAULT_URL})")
     group.add_argument(
@@ -40,7 +40,7 @@ def client_of(arguments: argparse.Namespace) -> DebugClient:
     ConfigError
         The settings are wrong.
     ServerError
-        The address is none.
+        The address is invalid.
     """
     key = arguments.key
     if key is None:
@@ -51,7 +51,7 @@ def client_of(arguments: argparse.Namespace) -> DebugClient:
 
 
 class DebugClient:
-    """One connection, which is opened again when the server has closed it."""
+    """One connection, which is reopened if the server has closed it."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -67,16 +67,16 @@ class DebugClient:
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
         self._prefix = parts.path.rstrip("/")
         self._connection = kind(parts.hostname, port, timeout=_SECONDS)
-        # Bytes, since a key may hold any character.
+        # As bytes, because a key may contain any character.
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}".encode()}
 
     def get(self, path: str) -> bytes:
-        """The body of a good answer.
+        """The body of a successful answer.
 
         Raises
         ------
         ServerError
-            There is no answer, or one that says why not.
+            There is no answer, or it is an error.
         """
         try:
             status, body = self._request(path)
@@ -95,12 +95,12 @@ class DebugClient:
         raise ServerError(f"{self.url}{path} answers {status}: {_message(body)}")
 
     def decode(self, path: str, kind: type[T]) -> T:
-        """The JSON of a good answer.
+        """The decoded JSON of a successful answer.
 
         Raises
         ------
         ServerError
-            Also when it is something else.
+            As for :meth:`get`, or the answer has another form.
         """
         try:
             return msgspec.json.decode(self.get(path), type=kind)
@@ -115,7 +115,7 @@ class DebugClient:
         try:
             return self._once(path)
         except (ConnectionError, http.client.RemoteDisconnected):
-            # It was idle for too long: a fresh one says whether somebody is there.
+            # The idle connection was closed; a new one shows whether the server is there.
             self._connection.close()
             return self._once(path)
 

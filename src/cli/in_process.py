@@ -1,4 +1,4 @@
-"""Requests to an application in this process, without a socket."""
+"""Sends requests to an ASGI application in this process, without a socket."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class InProcessAnswer(msgspec.Struct, frozen=True):
 
 
 class InProcessClient:
-    """Sends requests to ``app``, whose lifespan has begun."""
+    """Sends requests to ``app``, whose lifespan must have started."""
 
     def __init__(self, app: Starlette) -> None:
         self._app = app
 
     async def post(self, path: str, body: bytes) -> InProcessAnswer:
-        """The answer to JSON."""
+        """Send JSON; returns the answer."""
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -49,7 +49,7 @@ class InProcessClient:
         async def receive() -> dict[str, Any]:
             if messages:
                 return messages.pop()
-            # The client never goes away.
+            # Never resolves: this client does not disconnect.
             return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
         async def send(message: Any) -> None:

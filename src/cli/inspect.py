@@ -1,4 +1,4 @@
-"""``python -m src inspect``: save and sum up a server's timeline, or replay a plan log."""
+"""``python -m src inspect``: saves and summarises a server's timeline, or replays a plan log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine for a command at a terminal, with its start shown on standard error."""
+"""Opens an engine for a terminal command, with the start's progress on standard error."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ async def open_engine(config: Config) -> AsyncIterator[AsyncEngine]:
     Raises
     ------
     ConfigError, ModelLoadError
-        With one readable reason.
+        The start failed; the message is one readable reason.
     """
-    # A terminal is for the model's words: only what went wrong is logged there.
+    # The terminal shows the model's output, so only warnings and errors are logged.
     quiet = config.observability.log_level == "info"
     setup_logging(
         "warning" if quiet else config.observability.log_level, config.observability.log_format

@@ -14,7 +14,7 @@ from src.cli.options import EXIT_USAGE
 from src.core.errors import SlipstreamError
 
 DESCRIPTION: Final = "Slipstream: an LLM inference engine and OpenAI-compatible server."
-EXIT_BROKEN_PIPE: Final = 141  # as a shell shows SIGPIPE
+EXIT_BROKEN_PIPE: Final = 141  # the code that a shell reports for SIGPIPE
 EPILOG: Final = """\
 examples:
   python -m src serve                                   serve the bundled demo model
@@ -37,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = parsed.run(parsed)
     except SlipstreamError as error:
-        # Torch puts whole stack traces into its messages.
+        # Only the first line, because torch puts stack traces into its messages.
         print(f"slipstream: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        # Whoever read our output has left, as `head` does. At its end Python would try once more.
+        # The reader of our output is gone (e.g. `head`). Python would flush once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share, and their evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from src.core.settings import load_config
 
 EXIT_USAGE: Final = 2
 
-Commands = Any  # argparse's own type of it is private
+Commands = Any  # argparse's type for it is private
 
 
 class CommandModule(Protocol):
@@ -22,7 +22,7 @@ class CommandModule(Protocol):
 
 
 def add_command(commands: Commands, name: str, about: str, run: Any) -> argparse.ArgumentParser:
-    """A command with the options that all have; ``run`` takes the parsed arguments."""
+    """Add a command with the common options; ``run`` takes the parsed arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=run)
     group = parser.add_argument_group("settings")
@@ -41,7 +41,7 @@ def add_command(commands: Commands, name: str, about: str, run: Any) -> argparse
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """The sampling parameters that are of use at a terminal."""
+    """Add the sampling parameters that are useful at a terminal."""
     group = parser.add_argument_group("sampling (the checkpoint's own defaults where not given)")
     group.add_argument("--max-tokens", type=int, metavar="N", help="output tokens at most")
     group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
@@ -54,12 +54,12 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def config_of(arguments: argparse.Namespace) -> Config:
-    """The configuration that file, environment and options make together.
+    """The configuration from file, environment and options.
 
     Raises
     ------
     ConfigError
-        Naming the key, the value and what was expected.
+        A setting is invalid; the message names the key, the value and what was expected.
     """
     overrides: list[tuple[str, str]] = []
     if arguments.model is not None:
@@ -69,7 +69,7 @@ def config_of(arguments: argparse.Namespace) -> Config:
 
 
 def sampling_of(arguments: argparse.Namespace, defaults: dict[str, Any]) -> SamplingParams:
-    """Sampling parameters: what was given, on top of the checkpoint's ``defaults``."""
+    """Sampling parameters: the given options, on top of the checkpoint's ``defaults``."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     given = {name: getattr(arguments, name) for name in names}
     if arguments.stop:

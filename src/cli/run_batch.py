@@ -1,4 +1,4 @@
-"""``python -m src run-batch``: answer the requests of a file into another one."""
+"""``python -m src run-batch``: answers the requests of a batch file into an output file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from src.core.config import Config
 from src.core.errors import ConfigError
 from src.engine.client import AsyncEngine
 
-# Seconds until a request that the engine had no room for is sent again.
+# Seconds until a request is sent again after the engine had no room for it.
 _RETRY_SECONDS: Final = 0.5
 _MAX_SECONDS: Final = 30.0
-# Some requests were not answered, and may be when they are asked for again.
+# Exit code if some requests were not answered; another run may answer them.
 _EXIT_FAILED: Final = 1
 
 
@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer_all(batch: _Batch, config: Config, target: Path, concurrency: int) -> int:
-    """Run a batch and say what it came to; returns the exit code."""
-    # Here and not at the top: other commands need no server.
+    """Run a batch and print a summary; returns the exit code."""
+    # Imported here because other commands need no server.
     from src.http.process_exit import EXIT_ENGINE_DEAD, first_line
 
     dead = asyncio.run(batch.run(config, target, concurrency))
@@ -95,7 +95,7 @@ def _answer_all(batch: _Batch, config: Config, target: Path, concurrency: int) -
 
 
 def _for_oneself(config: Config) -> Config:
-    """Nobody but this process asks: no keys, and no more logs than a terminal is good for."""
+    """The configuration for private use: without keys, and with little logging."""
     quiet = config.observability.log_level == "info"
     return msgspec.structs.replace(
         config,
@@ -116,7 +116,7 @@ def _for_oneself(config: Config) -> Config:
 
 
 class _Batch:
-    """The requests that are left, and what has become of them."""
+    """The remaining requests, and the counts of their outcomes."""
 
     def __init__(self, requests: Iterator[BatchRequest], total: int, done: int) -> None:
         self.answered = 0
@@ -126,8 +126,8 @@ class _Batch:
         self._bar = (total, done)
 
     async def run(self, config: Config, target: Path, concurrency: int) -> BaseException | None:
-        """Answer all of them, ``concurrency`` at a time; returns why the engine died, if it did."""
-        # Here and not at the top: other commands need no server.
+        """Answer all, ``concurrency`` at a time; returns why the engine died, if it did."""
+        # Imported here because other commands need no server.
         from src.http import create_app
 
         app = create_app(config, owns_process=False)
@@ -153,17 +153,17 @@ class _Batch:
             if line is None:
                 self.failed += 1
             else:
-                # One write for a line: an interrupted run leaves at most one that is not whole.
+                # One write per line, so an interrupted run leaves at most one incomplete line.
                 output.write(line)
                 output.flush()
                 bar.set_postfix(refused=self.refused, refresh=False)
                 bar.update()
-            # Nobody else would be answered.
+            # A dead engine answers no further requests.
             if engine.status.error is not None:
                 return
 
     async def _answer(self, client: InProcessClient, request: BatchRequest) -> bytes | None:
-        """The line of a request; ``None`` if it failed and may be answered another time."""
+        """The output line of a request; ``None`` if it failed but may succeed another time."""
         if (what := problem(request)) is not None:
             self.refused += 1
             return failed(request, "invalid_request", what)
@@ -177,7 +177,7 @@ class _Batch:
         return answered(request, answer.status, answer.request_id, answer.body)
 
     async def _patiently(self, client: InProcessClient, request: BatchRequest) -> InProcessAnswer:
-        """The answer, after waiting for as long as the engine has no room for it."""
+        """The answer; waits and retries while the engine has no room."""
         wait = _RETRY_SECONDS
         while (answer := await client.post(request.url, bytes(request.body))).status == 429:
             await asyncio.sleep(wait)

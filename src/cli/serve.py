@@ -1,8 +1,8 @@
-"""``python -m src serve``: the HTTP server, under hypercorn and in this very process.
+"""``python -m src serve``: the HTTP server, under hypercorn in this process.
 
-In this process, because the exit code is then ours, no second process holds the listening socket
-open while the first one drains, and a drain can begin before the port closes: until what runs is
-finished, ``/ready`` says 503 and so does every new request.
+In this process, the exit code is our own, and no second process keeps the listening socket open
+during a drain. Also, a drain can begin before the port closes: until running requests have
+finished, ``/ready`` and every new request get status 503.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 HYPERCORN_CONFIG: Final = CHECKOUT / "configs" / "hypercorn.toml"
 EXIT_CANNOT_LISTEN: Final = 1
-# Seconds beyond hypercorn's graceful_timeout after which a connection that will not end is left.
+# Seconds beyond hypercorn's graceful_timeout after which open connections are abandoned.
 _PATIENCE: Final = 10.0
-# Seconds for connections once nothing runs any more: half-sent requests and readers that are late.
+# Seconds for remaining connections once no request runs: half-sent requests and slow readers.
 _LAST_CONNECTIONS: Final = 2.0
-# Seconds that a second signal leaves for telling clients why their streams end.
+# Seconds after a second signal for telling clients why their streams end.
 _HURRY: Final = 3.0
 
 
@@ -64,13 +64,13 @@ def _hypercorn_settings(arguments: argparse.Namespace, config: Config) -> Any:
     if file.is_file():
         try:
             settings = HypercornConfig.from_toml(file)
-        # Hypercorn checks no types: what does not fit fails wherever it is used first.
+        # Hypercorn does not check types, so a wrong one fails wherever the setting is first used.
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"{file}: not hypercorn's settings: {error}") from error
     elif arguments.hypercorn_config is not None:
         raise ConfigError(f"--hypercorn-config: there is no file {file}")
     else:
-        # An installation without the checkout: what matters most of that file.
+        # Installed without the checkout's configuration file: set its most important values.
         settings = HypercornConfig()
         settings.graceful_timeout = config.http.shutdown_timeout
     if arguments.host is not None or arguments.port is not None:
@@ -86,7 +86,7 @@ async def _serve(app: Any, settings: Any, config: Config) -> int:
     from hypercorn.asyncio.run import worker_serve
     from hypercorn.utils import wrap_app
 
-    # Before anything is loaded for nothing.
+    # Checked before the model is loaded.
     try:
         sockets = settings.create_sockets()
     except (OSError, OverflowError, ValueError) as error:
@@ -120,20 +120,20 @@ async def _serve(app: Any, settings: Any, config: Config) -> int:
 
 
 async def _drain(app: Any, stop: asyncio.Event, config: Config, settings: Any) -> None:
-    """Finish what runs while new requests are refused, then close the port."""
+    """Refuse new requests until running ones have finished, then close the port."""
     from src.http.process_exit import end_process
 
     logger.info("finishing what runs, for at most %g s", config.http.shutdown_timeout)
     await app.state.server.drain()
     settings.graceful_timeout = min(settings.graceful_timeout, _LAST_CONNECTIONS)
     stop.set()
-    # Python 3.12 and later wait for open connections without the time-out that hypercorn sets.
+    # From Python 3.12 on, closing waits for open connections without hypercorn's time-out.
     await asyncio.sleep(settings.graceful_timeout + _PATIENCE)
     end_process(0, "left connections that did not end")
 
 
 async def _end_at_once(app: Any, stop: asyncio.Event, settings: Any) -> None:
-    """Abort what runs, tell those who wait for it, and end."""
+    """Abort running requests, notify their clients, and end."""
     from src.http.process_exit import end_process
 
     settings.graceful_timeout = min(settings.graceful_timeout, 1.0)

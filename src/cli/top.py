@@ -1,4 +1,4 @@
-"""``python -m src top``: watch a server in the terminal, a few times a second."""
+"""``python -m src top``: shows a server's state in the terminal, a few times a second."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from src.cli.top_screen import ASCII, UNICODE, Alphabet, Reading, screen
 from src.core.steps import StepRecord
 from src.core.views import PoolView, RequestsView, RequestTrack, TimelineView
 
-# Seconds over which rates and latencies are told.
+# Seconds over which rates and latencies are computed.
 WINDOW: Final = 10.0
 _MAX_STEPS: Final = 100_000
-# Steps of the first look; later ones ask for what is new.
+# Number of steps in the first query; later queries only ask for new steps.
 _FIRST_STEPS: Final = 4096
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _watch(watcher: Watcher, arguments: argparse.Namespace) -> int:
-    # A terminal that can do nothing but print gets one screen, like a file does.
+    # On a terminal without cursor control, or in a file, print one screen.
     plain = os.environ.get("TERM", "dumb") == "dumb" or not sys.stdout.isatty()
     if arguments.once or plain:
         print("\n".join(watcher.look(_alphabet())))
@@ -67,7 +67,7 @@ def _watch(watcher: Watcher, arguments: argparse.Namespace) -> int:
 
 
 class Watcher:
-    """Reads a server again and again, and remembers the steps of the last seconds."""
+    """Polls a server, and keeps the steps of the last seconds."""
 
     def __init__(self, client: DebugClient) -> None:
         self._client = client
@@ -76,7 +76,7 @@ class Watcher:
         self._ended: dict[int, RequestTrack] = {}
 
     def look(self, alphabet: Alphabet) -> list[str]:
-        """The lines of the screen as it is now.
+        """The lines of the current screen.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class Watcher:
         path = f"/debug/timeline?format=records&steps={_FIRST_STEPS}&after={self._last}"
         view = client.decode(path, TimelineView)
         if view.last_step < self._last:
-            # A server that was started anew counts from 1.
+            # Step numbers restart at 1 if the server was restarted.
             self._steps.clear()
             self._ended.clear()
         self._last = view.last_step
@@ -117,7 +117,7 @@ class Watcher:
 
 
 def _totals(text: str) -> dict[str, float]:
-    """Samples of Prometheus' text format, summed over their labels."""
+    """Samples of Prometheus' text format, summed over labels."""
     totals: dict[str, float] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

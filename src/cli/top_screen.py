@@ -1,4 +1,4 @@
-"""What ``top`` shows, as lines of text: a function of what was read, the size and the alphabet."""
+"""Formats the screen of ``top``: a pure function of the readings, the size and the alphabet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from src.observability.timeline_figures import Quantiles, figures, milliseconds
 
 
 class Alphabet(msgspec.Struct, frozen=True):
-    """The characters of bars and maps; ``levels`` from nothing to full."""
+    """The characters of bars and maps; ``levels`` go from empty to full."""
 
     levels: str
     done: str
@@ -29,18 +29,18 @@ ASCII: Final = Alphabet(" .:-=+*#@", "#", "-", ".", "-", "+", "#")
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a server.
+    """The data of one poll.
 
     Attributes
     ----------
     window
-        Seconds over which rates and latencies are told.
+        Seconds over which rates and latencies are computed.
     now
         The server's clock.
     steps, requests
-        Those of the window.
+        Within the window.
     totals
-        Counters of ``/metrics``, by name, over all labels.
+        Counters of ``/metrics`` by name, summed over labels.
     """
 
     url: str
@@ -54,7 +54,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def screen(reading: Reading, width: int, height: int, alphabet: Alphabet) -> list[str]:
-    """At most ``height`` lines of at most ``width`` characters."""
+    """The screen, at most ``height`` lines of at most ``width`` characters."""
     lines = [
         *_rates(reading, alphabet),
         "",
@@ -104,7 +104,7 @@ def _spark(values: Sequence[float], alphabet: Alphabet) -> str:
     most, levels = max(values), alphabet.levels
     if not most:
         return levels[0] * len(values)
-    # What is not nothing is seen.
+    # Values above zero get at least the lowest visible level.
     return "".join(
         levels[-(-round(1000 * value / most) * (len(levels) - 1) // 1000)] for value in values
     )

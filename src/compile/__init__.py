@@ -1,8 +1,8 @@
 """Compiles pure functions on tensors: ahead of time in other processes, or just in time.
 
-Nothing here knows of models. On the CPU functions are compiled ahead of time (`ahead`): the serving
-process only loads shared libraries. On CUDA they are compiled at their first call (`just_in_time`),
-which is not imported with this package because it brings the compiler in.
+Nothing here depends on models. On the CPU, functions are compiled ahead of time (`ahead`): the
+serving process only loads shared libraries. On CUDA they are compiled at their first call
+(`just_in_time`); this package does not import that module, because it imports the compiler.
 """
 
 from src.compile.ahead import Compilation, CompilationClosedError, CompilationError

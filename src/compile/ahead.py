@@ -1,7 +1,7 @@
-"""Has jobs compiled by other processes, and loads what they leave in the cache.
+"""Compiles jobs in other processes, and loads their results from the cache.
 
-The serving process imports no compiler, holds no lock for one and cannot die of one: it waits for
-its children in a thread. Concurrent starts share their work through the cache's locks.
+The serving process imports no compiler and waits for its children in a thread, so a compiler can
+neither block nor crash it. Concurrent starts share the work through the cache's locks.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from src.ops.cpu.cpp_compiler import cpp_compiler
 
 _log = logging.getLogger(__name__)
 
-# More would want more memory, about a GiB each, than they save time on four functions.
+# More workers need about a GiB of memory each, and save little time on four functions.
 _MAX_WORKERS: Final = 2
 _MESSAGE_CHARS: Final = 2000
-# Seconds that a compiler has for all of its functions: it takes one or two minutes of them.
+# Seconds for all functions of a worker; usually it needs one or two minutes.
 _TIMEOUT: Final = 900.0
 _COMMAND: Final = (sys.executable, "-m", "src.compile.worker")
 
 
 class CompilationError(Exception):
-    """Compiled code could not be had; the text says why."""
+    """Compiled code is not available; the message says why."""
 
 
 class CompilationClosedError(CompilationError):
-    """Nobody wants it any more."""
+    """The compilation was closed, so its results are no longer wanted."""
 
 
 class Compilation:
-    """Some jobs, on their way from now on.
+    """The compilation of some jobs; it starts with the constructor.
 
     Parameters
     ----------
     root
-        Of the caches; all processes that share it share the work.
+        Of the caches; processes with the same root share the work.
     niceness
-        Of the compilers: how far they yield to whoever serves meanwhile.
+        Of the compilers, so that they yield to serving threads.
     head_start
-        Seconds that others have before compilers begin, if any are needed.
+        Seconds to wait before compilers start, if any are needed, so that other work goes first.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Compilation:
     def load(self, caller: Caller) -> list[LoadedFunction]:
         """Wait for the workers, then load every job's function, in order. Blocks.
 
-        What is in the cache but cannot be loaded is compiled once more.
+        Cached code that cannot be loaded is compiled once more.
 
         Raises
         ------
         CompilationError
-            A worker failed, was killed or took too long, or what it made cannot be loaded.
+            A worker failed, was killed or took too long, or its result cannot be loaded.
         """
         self._wait()
         try:
@@ -110,7 +110,7 @@ class Compilation:
             raise CompilationError(str(error)) from error
 
     def close(self) -> None:
-        """Kill what still compiles; where no `load` waits for its end, that is waited for here."""
+        """Kill running compilers; waits for their end unless `load` is waiting for it already."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
@@ -173,11 +173,11 @@ class Compilation:
 
 
 class _Worker:
-    """One process of `worker`, and the group of those that it starts."""
+    """One worker process and the process group of its children."""
 
     def __init__(self, setup: Setup) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
-        # It compiles for the CPU alone, in itself.
+        # It compiles for the CPU only, without further processes.
         environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         if (found := cpp_compiler()) is not None:
             environment["CXX"] = shlex.join(found[0])
@@ -198,14 +198,14 @@ class _Worker:
             raise
         _workers.add(self)
         assert self._process.stdin is not None
-        # One that has died already is told of by `wait`.
+        # If the process has died already, `wait` reports it.
         with contextlib.suppress(BrokenPipeError):
             pickle.dump(setup, self._process.stdin)
-            # Not closed: that it stays open tells the worker that this process lives.
+            # Not closed: while the pipe is open, the worker knows that this process lives.
             self._process.stdin.flush()
 
     def wait(self) -> tuple[int, str | None]:
-        """Until its end: how many jobs it compiled, and what went wrong. Blocks."""
+        """Wait for its end; returns how many jobs it compiled, and what went wrong. Blocks."""
         assert self._process.stdout is not None
         assert self._process.stdin is not None
         late = threading.Event()
@@ -236,7 +236,7 @@ class _Worker:
         return compiled, "; ".join(faults) or None
 
     def kill(self) -> None:
-        """End it and every compiler that it runs, at once."""
+        """Kill it and every compiler that it runs."""
         with contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -246,7 +246,7 @@ _workers: Final[weakref.WeakSet[_Worker]] = weakref.WeakSet()
 
 
 def _kill_workers() -> None:
-    # They would end by themselves, but a little after what they write to is removed.
+    # They would end by themselves, but only after the directories that they write to are removed.
     for worker in list(_workers):
         worker.kill()
 
@@ -255,7 +255,7 @@ at_process_end(_kill_workers)
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    """What a worker says of one job; of a line that it died in, that this is a fault."""
+    """A worker's answer for one job; for an incomplete line, an answer that reports an error."""
     with contextlib.suppress(ValueError):
         answer = json.loads(line)
         if isinstance(answer, dict):

@@ -1,9 +1,9 @@
-"""Where compiled code is kept between starts.
+"""The cache of compiled code between starts.
 
 Layout: ``<root>/regions/<key of the job>/<compiler>/{manifest.json,<digest>.so,<digest>.cpp}``. The
-manifest is written last and names the rest by content, so that a reader sees a whole artifact or
-none, and a library that a process has loaded is never written over. Where there is no C++ compiler,
-any compiler's artifact will do.
+manifest is written last and names the other files by digest. So a reader sees a complete artifact
+or none, and a library that a process has loaded is never overwritten. Without a C++ compiler, the
+artifact of any compiler is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Seconds. Less than a compiler has altogether, so that what it waited for in vain is told.
+# Seconds. Shorter than a compiler's total time, so that a lock that stays held gets reported.
 _LOCK_TIMEOUT: Final = 600.0
 _LOCK_POLL: Final = 0.1
 
@@ -37,9 +37,9 @@ def use_artifact_cache(directory: Path) -> None:
     """Keep Inductor's code, graphs and C++ objects, and Triton's kernels, under ``directory``.
 
     Both key their entries by code, options, versions and device, write them atomically and rebuild
-    what they cannot read, so processes may share the directory. A place that the user chose through
-    their own variables is left alone. Must run before the process, or one that it starts, compiles
-    anything.
+    entries that they cannot read, so processes may share the directory. A directory that the user
+    set by Inductor's or Triton's own variables is kept. Call this before the process, or one that
+    it starts, compiles anything.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(directory / "triton"))
@@ -54,11 +54,11 @@ class Artifact:
     shared_object
         A library with AOTInductor's C interface.
     source
-        The code that calls the kernels, as it was generated.
+        The generated code that calls the kernels.
     result
         ``module:name`` of the named tuple that the function returns, None for a single tensor.
     has_own_tensors
-        Whether the library was rewritten by `with_own_tensors`.
+        Whether `with_own_tensors` rewrote the library.
     """
 
     shared_object: Path
@@ -68,7 +68,7 @@ class Artifact:
 
 
 class ArtifactCache:
-    """Artifacts by job and C++ compiler, shared by processes."""
+    """Artifacts by job and C++ compiler; processes share them."""
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "regions"
@@ -77,7 +77,7 @@ class ArtifactCache:
         self._compiler = hashlib.sha256(repr(compiler).encode()).hexdigest()[:16]
 
     def find(self, job: Job) -> Artifact | None:
-        """A whole and unchanged artifact of ``job``, None if there is none."""
+        """A complete and unchanged artifact of ``job``; None if there is none."""
         found = (self._read(directory) for directory in self._readable(job))
         return next((artifact for artifact in found if artifact is not None), None)
 
@@ -105,21 +105,21 @@ class ArtifactCache:
             return None
 
     def discard(self, job: Job) -> None:
-        """Forget the artifact of ``job``, so that it is built again."""
+        """Remove the artifact of ``job``, so that it is built again."""
         for directory in self._readable(job):
             with contextlib.suppress(OSError):
                 (directory / "manifest.json").unlink()
 
     @contextlib.contextmanager
     def locked(self, job: Job) -> Iterator[Path]:
-        """The directory of ``job`` and this compiler, this process's alone to write to.
+        """The directory of ``job`` and this compiler, locked for writing by this process.
 
-        The system drops a lock with its holder, so none goes stale.
+        The system releases a lock when its holder ends, so none goes stale.
 
         Raises
         ------
         TimeoutError
-            Its holder lives, and has kept it for ten minutes.
+            Another process has held the lock for ten minutes.
         """
         directory = self._directory / job.key / self._compiler
         make_directory(directory)
@@ -133,7 +133,7 @@ class ArtifactCache:
 
     @staticmethod
     def publish(directory: Path, made: Artifact) -> None:
-        """Move an artifact's files, on the same file system, to where readers find them."""
+        """Move an artifact's files to where readers find them; on the same file system."""
         digest = hashlib.sha256(made.shared_object.read_bytes()).hexdigest()
         names = {"library": f"{digest[:16]}.so", "source": f"{digest[:16]}.cpp"}
         manifest = {

@@ -1,7 +1,7 @@
-"""Has Inductor compile with the compiler that everything is kept under the name of.
+"""Makes Inductor use the C++ compiler under whose name builds are cached.
 
-Inductor takes one program and reads what it may ask of it from its path: it knows ``g++``, and
-neither ``c++`` nor ``ccache g++``. So any other command is called by a script under such a name.
+Inductor takes a single program and derives its features from its name: it knows ``g++``, but
+neither ``c++`` nor ``ccache g++``. So any other command is wrapped in a script with a known name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from src.ops.cpu.cpp_compiler import cpp_compiler, family
 
 
 def use_found_compiler(root: Path) -> None:
-    """Have this process's Inductor use it, unless there is none. Scripts go under ``root``."""
+    """Make this process's Inductor use it, if there is one. Scripts are put under ``root``."""
     from torch._inductor import config
 
     found = cpp_compiler()
@@ -25,12 +25,12 @@ def use_found_compiler(root: Path) -> None:
 
 
 def as_program(command: list[str], root: Path) -> str:
-    """One program that does as ``command``, named by the family of compilers that it is of."""
+    """A single program that does what ``command`` does, named after its family of compilers."""
     name = family(command)
     if len(command) == 1 and name in Path(command[0]).name:
         return command[0]
     text = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
-    # By its content, so that processes which share the directory write the same.
+    # The path contains a digest of the content, so processes sharing the directory do not conflict.
     script = root / "compilers" / hashlib.sha256(text.encode()).hexdigest()[:16] / name
     if not script.exists():
         script.parent.mkdir(parents=True, exist_ok=True)

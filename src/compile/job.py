@@ -1,4 +1,4 @@
-"""What to compile ahead of time, told to another process and to the cache."""
+"""Describes a compilation ahead of time, for the worker process and for the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 from src.ops.cpu.levels import cpu_flags
 
-# Of what the worker writes and the loader expects.
+# Version of the files that the worker writes and the loader reads.
 _FORMAT: Final = 3
 _PACKAGE: Final = Path(__file__).parent
 _COMPILER: Final = (
@@ -28,8 +28,8 @@ _COMPILER: Final = (
     "own_threads.py",
     "worker.py",
 )
-# Beginnings of variables that change what Inductor writes. Who sets one means it: it is passed on,
-# and code that was made without it is no substitute. One that changes nothing costs a compilation.
+# Prefixes of variables that change the code that Inductor generates. They are passed on to the
+# worker and are part of the cache key. A variable that has no effect only costs a compilation.
 _VARIABLES: Final = (
     "AOTINDUCTOR_",
     "AOT_INDUCTOR_",
@@ -37,23 +37,23 @@ _VARIABLES: Final = (
     "TORCHDYNAMO_",
     "TORCHINDUCTOR_",
 )
-# Say where, and how much at once.
+# These only set directories and parallelism.
 _WITHOUT_EFFECT: Final = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"})
 
 OPTIONS: Final[Mapping[str, Any]] = {
-    # The wrapper only calls, but unoptimized it does so by way of functions of many small classes:
-    # with one stream of a small model a ninth of a step. More than this gains nothing.
+    # The wrapper only makes calls, but unoptimized, each goes through methods of many small
+    # classes: a ninth of a step with one stream of a small model. Higher levels gain nothing.
     "aot_inductor.compile_wrapper_opt_level": "O1",
     "aot_inductor.enable_line_tables": False,
-    # Four functions are too few for precompiled headers to pay for themselves; workers would wait
-    # for each other's, and the openssl command would be needed.
+    # Precompiled headers do not pay off for four functions; workers would wait for each other's,
+    # and the openssl command would be needed.
     "aot_inductor.precompile_headers": False,
 }
-"""Inductor's; those that this torch does not know are left out."""
+"""Options of Inductor; options that this torch does not know are left out."""
 
 
 class TensorMeta(NamedTuple):
-    """An argument without its data."""
+    """Shape, strides and dtype of a tensor argument."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -61,7 +61,7 @@ class TensorMeta(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:
-        """Of a tensor on any device, `meta` too."""
+        """The metadata of a tensor on any device, including `meta`."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
@@ -74,12 +74,12 @@ class Job:
     function
         ``module:name`` of a pure function on tensors.
     arguments
-        As in a call, with a `TensorMeta` for each tensor. Tuples may be nested; what is no tensor
-        is a constant of the compiled code and has a `repr` that tells all of it.
+        As in a call, with a `TensorMeta` for each tensor. Tuples may be nested. Other values become
+        constants of the compiled code, and their `repr` must describe them completely.
     token_arguments
-        Positions of the arguments whose dimension 0 counts tokens: any number from 0 on.
+        Positions of the arguments whose dimension 0 counts tokens; the count may be 0.
     calls
-        ``module:name`` of the functions that its constants have it call.
+        ``module:name`` of functions that are called through the constants.
     """
 
     function: str
@@ -99,12 +99,12 @@ class Job:
         token_arguments: tuple[int, ...],
         calls: Sequence[Callable[..., Any]] = (),
     ) -> Job:
-        """The job of ``function`` with arguments like these, which may be meta tensors."""
+        """The job of ``function`` with such arguments, which may be meta tensors."""
         names = tuple(dict.fromkeys(_name(called) for called in calls))
         return cls(_name(function), without_data(arguments), token_arguments, names)
 
     def resolve(self) -> Callable[..., Any]:
-        """The function."""
+        """Import the function."""
         function: Callable[..., Any] = resolve(self.function)
         return function
 
@@ -138,13 +138,13 @@ def _variables() -> list[tuple[str, str]]:
 
 
 def resolve(name: str) -> Any:
-    """What ``module:name`` names."""
+    """Import the object that ``module:name`` names."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def flatten(arguments: Any, is_leaf: Callable[[Any], bool]) -> Iterator[Any]:
-    """The leaves of nested tuples, in order; what is neither is passed over."""
+    """The leaves of nested tuples, in order; other values are skipped."""
     if is_leaf(arguments):
         yield arguments
     elif isinstance(arguments, tuple):
@@ -153,7 +153,7 @@ def flatten(arguments: Any, is_leaf: Callable[[Any], bool]) -> Iterator[Any]:
 
 
 def substitute(arguments: Any, is_leaf: Callable[[Any], bool], values: Iterator[Any]) -> Any:
-    """The same nested tuples with the next of ``values`` in place of each leaf."""
+    """The nested tuples with each leaf replaced by the next of ``values``."""
     if is_leaf(arguments):
         return next(values)
     if not isinstance(arguments, tuple):
@@ -163,24 +163,24 @@ def substitute(arguments: Any, is_leaf: Callable[[Any], bool], values: Iterator[
 
 
 def is_meta(value: Any) -> bool:
-    """Whether it stands for a tensor."""
+    """Whether the value stands for a tensor."""
     return isinstance(value, TensorMeta)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is one."""
+    """Whether the value is a tensor."""
     return isinstance(value, torch.Tensor)
 
 
 def without_data(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same with a `TensorMeta` for each tensor."""
+    """The arguments with a `TensorMeta` for each tensor."""
     metas = (TensorMeta.of(tensor) for tensor in flatten(arguments, is_tensor))
     bare: tuple[Any, ...] = substitute(arguments, is_tensor, metas)
     return bare
 
 
 def _sources(function: Callable[..., Any]) -> list[Path]:
-    """Files of the function's own top package that its module reaches, and the worker's."""
+    """Source files of the function's package that its module depends on, and of the worker."""
     package = function.__module__.partition(".")[0]
     names, pending = set[str](), [function.__module__]
     while pending:
@@ -192,7 +192,7 @@ def _sources(function: Callable[..., Any]) -> list[Path]:
             if not isinstance(value, ModuleType):
                 owner = _owner(value)
             elif value.__name__ == f"{name}.{attribute}":
-                # A package has whatever modules of it anybody has imported, which is chance.
+                # A submodule is an attribute as soon as any code imports it: no real dependency.
                 continue
             else:
                 owner = value.__name__

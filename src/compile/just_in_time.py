@@ -1,17 +1,17 @@
 """Compiles pure functions on tensors at their first call, with one symbolic token dimension.
 
-A dense decoder is cut at its attention calls into functions that have their weights as arguments,
-so each is compiled once however many layers there are, and the attention op is the split point
-without any graph surgery. The token dimension is one symbol, up to the most tokens of a step: sizes
-1 and 2 get no graphs of their own (`backed_size_oblivious`), and code that is for some sizes alone
-is an error. (Whether there are tokens at all no function may ask: sizes count as positive.) Torch's
-*unbacked* dimensions promise as much, but Inductor fuses nothing into a reduction over them, and
-indexes by 64 bits: each norm was two or three kernels.
+A dense decoder is cut at its attention calls into functions that take their weights as arguments.
+So each function is compiled once for all layers, and no graph surgery is needed to split at the
+attention op. The token dimension is one symbol, up to the largest number of tokens of a step: sizes
+1 and 2 get no graphs of their own (`backed_size_oblivious`), and code that holds for some sizes
+only is an error. (A function must not ask whether there are any tokens: sizes count as positive.)
+Torch's *unbacked* dimensions promise the same, but with them Inductor fuses nothing into a
+reduction and uses 64-bit indices: each norm became two or three kernels.
 
-What is compiled is then taken away from the compiler. Dynamo would look at every argument's guards
-in every call and compile again where one fails: in the middle of a request's step, since
-`torch.compiler.set_stance("fail_on_recompile")` is for the whole process, whose other users compile
-what they like. Here a call goes to the code that the first call left, past dynamo.
+After the first call, dynamo is bypassed. It would check every argument's guards in every call, and
+would recompile when one fails, in the middle of a request's step.
+`torch.compiler.set_stance("fail_on_recompile")` would forbid that, but for the whole process, which
+other users may compile in. So later calls run the code object of the first call directly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from src.compile.separate_sums import SeparateSums
 
 _OPTIONS: Mapping[str, Any] = {
     "post_grad_custom_post_pass": SeparateSums(),
-    # It times padded products of the most tokens, and every step would copy an odd matrix then.
+    # It would time padded products for the largest number of tokens; then every step would copy
+    # a matrix of odd size.
     "shape_padding": False,
 }
 
@@ -44,19 +45,19 @@ _OPTIONS: Mapping[str, Any] = {
 class CompiledFunction:
     """``function`` compiled by Inductor, with dimension 0 of ``token_arguments`` symbolic.
 
-    Compilation happens in the first call, which must therefore be a warm-up call. The code serves
-    up to ``most_tokens`` tokens from then on, and no call compiles anything. It keeps the weights
-    of its calls alive. One thread at a time may call it.
+    The first call compiles, so it must be a warm-up call. From then on the code serves up to
+    ``most_tokens`` tokens, and no call compiles anything. It keeps the weights of its calls alive.
+    One thread at a time may call it.
 
     Raises
     ------
     ValueError
-        By a call whose arguments differ from the first one's in more than the number of tokens and
-        the values of tensors, or that has more tokens than ``most_tokens``; by the first one if a
-        tensor comes twice.
+        In a call with more than ``most_tokens`` tokens, or whose arguments differ from those of the
+        first call in more than the number of tokens and the values of tensors; in the first call,
+        if it passes a tensor twice.
     CompilationError
-        By the first call, if ``torch.compile`` was told not to compile, or made code that does not
-        hold for every number of tokens.
+        In the first call, if ``torch.compile`` is disabled, or its code does not hold for every
+        number of tokens.
     """
 
     def __init__(
@@ -67,19 +68,19 @@ class CompiledFunction:
         self._most_tokens = most_tokens
         self._code: types.FunctionType | None = None
         self._token_kinds: list[tuple[Any, ...]] = []
-        # Of the arguments that do not count tokens, once they are known.
+        # Positions of the arguments that do not count tokens; set by the first call.
         self._positions: list[int] = []
         self._fixed: Any = None
-        # By the identity of the other arguments, which are kept so that it stays theirs.
+        # Keyed by the ids of the other arguments; these are kept alive so that ids stay unique.
         self._known: dict[tuple[int, ...], list[Any]] = {}
 
     @property
     def artifact(self) -> types.CodeType | None:
-        """What the compiler made of it, None before the first call."""
+        """The compiled code; None before the first call."""
         return None if self._code is None else self._code.__code__
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it, compiled."""
+        """Call the compiled code; the first call compiles it."""
         given = list(arguments)
         for index in self._token_arguments:
             if not given[index].is_contiguous():
@@ -92,25 +93,25 @@ class CompiledFunction:
     def _compile(self, arguments: list[Any]) -> Any:
         tensors = list(flatten(tuple(arguments), is_tensor))
         if len(set(map(id, tensors))) < len(tensors):
-            # The code would take them for one in every call.
+            # The compiled code would treat the two as one tensor in every later call.
             raise ValueError("two arguments are the same tensor")
         own = _own_copy(self._function)
         most = self._most_tokens
         for index in self._token_arguments:
-            # Where the compiler has to choose by the number of tokens, it takes the most: 32 bits
-            # for an index if they do for these, and no row divided between programs.
+            # Where the compiler chooses by the number of tokens, it assumes the largest: 32-bit
+            # indices if they suffice for that, and no row split between programs.
             mark_dynamic(arguments[index], 0, hint_override=most, min=0, max=most)
         inductor = _Inductor()
         compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=inductor)
         try:
-            # In torch 2.11 the setting is the whole process's: nobody else compiles meanwhile.
+            # In torch 2.11 the setting is process-wide, so only one thread compiles at a time.
             with compile_lock, shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
                 result = compiled(*arguments)
         except ConstraintViolationError as error:
             raise CompilationError(f"{own.__name__} depends on the number of tokens") from error
         graphs = _debug_get_cache_entry_list(own.__code__)
         if len(graphs) != 1:
-            # Run as it is, in a process that disables its compiler.
+            # It ran eagerly, because the compiler is disabled in this process.
             raise CompilationError(f"torch.compile made no graph of {own.__name__}")
         if not inductor.holds_for(most):
             raise CompilationError(f"{own.__name__} depends on the number of tokens")
@@ -136,7 +137,7 @@ class CompiledFunction:
 
 
 class _Inductor:
-    """The backend of one compilation, which knows afterwards what sizes its code is for."""
+    """A backend for one compilation that records for which sizes the code is valid."""
 
     def __init__(self) -> None:
         self._shapes: Any = None
@@ -149,7 +150,7 @@ class _Inductor:
         return compile_fx(graph, examples, config_patches=dict(_OPTIONS))
 
     def holds_for(self, most_tokens: int) -> bool:
-        """Whether no bound of a symbol was moved: torch sees no violation in a new one below 2."""
+        """Whether the range of every symbol is unchanged; torch reports no new bound below 2."""
         return all(
             span.lower <= 0 and span.upper >= most_tokens
             for span in self._shapes.var_to_range.values()
@@ -157,12 +158,12 @@ class _Inductor:
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    """Whatever code depends on of a contiguous tensor whose dimension 0 is free."""
+    """What code depends on in a contiguous tensor whose dimension 0 is free."""
     return tensor.dtype, tensor.device, *tensor.shape[1:]
 
 
 def _description(arguments: list[Any]) -> tuple[Any, ...]:
-    """Whatever code depends on of the arguments that are the same whatever the tokens."""
+    """What code depends on in the arguments that do not count tokens."""
     devices = [tensor.device for tensor in flatten(tuple(arguments), is_tensor)]
     return without_data(tuple(arguments)), devices
 
@@ -172,8 +173,8 @@ def _own_copy(
 ) -> types.FunctionType:
     """The same function with ``code``, or with a copy of its own code.
 
-    Dynamo keeps what it compiled, and counts it, by code object: models that come and go in one
-    process must not use up each other's limit.
+    Dynamo stores and counts its compilations per code object. With copies, models that come and go
+    in one process do not use up each other's recompilation limit.
     """
     code = code or function.__code__.replace()
     copied = types.FunctionType(
@@ -193,11 +194,11 @@ def compile_functions(
     Parameters
     ----------
     functions
-        Pure functions on tensors; anything static among their arguments is hashable.
+        Pure functions on tensors; their other arguments must be hashable.
     token_arguments
         Per function, the positions of arguments whose dimension 0 counts tokens.
     most_tokens
-        That a call may have.
+        Maximal number of tokens of a call.
     """
     return [
         CompiledFunction(function, indices, most_tokens)

@@ -1,4 +1,4 @@
-"""A function that was compiled ahead of time, called like the one that it was made of."""
+"""A function that was compiled ahead of time, called like the original function."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from src.ops.cpu.compiled import Bound, Caller, CompiledCode
 
 
 class LoadedFunction:
-    """``job``'s function from ``artifact``; no compiler is needed, and none could run.
+    """``job``'s function, loaded from ``artifact``; needs no compiler, and never runs one.
 
     It keeps the weights of its calls alive. One thread at a time may call it.
 
     Attributes
     ----------
     artifact
-        What the compiler made of it.
+        The compiler's output.
 
     Raises
     ------
@@ -39,11 +39,11 @@ class LoadedFunction:
         self._code = CompiledCode(caller, artifact.shared_object, metas, artifact.has_own_tensors)
         self._result = None if artifact.result is None else resolve(artifact.result)
         self._fixed = [i for i in range(len(job.arguments)) if i not in job.token_arguments]
-        # By the identity of the other arguments, which are kept so that it stays theirs.
+        # Keyed by the ids of the other arguments; these are kept alive so that ids stay unique.
         self._bound: dict[tuple[int, ...], tuple[Bound, list[Any]]] = {}
 
     def bind(self, *arguments: Any) -> Bound:
-        """The function with its weights, of arguments as in a call (those of tokens are unread)."""
+        """Bind the weights among arguments of a call; the token arguments are ignored."""
         fixed = [arguments[position] for position in self._fixed]
         key = tuple(map(id, fixed))
         if key not in self._bound:

@@ -1,10 +1,10 @@
-"""Compiled code whose tensors are the kernel library's, not torch's.
+"""Rewrites compiled code to use the kernel library's tensors instead of torch's.
 
-Between its loops, code of AOTInductor calls torch by a C interface: for memory, for views of it,
-for where it lies. With one token of a small model that takes longer than the loops, and a large
-one has pushed torch's code out of the caches by then. The kernel library has the same functions for
-tensors that are nothing but this (`src/ops/cpu/tensors.h`). Their names differ from torch's in a
-prefix of the same length, so a library calls them once they are written over torch's.
+Between its loops, code from AOTInductor calls torch through a C interface: for memory, views and
+data pointers. With one token of a small model, these calls take longer than the loops; with a large
+model, torch's code has left the CPU caches by then. The kernel library has the same functions for
+minimal tensors (`src/ops/cpu/tensors.h`). Their names differ from torch's only in a prefix of the
+same length, so overwriting torch's names in a library makes it call them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OURS: Final = b"slipstream_"
 _ELF: Final = b"\x7fELF"
 _CONSTANT: Final = "constants_info_["
 _NAME: Final = re.compile(rb"(?<=\0)(?:aoti_)?torch_\w+(?=\0)")
-# Of which none takes or makes a tensor.
+# Functions that neither take nor return a tensor.
 _NEUTRAL: Final = re.compile(rb"aoti_torch_(?:check|(?:dtype|device_type|layout|grad_mode)_\w+)")
 _OWN: Final = frozenset(
     _THEIRS + name.encode()
@@ -47,16 +47,16 @@ _OWN: Final = frozenset(
 
 
 def with_own_tensors(library: bytes, source: str) -> bytes | None:
-    """A shared library of compiled code, rewritten to call the kernel library for its tensors.
+    """Rewrite a shared library of compiled code to use the kernel library's tensors.
 
-    None if it calls anything else of torch's, which would take them for its own; if it has
-    constants, which are torch's tensors; or if it is in a format of which not every name ends in a
-    zero byte (only ELF is known to).
+    Returns None if the library uses any other function of torch, which would expect torch's
+    tensors; if it has constants, which are torch's tensors; or if names in its file format may not
+    end in a zero byte (only ELF is known to be safe).
 
     Parameters
     ----------
     source
-        The code that calls the loops, which the library was made of.
+        The generated code from which the library was compiled.
     """
     if not library.startswith(_ELF) or _CONSTANT in source:
         return None

@@ -1,13 +1,13 @@
-"""Compiled code whose loops the kernel library's threads run, not a team of OpenMP's.
+"""Rewrites compiled code to run its loops on the kernel library's threads instead of OpenMP's.
 
-Inductor writes its loops over tokens for OpenMP. A team of it would spin on the CPUs on which the
-kernels' threads and the event loop run, and would be assembled for a loop of a microsecond too. So
-the kernel library serves what such a loop calls (`src/ops/cpu/loops.cpp`), under names of the same
-length, and code calls those once they are written over OpenMP's.
+Inductor writes its loops over tokens for OpenMP. An OpenMP team would spin on the CPUs of the
+kernels' threads and of the event loop, and would be started even for a loop of a microsecond. So
+the kernel library implements the functions that such a loop calls (`src/ops/cpu/loops.cpp`), under
+names of the same length. Overwriting OpenMP's names in a library makes it call them.
 
-There a part is run by whoever comes, and all of them by one thread if need be, so none may wait for
-another. OpenMP's loops do where they end, which matters when something follows in the same parallel
-region. Hence each loop has a region of its own, and its barrier is nothing.
+There, any number of threads may run the parts of a loop, even a single one, so no part may wait for
+another. OpenMP's loops end with a barrier, which matters if something follows in the same parallel
+region. Hence each loop gets a region of its own, and its barrier does nothing.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _OURS: Final = {
 }
 
 OPTIONS: Final = {
-    # How many, and whether it is worth their while, is known when the loop runs.
+    # The number of threads, and whether they are worthwhile, is decided when the loop runs.
     "cpp.dynamic_threads": True,
-    # More than one: loops are written for threads. Beyond that it is no number of anything.
+    # More than one, so that loops are written for threads. The value has no other effect.
     "cpp.threads": 2,
 }
-"""Inductor's, for code that can be rewritten."""
+"""Options of Inductor for code that can be rewritten."""
 
 
 def prepare() -> bool:
-    """Have this process's Inductor end a parallel region where the next loop begins.
+    """Make this process's Inductor end each parallel region before the next loop.
 
-    Returns whether this platform's compiler may make code that can be rewritten.
+    Returns whether the code of this platform's compiler can be rewritten.
     """
     from torch._inductor import cpp_builder
     from torch._inductor.codegen import cpp
 
     shared: Any = getattr(cpp, "WorkSharing", None)
-    # Other compilers have functions of their own beneath OpenMP.
+    # Other compilers call other runtime functions for OpenMP.
     if shared is None or not cpp_builder.is_gcc():
         return False
     if not getattr(shared, "is_alone", False):
@@ -63,16 +63,16 @@ def _alone(shared: Any) -> Any:
 
 
 def with_own_threads(library: bytes, source: str) -> bytes | None:
-    """A shared library of compiled code, rewritten to have its loops run by the kernel library.
+    """Rewrite a shared library of compiled code to run its loops on the kernel library's threads.
 
-    None if it calls anything else of OpenMP's; if a parallel region is not one loop; or if the
-    library is in a format of which not every name ends in a zero byte (only ELF is known to). Code
-    without such loops is returned as it is.
+    Returns None if the library uses any other function of OpenMP; if a parallel region is not
+    exactly one loop; or if names in its file format may not end in a zero byte (only ELF is known
+    to be safe). Code without such loops is returned unchanged.
 
     Parameters
     ----------
     source
-        The code that the library was made of.
+        The generated code from which the library was compiled.
     """
     names, pragmas = set(_NAME.findall(library)), _PRAGMA.findall(source)
     if not library.startswith(_ELF) or not names <= _OURS.keys():

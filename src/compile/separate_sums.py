@@ -1,9 +1,10 @@
-"""Takes sums of matrices out of products again, where Inductor has put them.
+"""Separates matrix additions from matrix products that Inductor has fused.
 
-Inductor makes one call of a product and a sum: `addmm(residual, x, weight)`. For a bias that is an
-epilogue of the product. A whole matrix is copied to where the result goes first, and the product
-then reads and writes it there: a kernel more for each projection that ends in the residual stream,
-and its rows are in memory twice more. As a sum of its own it is fused into the norm that follows.
+Inductor fuses a product and a sum into one call: `addmm(residual, x, weight)`. For a bias, the sum
+is a cheap epilogue of the product. But a whole matrix is first copied to the place of the result,
+which the product then reads and writes. That costs another kernel for each projection that ends in
+the residual stream, and two more passes over its rows in memory. As a separate sum, it is fused
+into the following norm.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _add = torch.ops.aten.add.Tensor
 
 
 class SeparateSums(CustomGraphPass):
-    """`addmm` of a matrix becomes `mm` and `add`, which round as the eager functions do.
+    """Turns `addmm` of a matrix into `mm` and `add`, which round as the eager functions do.
 
     Runs after Inductor's own passes.
     """
@@ -38,5 +39,5 @@ class SeparateSums(CustomGraphPass):
             graph.erase_node(node)
 
     def uuid(self) -> bytes:
-        """Of this file, for Inductor's cache."""
+        """Digest of this file, for Inductor's cache."""
         return get_hash_for_files((__file__,))

@@ -1,8 +1,8 @@
 """A process that compiles jobs ahead of time: `python -m src.compile.worker`.
 
-It reads one `Setup` from standard input and writes one line of JSON per job. What a compiler takes
-from a process (its memory, its interpreter lock, its life) it takes from this one. When standard
-input ends, whoever asked is gone, and so is this process with every compiler that it runs.
+It reads one `Setup` from standard input and writes one line of JSON per job. So a compiler uses the
+memory and the GIL of this process, and can crash only this one. When standard input ends, the
+parent has ended; this process then ends too, with every compiler that it runs.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def main() -> None:
 
 
 def _end_with_the_input() -> None:
-    # No buffered file: the interpreter would wait for its lock when it ends.
+    # Not a buffered file: at exit, the interpreter would wait for the file's lock.
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 def _compile_into(job: Job, directory: Path) -> None:
-    """Leave the artifact of ``job`` in ``directory``, whole or not at all."""
+    """Put the artifact of ``job`` into ``directory``, completely or not at all."""
     with scratch_in(directory) as scratch:
         library, source = scratch / "library.so", scratch / "wrapper.cpp"
         code, result = None, None
@@ -99,7 +99,7 @@ def _compile_into(job: Job, directory: Path) -> None:
 
 
 def _compile(job: Job, library: Path, source: Path, options: Mapping[str, Any]) -> str | None:
-    """Write the job's code, and what it was made of. Returns as `_export` does."""
+    """Write the job's library and its generated source. Returns what `_export` returns."""
     package = library.with_name("model.pt2")
     result = _export(job, package, options)
     with zipfile.ZipFile(package) as archive, source.open("wb") as text:
@@ -113,7 +113,7 @@ def _compile(job: Job, library: Path, source: Path, options: Mapping[str, Any]) 
 
 
 def _export(job: Job, package: Path, options: Mapping[str, Any]) -> str | None:
-    """Compile into a package; the name of the result's type, None for a single tensor."""
+    """Compile into a package; returns the name of the result's type, None for a single tensor."""
     from torch._inductor import aoti_compile_and_package
     from torch.export import Dim, export
     from torch.fx.experimental import _config as symbolic_shapes
@@ -122,7 +122,7 @@ def _export(job: Job, package: Path, options: Mapping[str, Any]) -> str | None:
     result: list[str | None] = []
 
     class Flat(torch.nn.Module):
-        """The function on its tensors alone."""
+        """The function with its tensors as a flat list of arguments."""
 
         def forward(self, *tensors: torch.Tensor) -> Any:
             outcome = function(*substitute(job.arguments, is_meta, iter(tensors)))
@@ -136,10 +136,10 @@ def _export(job: Job, package: Path, options: Mapping[str, Any]) -> str | None:
     for position, argument in enumerate(job.arguments):
         counts_tokens = position in job.token_arguments
         for meta in flatten(argument, is_meta):
-            # Never written, so never in memory.
+            # Never written to, so the system allocates no memory for it.
             tensors.append(torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype))
             shapes.append({0: Dim.DYNAMIC} if counts_tokens else None)
-    # Otherwise sizes 0 and 1 would be taken for special ones.
+    # Without this, export would specialise the code for sizes 0 and 1.
     with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = export(Flat(), tuple(tensors), dynamic_shapes=(tuple(shapes),), strict=False)
         with contextlib.redirect_stdout(sys.stderr):

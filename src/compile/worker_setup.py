@@ -1,4 +1,4 @@
-"""What a compiling process is told."""
+"""The input of a compiling process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from src.compile.job import Job
 
 @dataclass(frozen=True)
 class Setup:
-    """Jobs in order, the root of the caches, and how far the process yields to others."""
+    """Jobs in order, the root of the caches, and the niceness of the process."""
 
     jobs: tuple[Job, ...]
     root: Path

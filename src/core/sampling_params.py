@@ -1,4 +1,4 @@
-"""What a client may ask of the sampler, and the one place where it is validated."""
+"""Sampling parameters of a request, and their validation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.core.structured_output import StructuredOutput
+from src.core.thinking import Thinking
 
 # Below this a temperature means greedy: dividing by it would overflow float32 logits.
 GREEDY_TEMPERATURE: Final = 1e-5
@@ -22,14 +23,19 @@ MAX_STOP_TOKEN_IDS: Final = 128
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
+MAX_TAGS: Final = 16
+MAX_TAG_CHARS: Final = 256
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
+
+# What errors call the bound of thinking: clients know it by this name.
+THINKING_BUDGET: Final = "thinking_token_budget"
 
 # What an error message shows of a value.
 _MAX_SHOWN_CHARS: Final = 50
 _MAX_SHOWN_BITS: Final = 128
 
-# Where msgspec says that it is: "Expected `int`, got `float` - at `$.top_k`".
+# The field's name in msgspec's message: "Expected `int`, got `float` - at `$.top_k`".
 _FIELD = re.compile(r"`\$\.(?P<name>\w+)")
 
 
@@ -57,10 +63,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids
         When given, no other token is ever chosen.
     bad_words
-        Strings whose token sequences are never completed.
+        Strings whose token sequences never appear in the output.
     max_tokens
-        Output tokens at most; ``None`` is what the checkpoint's ``generation_config.json`` says
-        (``max_new_tokens``), or as many as fit the model's context.
+        The most output tokens. ``None``: ``max_new_tokens`` of the checkpoint's
+        ``generation_config.json``, or as many as fit the model's context.
     min_tokens
         Neither an end token nor a stop string ends the output before this many tokens.
     stop
@@ -68,18 +74,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids
         Token ids that end the output, beside the model's own end tokens.
     ignore_eos
-        Go on after the model's own end tokens.
+        Whether to go on after the model's own end tokens.
     seed
-        Same seed, prompt and parameters, same tokens; ``None`` draws one.
+        Same seed, prompt and parameters give the same tokens; ``None`` draws a seed.
     logprobs, prompt_logprobs
         Report the chosen (or prompt) token and this many likeliest ones, 0 to 20; ``None`` is off.
         They are of the model's raw distribution, before penalties, bias and temperature.
     skip_special_tokens, spaces_between_special_tokens
         How the tokens are turned into text.
     kept_special_token_ids
-        Special tokens that are not skipped, for those who read the text and look for them.
+        Special tokens that are kept in the text, because a parser of the text needs them.
     structured_output
         What the text must conform to: JSON, a regular expression, a choice, a grammar.
+    thinking
+        How the output's thinking is marked, and how many tokens it may have. Without it thinking
+        is text like any other.
     """
 
     n: int = 1
@@ -106,6 +115,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     kept_special_token_ids: tuple[int, ...] = ()
     structured_output: StructuredOutput | None = None
+    thinking: Thinking | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -118,7 +128,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Raises
         ------
         InvalidRequestError
-            Naming the field, its value and the bound.
+            The message names the field, its value and the bound.
         """
         self._validate_types()
         _check_range("n", self.n, 1, MAX_N)
@@ -142,9 +152,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_range(name, count, 0, MAX_LOGPROBS)
         self._validate_strings()
         self._validate_token_ids(vocab_size)
+        if self.thinking is not None:
+            _validate_thinking(self.thinking)
 
     def _validate_types(self) -> None:
-        # What a program writes is not checked when it is constructed, unlike what is decoded.
+        # msgspec checks types when it decodes, but not when a program calls the constructor.
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except msgspec.ValidationError as error:
@@ -184,8 +196,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.logit_bias:
             _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
             _check_ids("logit_bias", tuple(self.logit_bias), vocab_size)
-            for bias in self.logit_bias.values():
-                _check_range("logit_bias", bias, -100.0, 100.0)
+            for token_id, bias in self.logit_bias.items():
+                if not -100.0 <= bias <= 100.0:
+                    raise InvalidRequestError(
+                        f"logit_bias[{token_id}] must be from -100.0 to 100.0, got {shown(bias)}",
+                        param="logit_bias",
+                    )
+
+
+def _validate_thinking(thinking: Thinking) -> None:
+    if not (thinking.openings and thinking.closings):
+        raise InvalidRequestError("thinking: there must be tags of either kind", param="thinking")
+    tags = (*thinking.openings, *thinking.closings, *thinking.ends_before)
+    _check_count("thinking", len(tags), MAX_TAGS)
+    for tag in tags:
+        if not 1 <= len(tag) <= MAX_TAG_CHARS:
+            raise InvalidRequestError(
+                f"thinking: tags must have 1 to {MAX_TAG_CHARS} characters, got one of {len(tag)}",
+                param="thinking",
+            )
+    if thinking.budget is not None:
+        _check_range(THINKING_BUDGET, thinking.budget, 0, INT64_MAX)
 
 
 def _invalid(name: str, value: object, bound: str) -> InvalidRequestError:
@@ -193,8 +224,8 @@ def _invalid(name: str, value: object, bound: str) -> InvalidRequestError:
 
 
 def shown(value: object) -> str:
-    """The value as an error message shows it: never long, whatever a client sent."""
-    # Python refuses to spell integers of thousands of digits at all.
+    """The value as an error message shows it, always short."""
+    # Python refuses to convert integers of thousands of digits to text.
     if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"
     return str(value)[:_MAX_SHOWN_CHARS]

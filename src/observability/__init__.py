@@ -1,1 +1,1 @@
-"""What an engine tells its operators: metrics under known names, and logs."""
+"""What an engine reports to its operators: metrics, traces and logs."""

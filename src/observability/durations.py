@@ -1,4 +1,4 @@
-"""How long the parts of a completion's life took, from its record."""
+"""Durations of the phases of a completion, from its record."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from src.core.records import RequestRecord
 
 
 class Durations(NamedTuple):
-    """Seconds; ``None`` for what a completion never reached.
+    """Durations in seconds; ``None`` for phases that a completion never reached.
 
     Attributes
     ----------
     queue
-        In the waiting queue until it was admitted first.
+        In the waiting queue, until its first admission.
     first_token
         From arrival to its first token.
     prefill, decode, inference
         From its first admission to its first token, from that to its last token, and both.
     per_token
-        Mean time between two of its tokens; ``None`` with less than two.
+        Mean time between two of its tokens; ``None`` with fewer than two.
     whole
-        From arrival to the end, or to the last that is known of it.
+        From arrival to the end, or to its last known event.
     """
 
     queue: float | None

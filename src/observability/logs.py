@@ -1,7 +1,7 @@
 """Logging of the package ``src``: one line per record, as text or as JSON, on standard error.
 
-Only the package's own logger is touched: those of hypercorn, uvicorn or an embedding program stay
-as they are. An embedding program that never calls :func:`setup_logging` gets plain records.
+Only the package's own logger is configured; those of hypercorn, uvicorn or an embedding program are
+left alone. If :func:`setup_logging` is never called, records reach the program's own handlers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 ROOT: Final = "src"
 LEVELS: Final = ("debug", "info", "warning", "error")
 
-# What a LogRecord has of itself; everything else in it was given as `extra`.
+# Standard attributes of a LogRecord; all others were passed as `extra`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Our handler, told from others by its class."""
+    """Our handler; its class distinguishes it from others."""
 
 
 class TextFormatter(logging.Formatter):
@@ -34,7 +34,7 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(short)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, then a traceback where there is one."""
+        """One line, followed by a traceback if there is one."""
         record.short = record.name.removeprefix(f"{ROOT}.")
         return super().format(record)
 
@@ -43,7 +43,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line: time (seconds since the epoch), level, logger, message, extras."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever is in the message."""
+        """One line, whatever the message contains."""
         entry: dict[str, object] = {
             "time": round(record.created, 6),
             "level": record.levelname.lower(),
@@ -57,12 +57,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def current_level() -> str:
-    """What of the package's records is logged, as one of :data:`LEVELS`."""
+    """The level of the package's logger, as one of :data:`LEVELS`."""
     return logging.getLevelName(logging.getLogger(ROOT).getEffectiveLevel()).lower()
 
 
 def set_level(level: str) -> None:
-    """Log the package's records of this level, one of :data:`LEVELS`, and above."""
+    """Set the level of the package's logger to one of :data:`LEVELS`."""
     logging.getLogger(ROOT).setLevel(level.upper())
 
 
@@ -72,7 +72,7 @@ def setup_logging(
 ) -> None:
     """Log the package's records on standard error; calling it again changes level and format.
 
-    Does nothing where the program has set up logging itself: its handlers see every record anyway,
+    Does nothing if the program has configured logging itself: its handlers get every record anyway,
     and a second handler would print each line twice.
     """
     logger = logging.getLogger(ROOT)

@@ -1,4 +1,4 @@
-"""One line per completion at its end: what it cost and how it ended, never what it said."""
+"""Logs one line per finished completion: its cost and how it ended, never its content."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ logger: Final = logging.getLogger("src.requests")
 
 
 def log_request(record: RequestRecord, *, request_id: str, index: int, prompt_tokens: int) -> None:
-    """Write the line of a completion that has ended, at level ``info``.
+    """Log the line of a completion that has ended, at level ``info``.
 
-    As text it is one sentence; as JSON every figure is a field of its own, in milliseconds.
+    As text it is one sentence; as JSON every figure is a field, in milliseconds.
 
     Parameters
     ----------
     request_id
-        The caller's name for the request; over HTTP its ``X-Request-Id``.
+        The caller's id of the request; over HTTP its ``X-Request-Id``.
     index
-        Which of the request's completions.
+        Index of the completion within the request.
     """
     if not logger.isEnabledFor(logging.INFO):
         return
@@ -46,7 +46,7 @@ def log_request(record: RequestRecord, *, request_id: str, index: int, prompt_to
 
 
 def _sentence(figures: dict[str, object]) -> str:
-    # A caller's name may hold anything; a line stays one line.
+    # The caller's id may contain anything; the log line must stay one line.
     name = str(figures["request_id"])
     name = name if name.isprintable() else ascii(name)
     parts = [

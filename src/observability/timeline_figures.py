@@ -1,4 +1,4 @@
-"""What the timeline says in a few figures: for ``inspect`` and ``top``."""
+"""Summarises the timeline in a few figures, for ``inspect`` and ``top``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from src.core.steps import StepRecord
 from src.core.views import RequestTrack, TimelineView
 
-# Name, and how long it took, of each part of a step's way in order.
+# The parts of a step in order: name, and the function that gives the duration.
 PHASES: Final = (
     ("plan", lambda step: step.plan_ended - step.planned),
     ("launch", lambda step: step.launch_ended - step.plan_ended),
@@ -25,7 +25,7 @@ PHASES: Final = (
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Median, 99th percentile and greatest, in seconds, and of how many values."""
+    """Median, 99th percentile and maximum in seconds, and the number of values."""
 
     p50: float
     p99: float
@@ -34,16 +34,16 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class TimelineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of some steps and of the completions beside them.
+    """Figures of some steps and of the completions during that time.
 
     Attributes
     ----------
     seconds
         From the first step's planning to the last one's publication.
     bubble
-        Fraction of the time with work in which the device waited for the host, 0 to 1.
+        Share of the time with work in which the device waited for the host, 0 to 1.
     phases
-        By the names of ``PHASES``.
+        Keyed by the names in ``PHASES``.
     ttft, whole, between_tokens
         From arrival to the first token, from arrival to the end, between two tokens.
     """
@@ -63,7 +63,7 @@ class TimelineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quantiles(values: Iterable[float], weights: Iterable[int] | None = None) -> Quantiles | None:
-    """Nearest-rank quantiles of values that count ``weights`` times each; ``None`` of none."""
+    """Nearest-rank quantiles of values with optional ``weights``; ``None`` without values."""
     pairs = sorted((value, 1) for value in values) if weights is None else _pairs(values, weights)
     total = sum(weight for _, weight in pairs)
     if not total:
@@ -85,7 +85,7 @@ def _pairs(values: Iterable[float], weights: Iterable[int]) -> list[tuple[float,
 
 
 def figures(steps: Sequence[StepRecord], requests: Sequence[RequestTrack]) -> TimelineFigures:
-    """The figures of ``steps``, oldest first, and of what ``requests`` say of their time."""
+    """The figures of ``steps``, oldest first, and of ``requests`` during that time."""
     begin = steps[0].planned if steps else 0.0
     end = steps[-1].published if steps else 0.0
     idle = sum(step.idle_before for step in steps)
@@ -114,13 +114,13 @@ def figures(steps: Sequence[StepRecord], requests: Sequence[RequestTrack]) -> Ti
         phases={name: found for name, found in phases.items() if found is not None},
         ttft=quantiles(first_tokens),
         whole=quantiles(ends),
-        # A row that decodes had its last token in the step before, nearly always.
+        # A decoding row nearly always had its last token in the step before.
         between_tokens=quantiles([gap for gap, _ in gaps], [rows for _, rows in gaps]),
     )
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits, whatever the size: ``0.012 ms``, ``3.45 ms``, ``12.3 s``."""
+    """A duration with three digits: ``0.012 ms``, ``3.45 ms``, ``12.3 s``."""
     if seconds >= 10:
         return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
     value = 1000 * seconds
@@ -128,7 +128,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def summary(view: TimelineView, slowest: int = 5) -> list[str]:
-    """A few lines for a person."""
+    """A few lines of text."""
     if not view.steps:
         return ["no step was recorded yet"]
     found = figures(view.steps, view.requests)

@@ -1,6 +1,6 @@
 """The step timeline as a Chrome trace (JSON), which ui.perfetto.dev and chrome://tracing open.
 
-Three processes, so that each folds away by itself::
+Three processes, so that each can be folded::
 
     host        one track: what the event loop did for each step: plan, launch, commit, publish
                 counters: requests, KV memory, tokens of a step
@@ -33,7 +33,7 @@ Event = dict[str, Any]
 
 
 def trace_events(view: TimelineView) -> bytes:
-    """The JSON of a trace of these steps and completions."""
+    """The JSON trace of these steps and completions."""
     clock = _Clock(view)
     spans = _spans(view.steps, clock)
     events = [*_names(), *_host(view.steps, clock), *_device(view.steps, spans, clock)]
@@ -45,7 +45,7 @@ def trace_events(view: TimelineView) -> bytes:
             "first_step": view.steps[0].step_id if view.steps else 0,
             "last_step": view.steps[-1].step_id if view.steps else 0,
             "bubble": view.bubble,
-            # When the trace's time 0 was, in seconds since 1970.
+            # Time 0 of the trace, in seconds since the epoch.
             "unix_time": view.unix_time - (view.now - clock.zero),
             "omitted_requests": view.omitted,
         },
@@ -54,9 +54,9 @@ def trace_events(view: TimelineView) -> bytes:
 
 
 class _Clock:
-    """Seconds of the engine's clock to whole nanoseconds since the trace's beginning.
+    """Converts seconds of the engine's clock to whole nanoseconds since the trace's beginning.
 
-    Whole numbers keep what is nested nested: two roundings of one moment are the same.
+    Equal moments round to equal whole numbers, so nested slices stay nested.
     """
 
     def __init__(self, view: TimelineView) -> None:
@@ -114,7 +114,7 @@ def _host(steps: Sequence[StepRecord], clock: _Clock) -> Iterator[Event]:
             clock(step.committed),
             arrived_us_before=(clock(step.commit_started) - clock(step.arrived)) / 1000,
         )
-        # Steps that were committed in one turn are published together.
+        # Steps that were committed in one turn of the loop are published together.
         begin = clock(step.publish_started)
         if begin != published:
             published = begin
@@ -128,10 +128,10 @@ def _host(steps: Sequence[StepRecord], clock: _Clock) -> Iterator[Event]:
 
 
 def _spans(steps: Sequence[StepRecord], clock: _Clock) -> dict[int, tuple[int, int]]:
-    """Step -> when it was on the device, none of them over another."""
+    """Step -> its time on the device; the intervals do not overlap."""
     spans, before = {}, 0
     for step in steps:
-        # What the device's own clock says may begin a little before the host saw the last end.
+        # By the device's own clock, a step may begin slightly before the host saw the last one end.
         start = max(before, clock(step.device_start))
         before = max(start, clock(step.device_end))
         spans[step.step_id] = (start, before)
@@ -199,11 +199,11 @@ def _requests(
 
 
 def _phases(track: RequestTrack, lane: int, start: int, end: int, clock: _Clock) -> Iterator[Event]:
-    """What is inside a completion's slice, one after the other."""
+    """The parts inside a completion's slice, in order."""
     place = start
 
     def piece(name: str, begin: float, until: float, **details: object) -> Iterator[Event]:
-        # Host and device look at different clocks by a few microseconds: nothing overlaps.
+        # Host and device clocks differ by a few microseconds; clip so that nothing overlaps.
         nonlocal place
         first = min(max(place, clock(begin)), end)
         last = min(max(first, clock(until)), end)
@@ -238,7 +238,7 @@ def _phases(track: RequestTrack, lane: int, start: int, end: int, clock: _Clock)
 def _arrows(
     track: RequestTrack, lane: int, start: int, back: int, spans: dict[int, tuple[int, int]]
 ) -> Iterator[Event]:
-    """From a completion's arrival over its prefill's steps back to its first token."""
+    """From a completion's arrival over the steps of its prefill to its first token."""
     middles = [sum(spans[c.step_id]) // 2 for c in track.chunks if c.step_id in spans]
     middles = sorted(middle for middle in middles if start <= middle <= back)
     if not middles:
@@ -251,7 +251,7 @@ def _arrows(
 
 
 class _Lanes:
-    """Tracks for slices that must not overlap: the lowest that is free, from 1."""
+    """Allocates tracks to slices that must not overlap: the lowest free one, from 1."""
 
     def __init__(self) -> None:
         self.count = 0

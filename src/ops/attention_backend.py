@@ -1,7 +1,7 @@
-"""An engine's own choice of what attends: an object that it owns, and whose handle its calls carry.
+"""An engine's own choice of attention kernels; the engine's calls carry its handle.
 
-There is nothing to choose for a whole process: engines beside each other, with other models and
-other settings, each pass the handle of what they have opened.
+There is no process-wide choice: engines in one process, with different models and settings, each
+pass the handle of the backend that they opened.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class AttentionKernel(NamedTuple):
     """A kernel of paged attention.
 
     Attributes
-        run: Takes the op's arguments, but for `backend`.
+        run: Takes the op's arguments without `backend`.
         honours: Fields of [`AttentionSpec`][src.ops.attention_spec.AttentionSpec], beside `scale`,
-            that it makes something of. It is never given a call that uses others.
+            that it supports. It is never given a call that uses others.
     """
 
     name: str
@@ -29,10 +29,10 @@ class AttentionKernel(NamedTuple):
 
 
 class AttentionBackend(Backend):
-    """Kernels of paged attention, of which the first serves that honours all that a call asks for.
+    """Kernels of paged attention; the first that supports all features of a call serves it.
 
     Parameters
-        kernels: In the order of preference. The reference, which honours everything, comes last.
+        kernels: In order of preference. The reference, which supports everything, comes last.
     """
 
     def __init__(self, *kernels: AttentionKernel) -> None:
@@ -40,7 +40,7 @@ class AttentionBackend(Backend):
         super().__init__(Kernel(self.kernels[0].name, self._run))
 
     def kernel_for(self, spec: AttentionSpec) -> AttentionKernel:
-        """What serves a layer."""
+        """The kernel that serves a layer with this spec."""
         features = spec.features
         return next(kernel for kernel in self.kernels if features <= kernel.honours)
 

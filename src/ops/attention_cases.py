@@ -36,15 +36,15 @@ def build(
 ) -> tuple[Any, ...]:
     """Arguments of a call for rows given as (query_len, seq_len).
 
-    `max_seq_len` is `longest`, where that is over the rows' own: a bound is all that it is.
-    `prefixes` is row -> (a row before it, how many of whose blocks it begins with); neither row's
-    queries lie in these. `cached` has the step's own keys and values in the cache, and passes none.
-    A `cap` or `sliding_window` of 0 is none.
+    `max_seq_len` is `longest` if that exceeds the rows' own lengths; it is only an upper bound.
+    `prefixes` maps row -> (an earlier row, number of its blocks that this row begins with); neither
+    row's queries lie in the shared blocks. With `cached`, the step's own keys and values are in the
+    cache already, and `key` and `value` are None. A `cap` or `sliding_window` of 0 means none.
 
-    Blocks are handed out in random order, query/key/value are slices of one fused tensor, the
-    cache holds random history, and whatever must not be read is poisoned: unused cache slots,
-    history that a window has gone past and padding keys with NaN, unused block table entries with a
-    huge number, and those that a window has gone past with a negative one.
+    Blocks are handed out in random order, query/key/value are slices of one fused tensor, and the
+    cache holds random history. Everything that must not be read is poisoned. NaN: unused cache
+    slots, history before the window, keys of padding. A huge number: unused block table entries. A
+    negative number: block table entries before the window.
     """
     random = torch.Generator().manual_seed(seed)
     num_tokens = sum(query_len for query_len, _ in rows)
@@ -73,7 +73,7 @@ def build(
             flat[history] = torch.randn(len(history), *shape[2:], generator=random)
         slots += slot_of[seq_len - query_len :]
         if sliding_window and not prefixes:
-            # What the first of the row's queries does not see, whole blocks of it.
+            # Whole blocks that even the row's first query does not see.
             passed = max(0, seq_len - query_len - sliding_window + 1) // block_size
             block_tables[row, :passed] = -1
             for cache in (key_cache, value_cache):
@@ -87,7 +87,7 @@ def build(
         qkv.to(device, dtype).flatten(1).unflatten(1, (-1, head_dim))
         .split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     )  # fmt: skip
-    # About as large as the largest scores, so that they matter.
+    # About as large as the largest scores, so that they change the result.
     sinks = torch.randn(num_heads, generator=random).mul(2).to(device) if has_sinks else None
     spec = AttentionSpec(head_dim**-0.5, cap or None, sliding_window or None, sinks)
     lengths = torch.tensor([0] + [query_len for query_len, _ in rows])
@@ -110,7 +110,7 @@ def build(
 
 
 def _grid() -> list[Case]:
-    """The parameters that select other code: dtype, head size, GQA ratio, window, block size."""
+    """Parameters that select other code paths: dtype, head size, GQA ratio, window, block size."""
     cases: list[Case] = [
         {"dtype": dtype, "head_dim": head_dim, "num_heads": heads, "num_kv_heads": kv_heads}
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -129,24 +129,24 @@ def _grid() -> list[Case]:
         {"rows": ((64, 1400), (1, 1300)), "sliding_window": 300},
         {"rows": ((130, 600),), "num_heads": 71, "num_kv_heads": 1, "head_dim": 16},
         {"rows": ((0, 3), (0, 0)), "padding": 2},
-        # A captured decode step: rows and tokens of padding last, and the bound of any row.
+        # A captured decode step: padding rows and tokens at the end, and the largest bound.
         {"rows": ((1, 1), (1, 600), (0, 0), (0, 0)), "padding": 2, "longest": 4096},
         {"rows": ((1, 700), (0, 0)), "padding": 1, "longest": 4096, "sliding_window": 100},
         {"rows": ((0, 0), (0, 0)), "padding": 2, "longest": 4096},
-        # A captured mixed step: tokens of padding alone.
+        # A captured mixed step: padding tokens, no padding rows.
         {"rows": ((5, 33), (1, 130)), "padding": 10, "longest": 4096},
-        # The fewest tokens that are not a decode, beside one.
+        # The shortest rows that are not decodes, beside a decode.
         {"rows": ((2, 2), (1, 40), (2, 35)), "padding": 1},
         {"rows": ()},
-        # Prefixes of prefixes, rows that share with nobody, and one that is not a decoding row.
+        # Prefixes of prefixes, rows that share with no other row, and a row that is not decoding.
         {
             "rows": ((1, 1100), (1, 40), (1, 900), (1, 1300), (40, 1000), (1, 700), (1, 1025)),
             "prefixes": {2: (0, 32), 3: (2, 48), 4: (0, 48), 5: (1, 2), 6: (0, 64)},
             "padding": 1,
         },
     ]
-    # Modifiers of scores, in each dtype: short chunks, a prompt of several steps, decodes of
-    # several splits, rows behind 256 and 2,048 keys, rows with a common prefix.
+    # Modifiers of scores, in each dtype: short chunks, a prompt in several steps, decodes with
+    # several KV splits, rows after 256 and 2,048 keys, rows with a common prefix.
     modified: list[Case] = [
         {"cap": 2.0},
         {"has_sinks": True},
@@ -198,7 +198,7 @@ CACHED_CASES: list[Case] = [
     {"cached": True, "rows": ((1, 1), (0, 0)), "head_dim": 16, "padding": 1, "longest": 4096},
     {"cached": True, "rows": ((0, 0), (0, 0)), "head_dim": 16, "padding": 2, "longest": 4096},
 ]
-"""Without keys and values, which the compiled CPU kernel does not take."""
+"""Cases without `key` and `value`, which the compiled CPU kernel does not support."""
 
 
 def cost(

@@ -1,12 +1,11 @@
-"""Libraries that attend for rows with several query tokens, behind the op's own declaration.
+"""External attention libraries for rows with several query tokens, behind the op's declaration.
 
-The Triton kernels go on writing the cache and serving rows with one query token, so which kernel
-serves a row depends on that row alone, whoever serves the others. A library is called with what
-the op is called with: block tables and lengths on the device, bounds on the host. None of them may
-wait for the device.
+The Triton kernels still write the cache and serve rows with one query token. So the kernel of a row
+depends on that row alone. A library gets the arguments of the op: block tables and lengths on the
+device, bounds on the host. No library call may wait for the device.
 
-What a library is good for is found out by trying it (`open_library`): its packages are built in
-many ways, and a call that a build has no kernel for is known by its error alone.
+Libraries come in many builds, and a call without a compiled kernel only shows by its error. So
+`open_library` finds out what a library supports by trying it.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ from src.ops.attention_backend import AttentionKernel
 from src.ops.attention_spec import AttentionSpec
 from src.ops.paged_attention import PAGED_ATTENTION
 
-# Rows (query_len, seq_len) of a trial. The last has enough queries for the path of a library that
-# copies whole blocks, and which so reads what lies behind a row's end.
+# Rows (query_len, seq_len) of the trial. The last has enough queries to select a path that copies
+# whole blocks, and so also reads behind a row's end.
 _TRIAL_ROWS = ((1, 1), (0, 5), (1, 700), (40, 40), (5, 33), (256, 900))
 _TRIAL_WINDOW = 300
 _TRIAL_CAP = 2.0
-# Both accumulate in float32; what differs is the order of sums and the rounding of the result.
+# Both accumulate in float32; the order of sums and the rounding of the result differ.
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 _HOPPER, _BLACKWELL = 9, 10  # major compute capabilities
 
 
 class LibraryUnavailableError(Exception):
-    """A library that is not there, or cannot do what it is needed for; the text says why."""
+    """A library is not there, or cannot do what is needed; the message says why."""
 
 
 class NothingHonouredError(LibraryUnavailableError):
-    """A library that makes nothing of what the model asks for in any layer: others do."""
+    """A library supports the model's score modifiers in no layer; other libraries may."""
 
 
 class Prefill(Protocol):
     """Attends over keys and values that are in the cache already.
 
-    Arguments are those of [`paged_attention`][src.ops.paged_attention.paged_attention]: where a
-    window has gone past, tables have negative numbers. Rows with one query token may be given any
-    output, padding tokens have theirs already and keep it.
+    Arguments are those of [`paged_attention`][src.ops.paged_attention.paged_attention]. Block table
+    entries before a window are negative. The output for rows with one query token is ignored.
+    Padding tokens already have their output, which must not change.
     """
 
     def __call__(
@@ -68,7 +67,7 @@ class Prefill(Protocol):
 
 
 class AttentionShape(NamedTuple):
-    """What selects another path of a library, and is the same in every call of a layer."""
+    """Everything that may select another code path of a library and is constant for a layer."""
 
     num_heads: int
     num_kv_heads: int
@@ -79,13 +78,13 @@ class AttentionShape(NamedTuple):
 
 
 class LibraryAttention:
-    """A kernel of paged attention that leaves to a library what it has been tried on.
+    """A kernel of paged attention that uses a library for the shapes on which it was tried.
 
     Parameters
-        prefill: The library.
-        shapes: Where it is able. Calls of other shapes, of decode steps and of deterministic
-            engines are the Triton kernels' alone.
-        base: The Triton kernels' `run`.
+        prefill: The library's function.
+        shapes: The shapes that it supports. The Triton kernels alone serve other shapes, decode
+            steps and deterministic engines.
+        base: `run` of the Triton kernels.
     """
 
     def __init__(
@@ -136,8 +135,8 @@ class Library(NamedTuple):
 
     Attributes
         honours: Fields of [`AttentionSpec`][src.ops.attention_spec.AttentionSpec] beside `scale`
-            that `prefill` makes something of.
-        close: Undoes what opening it changed for the rest of the process.
+            that `prefill` supports.
+        close: Undoes the process-wide changes of opening it.
     """
 
     prefill: Prefill
@@ -152,10 +151,10 @@ def flash_attention_3(capability: int) -> Library:
         capability: Major compute capability of the device.
 
     Raises
-        LibraryUnavailableError: It is not installed, or not for this device.
+        LibraryUnavailableError: It is not installed, or does not support this device.
     """
     if capability != _HOPPER:
-        # Its own check of a launch ends the process.
+        # On another device, the library's own launch check would end the process.
         raise LibraryUnavailableError(f"is for compute capability 9, the device's is {capability}")
     attend = getattr(_imported("flash_attn_interface"), "flash_attn_with_kvcache", None)
     _require_parameters(
@@ -200,16 +199,16 @@ def flash_attention_3(capability: int) -> Library:
 
 
 def torch_varlen(capability: int) -> Library:
-    """`varlen_attn_out` of torch, whose paging is FlashAttention-3's, or -4's on Blackwell.
+    """`varlen_attn_out` of torch; FlashAttention-3 (FlashAttention-4 on Blackwell) does the paging.
 
-    Opening it makes that implementation the one of torch's own attention functions too, in the
-    whole process.
+    Opening it also makes torch's own attention functions use that implementation, in the whole
+    process.
 
     Parameters
         capability: Major compute capability of the device.
 
     Raises
-        LibraryUnavailableError: torch has no block tables yet, or nothing that implements them.
+        LibraryUnavailableError: This torch lacks block tables, or an implementation of them.
     """
     wanted = {_HOPPER: "FA3", _BLACKWELL: "FA4"}.get(capability)
     if wanted is None:
@@ -261,7 +260,7 @@ LIBRARIES: Mapping[str, Callable[[int], Library]] = {
     "flash_attention_3": flash_attention_3,
     "torch_varlen": torch_varlen,
 }
-"""What opens each, in the order of preference."""
+"""Name -> the function that opens it, in order of preference."""
 
 
 def open_library(
@@ -269,18 +268,18 @@ def open_library(
 ) -> AttentionKernel:
     """The kernel of `LIBRARIES[name]`, after a trial on every one of `shapes`. Synchronizes.
 
-    Shapes whose features the library does not honour are another kernel's, and not tried.
+    Shapes with features that the library does not support are left to other kernels and not tried.
 
     Raises
-        LibraryUnavailableError: It cannot serve the others on `device`, or there are none.
+        LibraryUnavailableError: It fails for one of the other shapes, or there are none.
     """
     shapes = frozenset(shapes)
     for shape in shapes:
         if shape.dtype not in _TOLERANCE:
             dtype = str(shape.dtype).removeprefix("torch.")
             raise LibraryUnavailableError(f"takes bfloat16 and float16, the model is in {dtype}")
-    # What a package that was built for another torch or CUDA raises when it is imported, or a
-    # kernel when it is launched, is anything.
+    # A package built for another torch or CUDA may raise anything, when it is imported or when a
+    # kernel is launched.
     try:
         base = importlib.import_module("src.ops.triton.paged_attention").run
         library = LIBRARIES[name](torch.cuda.get_device_capability(device)[0])
@@ -299,7 +298,7 @@ def open_library(
     except Exception as error:
         library.close()
         if device.type == "cuda":
-            # An error that a device does not recover from ends the start here, by its own name.
+            # If the device cannot recover from the error, the start ends here with the CUDA error.
             torch.cuda.synchronize(device)
         if isinstance(error, LibraryUnavailableError):
             raise
@@ -308,7 +307,7 @@ def open_library(
 
 
 def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) -> None:
-    """Compare a call with the reference; what must not be read is NaN."""
+    """Compare one call with the reference; everything that must not be read is NaN."""
     args = PAGED_ATTENTION.build(
         str(device),
         rows=_TRIAL_ROWS,
@@ -340,19 +339,19 @@ def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) 
 
 
 class _KeysOfLongerRows:
-    """Where a library finds the keys of rows with several query tokens: block tables and lengths.
+    """Block tables and lengths for a library, which serves rows with several query tokens.
 
-    Rows with one query token have length 0: their keys are read elsewhere. What a window has gone
-    past is cut off, whole blocks of it: nothing else in a call depends on where a row begins. A
-    library's tile may begin before the window, look up what it masks then, and multiply by 0 what
-    it finds, which is another request's, and might be NaN.
+    Rows with one query token get length 0, because other kernels serve them. Whole blocks before a
+    window are cut off; nothing else in a call depends on where a row begins. They must be, since a
+    library's tile may begin before the window. The library would then look up masked blocks and
+    multiply their contents by 0, and another request's contents might be NaN.
 
-    All layers of a group are called in a step with the same tensors, and those of another step are
-    others: what the first layer computes is kept for as long as its tensors are.
+    In one step, all layers of a group pass the same tensors; each step has new ones. So the first
+    layer's result is kept as long as its input tensors live.
     """
 
     def __init__(self) -> None:
-        # Window -> of which tensors, what was made of them: groups of layers differ in both.
+        # Window -> (input tensors, result). Groups of layers differ in both.
         self._made: dict[int | None, tuple[tuple[weakref.ref[Tensor], ...], _Keys]] = {}
 
     def __call__(
@@ -363,7 +362,7 @@ class _KeysOfLongerRows:
         block_size: int,
         window: int | None,
     ) -> _Keys:
-        """[B, max_blocks] and [B], both int32."""
+        """Block tables [B, max_blocks] and lengths [B], both int32."""
         given = (block_tables, query_start_loc, seq_lens)
         made_of, made = self._made.get(window, ((), None))
         if made is None or any(of() is not one for of, one in zip(made_of, given, strict=True)):
@@ -384,7 +383,7 @@ def _keys_of_longer_rows(
 ) -> _Keys:
     query_lens = query_start_loc.diff()
     if window is not None and block_tables.shape[1]:
-        # [B] int32, row -> blocks before the first key that its first query sees.
+        # [B] int32, row -> number of blocks before the first key that its first query sees.
         passed = (seq_lens - query_lens - window + 1).clamp(min=0) // block_size
         last = block_tables.shape[1] - 1
         columns = torch.arange(last + 1, device=block_tables.device) + passed[:, None]
@@ -394,12 +393,12 @@ def _keys_of_longer_rows(
 
 
 def _window(spec: AttentionSpec) -> tuple[int, int]:
-    """How many keys before and behind its own position a query sees; -1 is all."""
+    """Number of keys before and after its own position that a query sees; -1 means all."""
     return (spec.window or 0) - 1, 0
 
 
 def _activate(wanted: str) -> Callable[[], None]:
-    """Have torch's flash attention done by `wanted`; returns what undoes it."""
+    """Make `wanted` torch's flash attention; returns the function that undoes it."""
     attention = importlib.import_module("torch.nn.attention")
     active = attention.current_flash_attention_impl()
     if active == wanted:
@@ -441,5 +440,5 @@ def _words(shape: AttentionShape) -> str:
 
 
 def _text(error: Exception) -> str:
-    """The first line of what an error says."""
+    """The first line of the error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,7 +1,7 @@
-"""What becomes of a layer's scores: one value for the whole way to a kernel.
+"""How a layer's attention scores are computed: one value that is passed down to the kernel.
 
-A further modifier is a field here, and what the reference and the kernels make of it: signatures in
-between pass the value on and do not know its fields.
+A new modifier of the scores is a new field here, and code in the reference and the kernels. The
+functions in between pass the value on without knowing its fields.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class AttentionSpec:
 
     Attributes
         scale: Factor of the scores.
-        cap: Bound of the scaled scores, which become `cap * tanh(score / cap)` before the mask, as
-            in Gemma 2; None for none.
-        window: Keys that a token sees, itself included; None for all.
-        sinks: [num_heads] float32, a logit of each query head that takes part in the softmax's
-            denominator and in nothing else, as in gpt-oss; None for none.
+        cap: Soft cap of the scaled scores: they become `cap * tanh(score / cap)` before the mask,
+            as in Gemma 2. None for no cap.
+        window: Number of keys that a token sees, itself included (sliding window). None for all.
+        sinks: [num_heads] float32, one logit per query head. It is added to the softmax's
+            denominator only, as in gpt-oss. None for no sinks.
 
     Raises
-        ValueError: A field is out of range, or `sinks` is not a contiguous float32 vector.
+        ValueError: `cap` or `window` is out of range, or `sinks` is not a float32 vector.
     """
 
     scale: float
@@ -47,21 +47,21 @@ class AttentionSpec:
 
     @property
     def features(self) -> frozenset[str]:
-        """Fields beside `scale` that are in use: what a kernel must honour to serve this layer."""
+        """Fields other than `scale` that are set; a kernel must support all of them."""
         return frozenset(
             name for name in ("cap", "window", "sinks") if getattr(self, name) is not None
         )
 
     def scalars(self) -> list[float]:
-        """All fields but tensors, as the op's schema has them."""
+        """All fields except tensors, in the order of the op's schema."""
         return [self.scale, self.cap or 0.0, float(self.window or 0)]
 
     @classmethod
     def of(cls, sinks: Tensor | None, scalars: Sequence[float]) -> AttentionSpec:
-        """From the op's arguments."""
+        """The spec from the op's arguments `sinks` and `scalars`."""
         scale, cap, window = scalars
         return cls(scale, cap or None, int(window) or None, sinks)
 
 
 FEATURES = frozenset({"cap", "window", "sinks"})
-"""Every field that a kernel may or may not honour."""
+"""Every field that a kernel may or may not support."""

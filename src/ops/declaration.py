@@ -1,13 +1,13 @@
-"""One declaration per op: what it is called, what it changes, what it means, what it costs.
+"""One declaration per op: its name, schema, reference, kernels and cost.
 
 An [`Op`][src.ops.declaration.Op] is written once. From it come the registration with
 torch (namespace `slipstream`), the tests (every kernel against the reference over
 `cases`, `opcheck`, eager against compiled) and the benchmark (achieved bytes/s and FLOP/s).
 
-Dispatch is one attribute read: each device type has one active kernel, and replacing it is one
-reference assignment, so a library that a background thread has just built takes over between two
-calls and never in the middle of one. Where callers may want different kernels, the call says whose
-choice serves it ([`Backend`][src.ops.declaration.Backend]): a process has none.
+Dispatch is one attribute read. Each device type has one active kernel; replacing it is one
+reference assignment. So a library built by a background thread takes over between two calls, never
+during one. Where callers may want different kernels, each call carries the handle of its caller's
+[`Backend`][src.ops.declaration.Backend]; there is no process-wide choice.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The least a call must do: bytes moved to and from memory, and floating point operations."""
+    """The minimal work of a call: bytes moved to and from memory, and floating-point operations."""
 
     bytes: int
     flops: int
 
 
 class Backend:
-    """A caller's own choice of what serves its calls of an op, for as long as the caller keeps it.
+    """A caller's own choice of the kernel that serves its calls of an op.
 
-    Of several callers in a process each names its own: a call carries the number `handle`, which a
-    captured or compiled call keeps, too.
+    The choice holds as long as the caller keeps this object. Each call carries the number `handle`,
+    so several callers in one process do not affect each other. Captured and compiled calls keep the
+    handle too.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -77,9 +78,9 @@ class Op:
         build: Makes the arguments of one case: `build(device, **case)`.
         cases: The grid that the kernels are tested over.
         cost: Minimal bytes and FLOPs of a call with these arguments.
-        lazy: Where a device type's kernel lives (`"module:attribute"`). It is imported at the
-            first call on that device type, so that a CPU process never imports Triton. Without
-            one the reference serves there.
+        lazy: Device type -> where its kernel lives (`"module:attribute"`). It is imported at the
+            first call on that device type, so that a CPU process never imports Triton. A device
+            type without an entry is served by the reference.
         takes_backend: Whether the signature ends with `int backend=0`: the handle of the
             [`Backend`][src.ops.declaration.Backend] that serves the call, or 0 for the device's
             kernel. Kernels get the arguments before it.
@@ -113,7 +114,7 @@ class Op:
             tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
         )
         qualified = f"{NAMESPACE}::{name}"
-        # The functions look the kernel up at call time: that is the whole dispatch.
+        # The lambdas read the active kernel at call time, so replacing it needs no registration.
         on_cpu = lambda *args: self._cpu.run(*args)  # noqa: E731
         on_cuda = lambda *args: self._cuda.run(*args)  # noqa: E731
         _library.impl(name, self._by_backend(on_cpu) if takes_backend else on_cpu, "CPU")
@@ -150,7 +151,7 @@ class Op:
 
     def _by_backend(self, on_device: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            # Arguments that have their default value are left out at the end.
+            # torch omits trailing arguments that have their default value.
             if len(args) < len(self.overload._schema.arguments):
                 return on_device(*args)
             *given, handle = args

@@ -1,14 +1,14 @@
-"""Which keys the programs of a persistent decode kernel read, laid out on the device each step.
+"""The work schedule of a persistent decode kernel, computed on the device in each step.
 
-A decoding row has one query token, whose attention only reads: keys and values are cut into
-*tiles*, and every program of a grid of fixed size takes the same number of them, wherever rows
-begin and end (J. Hong et al., "Lean Attention", 2024; "stream-K" of M. Osama et al., PPoPP 2023,
-for matrix products). So any mix of lengths keeps every multiprocessor busy, and one captured graph
-replays it.
+A decoding row has one query token, so its attention is bound by reading keys and values. These are
+cut into *tiles*. A grid of fixed size runs, and every program takes the same number of tiles, no
+matter where rows begin and end (J. Hong et al., "Lean Attention", 2024; "stream-K" of M. Osama et
+al., PPoPP 2023, for matrix products). So every multiprocessor is busy for any mix of lengths, and
+one captured graph serves them all.
 
-Rows whose block tables begin with the same blocks form a *pack*: what they share is read once for
-all of them, as further rows of the same small matrix product, and every row's own tiles are merged
-with it by their log-sum-exps (J. Juravsky et al., "Hydragen", 2024).
+Rows whose block tables begin with the same blocks form a *pack*. The shared prefix is read once for
+the whole pack: its rows are stacked in one small matrix product. The result is merged with that of
+each row's own tiles by log-sum-exp (J. Juravsky et al., "Hydragen", 2024).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from src.ops.declaration import Cost, Op
 from src.ops.triton.tuning import capability_of, decode_shape, packed_rows
 
 LEAST_SHARED = 4
-"""Tiles that a pack shares at least: merging its rows costs what reading part of a tile does."""
+"""Minimal number of tiles that a pack shares: a merge costs as much as reading part of a tile."""
 
 
 def key_column(tile: int, block_size: int) -> int:
-    """The block table column that rows of a pack have in common: the last of `LEAST_SHARED` tiles.
+    """The block table column that rows of a pack have in common: where tile `LEAST_SHARED` ends.
 
-    Blocks hold one sequence's tokens, so rows with the same block there share those before it too.
+    A block belongs to one prefix: rows with the same block in this column share all blocks before.
     """
     return -(-LEAST_SHARED * tile // block_size) - 1
 
@@ -79,7 +79,7 @@ def _packs(
     block_size: int,
     tile: int,
 ) -> list[list[int]]:
-    """Rows by the block that they have in the key column."""
+    """Group decoding rows by their block in the key column."""
     column = key_column(tile, block_size)
     by_block: dict[int, list[int]] = defaultdict(list)
     for row, length in enumerate(lengths):
@@ -91,7 +91,7 @@ def _packs(
 def _common_blocks(
     block_tables: Tensor, pack: Sequence[int], lengths: Sequence[int], block_size: int
 ) -> int:
-    """Full blocks that every row of a pack begins with."""
+    """Number of full blocks at the beginning that all rows of a pack share."""
     common = min(lengths[row] for row in pack) // block_size
     differs = (block_tables[pack, :common] != block_tables[pack[0], :common]).any(0).nonzero()
     return int(differs[0]) if len(differs) else common
@@ -110,12 +110,12 @@ def _fake(
 
 
 def schedule_size(rows: int, members: int) -> int:
-    """Integers of a schedule."""
+    """Number of integers in a schedule."""
     return 1 + (4 + members) * rows
 
 
 def _build(device: str, *, tile: int, members: int, **case: Any) -> tuple[Any, ...]:
-    """Block tables of paged attention's cases."""
+    """Block tables of the cases of paged attention."""
     arguments = build_attention(device, **case)
     tables, starts, lengths = arguments[5:8]
     window = AttentionSpec.of(*arguments[10:12]).window or 0
@@ -123,7 +123,7 @@ def _build(device: str, *, tile: int, members: int, **case: Any) -> tuple[Any, .
 
 
 def _cost(block_tables: Tensor, *_: Any) -> Cost:
-    # What is compared of the tables depends on them; at least the key column is read.
+    # How much of the tables is compared depends on their contents; count the key column only.
     return Cost(bytes=block_tables.shape[0] * 4 * 12, flops=0)
 
 
@@ -132,7 +132,7 @@ PREFIXES = {
     "prefixes": {2: (0, 32), 3: (2, 48), 4: (0, 48), 5: (1, 2), 6: (0, 64), 7: (3, 40)},
     "head_dim": 8,
 }
-"""Prefixes of prefixes, rows that share with nobody, and one that is not a decoding row."""
+"""Prefixes of prefixes, rows that share with no other row, and a row that is not decoding."""
 
 _CASES: list[dict[str, Any]] = [
     {"tile": tile, "members": members, **PREFIXES, "sliding_window": window}
@@ -143,7 +143,7 @@ _CASES: list[dict[str, Any]] = [
     {"tile": 64, "members": 4, "rows": (), "head_dim": 8},
     {"tile": 64, "members": 4, "rows": ((0, 0), (0, 3)), "padding": 2, "head_dim": 8},
     {"tile": 32, "members": 3, "rows": ((1, 1), (7, 7), (1, 600), (0, 0)), "head_dim": 8},
-    # Blocks larger than a tile, and as many rows in one pack as there are.
+    # Blocks larger than a tile, and a pack that contains all rows.
     {
         "tile": 16,
         "members": 8,
@@ -176,29 +176,30 @@ def decode_schedule(
     tile: int,
     members: int,
 ) -> Tensor:
-    """Lay out the tiles of B rows, of which those with one query token are scheduled.
+    """Lay out the tiles of B rows; only rows with one query token are scheduled.
 
-    Every row has two *segments* of tiles: number 2 b is what the pack shares whose first row is b,
-    number 2 b + 1 is row b's own, behind what its pack shares and from its window on. Rows with the
-    same block in the key column are packed in their order, `members` at a time.
+    Every row b has two *segments* of tiles. Segment 2 b holds the tiles that a pack shares, if b is
+    the pack's first row. Segment 2 b + 1 holds row b's own tiles: those behind the shared ones, and
+    inside the window. Rows with the same block in the key column are packed in row order, `members`
+    at a time.
 
     Parameters
         block_tables: [B, max_blocks] int32.
         query_start_loc: [B + 1] int32.
         seq_lens: [B] int32.
-        block_size: Tokens of a block.
-        sliding_window: Keys that a token sees, itself included; 0 for all. With a window nothing
-            is shared.
-        tile: Keys of a tile, from the first key on.
-        members: Rows of a pack at most.
+        block_size: Tokens per block.
+        sliding_window: Number of keys that a token sees, itself included; 0 for all. With a window,
+            nothing is shared.
+        tile: Keys per tile; tiles are counted from the first key on.
+        members: Maximal number of rows in a pack.
 
     Returns
-        int32 [1 + (4 + members) B], one behind the other:
+        int32 [1 + (4 + members) B], a concatenation of:
 
-        - starts [2 B + 1]: tiles before each segment, and of all of them,
-        - place [B]: `members` * (first row of its pack) + (which row of the pack it is), or -1,
-        - shared [B]: tiles that the pack shares whose first row it is, else 0,
-        - rows [B, members]: the pack whose first row it is; -1 for none.
+        - starts [2 B + 1]: number of tiles before each segment; the last entry is the total,
+        - place [B]: `members` * (first row of its pack) + (index in the pack), or -1,
+        - shared [B]: number of shared tiles if this is the first row of a pack, else 0,
+        - rows [B, members]: the rows of the pack if this is its first row; -1 for none.
     """
     result: Tensor = DECODE_SCHEDULE.overload(
         block_tables, query_start_loc, seq_lens, block_size, sliding_window, tile, members
@@ -214,12 +215,12 @@ def step_schedule(
     seq_lens: Tensor,
     sliding_window: int,
 ) -> Tensor | None:
-    """What all layers with this window hand to `paged_attention` in one step; `None` on the CPU.
+    """The schedule for one step's layers with this window, for `paged_attention`; None on the CPU.
 
     Parameters
-        key_cache: Of any of these layers, [num_blocks, block_size, num_kv_heads, head_dim].
-        num_heads: Query heads.
-        block_tables, query_start_loc, seq_lens, sliding_window: As of `paged_attention`.
+        key_cache: That of any of these layers, [num_blocks, block_size, num_kv_heads, head_dim].
+        num_heads: Number of query heads.
+        block_tables, query_start_loc, seq_lens, sliding_window: As in `paged_attention`.
     """
     if key_cache.device.type != "cuda":
         return None

@@ -1,10 +1,10 @@
-"""`experts`: the feed-forward layers of a mixture of experts, each token through its own few.
+"""`experts`: the feed-forward layer of a mixture of experts.
 
-A token meets k of E experts, and of the others' weights nothing is read: one token costs what
-reading k experts costs, and many tokens cost what E dense layers do. So pairs of a token and an
-expert are ordered by expert, each expert is multiplied by its tokens together, and a token's k
-results are summed in its own order. Nothing is added atomically: sums have one order.
-Who is whose is decided before, by [`route`][src.ops.routing.route].
+Each token is computed by k of E experts, and only the weights of chosen experts are read. So one
+token costs as much as reading k experts, and many tokens cost as much as E dense layers. The
+(token, expert) pairs are sorted by expert, each expert is multiplied by all of its tokens at once,
+and a token's k results are summed in order of rank j. There are no atomic additions, so the order
+of every sum is fixed. [`route`][src.ops.routing.route] chooses the experts beforehand.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from src.ops.linear import STRIP, fits_strips, num_outputs, to_quantized_strips,
 from src.ops.linear import reference as reference_linear
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
-"""Of the gate, by the number that kernels know it by."""
+"""Activation of the gate -> the number that kernels know it by."""
 
 
 def activate(projected: Tensor, activation: int) -> Tensor:
-    """`act(gate) * up` of [P, 2 I], gates first: computed in float32 and rounded once, [P, I]."""
+    """`act(gate) * up` of [P, 2 I] (gates first), in float32, rounded once: [P, I]."""
     gate, up = projected.float().chunk(2, dim=-1)
     if activation == ACTIVATIONS["silu"]:
         gate = functional.silu(gate)
@@ -64,21 +64,21 @@ def _of(scales: Tensor | None, expert: int) -> Tensor | None:
 
 
 def combine(results: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> Tensor:
-    """Sum a token's results [T, k, H] by its weights, in float32, and round once: [T, H]."""
+    """Sum each token's results [T, k, H] with its weights, in float32, rounded once: [T, H]."""
     is_someone = ((ids >= 0) & (ids < num_experts))[:, :, None]
-    # Not a product with 0: what is nobody's may be NaN.
+    # `where` instead of a product with 0: results of slots without an expert may be NaN.
     weighted = torch.where(is_someone, results.float() * weights[:, :, None], 0.0)
     return weighted.sum(dim=1).to(results.dtype)
 
 
 def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Pairs of a token and an expert, in the order of experts and then of tokens.
+    """Sort the (token, expert) pairs by expert, then by token.
 
-    Nothing here waits for a device, and no size depends on what was chosen.
+    Nothing here waits for a device, and no size depends on which experts were chosen.
 
     Returns
-        The places of the pairs among ids [T, k], [T * k] int64, with those of no expert last; and
-        where each expert's pairs end, [E] int32.
+        [T * k] int64, the pairs' indices into the flattened ids [T, k], pairs without an expert
+        last; and [E] int32, where each expert's pairs end.
     """
     is_someone = (ids >= 0) & (ids < num_experts)
     owners, order = ids.where(is_someone, num_experts).flatten().sort(stable=True)
@@ -94,7 +94,7 @@ def grouped(
     ids: Tensor,
     activation: int = ACTIVATIONS["silu"],
 ) -> Tensor:
-    """The same by torch's grouped product, for rows of weights that are not quantized.
+    """The op by torch's grouped matrix product, for unquantized weights in row-major layout.
 
     No size depends on data, so nothing waits for a device.
     """
@@ -162,10 +162,10 @@ def _build(
     deterministic: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random values; `weight` is `same` (as hidden), `int8`, or `strips of` these.
+    """Random arguments; `weight` is `same` (x's dtype), `int8`, or `strips of` one of these.
 
-    Experts that nobody chose are NaN, and so is all of the last `padding` tokens, whose experts are
-    none: -1, or a number too large.
+    Weights of experts that no token chose are NaN. So are the last `padding` tokens, whose expert
+    numbers are invalid: -1, or too large.
     """
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, hidden, generator=random).to(dtype)
@@ -229,7 +229,7 @@ EXPERTS = Op(
             "deterministic": tokens == 33,
             "seed": tokens,
         }
-        # One expert with all tokens, several with few, and more tokens than a tile has.
+        # One expert with all tokens, several with few tokens, and more tokens than a tile holds.
         for tokens, experts, chosen, hidden, intermediate, padding in [
             (1, 8, 2, 64, 48, 0),
             (2, 1, 1, 32, 16, 0),
@@ -264,7 +264,7 @@ EXPERTS = Op(
 def fits_expert_strips(gate_up: Tensor, down: Tensor) -> bool:
     """Whether experts [E, 2 I, H] and [E, H, I] of these shapes and this dtype fit strips.
 
-    Gates and ups have strips of their own, so I has to be a multiple of `STRIP`.
+    Gate and up are packed into separate strips, so I must be a multiple of `STRIP`.
     """
     return gate_up.shape[1] // 2 % STRIP == 0 and fits_strips(gate_up[0]) and fits_strips(down[0])
 
@@ -284,25 +284,25 @@ def experts(
     """`sum_j weights[t, j] * down[e] @ (act(gate[e] @ x) * (up[e] @ x))`, with `e = ids[t, j]`.
 
     Each projection is summed in float32 and rounded once to hidden's dtype, as `linear` does. The
-    gate's activation and its product with up are computed in float32 and rounded once, and so is
-    the sum of a token's k results, which goes by j.
+    gate's activation and its product with up are computed in float32 and rounded once. So is the
+    sum of a token's k results, in the order of j.
 
     Parameters
         hidden: [T, H] float32, bfloat16 or float16, last dimension contiguous.
-        gate_up: [E, 2 I, H], of each expert I rows of the gate and then I of up, contiguous. In
-            hidden's dtype; or quantized, or in strips, each expert as a matrix of
-            [`linear`][src.ops.linear.linear] is ([E, S, K / 2, 128] bfloat16, say). In strips I is
-            a multiple of 64.
-        down: [E, H, I], in the same manner.
+        gate_up: [E, 2 I, H], contiguous; each expert has I rows of the gate, then I rows of up. In
+            hidden's dtype, quantized, or packed in strips: each expert has one of the layouts that
+            [`linear`][src.ops.linear.linear] accepts, e.g. [E, S, K / 2, 128] bfloat16. In strips,
+            I must be a multiple of 64.
+        down: [E, H, I], in the same layouts.
         weights: [T, k] float32.
-        ids: [T, k] int64, contiguous. What is no expert's number, as -1 is, adds nothing, and
-            weights and hidden may be anything there: for padding, which would otherwise have
-            experts read.
-        gate_up_scales: None, or the scales of quantized weights, those of all experts stacked.
-        down_scales: The same.
-        activation: Of the gate, one of `ACTIVATIONS`.
-        deterministic: Whether a token's result is the same bits in any company. The compiled CPU
-            kernel always does that, the Triton kernel when it is told to, the reference never.
+        ids: [T, k] int64, contiguous. An invalid expert number, such as -1, adds nothing; weights
+            and hidden may hold anything there. Padding uses this so that no expert is read for it.
+        gate_up_scales: Scales of quantized weights, stacked over experts; None if not quantized.
+        down_scales: The same for `down`.
+        activation: Activation of the gate, a key of `ACTIVATIONS`.
+        deterministic: Whether a token's result has the same bits whatever else is in the batch. The
+            compiled CPU kernel always guarantees it, the Triton kernel on request, the reference
+            never.
 
     Returns
         [T, H] in hidden's dtype.

@@ -20,7 +20,7 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this take the plain argmax."""
 
 NO_TOKEN = -1
-"""What a row gives whose logits allow no choice."""
+"""The result for a row whose logits allow no choice."""
 
 
 def reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
@@ -39,10 +39,10 @@ def reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Te
 def sound_rows(logits: Tensor) -> Tensor:
     """Whether each row of `logits` [S, V] allows a choice: [S] bool.
 
-    A NaN or +inf says that the model's arithmetic has gone wrong, and whatever is drawn beside it
-    means nothing. -inf is what masks leave, and ordinary unless there is nothing else.
+    A NaN or +inf says that the model's arithmetic has gone wrong, so a token drawn from such a row
+    means nothing. -inf marks masked tokens; it is an error only if the whole row is -inf.
     """
-    # The largest of a NaN and anything is NaN.
+    # `amax` propagates NaN.
     return logits.amax(dim=1).isfinite()
 
 
@@ -74,7 +74,7 @@ def _build(
 
 
 def _cost(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Cost:
-    # A division and an addition a token; Philox is integer work.
+    # One division and one addition per token; Philox is integer work.
     return Cost(bytes=logits.numel() * 4 + logits.shape[0] * 28, flops=2 * logits.numel())
 
 
@@ -95,7 +95,7 @@ GUMBEL_ARGMAX = Op(
 
 
 def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
-    """Sample one token a row: `argmax_v(logits[v] / temperature + gumbel(seed, position, v))`.
+    """Sample one token per row: `argmax_v(logits[v] / temperature + gumbel(seed, position, v))`.
 
     The noise comes from Philox4x32-10 with the seed as its 64-bit key, counter
     (position, v // 4) and word v % 4, see [`random_words`][src.ops.philox.random_words]. All
@@ -109,8 +109,8 @@ def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures
         temperatures: [S] float32. Below 1e-5 the row is greedy: the lowest index of its maximum.
 
     Returns
-        [S] int64 token ids; -1 for a row that has a NaN or +inf, or nothing but -inf. It costs no
-            read of its own.
+        [S] int64 token ids; -1 for a row that has a NaN or +inf, or only -inf. This check needs no
+            extra read of the logits.
     """
     tokens: Tensor = GUMBEL_ARGMAX.overload(logits, seeds, positions, temperatures)
     return tokens

@@ -1,4 +1,4 @@
-"""Host memory for what steps read again and again: weights, keys and values."""
+"""Host memory for data that every step reads: weights, keys and values."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import cast
 import torch
 
 LARGE_PAGE = 2**21
-"""Bytes of what x86-64, and arm64 with small pages of 4 KiB, call a huge page."""
+"""Bytes of a huge page on x86-64, and on arm64 with base pages of 4 KiB."""
 _POPULATE_WRITE = 23
-"""`MADV_POPULATE_WRITE`, of Linux 5.14; Python has no name for it."""
+"""`MADV_POPULATE_WRITE` (Linux 5.14); the `mmap` module does not name it."""
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros of host memory which the system gives as they are touched, in large pages if it may.
+    """Zeroed host memory that is allocated on first touch, in huge pages where allowed.
 
-    `torch.zeros` touches them all at once: a second for a few GB, which may never be used.
+    `torch.zeros` touches all pages at once: about a second for a few GB that may never be used.
 
-    A token reads every weight once, which is a walk through the page tables for each 4 KiB: costly
-    in a virtual machine, where the host's tables are walked as well, and most of all where
-    neighbours keep both out of the caches. So weights ask for large pages; whether there are some
-    is the administrator's decision (`/sys/kernel/mm/transparent_hugepage/enabled`: `madvise` or
-    `always`). Keys and values do too, for what touching them first takes: less in all, if all at
-    once for the step in which every layer comes to a new page.
+    Each token reads every weight once. With 4 KiB pages that needs a page-table walk per page. A
+    walk is costly in a virtual machine, where the host's tables are walked as well, and costliest
+    where other programs evict the tables from the caches. So weights ask for huge pages. The
+    administrator decides whether there are any (`/sys/kernel/mm/transparent_hugepage/enabled`:
+    `madvise` or `always`). Keys and values ask for them because the first touch is cheaper in
+    total; but one step pays for it at once, when every layer reaches a new page.
 
     Args:
-        shape: of the tensor, contiguous.
-        dtype: any.
+        shape: Of the tensor, which is contiguous.
+        dtype: Any.
 
     Raises:
-        MemoryError: the system does not give as many addresses.
+        MemoryError: The address space cannot be reserved.
     """
     count = math.prod(shape)
     size = count * dtype.itemsize
@@ -47,26 +47,27 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     except OSError as error:
         raise MemoryError(f"{size} bytes for a tensor {list(shape)}: {error.strerror}") from error
     start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % LARGE_PAGE
-    # A kernel may be built without them.
+    # The kernel may be built without huge pages.
     with contextlib.suppress(OSError):
-        # What is left over would otherwise take one too, where all memory is given so.
+        # Keep the unaligned rest on small pages, even where huge pages are the default.
         memory.madvise(mmap.MADV_NOHUGEPAGE)
         memory.madvise(mmap.MADV_HUGEPAGE, start, size // LARGE_PAGE * LARGE_PAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(tuple(shape))
 
 
 def take(tensor: torch.Tensor, start: int, size: int) -> bool:
-    """Have the system give pages of `lazy_zeros` now that would else be given as they are touched.
+    """Make the system allocate pages of a `lazy_zeros` tensor now instead of on first touch.
 
-    What they hold stays as it is, also while somebody writes it. Other threads of Python go on.
+    The contents do not change, even if another thread writes to them meanwhile. The GIL is released
+    during the call.
 
     Args:
-        tensor: whole, as `lazy_zeros` made it.
-        start: in bytes from its begin, at a page's.
-        size: in bytes.
+        tensor: The whole tensor that `lazy_zeros` returned.
+        start: Offset from its beginning in bytes, at a page boundary.
+        size: Length in bytes.
 
     Returns:
-        Whether the system did.
+        Whether the system allocated them.
     """
     if sys.platform != "linux":
         return False
@@ -76,7 +77,7 @@ def take(tensor: torch.Tensor, start: int, size: int) -> bool:
 
 @functools.cache
 def _madvise() -> Callable[[int, int, int], int]:
-    # Python's own keeps the interpreter lock meanwhile.
+    # `mmap.madvise` would hold the GIL during the call; ctypes releases it.
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return cast("Callable[[int, int, int], int]", madvise)

@@ -1,12 +1,13 @@
-"""`linear`: a projection whose weights are read once, in the type in which they are held.
+"""`linear`: a projection that reads its weights once, in the dtype in which they are stored.
 
-Few tokens against a large matrix cost what reading the matrix costs, so weights are widened in
-registers and never in memory: bfloat16 halves what float32 reads, int8 a quarter, int4 an eighth.
-(Where a CPU multiplies bfloat16, tokens of that meet bfloat16 weights, and quantized ones that are
-rounded to it: int8 exactly, int4 with its scale to within 2^-9.)
-Weights may also lie in strips, as a CPU's products of neighbouring inputs take them: bfloat16, or
-quantized ones, which are multiplied by inputs that are rounded to 8 bits, as integers.
-How quantized weights come about is `src.models.quantization`.
+For few tokens, the cost of a projection is reading the matrix. So weights are widened in registers,
+never in memory: compared with float32, bfloat16 reads half, int8 a quarter, int4 an eighth. (Where
+a CPU has bfloat16 products, bfloat16 inputs are multiplied by bfloat16 weights directly. Quantized
+weights are converted to bfloat16 there: int8 exactly, int4 times its scale to within 2^-9.)
+
+Weights may also be packed in strips, the layout of a CPU's dot-product instructions. Strips hold
+bfloat16 weights, or quantized weights; for the latter, inputs are rounded to 8 bits and multiplied
+as integers. `src.models.quantization` produces quantized weights.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from torch.nn import functional
 from src.ops.declaration import Cost, Op
 
 INT4_RUN = 32
-"""int4: this many weights of a row lie in 16 bytes, the first half of them in the low halves."""
+"""int4: this many weights of a row are packed in 16 bytes; the first half is in the low nibbles."""
 
 LARGEST_UNIT = 64
-"""Weights in strips: this many inputs of a token are rounded by one scale, at most."""
+"""Quantized weights in strips: at most this many inputs of a token share one scale."""
 
 STRIP = 64
 """Rows of a strip."""
 
-_SIGN = -128  # Changed in all bits of int8, it makes them those of the value + 128, unsigned.
-_NOTHING = 2.0**-100  # Smaller magnitudes are rounded to zero: their inverse would not be finite.
+_SIGN = -128  # XOR with it maps an int8 value to the bits of value + 128, unsigned.
+_NOTHING = 2.0**-100  # Smaller magnitudes are rounded to zero: their inverse would overflow.
 
 
 def fits_strips(weight: Tensor) -> bool:
-    """Whether a matrix of this shape and dtype (of packed int4: uint8) can lie in strips."""
+    """Whether a matrix of this shape and dtype (uint8 for packed int4) can be packed in strips."""
     rows, columns = weight.shape
     if weight.dtype == torch.int8:
         return columns % LARGEST_UNIT == 0
@@ -42,9 +43,9 @@ def fits_strips(weight: Tensor) -> bool:
 
 
 def to_strips(weight: Tensor) -> Tensor:
-    """Lay bfloat16 weights out for products of pairs: see [`linear`][src.ops.linear.linear].
+    """Pack bfloat16 weights for dot products of input pairs: see [`linear`][src.ops.linear.linear].
 
-    Every two weights of `STRIP` rows lie together.
+    A strip interleaves `STRIP` rows: for each pair of inputs, the pairs of all rows are adjacent.
 
     Parameters
         weight: [N, K] bfloat16, N a multiple of `STRIP`, K even.
@@ -53,29 +54,29 @@ def to_strips(weight: Tensor) -> Tensor:
         [S, K / 2, 128] bfloat16 of S strips.
 
     Raises
-        ValueError: N, K or the dtype is none of these.
+        ValueError: N, K or the dtype does not fit.
     """
     _require_fit(weight)
     return _in_strips(weight)
 
 
 def to_quantized_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay quantized weights out for products of integers: see [`linear`][src.ops.linear.linear].
+    """Pack quantized weights for integer dot products: see [`linear`][src.ops.linear.linear].
 
-    Every four (of int4, eight) weights of `STRIP` rows lie together. A last strip of int8 is filled
-    up with zeros.
+    A strip interleaves `STRIP` rows: for every four inputs (int4: eight), the weights of all rows
+    are adjacent. The last strip of int8 is padded with zeros.
 
     Parameters
-        weight: as of `dequantize`: [N, K] int8, K a multiple of `LARGEST_UNIT`, or [N, K / 2] uint8
+        weight: As in `dequantize`: [N, K] int8, K a multiple of `LARGEST_UNIT`, or [N, K / 2] uint8
             of packed int4, N a multiple of `STRIP`.
         scales: float32, of these weights.
 
     Returns
-        [S, K / 4, 256] int8 of S strips, whose bits are those of values + 128, unsigned, and
-        `scales`; or [S, K / 8, 256] uint8 and scales [S, K / group, STRIP].
+        int8: [S, K / 4, 256] int8 of S strips, with the bits of value + 128 as unsigned, and
+        `scales` unchanged. int4: [S, K / 8, 256] uint8, and scales [S, K / group, STRIP].
 
     Raises
-        ValueError: N or K is none of these.
+        ValueError: N or K does not fit.
     """
     _require_fit(weight)
     rows = weight.shape[0]
@@ -105,7 +106,7 @@ def _in_rows(weight: Tensor) -> Tensor:
 
 
 def _values_of(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantized values [N, K] and scales [N], or [N, K / group]: int8, or uint8 of packed int4."""
+    """Quantized values [N, K] (int8; uint8 for int4), and scales [N] or [N, K / group]."""
     is_int8 = weight.dtype == torch.int8
     if weight.dim() == 2:
         if is_int8:
@@ -121,16 +122,16 @@ def _values_of(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
-    """The matrix that quantized weights stand for, float32 [N, K].
+    """The matrix that quantized weights represent, float32 [N, K].
 
     Parameters
         weight: [N, K] int8, or [N, K / 2] uint8 of packed int4 (see `INT4_RUN`); or either in
             strips (see `to_quantized_strips`).
-        scales: float32 [N] of int8 rows; [N, K / group] of int4 groups, whose value is
-            `(q - 8) * scale`; in strips as `to_quantized_strips` leaves them.
+        scales: float32. [N] for int8 rows; [N, K / group] for int4 groups, whose value is
+            `(q - 8) * scale`; in strips, as `to_quantized_strips` returns them.
     """
     values, scales = _values_of(weight, scales)
-    # In place: until kernels are built a start has all weights pass through here in every step.
+    # In place: until the kernels are built, every step dequantizes all weights here.
     if scales.dim() == 1:
         return values.float().mul_(scales[:, None])
     groups = values.view(len(values), scales.shape[1], -1).float().sub_(8)
@@ -138,10 +139,10 @@ def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def round_inputs(x: Tensor, unit: int) -> Tensor:
-    """Inputs [T, K] rounded to 8 bits, as the float32 that they become.
+    """Round inputs [T, K] to 8 bits and return the rounded values as float32.
 
-    Each `unit` of a token's inputs become integers of -127 to 127 times one scale, their largest
-    magnitude divided by 127.
+    Each `unit` inputs of a token become integers from -127 to 127 times one scale. The scale is
+    their largest magnitude divided by 127.
 
     Raises
         ValueError: K is not a multiple of `unit`.
@@ -151,7 +152,7 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
         raise ValueError(f"expected a multiple of {unit} inputs to be rounded, got {inputs}")
     units = x.float().view(tokens, inputs // unit, unit)
     largest = units.abs().amax(dim=2, keepdim=True)
-    # Not 127 / largest, which torch rounds twice: the reciprocal, and then the product.
+    # Not `127 / largest`: torch computes that as reciprocal times 127, which rounds twice.
     inverse = torch.where(largest < _NOTHING, 0.0, torch.full_like(largest, 127.0) / largest)
     return ((units * inverse).round() * (largest / 127)).view(tokens, inputs)
 
@@ -168,16 +169,16 @@ def reference(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | N
 
 
 def rounding_unit(weight: Tensor, scales: Tensor) -> int:
-    """How many inputs are rounded by one scale, beside weights in strips with these scales.
+    """How many inputs share one scale when they meet quantized weights in strips.
 
-    `LARGEST_UNIT`, and 32 beside int4 whose groups are no multiple of that.
+    `LARGEST_UNIT`, or 32 for int4 whose group size is not a multiple of that.
     """
     group = LARGEST_UNIT if scales.dim() == 1 else weight.shape[1] * 8 // scales.shape[1]
     return LARGEST_UNIT if group % LARGEST_UNIT == 0 else INT4_RUN
 
 
 def num_outputs(weight: Tensor, scales: Tensor | None) -> int:
-    """N of weights and scales as of [`linear`][src.ops.linear.linear]: [N, ...] or in strips."""
+    """N of weights as in [`linear`][src.ops.linear.linear]: [N, ...] or in strips."""
     if weight.dim() == 2:
         return weight.shape[0]
     if scales is None:
@@ -203,7 +204,7 @@ def _build(
     has_bias: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random values; `weight` is `same` (as x), `int8`, or `int4/<group>`, or `strips of` these."""
+    """Random arguments; `weight` is `same` (as x), `int8`, `int4/<group>`, or `strips of` these."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, inputs, generator=random).to(dtype).to(device)
     bias = torch.randn(outputs, generator=random).to(dtype).to(device) if has_bias else None
@@ -240,8 +241,8 @@ def _cost(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None)
 
 
 LINEAR = Op(
-    # Code that is compiled ahead of time calls it by a C name made of this one, in a namespace that
-    # is torch's too: hence not just "linear".
+    # Code that is compiled ahead of time calls the op by a C name derived from this one. It shares
+    # a namespace with torch's own ops, where "linear" is taken.
     "streamed_linear",
     "(Tensor x, Tensor weight, Tensor? scales, Tensor? bias) -> Tensor",
     reference=reference,
@@ -257,7 +258,7 @@ LINEAR = Op(
             "has_bias": tokens == 7,
             "seed": tokens + inputs,
         }
-        # Less than a tile, tiles with a rest, and more tokens than stay close to a core.
+        # Less than a tile, tiles with a remainder, and more tokens than fit into a core's cache.
         for tokens, inputs, outputs in [(1, 64, 1), (2, 128, 7), (7, 256, 33), (70, 1024, 10)]
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
         for weight in ("same", "int8", "int4/32", "int4/64")
@@ -295,22 +296,23 @@ LINEAR = Op(
 def linear(
     x: Tensor, weight: Tensor, scales: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """`x @ weight.T + bias`, summed in float32 (rounded inputs: also in integers), rounded once.
+    """`x @ weight.T + bias`, summed in float32 and rounded once.
 
-    The compiled CPU kernel sums along the inputs in one fixed order, so a token's result is the
+    With quantized weights in strips, x is rounded to 8 bits
+    ([`round_inputs`][src.ops.linear.round_inputs]) and multiplied as integers;
+    [`rounding_unit`][src.ops.linear.rounding_unit] says how many inputs of a token share one scale.
+
+    The compiled CPU kernel sums along the inputs in one fixed order, so a token's result has the
     same bits alone and in any batch.
 
     Parameters
         x: [T, K] float32, bfloat16 or float16, last dimension contiguous.
         weight: [N, K] in x's dtype; [N, K] int8; or [N, K / 2] uint8 of packed int4. Contiguous.
-            Or in strips ([`to_strips`][src.ops.linear.to_strips],
-            [`to_quantized_strips`][src.ops.linear.to_quantized_strips]). Beside quantized ones x is
-            rounded to 8 bits ([`round_inputs`][src.ops.linear.round_inputs]), some inputs of a
-            token by one scale ([`rounding_unit`][src.ops.linear.rounding_unit]), and products are
-            integers.
-        scales: None, or the scales of quantized weights, see
-            [`dequantize`][src.ops.linear.dequantize].
-        bias: None, or [N] in x's dtype.
+            Or packed in strips ([`to_strips`][src.ops.linear.to_strips],
+            [`to_quantized_strips`][src.ops.linear.to_quantized_strips]).
+        scales: Scales of quantized weights, see [`dequantize`][src.ops.linear.dequantize]; None if
+            the weights are not quantized.
+        bias: [N] in x's dtype; None for no bias.
 
     Returns
         [T, N] in x's dtype.

@@ -17,7 +17,7 @@ from src.ops.attention_spec import AttentionSpec
 from src.ops.declaration import Op
 
 _REFERENCE_QUERY_TILE = 512
-"""Queries attended at once by the reference, which bounds the size of its score matrix."""
+"""Queries that the reference attends at once; this bounds the size of its score matrix."""
 
 
 def reference(
@@ -106,7 +106,7 @@ def _attend(
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Weights of scores [kv_heads, group, Q, keys]: what sinks take of them is nobody's."""
+    """Weights of scores [kv_heads, group, Q, keys]; the sinks' share is dropped."""
     if sinks is None:
         return scores.softmax(dim=-1)
     of_rows = sinks.view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
@@ -159,9 +159,9 @@ def paged_attention(
     float32. `query`, `key` and `value` may be slices of a fused projection: the last dimension is
     contiguous, heads are `head_dim` apart, the row stride is free.
 
-    Without `key` and `value` the cache has them already, as after
-    [`rotate_and_cache`][src.ops.rotate_and_cache.rotate_and_cache]: nothing is written into it, and
-    what `out` holds for padding tokens is the caller's business.
+    Without `key` and `value`, the cache must contain them already, as after
+    [`rotate_and_cache`][src.ops.rotate_and_cache.rotate_and_cache]. Then nothing is written into
+    the cache, and the output of padding tokens is left unchanged.
 
     Parameters
         query: [T, num_heads, head_dim], head_dim a multiple of 8 up to 256.
@@ -176,16 +176,15 @@ def paged_attention(
         slot_mapping: [T] int64, token -> block * block_size + offset, or -1 to write nothing.
         out: [T, num_heads, head_dim], contiguous, changed in place; padding tokens get 0,
             unless `key` is None.
-        spec: What becomes of the scores.
+        spec: Scale and modifiers of the scores.
         max_query_len: Upper bound of the rows' query lengths (sizes a GPU grid without a sync).
         max_seq_len: Upper bound of `seq_lens`.
-        deterministic: Whether kernels may let nothing show in a token's bits but its query and the
-            keys and values that it sees: neither the tokens it came with, nor how its sequence was
-            cut into chunks. Without it, a row's bits may depend on its query length and on the
-            other rows.
+        deterministic: Whether a token's bits must depend only on its query and the keys and values
+            that it sees: not on other tokens of the batch, nor on how its sequence was cut into
+            chunks. Without it, a row's bits may depend on its query length and on the other rows.
         schedule: On CUDA, the [`decode_schedule`][src.ops.decode_schedule.decode_schedule] of
-            these rows, as [`step_schedule`][src.ops.step_schedule] makes it. Without one every call
-            makes its own.
+            these rows, as made by [`step_schedule`][src.ops.step_schedule]. None: every call makes
+            its own.
         backend: `handle` of the [`AttentionBackend`][src.ops.attention_backend.AttentionBackend]
             that serves the call; 0 for the device's own kernels.
 

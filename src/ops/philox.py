@@ -20,7 +20,7 @@ _MASK = 0xFFFFFFFF
 
 def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
     """High and low 32 bits of `constant * word`, both below 2**32, in signed 64-bit arithmetic."""
-    # The product wraps modulo 2**64; its bits are right, and the mask undoes the sign extension.
+    # The product wraps modulo 2**64. Its bits are right; the mask undoes the sign extension.
     product = word * constant
     return (product >> 32) & _MASK, product & _MASK
 
@@ -76,8 +76,8 @@ def gumbel_from_words(words: Tensor) -> Tensor:
     """Standard Gumbel noise from 32 random bits each, float64.
 
     With w = (n + 1/2) / 2**32 rounded to float32 and kept below 1, the noise is -log(-log(1 - w)).
-    Large noise, which is what wins, comes from small w, where float32 keeps all 32 bits: the tail
-    is resolved to 2**-33 rather than to the 2**-24 of a fixed-point uniform. The noise lies in
+    The largest noise decides the argmax and comes from small w, where float32 keeps all 32 bits. So
+    the tail is resolved to 2**-33 instead of the 2**-24 of a fixed-point uniform. The noise lies in
     [-2.82, 22.88].
     """
     # [S, V] float32 uniform in [2**-33, 1 - 2**-24]

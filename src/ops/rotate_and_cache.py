@@ -1,9 +1,9 @@
-"""What attention asks for beforehand, of a fused projection as it is: norms, RoPE, the cache write.
+"""Steps before attention, on the fused QKV projection: norms, RoPE and the cache write.
 
-Queries are rotated where they lie; keys and values go into the paged cache and nowhere else, where
-[`paged_attention`][src.ops.paged_attention.paged_attention] without `key` and `value` finds them.
-Roundings are those of `src.models.layers`, one by one: normalised in float32, rounded, times the
-weight; cosines and sines rounded; each product rounded before it is added.
+Queries are rotated in place. Keys and values are written only into the paged cache, where
+[`paged_attention`][src.ops.paged_attention.paged_attention], called without `key` and `value`,
+finds them. The roundings are exactly those of `src.models.layers`: normalise in float32, round,
+multiply by the weight; round cosines and sines; round each product before it is added.
 
 RoPE: Su et al., "RoFormer" (2021). Norms of queries and keys: M. Dehghani et al., "Scaling Vision
 Transformers to 22 Billion Parameters" (2023), section 2.
@@ -48,7 +48,7 @@ def reference(
 
 
 def _rotated(x: Tensor, norm: Tensor | None, eps: float, cos_sin: Tensor) -> Tensor:
-    """Heads [T, heads, D], each normalised if there is a weight for it, by angles [T, D]."""
+    """Rotate heads [T, heads, D] by angles [T, D]; normalise each first if `norm` is given."""
     if norm is not None:
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
@@ -75,7 +75,7 @@ def _build(
     has_norms: bool = True,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Slices of one fused tensor, slots in random order, and NaN in whatever must not be read."""
+    """Slices of one fused tensor, slots in random order, NaN wherever nothing may be read."""
     random = torch.Generator().manual_seed(seed)
     total, heads = tokens + padding, (num_heads, num_kv_heads, num_kv_heads)
     fused = torch.randn(total, sum(heads), head_dim, generator=random)
@@ -112,7 +112,7 @@ def _build(
 
 
 def _grid() -> list[Case]:
-    """Dtype, head size, norms, GQA ratio, block size; no token, padding alone."""
+    """Dtypes, head sizes, norms, GQA ratios, block sizes; also no tokens, and only padding."""
     cases: list[Case] = [
         {"dtype": dtype, "head_dim": head_dim, "has_norms": has_norms, "padding": 1}
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -142,7 +142,7 @@ def _cost(
     value_cache: Tensor,
     out: Tensor,
 ) -> Cost:
-    """Everything read and written once; three operations rotate an element, four normalise it."""
+    """All data read and written once; per element, rotation takes 3 FLOPs and a norm takes 4."""
     moved = 2 * query.element_size() * (query.numel() + key.numel() + value.numel())
     angles = len(positions) * rope_table.shape[1] * rope_table.element_size()
     flops = sum(
@@ -179,14 +179,14 @@ def rotate_and_cache(
     value_cache: Tensor,
     out: Tensor,
 ) -> None:
-    """Rotate queries in place, write rotated keys, and values, into the paged cache.
+    """Rotate queries in place; write rotated keys and values into the paged cache.
 
     `query`, `key` and `value` are float32, bfloat16 or float16, and may be slices of one fused
     projection: the last dimension is contiguous, heads are D apart, the row stride is free. Call it
-    outside of compiled functions: one that is traced would copy the projection around it.
+    outside of compiled functions: when traced, it would be surrounded by copies of the projection.
 
-    A token whose slot is -1 is padding: its query stays as it is, nothing of it goes into the
-    cache, and its row of `out` gets 0, which `paged_attention` without keys leaves to its caller.
+    A token whose slot is -1 is padding. Its query is left unchanged, nothing is written to the
+    cache, and its row of `out` is set to 0. (`paged_attention` without keys does not do that.)
 
     Parameters
         query: [T, num_heads, D], D even, changed in place.
@@ -196,11 +196,12 @@ def rotate_and_cache(
         k_norm: The same for keys.
         eps: Added to the mean square.
         rope_table: float32 [max_positions, D]: row p has D/2 cosines, then D/2 sines of position p.
-        positions: [T] int64, token -> row of the table; not read for padding.
+        positions: [T] int64, token -> row of the RoPE table; not read for padding.
         slot_mapping: [T] int64, token -> block * block_size + offset, or -1.
         key_cache: [num_blocks, block_size, num_kv_heads, D], contiguous, changed in place.
         value_cache: Like `key_cache`.
-        out: [T, num_heads, D], contiguous, that attention will write; changed in place.
+        out: [T, num_heads, D], contiguous, the output of the attention that follows. Only rows of
+            padding are changed.
     """
     ROTATE_AND_CACHE.overload(
         query,

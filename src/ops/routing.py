@@ -1,7 +1,8 @@
 """Routing of a mixture of experts: which experts compute a token, and with what weights.
 
-Plain torch, row by row, so it compiles within a segment and a token's choice does not depend on its
-company. How model families differ is data: [`Routing`][src.ops.routing.Routing].
+It is plain torch and treats each row alone: it compiles within a segment, and a token's choice does
+not depend on the batch. The differences between model families are fields of
+[`Routing`][src.ops.routing.Routing].
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-_TOO_SMALL_TO_SHOW: Final = 1e-20  # Beside a sum of softmax scores; a sum of sigmoids may be 0.
+_TOO_SMALL_TO_SHOW: Final = 1e-20  # Changes no sum of softmax scores; a sum of sigmoids may be 0.
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +21,15 @@ class Routing:
     """How a family of models chooses experts.
 
     Attributes
-        chosen: Experts of a token, k.
+        chosen: Number of experts per token, k.
         scoring: `softmax` over all experts (Mixtral, Qwen3-MoE), `sigmoid` of each (DeepSeek V3),
             or `softmax_of_chosen`, over the k largest logits (gpt-oss).
         renormalise: Divide a token's weights by their sum (Mixtral: always; Qwen3-MoE:
             `norm_topk_prob`).
-        scale: Factor of all weights, after that (`routed_scaling_factor`).
-        groups: The experts form so many groups of neighbours (`n_group`).
-        chosen_groups: Only experts of so many groups can be chosen: those whose two best experts
-            have the largest sum (`topk_group`).
+        scale: Factor of all weights, applied last (`routed_scaling_factor`).
+        groups: Number of groups of consecutive experts (`n_group`).
+        chosen_groups: Number of groups from which experts may be chosen (`topk_group`). A group's
+            rank is the sum of its two best scores.
     """
 
     chosen: int
@@ -45,11 +46,11 @@ def route(
     """Choose the experts of each token.
 
     Parameters
-        logits: [T, E] float32. Compute them in float32: two experts whose logits are rounded to the
-            same bfloat16 are told apart by nothing.
+        logits: [T, E] float32. Compute them in float32: rounded to bfloat16, two experts' logits
+            may become equal.
         routing: How this model chooses.
-        choice_bias: None, or [E] float32 that is added to scores for the choice alone, and leaves
-            no trace in the weights (`e_score_correction_bias`).
+        choice_bias: [E] float32, added to the scores for the choice only; the weights do not
+            include it (`e_score_correction_bias`). None for no bias.
 
     Returns
         Weights [T, k] float32 and experts [T, k] int64, the best first.
@@ -79,11 +80,11 @@ def _scores(logits: Tensor, scoring: str) -> Tensor:
 
 
 def _largest(wanted: Tensor, count: int) -> Tensor:
-    """The places of the largest of each row [T, E], the largest first: [T, count] int64."""
+    """Indices of the `count` largest values of each row [T, E], largest first: [T, count] int64."""
     if not torch.compiler.is_compiling():
         return wanted.topk(count, dim=-1).indices
-    # Compilers have no `topk` of their own: they would call torch's, and make all of a region's
-    # tensors torch's for that. These are loops like any other.
+    # The compiler has no `topk` of its own. It would call torch's, and would have to materialise
+    # the surrounding tensors for that call. `argmax` in a loop compiles to plain loops.
     numbers = torch.arange(wanted.shape[1], device=wanted.device)
     found: list[Tensor] = []
     for _ in range(count):
@@ -93,7 +94,7 @@ def _largest(wanted: Tensor, count: int) -> Tensor:
 
 
 def _within_groups(wanted: Tensor, groups: int, chosen: int) -> Tensor:
-    """The same where the group is one of the chosen ones, else -inf."""
+    """Scores [T, E] in which experts outside of the `chosen` best groups have -inf."""
     by_group = wanted.view(len(wanted), groups, -1)  # [T, groups, E / groups]
     two = _largest(by_group.flatten(0, 1), 2).view(-1, groups, 2)
     best = _largest(by_group.gather(2, two).sum(dim=-1), chosen)

@@ -11,12 +11,12 @@ import torch
 
 from src.models import supported_architectures
 
-# What a tiny model of a family needs besides what all have: fields of transformers' configuration.
+# Additional fields of transformers' configuration that a tiny model of a family needs.
 TINY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 24},
     "gemma3": {"sliding_window": 12, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
-    # Goes before what `rope_parameters` say.
+    # Overrides the value in `rope_parameters`.
     "phi3": {"original_max_position_embeddings": 128},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen3_moe": {
@@ -28,14 +28,14 @@ TINY: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
 }
-# Family -> transformers' name of its classes, of every architecture that is supported: one that is
-# added to the registry is tested wherever these are.
+# Family -> class name in transformers, for every supported architecture. An architecture that is
+# added to the registry is tested wherever this is used.
 CLASSES: dict[str, str] = {
     re.sub(r"(?<=[a-z0-9])(?=Moe)", "_", name.removesuffix("ForCausalLM")).lower(): name
     for name in supported_architectures()
 }
 
-# Scaled so that the 8 frequencies of head_dim 16 fall into every band: kept, blended, divided.
+# Scaled so that the 8 frequencies of head_dim 16 cover every band: kept, blended, divided.
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
@@ -62,7 +62,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 128,
     },
 }
-# Of families whose configuration in transformers refuses the others.
+# Families whose configuration in transformers refuses the other variants.
 _ROPES_OF: dict[str, tuple[str, ...]] = {"phi3": ("default", "longrope")}
 
 CHAT_TEMPLATE = (
@@ -81,7 +81,7 @@ _TOKENIZER_TEXT = (
 
 
 def ropes_of(architecture: str) -> tuple[str, ...]:
-    """The variants, keys of `ROPES`, that transformers knows of an architecture."""
+    """The RoPE variants, keys of `ROPES`, that transformers supports for an architecture."""
     return _ROPES_OF.get(architecture, tuple(ROPES))
 
 
@@ -100,7 +100,7 @@ def make_checkpoint(
 ) -> Path:
     """Save a random model of `architecture` (a key of `CLASSES`); returns `directory`.
 
-    Weights are drawn wide enough (0.15) that greedy choices are clear and attention matters.
+    Weights have enough variance (0.15) that greedy choices are clear and attention matters.
     `overrides` are fields of the transformers configuration. `tokenizer` also trains and saves a
     small byte-level BPE tokenizer with a chat template, of at most `vocab_size` entries.
     """
@@ -125,7 +125,7 @@ def make_checkpoint(
         "tie_word_embeddings": tie,
     }
     stem = name.removesuffix("ForCausalLM")
-    # Of a class that has images as well, the configuration of its text.
+    # For a multimodal class, use the configuration of its text model.
     of_text = getattr(transformers, f"{stem}TextConfig", None)
     config_class = of_text or getattr(transformers, f"{stem}Config")
     if isinstance(getattr(config_class, "default_theta", None), dict):
@@ -139,7 +139,7 @@ def make_checkpoint(
     model = getattr(transformers, name)(config).to(dtype)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            # Norms and biases are initialized to constants, which would hide mistakes about them.
+            # transformers initializes norms and biases to constants, which would hide errors.
             if parameter_name.endswith("bias"):
                 parameter.normal_(0, 0.1)
             elif parameter.dim() == 1:
@@ -153,7 +153,7 @@ def make_checkpoint(
 
 
 def load_reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The checkpoint as transformers runs it: eager attention, evaluation mode."""
+    """The checkpoint in transformers: eager attention, evaluation mode."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(

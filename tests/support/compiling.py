@@ -1,6 +1,6 @@
-"""Whether engines are compiled that tests do not say more about: pytest's ``--compiled``.
+"""Default for compilation of the tests' engines: pytest's ``--compiled``.
 
-Without it they are not, since the tests of a change should not wait for compilers.
+Without it engines are not compiled, so that most test runs need not wait for compilers.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# Not one of the server's own names, and the processes that tests start inherit it.
+# Not a variable of the server; processes that tests start inherit it.
 _VARIABLE = "TESTS_COMPILED"
 
 
 def compile_engines(wanted: bool) -> None:
-    """Decide for this process and those that it starts."""
+    """Set the default for this process and its children."""
     os.environ[_VARIABLE] = "1" if wanted else ""
 
 
@@ -25,12 +25,12 @@ def compile_settings() -> dict[str, Any]:
 
 
 def compile_variables() -> dict[str, str]:
-    """The same for the environment of a server."""
+    """The same as environment variables of a server."""
     return {f"SLIPSTREAM_COMPILE__{key.upper()}": value for key, value in _texts()}
 
 
 def compile_options() -> list[str]:
-    """The same for a command line."""
+    """The same as command-line options."""
     return [word for key, value in _texts() for word in ("--set", f"compile.{key}={value}")]
 
 

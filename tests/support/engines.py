@@ -1,4 +1,4 @@
-"""Engines on small checkpoints, and what transformers says they must answer."""
+"""Engines on small checkpoints, and their expected answers from transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.compiling import compile_settings
 
 
 def small_config(checkpoint: Path, **changes: Any) -> Config:
-    """An engine on one thread; ``changes`` are ``section__key`` values."""
+    """Configuration of an engine on one thread; ``changes`` are ``section__key`` values."""
     values: dict[str, dict[str, Any]] = {
         "model": {"path": str(checkpoint)},
         "device": {"num_threads": 1, "type": "cpu"},
@@ -40,7 +40,7 @@ def random_prompts(count: int, *, longest: int, seed: int = 0, vocab_size: int =
 
 
 def greedy(model: Any, prompt: list[int], max_tokens: int, end: int | None = 2) -> list[int]:
-    """The greedy continuation by transformers, without a cache, up to and with the end token."""
+    """The greedy continuation by transformers, without a cache, including the end token."""
     known = _GREEDY.setdefault(model, {})
     key = (tuple(prompt), max_tokens, end)
     if key not in known:
@@ -59,12 +59,12 @@ def _greedy(model: Any, prompt: list[int], max_tokens: int, end: int | None) -> 
     return ids[len(prompt) :]
 
 
-# Model -> (prompt, max_tokens, end) -> tokens: many tests ask for the same.
+# Model -> (prompt, max_tokens, end) -> tokens; cached because many tests ask for the same.
 _GREEDY: weakref.WeakKeyDictionary[Any, dict[Any, list[int]]] = weakref.WeakKeyDictionary()
 
 
 def assert_idle(engine: AsyncEngine) -> None:
-    """Nothing runs, nothing waits, and every block is free."""
+    """Assert that nothing runs, nothing waits, and every block is free."""
     stats = engine.stats
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
     assert stats.pool_is_whole

@@ -1,10 +1,10 @@
 """Capture and replay without a GPU: operations are recorded as they are dispatched.
 
-What a CUDA graph would not notice, this does not notice either: Python between the operations does
-not run again, so whatever it computed is baked in; operations run again on the very tensors that
-they had. What would be wrong on a GPU fails here: reading a value on the host during a capture,
-replaying a series out of its order, and reading what another capture has overwritten since (its
-memory is shared there, so it is filled with rubbish here).
+This misses what a CUDA graph misses: Python between the operations does not run again, so its
+results are fixed at capture; and operations run again on the same tensors. Errors on a GPU are
+errors here: reading a value on the host during a capture, replaying a series out of order, and
+reading memory that another capture has overwritten. (Captures share memory on a GPU; here, other
+captures' tensors are filled with invalid values.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.no_waiting import WAITING
 
 
 class CaptureError(AssertionError):
-    """A GPU would have refused this, or computed rubbish."""
+    """A GPU would have refused this, or computed wrong results."""
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
@@ -33,7 +33,7 @@ def address(tensor: Tensor) -> int:
 
 
 class Series:
-    """Captures that hand tensors on; ``made`` is what they allocated."""
+    """Captures that share tensors; ``made`` is what they allocated."""
 
     def __init__(self) -> None:
         self.made: list[Tensor] = []
@@ -41,15 +41,15 @@ class Series:
 
 
 class FakeCaptured:
-    """Operations of one capture, in their order."""
+    """The operations of one capture, in order."""
 
     def __init__(self, backend: FakeCapture, series: Series) -> None:
         self._backend = backend
         self._series = series
         self._index = len(series.captures)
-        # (operation, arguments, keyword arguments, results that are memory of their own)
+        # (operation, arguments, keyword arguments, results with memory of their own)
         self.operations: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []
-        # Of tensors that it reads but did not make: where they lay.
+        # id -> (tensor, address), for tensors that it reads but did not allocate.
         self.given: dict[int, tuple[Tensor, int]] = {}
         self.num_replays = 0
 
@@ -95,8 +95,8 @@ class _Recording(TorchDispatchMode):
 class FakeCapture:
     """A `CaptureBackend` on the CPU.
 
-    ``free`` says how much memory is left, by the number of captures that exist; ``fail_at`` is the
-    number of the capture that fails.
+    ``free`` returns the free memory for a number of existing captures; ``fail_at`` is the number of
+    the capture that fails.
     """
 
     asserts = True
@@ -111,7 +111,7 @@ class FakeCapture:
         self._fail_at = fail_at
         self._series = Series()
         self._recording: _Recording | None = None
-        # The series that ran last, and how far it has come.
+        # The series that ran last, and the index of its next capture.
         self._running: Series | None = None
         self._next = 0
 
@@ -131,7 +131,7 @@ class FakeCapture:
             raise CaptureError("out of memory")
         self.captures.append(recording.captured)
         self._series.captures.append(recording.captured)
-        # It ran in order to be recorded: as if it had been replayed.
+        # The capture has run once to be recorded, which has the effects of a replay.
         self._spoil(self._series)
         self._running, self._next = None, 0
         return recording.captured
@@ -155,14 +155,14 @@ class FakeCapture:
         self.starts += 1
 
     def enter(self, series: Series, index: int) -> None:
-        """A capture of ``series`` is about to run."""
+        """Call before a capture of ``series`` runs."""
         if index and (self._running is not series or self._next != index):
             raise CaptureError("a series is replayed out of its order")
         self._spoil(series)
         self._running, self._next = series, index + 1
 
     def _spoil(self, series: Series) -> None:
-        """Whoever ran last and is another one loses what it had."""
+        """Invalidate the tensors of the series that ran last, if it is another one."""
         last = self._running
         if last is not None and last is not series:
             for tensor in last.made:

@@ -1,7 +1,7 @@
-"""CUDA tensors without CUDA: shapes, dtypes and devices, and whoever would wait for the device.
+"""CUDA tensors without CUDA: shapes, dtypes and devices, and checks for waiting on the device.
 
-For programs of their own, since it patches the process. What needs a value that only the device
-has (`item`, `nonzero`, a mask as an index) raises, as torch's fake tensors do.
+For use in separate programs, because it patches the process. Reading a value that only the device
+has (`item`, `nonzero`, indexing by a mask) raises, as torch's fake tensors do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 DEVICE = torch.device("cuda:0")
-# Torch asks for one before it copies, fake tensors or not; builds for the CPU have none.
+# Torch needs a device guard before copies, even of fake tensors; CPU builds have none for CUDA.
 _GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 namespace {
@@ -32,7 +32,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CU
 
 
 class NobodyWaits(TorchDispatchMode):
-    """Inside a `fake_cuda`: copies that are waited for are errors, and operations on both sides."""
+    """Inside of `fake_cuda`: blocking copies and operations across devices are errors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -45,7 +45,7 @@ class NobodyWaits(TorchDispatchMode):
             values = {**dict(zip(names, args, strict=False)), **given}
             copies = bool(values.get("non_blocking", False))
         every = tree_leaves((args, given, out))
-        # A number is handed over with the launch.
+        # 0-dimensional tensors are passed with the launch.
         devices = {each.device for each in every if isinstance(each, Tensor) and each.dim()}
         if len(devices) > 1 and not copies:
             where = "".join(traceback.format_stack(limit=12))
@@ -69,7 +69,7 @@ def _load_guard() -> None:
 
 
 def _without_constant(make: Any) -> Any:
-    """Torch computes with values that it knows even on a device, and there is none."""
+    """Prevent torch from computing with known values of device tensors; there is no device."""
 
     def made(*arguments: Any, **options: Any) -> Any:
         tensor = make(*arguments, **options)
@@ -82,7 +82,7 @@ def _without_constant(make: Any) -> Any:
 
 @contextlib.contextmanager
 def fake_cuda() -> Iterator[None]:
-    """Have tensors be fake, and of any device."""
+    """Make all tensors fake, on any device."""
     if not torch.backends.cuda.is_built():
         _load_guard()
     torch.as_tensor = _without_constant(torch.as_tensor)
@@ -94,7 +94,7 @@ def fake_cuda() -> Iterator[None]:
 
 
 def main() -> None:
-    """What it is for: none of these goes unnoticed."""
+    """Self-test: each of these must be detected."""
     with fake_cuda(), NobodyWaits():
         value = torch.zeros(3, device=DEVICE)
         value.to("cpu", non_blocking=True)

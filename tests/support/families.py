@@ -1,4 +1,4 @@
-"""Every family of the registry as a test's parameter, and what makes its windows short."""
+"""Every family of the registry as a test parameter, with the settings for short windows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 
 from tests.support.checkpoints import CLASSES
 
-# What gives a tiny model a window that is shorter than a test's prompts, where its family has one.
+# Gives a tiny model a window shorter than the tests' prompts, if its family has windows.
 _WINDOW = {"sliding_window": 8}
 _SWITCHED = {"use_sliding_window": True, **_WINDOW}
 _OWN: dict[str, dict[str, Any]] = {
-    # So low that scores reach it.
+    # Low enough that scores reach the cap.
     "gemma2": {**_WINDOW, "attn_logit_softcapping": 2.0},
     "gemma3": _WINDOW,
     "mistral": _WINDOW,
     "mixtral": _WINDOW,
-    # And a part of each head that is not rotated.
+    # Also with a part of each head that is not rotated.
     "phi3": {
         "sliding_window": 20,
         "rope": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
@@ -31,7 +31,7 @@ SHORT_SIGHTED = {name: _OWN.get(name, {}) for name in CLASSES}
 
 
 def families(*, unmarked: Sequence[str], mark: Any) -> list[Any]:
-    """A parameter for each family; those that are not ``unmarked`` have the mark."""
+    """A parameter for each family; those not in ``unmarked`` get the mark."""
     return [
         pytest.param(name, marks=() if name in unmarked else mark, id=name)
         for name in SHORT_SIGHTED

@@ -1,4 +1,4 @@
-"""Instances of JSON schemas, and whether a grammar takes them, whatever the order of properties."""
+"""Checks whether grammars accept instances of JSON schemas, in any order of properties."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from src.engine.grammar.vocabulary import Vocabulary
 
 @functools.cache
 def byte_tokenizer() -> LLTokenizer:
-    """One whose tokens are the bytes."""
+    """A tokenizer whose tokens are single bytes."""
     return Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [], [256]).build()
 
 
 def matcher_of(schema: dict[str, Any] | bool) -> LLMatcher:
-    """At the beginning of JSON under the schema, as a request has it."""
+    """A matcher at the beginning of JSON under the schema, as a request gets it."""
     output = StructuredOutput.json(schema, any_whitespace=False)
     candidate = grammar_candidate(output, StructuredOutputSection())
     return compile_matcher(byte_tokenizer(), prepared(candidate).text)
 
 
 def accepts(matcher: LLMatcher, instance: Any) -> bool:
-    """Whether it takes the instance with its properties in any order."""
+    """Whether the matcher accepts the instance, in any order of its properties."""
     return any(_takes(matcher, text) for text in spellings(instance))
 
 
@@ -48,7 +48,7 @@ def _takes(matcher: LLMatcher, text: str) -> bool:
 
 
 def spellings(instance: Any) -> Iterator[str]:
-    """Its texts, with properties in each order."""
+    """The instance's JSON texts, one for each order of properties."""
     if isinstance(instance, dict):
         for names in itertools.permutations(instance):
             values = [list(spellings(instance[name])) for name in names]
@@ -67,7 +67,7 @@ def _dumped(value: Any) -> str:
 
 
 def is_valid(schema: Any, instance: Any) -> bool:
-    """What jsonschema says, of the draft that the schema names."""
+    """The verdict of jsonschema, with the draft that the schema names."""
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     valid: bool = kind(schema).is_valid(instance)
     return valid

@@ -1,9 +1,9 @@
-"""Steps that may not wait for the device: watched on a GPU by CUDA, without one as far as it goes.
+"""Checks that steps do not wait for the device: by CUDA on a GPU, as far as possible without one.
 
-Both watch what the device thread does for a step up to the launch of its copy-out: rows and block
-tables are written, inputs are uploaded, the step is computed. The host is a device here that can be
-asked anything, so a CPU sees what a program asks: values, and shapes that depend on values. It does
-not see whether memory that is copied from is pinned.
+Both watch the device thread's work for a step up to the launch of its copy-out: writing rows and
+block tables, uploading inputs, computing the step. On the CPU, reading device values always works,
+so this check intercepts the reads: of values, and of shapes that depend on values. It cannot detect
+copies from memory that is not pinned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from src.engine.sampling import truncation
 
 aten = torch.ops.aten
 
-# Operations whose result depends on values that only the device knows: they wait for it.
+# Operations whose result's shape or value the host needs, so that they wait for the device.
 WAITING = {
     aten._local_scalar_dense.default,
     aten.item.default,
@@ -42,8 +42,8 @@ _INDEXING = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
-# What reads a tensor's memory without an operation, and what makes one of the host's numbers where
-# `transfer.upload` does not see it.
+# Functions that read a tensor's memory without an operation, or create a tensor from host data
+# without `transfer.upload`.
 _ASIDE = ((Tensor, "tolist"), (Tensor, "numpy"), (Tensor, "__array__"), (torch, "tensor"))
 
 
@@ -54,7 +54,7 @@ class WaitsError(AssertionError):
 class _NoWaiting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        # What a kernel does inside is another matter on every device.
+        # Reads inside of a kernel are allowed; they differ between devices.
         self.in_operation = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +72,7 @@ class _NoWaiting(TorchDispatchMode):
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """On the calling thread: whatever would wait for a GPU raises :class:`WaitsError`."""
+    """Make everything that would wait for a GPU raise :class:`WaitsError` on this thread."""
     thread, mode = threading.get_ident(), _NoWaiting()
 
     def refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,9 +90,9 @@ def no_waiting() -> Iterator[None]:
 
 
 def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have all steps watched; returns what was, once it had ended, or what it waited for.
+    """Watch all steps; returns a list of the finished ones and of what steps waited for.
 
-    Rows are written and tokens are sampled as they are on a GPU, where a CPU has other ways.
+    Rows are written and tokens are sampled as on a GPU, instead of in the CPU's own way.
     """
     seen: list[str] = []
     apply, compute = RowOwners.apply, StepComputer.compute
@@ -126,7 +126,7 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def watch_on_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The same by CUDA itself: whatever torch knows to synchronize is an error."""
+    """The same by CUDA: every synchronization that torch knows of is an error."""
     seen: list[str] = []
     execute = Worker._execute
 

@@ -1,4 +1,4 @@
-"""Programs whose attention mixers rotate, as on CUDA, for devices where segments would."""
+"""Programs in which attention mixers apply RoPE, as on CUDA, on devices where segments would."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from src.models.weights import loader
 
 @contextmanager
 def mixers_rotate(rotates: bool = True) -> Iterator[None]:
-    """Have whatever loads or outlines a model meanwhile write such a program, or none such."""
+    """Make models that are loaded or outlined in this block use such programs, or not."""
     with mock.patch.object(loader, "Model", partial(Model, rotates_in_op=rotates)):
         yield
 
 
 def rotates_in_mixers(model: Model) -> bool:
-    """Whether all mixers of its program do."""
+    """Whether all mixers of the model's program apply RoPE."""
     rotating = {mixer.spec.rotates is not None for mixer in model.program.mixers}
     assert len(rotating) == 1
     return rotating.pop()

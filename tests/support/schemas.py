@@ -1,4 +1,4 @@
-"""Random JSON schemas whose instances are short, so that a model without sense ends them."""
+"""Random JSON schemas with short instances, so that a random model completes them."""
 
 from __future__ import annotations
 

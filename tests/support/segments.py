@@ -1,6 +1,6 @@
-"""Programs of a tiny model that no family writes: a second residual stream, and what is read late.
+"""Programs of a tiny model that no family has: a second residual stream, and late reads.
 
-Segments are in a module, and no test's own, since code for them is compiled in other processes.
+Segments are in a module of their own, because other processes compile them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STREAMS, QUERIES = ("left", "right"), ("query", "key", "value")
 
 
 class Heads(NamedTuple):
-    """What a layer's attention has."""
+    """Shape of a layer's attention."""
 
     count: int
     kv_count: int
@@ -37,7 +37,7 @@ def start(spec: None, weights: tuple[Tensor], input_ids: Tensor) -> tuple[Tensor
 def project(
     spec: Heads, weights: tuple[Tensor], left: Tensor, right: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of both streams."""
+    """Compute queries, keys and values from both streams."""
     fused = functional.linear(torch.tanh(left + right), weights[0])
     heads = fused.unflatten(-1, (spec.count + 2 * spec.kv_count, spec.dim))
     query, key, value = heads.split((spec.count, spec.kv_count, spec.kv_count), dim=1)
@@ -47,7 +47,7 @@ def project(
 def join(
     spec: None, weights: tuple[Tensor], attended: Tensor, left: Tensor, right: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Both streams with what attention leaves."""
+    """Add the attention output to both streams."""
     added = functional.linear(attended, weights[0])
     return left + added, right + torch.tanh(added)
 
@@ -55,14 +55,14 @@ def join(
 def finish(
     spec: None, weights: tuple[()], left: Tensor, right: Tensor, positions: Tensor
 ) -> Tensor:
-    """Hidden states, of positions too."""
+    """Hidden states, which also depend on positions."""
     return left + right * torch.cos(positions.to(left.dtype))[:, None]
 
 
 def finish_with(
     spec: None, weights: tuple[()], left: Tensor, right: Tensor, positions: Tensor, early: Tensor
 ) -> Tensor:
-    """The same, with what the first attention left."""
+    """The same, plus a tensor that the first attention's segment wrote."""
     return finish(None, (), left, right, positions) + early
 
 
@@ -72,12 +72,12 @@ def head(spec: None, weights: tuple[Tensor], hidden: Tensor) -> Tensor:
 
 
 def write_two_streams(builder: ProgramBuilder, config: ModelConfig) -> None:
-    """Two streams, of which the second and the positions are read behind the last mixer."""
+    """Two streams; the second one and the positions are read after the last mixer."""
     _write(builder, config, keeps_early=False)
 
 
 def write_late_reader(builder: ProgramBuilder, config: ModelConfig) -> None:
-    """As well, what the first mixer leaves is read behind the last one."""
+    """The same, and a tensor written after the first mixer is read after the last one."""
     _write(builder, config, keeps_early=True)
 
 

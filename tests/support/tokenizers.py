@@ -1,4 +1,4 @@
-"""Real tokenizers of every common kind, small, trained where they are asked for."""
+"""Real but small tokenizers of every common kind, trained on demand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPECIAL = ["<s>", "</s>", "<|user|>", "<|end|>"]
 
 @functools.cache
 def byte_level(vocab_size: int = 480) -> Tokenizer:
-    """Byte-level BPE as in GPT-2, Llama 3 and Qwen; a plain added token beside the special ones."""
+    """Byte-level BPE as in GPT-2, Llama 3 and Qwen; also has an added token that is not special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -113,7 +113,7 @@ def word_piece() -> Tokenizer:
 
 @functools.cache
 def word_level() -> Tokenizer:
-    """Whole words and no decoder at all: tokens are joined by spaces."""
+    """Whole words without a decoder: tokens are joined by spaces."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(special_tokens=["<unk>", *SPECIAL], show_progress=False)
@@ -129,11 +129,11 @@ BUILDERS = {
     "word_piece": word_piece,
     "word_level": word_level,
 }
-"""Every kind by name."""
+"""Kind -> function that makes it."""
 
 
 def save(tokenizer: Tokenizer, directory: Path, config: dict[str, Any] | None = None) -> Path:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` as a checkpoint has them."""
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` as in a checkpoint."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -1,6 +1,6 @@
-"""A Llama checkpoint in safetensors to GGUF: `convert_gguf.py CHECKPOINT FILE BF16|Q8_0|Q4_0`.
+"""Converts a Llama checkpoint to GGUF: `convert_gguf.py CHECKPOINT FILE BF16|Q8_0|Q4_0`.
 
-What the benchmark's own checkpoints have: no tokenizer (prompts are token ids), no scaled RoPE.
+Supports only the benchmark's own checkpoints: no tokenizer (prompts are token ids), no scaled RoPE.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAYER_NAMES = {
 
 
 def tensors(path: Path) -> Iterator[tuple[str, numpy.ndarray]]:
-    """Names and float32 values of a file of bfloat16 tensors."""
+    """Names and float32 values of a safetensors file with bfloat16 tensors."""
     data = numpy.memmap(path, dtype=numpy.uint8, mode="r")
     header_len = int(data[:8].view("<u8")[0])
     header = json.loads(bytes(data[8 : 8 + header_len]))
@@ -41,7 +41,7 @@ def tensors(path: Path) -> Iterator[tuple[str, numpy.ndarray]]:
         if about["dtype"] != "BF16":
             raise ValueError(f"{name} is {about['dtype']}, expected BF16")
         start, end = (8 + header_len + offset for offset in about["data_offsets"])
-        # The upper half of a float32.
+        # bfloat16 is the upper half of a float32.
         bits = data[start:end].view("<u2").astype("<u4") << 16
         yield name, bits.view("<f4").reshape(about["shape"])
 

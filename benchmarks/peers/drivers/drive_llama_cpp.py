@@ -1,7 +1,7 @@
-"""llama.cpp through its C interface: all prompts of a turn as sequences of one batch.
+"""llama.cpp through its C interface: all prompts of a turn are sequences of one batch.
 
-The package's own `Llama` answers one request at a time; this is what llama.cpp's example of
-batched generation does.
+The package's own `Llama` answers one request at a time. This follows llama.cpp's example of batched
+generation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
     settings.n_batch = settings.n_ubatch = 512
     settings.n_seq_max = options["max_num_seqs"]
     settings.n_threads = settings.n_threads_batch = options["threads"]
-    # One cache that sequences share, and not an equal part for each.
+    # One cache for all sequences, instead of an equal part for each.
     settings.kv_unified = True
     context = llama_cpp.llama_init_from_model(model, settings)
     if not context:
@@ -35,7 +35,7 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
 
 
 class Batched:
-    """Decodes tokens of many sequences, ``limit`` at a time, greedily."""
+    """Decodes many sequences greedily, at most ``limit`` tokens at a time."""
 
     def __init__(self, context: Any, limit: int, vocab_size: int) -> None:
         import llama_cpp
@@ -50,7 +50,7 @@ class Batched:
 
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         requests = [Clocked() for _ in prompts]
-        # (token, position, sequence, whether the next token is asked for)
+        # (token, position, sequence, whether to sample the next token)
         work = [
             (token, position, sequence, position == len(prompt) - 1)
             for sequence, prompt in enumerate(prompts)
@@ -68,7 +68,7 @@ class Batched:
         return [request.answer for request in requests]
 
     def _decode(self, part: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
-        """(sequence, its next token) of the entries that ask for one."""
+        """(sequence, its next token) for the entries that sample."""
         import llama_cpp
         import numpy
 

@@ -15,7 +15,7 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
     from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
     scheduling = SchedulerConfig()
-    # In GiB, whole ones.
+    # In whole GiB.
     scheduling.cache_size = max(1, options["kv_bytes"] >> 30)
     scheduling.max_num_seqs = options["max_num_seqs"]
     scheduling.enable_prefix_caching = True

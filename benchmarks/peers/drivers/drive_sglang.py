@@ -25,7 +25,7 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
         outputs = await engine.async_generate(input_ids=prompt, sampling_params=params, stream=True)
         seen = 0
         async for output in outputs:
-            # Without a tokenizer an output holds every token so far.
+            # Without a tokenizer, an output contains all tokens so far.
             tokens = list(output["output_ids"])
             yield tokens[seen:]
             seen = len(tokens)

@@ -1,4 +1,4 @@
-"""This engine as it is served: it answers at once, and compiled code is swapped in meanwhile."""
+"""This engine as it serves: it answers at once, and compiled code takes over when it is ready."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
     turns = itertools.count()
 
     def ask(prompts: list[list[int]], output_len: int) -> list[Answer]:
-        # The first turn ends the start; all others are of what serves in the long run.
+        # The first turn ends the start; later turns measure the steady state.
         if next(turns):
             runner.run(compiled())
         return asked(prompts, output_len)

@@ -22,7 +22,7 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
         local_files_only=True,
     )
     model = model.to(device).eval()
-    # Nothing ends before its length.
+    # No output ends early.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     if options["continuous"]:
@@ -31,12 +31,12 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
 
 
 def of_generate(model: Any) -> Ask:
-    """Prompts of a turn, which have one length, as one batch."""
+    """Answer the prompts of a turn, which have the same length, as one batch."""
     import torch
     from transformers import StoppingCriteria, StoppingCriteriaList
 
     class Watch(StoppingCriteria):
-        """Sees every token of every row, and stops none."""
+        """Records every token of every row, and stops none."""
 
         def __init__(self, requests: list[Clocked]) -> None:
             self.requests = requests
@@ -62,12 +62,12 @@ def of_generate(model: Any) -> Ask:
 
 
 def of_continuous_batching(model: Any, options: dict[str, Any]) -> Ask:
-    """Requests of a turn, batched by the library's own scheduler."""
+    """Answer the requests of a turn, batched by the library's own scheduler."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     settings = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     batching = ContinuousBatchingConfig()
-    # Left to itself it takes most of the machine's memory.
+    # By default it takes most of the machine's memory.
     batching.num_blocks = options["kv_tokens"] // batching.page_size
     batching.max_requests_per_batch = options["max_num_seqs"]
     manager = model.init_continuous_batching(
@@ -92,7 +92,7 @@ def of_continuous_batching(model: Any, options: dict[str, Any]) -> Ask:
             if output.error:
                 raise RuntimeError(output.error)
             request = requests[output.request_id]
-            # An output holds every token so far.
+            # An output contains all tokens so far.
             request.take(list(output.generated_tokens)[len(request.tokens) :])
             left -= output.is_finished()
         return [request.answer for request in requests.values()]

@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine: its build for the CPU or for CUDA, compiled as it comes."""
+"""vLLM's asynchronous engine, in its CPU or CUDA build, with its default compilation."""
 
 from __future__ import annotations
 

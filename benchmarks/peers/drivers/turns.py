@@ -1,13 +1,13 @@
-"""What every driver does: open its engine, then answer turns until its input ends.
+"""Common part of all drivers: opens the engine, then answers turns until its input ends.
 
-A driver is a program of its own under its peer's Python, where nothing of this project is
-installed: standard library only. It is given one JSON object as its argument and speaks JSON lines.
+A driver runs under its peer's Python, where nothing of this project is installed, so it only uses
+the standard library. It gets one JSON object as its argument and communicates by JSON lines.
 
     out  {"ready": T, "about": {...}}        T: `time.monotonic`, which processes share
     in   {"prompts": [[id, ...], ...], "output_len": N}
     out  {"answers": [[sent, first, last, [id, ...]], ...]}
 
-All prompts of a turn are sent at once. What an engine prints itself goes to standard error.
+All prompts of a turn are sent at once. Output of the engine itself goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-# When it was sent, when its first and its last tokens came, and its tokens
+# (time sent, time of the first token, time of the last token, tokens)
 Answer = tuple[float, float, float, list[int]]
 # (prompts, output length) -> answers in the same order
 Ask = Callable[[list[list[int]], int], list[Answer]]
-# One prompt's new tokens, as they come
+# Yields the new tokens of one prompt as they arrive
 Stream = Callable[[list[int], int], AsyncIterator[list[int]]]
 
 
 class Clocked:
-    """One request, and when its tokens came."""
+    """Records the times of one request's tokens."""
 
     def __init__(self) -> None:
         self.sent = time.monotonic()
@@ -37,7 +37,7 @@ class Clocked:
         self.tokens: list[int] = []
 
     def take(self, tokens: list[int]) -> None:
-        """These have come now."""
+        """Add tokens that have arrived now."""
         if tokens:
             self.last = time.monotonic()
             self.first = self.first or self.last
@@ -49,7 +49,7 @@ class Clocked:
 
 
 def of_streams(runner: asyncio.Runner, stream: Stream) -> Ask:
-    """Turns by an engine that streams: one task per prompt."""
+    """Turns for an engine that streams: one task per prompt."""
 
     async def one(prompt: list[int], output_len: int) -> Answer:
         request = Clocked()
@@ -65,7 +65,7 @@ def of_streams(runner: asyncio.Runner, stream: Stream) -> Ask:
 
 def answer_turns(open_engine: Callable[[dict[str, Any]], tuple[Ask, dict[str, Any]]]) -> None:
     """Open the engine and answer turns; ``open_engine`` gets the program's argument."""
-    # Before the engine is imported, lest its own words come among the lines.
+    # Before the engine is imported, so that its own output does not mix with the answers.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     ask, about = open_engine(json.loads(sys.argv[1]))
@@ -74,5 +74,5 @@ def answer_turns(open_engine: Callable[[dict[str, Any]], tuple[Ask, dict[str, An
         turn = json.loads(line)
         answers = ask(turn["prompts"], turn["output_len"])
         out.write(json.dumps({"answers": answers}) + "\n")
-    # Engines with threads and processes of their own take long to say goodbye.
+    # Exit at once, because engines with threads and child processes take long to shut down.
     os._exit(0)

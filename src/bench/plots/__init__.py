@@ -1,4 +1,4 @@
-"""Pictures of result files: ``load``, ``roofline`` and ``timeline``, one figure each.
+"""Plots of result files: ``load``, ``roofline`` and ``timeline``, one figure each.
 
-All are drawn with matplotlib's objects and no window; ``canvas`` makes them and writes them down.
+All use matplotlib's objects, without windows; ``canvas`` creates and saves figures.
 """

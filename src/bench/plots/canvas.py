@@ -1,4 +1,4 @@
-"""Figures of one look, as SVG or PNG."""
+"""Creates figures of a common style and saves them as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from src.bench.errors import BenchError, require
 from src.core.errors import ConfigError
 
 SUFFIXES: Final = (".svg", ".png")
-# Told apart by those who do not see all colours too (M. Okabe, K. Ito, "Color Universal Design").
+# Colours that colour-blind readers can distinguish (M. Okabe, K. Ito, "Color Universal Design").
 COLOURS: Final = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
     *("#555555", "#f0e442"),
@@ -19,29 +19,29 @@ COLOURS: Final = (
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches.
+    """An empty figure; width and height in inches.
 
     Raises
     ------
     BenchError
-        matplotlib is not installed; says how to.
+        matplotlib is not installed; the message says how to install it.
     """
     require("matplotlib")
     return require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
 def write(figure: Any, path: Path) -> None:
-    """Write a figure; the same one gives the same bytes.
+    """Save a figure; the same figure gives the same bytes.
 
     Raises
     ------
     ConfigError
-        The name ends in none of ``SUFFIXES``, or cannot be written.
+        The suffix is not in ``SUFFIXES``, or the file cannot be written.
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
     is_svg = path.suffix == ".svg"
-    # Text stays text, and neither a date nor a random name is in it.
+    # Text stays text; no date and no random ids are included.
     style = {"svg.fonttype": "none", "svg.hashsalt": "slipstream"}
     try:
         with require("matplotlib").rc_context(style):
@@ -51,23 +51,23 @@ def write(figure: Any, path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The document in a file.
+    """The JSON document in a file.
 
     Raises
     ------
     ConfigError
-        It cannot be read, or is no JSON.
+        It cannot be read, or is not JSON.
     """
     return _decode(_text(path), str(path))
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """The documents in a file: one, or one a line.
+    """The JSON documents in a file: a single one, or one per line.
 
     Raises
     ------
     ConfigError
-        It cannot be read, or a line is no JSON.
+        It cannot be read, or a line is not JSON.
     """
     text = _text(path)
     try:
@@ -79,7 +79,7 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 
 class NothingToDraw(BenchError):
-    """The files hold nothing that the picture shows."""
+    """The files contain nothing that this plot shows."""
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Latency against load: what more requests per second cost those who wait."""
+"""Plots latency against load."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ METRICS: Final = {
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One run: whose, requests per second, and per metric the median and the 99th percentile.
+    """One run: its series, requests per second, and median and 99th percentile per metric.
 
     Attributes
     ----------
     offered, throughput
-        Requests per second: that came, where it is known, and that were answered.
+        Requests per second: arriving, if known, and answered.
     latencies
-        In milliseconds; a metric that the run has not is left out.
+        In milliseconds; metrics that the run lacks are left out.
     """
 
     series: str
@@ -36,14 +36,14 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def read_points(paths: Sequence[Path]) -> list[Point]:
-    """Runs of files of ``bench serve`` (or vLLM's) and of ``bench simulate --output-json``.
+    """Runs from files of ``bench serve`` (or vLLM's) and of ``bench simulate --output-json``.
 
     Raises
     ------
     ConfigError
         A file cannot be read.
     NothingToDraw
-        None of them is such a file.
+        No file contains a run.
     """
     points = [
         point
@@ -80,7 +80,7 @@ def _simulated(changes: dict[str, str], outcome: dict[str, Any]) -> Point:
 
 
 def _percentile(percentiles: dict[str, float]) -> float:
-    """The 99th; its name is a number whose spelling depends on who wrote it."""
+    """The 99th percentile; the spelling of its name depends on the program that wrote it."""
     return next(value for name, value in percentiles.items() if float(name) == 99)
 
 
@@ -96,15 +96,15 @@ def _served(result: dict[str, Any], name: str) -> Point:
 
 
 def draw(points: Iterable[Point], metrics: Sequence[str] = ("ttft", "tpot")) -> Any:
-    """A panel per metric and a line per series: medians solid, 99th percentiles dashed.
+    """One panel per metric, one line per series: medians solid, 99th percentiles dashed.
 
     Parameters
     ----------
     metrics
-        Of ``METRICS``.
+        Keys of ``METRICS``.
     """
     by_series: dict[str, list[Point]] = {}
-    # Along what came: beyond what a server can do, what is answered grows no more.
+    # Sorted by the offered load, because throughput no longer grows when a server is saturated.
     for point in sorted(points, key=lambda point: (point.offered, point.throughput)):
         by_series.setdefault(point.series, []).append(point)
     figure = new_figure(4.5 * len(metrics), 3.6)

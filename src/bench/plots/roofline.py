@@ -1,4 +1,4 @@
-"""The roofline of each op: what it reaches of what the machine could do.
+"""The roofline plot of the ops: their performance relative to the machine's limits.
 
 S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual Performance Model for
 Multicore Architectures" (CACM 2009).
@@ -21,7 +21,7 @@ class OpPoint(msgspec.Struct, frozen=True, rename={
     "bandwidth": "GB/s", "rate": "GFLOP/s",
     "machine_bandwidth": "machine GB/s", "machine_rate": "machine GFLOP/s",
 }):  # fmt: skip
-    """One case of one op: billions of bytes and of operations per second, its and the machine's."""
+    """One case of one op: GB/s and GFLOP/s of the op and of the machine."""
 
     op: str
     case: str
@@ -37,14 +37,14 @@ class OpPoint(msgspec.Struct, frozen=True, rename={
 
 
 def read_points(paths: Sequence[Path]) -> list[OpPoint]:
-    """The last measurement of each case in files of ``nox -s bench``.
+    """The latest measurement of each case in files of ``nox -s bench``.
 
     Raises
     ------
     ConfigError
         A file cannot be read.
     NothingToDraw
-        No op was measured in them.
+        They contain no measurement of an op.
     """
     last: dict[tuple[str, str], OpPoint] = {}
     for path in paths:
@@ -53,7 +53,7 @@ def read_points(paths: Sequence[Path]) -> list[OpPoint]:
                 point = msgspec.convert(document, OpPoint)
             except msgspec.ValidationError:
                 continue
-            # Without operations there is no place on the picture.
+            # An op without floating-point operations has no place in the plot.
             if point.bandwidth > 0 and point.rate > 0:
                 last[point.op, point.case] = point
     if not last:
@@ -62,7 +62,7 @@ def read_points(paths: Sequence[Path]) -> list[OpPoint]:
 
 
 def draw(points: Sequence[OpPoint]) -> Any:
-    """Operations per second against operations per byte, under the machine's roof."""
+    """Plot operations per second against operations per byte, below the machine's roof."""
     figure = new_figure(8.0, 5.0)
     axes = figure.add_subplot()
     bandwidth = max(point.machine_bandwidth for point in points)

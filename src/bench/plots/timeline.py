@@ -1,7 +1,7 @@
-"""A piece of a saved timeline: host, device and completions side by side.
+"""Plots part of a saved timeline: host, device and completions.
 
-It reads what ui.perfetto.dev reads (a file of ``python -m src inspect``), so it also shows that the
-file says what it is meant to say.
+It reads the same file as ui.perfetto.dev (from ``python -m src inspect``), so it also verifies the
+contents of that file.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _MS: Final = 1000.0
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """A trace as ``python -m src inspect`` saves it.
+    """Read a trace that ``python -m src inspect`` saved.
 
     Raises
     ------
     ConfigError
-        It cannot be read, or is something else.
+        It cannot be read, or is not a trace.
     """
     document = read_json(path)
     if not isinstance(document, dict) or not {"traceEvents", "otherData"} <= document.keys():
@@ -46,13 +46,13 @@ def read_trace(path: Path) -> dict[str, Any]:
 
 
 def draw(document: dict[str, Any], *, first: int | None, steps: int, lanes: int) -> Any:
-    """``steps`` steps from step ``first`` on (``None``: the first there is), and so many lanes of
-    completions.
+    """Plot ``steps`` steps from step ``first`` on (``None``: the first in the trace), and up to
+    ``lanes`` lanes of completions.
 
     Raises
     ------
     NothingToDraw
-        The trace has not all of these steps.
+        The trace lacks some of these steps.
     """
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
     first = document["otherData"]["first_step"] if first is None else first
@@ -100,7 +100,7 @@ def _bar(axes: Any, event: dict[str, Any], place: int, begin: float, end: float)
         (place - 0.4 + inset, 0.8 - 2 * inset),
         facecolors=COLOURS.get(kind, _OTHERS),
     )
-    # What is too narrow for its name has none.
+    # A slice that is too narrow for its name is not labelled.
     if kind != "request" and (until - start) / (end - begin) > 0.0085 * len(event["name"]):
         axes.text(left, place, f" {event['name']}", va="center", fontsize=7, clip_on=True)
 
@@ -109,7 +109,7 @@ def _arrows(
     axes: Any, document: dict[str, Any], places: dict[tuple[int, int], int], begin: float,
     end: float,
 ) -> None:  # fmt: skip
-    """From a launch to the step on the device, and to its commit."""
+    """Arrows from a launch to the step on the device, and from there to its commit."""
     flows: dict[int, list[dict[str, Any]]] = {}
     for event in document["traceEvents"]:
         if event["ph"] in ("s", "t", "f"):

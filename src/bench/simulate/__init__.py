@@ -1,7 +1,7 @@
-"""What an engine would do under a load: its own scheduler, and a clock that a fitted model turns.
+"""Simulates an engine under load: the real scheduler with a clock driven by a fitted cost model.
 
-``least_squares`` and ``step_cost`` fit the price of a step to recorded ones, ``calibration`` has
-them recorded; ``requests`` are what is asked, ``engine`` is one engine in simulated time, ``fleet``
-several behind a router, ``outcome`` their figures, ``study`` a load under several policies and
-sizes. docs/simulation.md says what is modelled, what is not, and how near it came.
+``least_squares`` and ``step_cost`` fit the cost of a step to recorded steps, which ``calibration``
+collects. ``requests`` defines the load, ``engine`` simulates one engine, ``fleet`` several behind a
+router, ``outcome`` computes their metrics, and ``study`` compares policies and sizes.
+docs/simulation.md describes what is modelled, what is not, and the accuracy.
 """

@@ -1,4 +1,4 @@
-"""Where prices come from: an engine that is driven for this, or a server's timeline."""
+"""Calibrates the simulator, with an engine driven for that purpose or from a server's timeline."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from src.core.views import PoolView, TimelineView
 from src.engine.client import AsyncEngine
 from src.engine.scheduling.scheduler import SchedulerLimits
 
-# Steps of the busiest seconds of a driven engine must not fall out of its timeline.
+# Large enough that no step of a driven engine falls out of its timeline.
 TIMELINE_STEPS: Final = 1_000_000
 _MAX_OUTPUT: Final = 128
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation needs to know of an engine; a file of ``bench calibrate``.
+    """Everything that a simulation needs to know of an engine; a file of ``bench calibrate``.
 
     Attributes
     ----------
     model, source
-        Whose figures these are: the served name, and where the steps were recorded.
+        The served model name, and where the steps were recorded.
     pipeline_depth
-        Steps on the device's queue at once.
+        Maximal number of steps in the device's queue.
     """
 
     model: str
@@ -49,14 +49,14 @@ def calibration_of(
     view: TimelineView, pool: PoolView, config: Config, *, model: str, max_model_len: int,
     device_type: str, source: str,
 ) -> Calibration:  # fmt: skip
-    """Prices and limits by what an engine has recorded.
+    """Costs and limits from an engine's recorded timeline.
 
     Raises
     ------
     FitError
-        It has recorded too little.
+        Too little was recorded.
     """
-    # Until it is in the queue a request costs the event loop: its prompt is looked at.
+    # From arrival until queueing, a request takes time of the event loop: its prompt is processed.
     submits = [track.queued - track.arrival for track in view.requests]
     return Calibration(
         model=model,
@@ -76,12 +76,12 @@ def calibration_of(
 
 
 async def calibrate_engine(engine: AsyncEngine, seconds: float, seed: int = 0) -> Calibration:
-    """Drive a ready engine for so long, and fit prices to what it recorded meanwhile.
+    """Drive a ready engine for ``seconds``, and fit costs to the recorded steps.
 
     Raises
     ------
     FitError
-        It was too short.
+        The time was too short.
     """
     view = await drive(engine, seconds, seed)
     info = engine.model_info
@@ -97,15 +97,15 @@ async def calibrate_engine(engine: AsyncEngine, seconds: float, seed: int = 0) -
 
 
 async def drive(engine: AsyncEngine, seconds: float, seed: int = 0) -> TimelineView:
-    """Keep a ready engine busy for so long, or until some steps are done; what it recorded.
+    """Keep a ready engine busy for ``seconds``, or until enough steps are done; returns the record.
 
-    Rows from one to as many as there are, prompts short and long: the work of a step must vary, or
-    nothing tells the parts of its price apart.
+    The number of rows and the length of prompts vary widely. Without variation of a step's work,
+    the parts of its cost could not be told apart.
     """
     first_step = _last_step(engine)
     source = random.Random(seed)
     levels = list(_levels(engine.config.scheduler.max_num_seqs))
-    # Steps of many rows take longer, and there must be enough of them too.
+    # More time for higher levels: their steps take longer, and enough of them are needed, too.
     weights = [math.sqrt(level) for level in levels]
     for level, weight in zip(levels, weights, strict=True):
         deadline = time.monotonic() + seconds * weight / sum(weights)
@@ -114,7 +114,7 @@ async def drive(engine: AsyncEngine, seconds: float, seed: int = 0) -> TimelineV
 
 
 def _levels(most: int) -> Iterator[int]:
-    """Requests at once: 1, 4, 16 and so on, and all that have room."""
+    """Numbers of concurrent requests: 1, 4, 16 and so on, and as many as fit."""
     level = 1
     while level < most:
         yield level
@@ -134,13 +134,13 @@ async def _drive(
 
     async def one() -> None:
         while not is_over():
-            # Of every order of magnitude as many.
+            # Uniform over orders of magnitude.
             length = round(math.exp(source.uniform(0.0, math.log(longest))))
             prompt = [source.randrange(info.vocab_size) for _ in range(length)]
             output_len = source.randint(1, min(_MAX_OUTPUT, longest))
             params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
             async for _ in engine.stream(prompt, params):
-                # What is not over in time is of no use any more.
+                # A request that is not finished in time is not needed any more.
                 if is_over():
                     break
 
@@ -153,12 +153,12 @@ def _last_step(engine: AsyncEngine) -> int:
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write it as JSON.
+    """Save it as JSON.
 
     Raises
     ------
     BenchError
-        It cannot be written.
+        The file cannot be written.
     """
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(calibration)) + b"\n")
@@ -167,12 +167,12 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def load(path: Path) -> Calibration:
-    """Read what :func:`save` wrote.
+    """Read a file that :func:`save` wrote.
 
     Raises
     ------
     ConfigError
-        It cannot be read, or is something else.
+        It cannot be read, or is not a calibration.
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Calibration)

@@ -1,13 +1,14 @@
-"""One engine in simulated time: the real scheduler, a host and a device that are only clocks.
+"""One engine in simulated time: the real scheduler, with clocks for host and device.
 
 ::
 
     host    | commit N-1 | plan N+1, launch | publish N-1 |   idle    | commit N | ...
     device  | .................. step N ................. | ........ step N+1 .......
 
-A turn of the host is the loop's (``src/engine/loop.py``): commit what has arrived, launch until the
-pipeline is full, tell the readers. A turn begins when a result arrives, or a request while the
-pipeline has room, or when it is time to plan. The device runs one step after the other.
+A turn of the host is a turn of the loop (``src/engine/loop.py``): commit arrived results, launch
+until the pipeline is full, deliver tokens. A turn begins when a result arrives, when a request
+arrives while the pipeline has room, or when it is time to plan. The device runs steps one after
+another.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from src.core.plan import RowResult, StepPlan, StepResult
 from src.engine.scheduling.pace import Pace
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 
-# Part of its price that no scatter takes a step below.
+# Scatter makes no step faster than this share of its cost.
 _QUICKEST = 0.25
 _TOKEN = [0]
 _END = [END_TOKEN]
@@ -34,7 +35,7 @@ _NOTHING: list[int] = []
 
 
 class _Step(NamedTuple):
-    """A launched one: when the device computes it, and when the host can take its result."""
+    """A launched step: when the device computes it, and when the host can commit its result."""
 
     plan: StepPlan
     result: StepResult
@@ -45,21 +46,22 @@ class _Step(NamedTuple):
 
 
 class SimulatedEngine:
-    """A scheduler whose steps take as long as a model of them says.
+    """A scheduler whose steps take the time that a cost model gives.
 
     Parameters
     ----------
     journal
-        Where it writes what happens to its requests.
+        Records what happens to requests.
     depth
-        Steps on the device's queue at once.
+        Maximal number of steps in the device's queue.
     seed
-        Device times scatter as the fitted ones did, drawn from this; ``None``: they do not.
+        Seed for the scatter of device times, which is that of the fitted steps; ``None`` for no
+        scatter.
 
     Attributes
     ----------
     busy_seconds
-        That the device has computed.
+        How long the device has computed.
     """
 
     def __init__(
@@ -78,26 +80,26 @@ class SimulatedEngine:
         self._depth = depth
         self._spread = None if seed is None else cost.spread
         self._random = random.Random(seed).random
-        # Until when the host and the device are busy.
+        # Times until which host and device are busy.
         self._host = 0.0
         self._device = 0.0
         self._in_flight: deque[_Step] = deque()
         self._pace = Pace() if limits.plan_late else None
-        # When the host turns though no result arrives: at once, if a request came meanwhile.
+        # When the host turns without a result: at once, if a request came meanwhile.
         self._due = math.inf
         self._unstarted: set[int] = set()
-        # Row -> position whose computation samples the end of an output that ends early.
+        # Row -> position whose computation samples the last token of an output that ends early.
         self._ends: dict[int, int] = {}
         self._early: dict[int, int] = {}
         self._last_publish = -math.inf
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that wait or run."""
+        """Number of waiting and running requests."""
         return self.scheduler.num_running + self.scheduler.num_waiting
 
     def submit(self, request: SimulatedRequest) -> bool:
-        """A request comes, not before those that came already; ``False`` if it is refused."""
+        """Add a request, in order of arrival; ``False`` if it is refused."""
         journal = self._journal
         self._host = max(self._host, request.at) + self._cost.submit
         key = journal.add(request.at, request.prompt_len, request.output_len)
@@ -113,7 +115,7 @@ class SimulatedEngine:
         return True
 
     def advance(self, until: float) -> None:
-        """Do what begins before ``until``."""
+        """Simulate everything that begins before ``until``."""
         while True:
             due = self._due if len(self._in_flight) < self._depth else math.inf
             if self._in_flight:
@@ -156,7 +158,7 @@ class SimulatedEngine:
         return delay > 0
 
     def _launch(self, plan: StepPlan, now: float) -> float:
-        """Put a plan on the device's queue; returns when the host is done with that."""
+        """Put a plan into the device's queue; returns when the host has finished doing so."""
         result, work = self._execute(plan)
         cost = self._cost
         now += cost.plan.seconds(work)
@@ -172,7 +174,7 @@ class SimulatedEngine:
         return now
 
     def _execute(self, plan: StepPlan) -> tuple[StepResult, Work]:
-        """What the device would answer, and what it had to do for it."""
+        """The device's result for a plan, and the amount of work."""
         if self._early:
             for install in plan.installs:
                 self._ends.pop(install.row, None)
@@ -200,7 +202,7 @@ class SimulatedEngine:
         return StepResult(plan.step_id, rows), work
 
     def _publish(self, events: list[RequestEvent], work: Work) -> None:
-        """Tell the readers, one after the other."""
+        """Deliver tokens to the readers, one after the other."""
         journal, unstarted = self._journal, self._unstarted
         now = self._host
         seconds = self._cost.publish.seconds(work)
@@ -215,10 +217,10 @@ class SimulatedEngine:
             if event.finish_reason is not None:
                 journal.last[event.key] = now
                 self._early.pop(event.key, None)
-        # Of a first step nobody knows what came before.
+        # There is no gap before a first step.
         if work.decode_rows and self._last_publish > -math.inf:
             journal.gaps.append(self._host - self._last_publish)
             journal.gap_rows.append(work.decode_rows)
         self._last_publish = self._host
-        # What readers do with their tokens is the handover's part that grows with them.
+        # The part of the handover that grows with tokens is the readers' work on them.
         self._host += seconds + self._cost.handover.sampled_rows * work.sampled_rows

@@ -1,4 +1,4 @@
-"""Several engines behind a router, under one stream of requests."""
+"""Several engines behind a router, with one stream of requests."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def simulate(
     objectives: Mapping[str, float] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Put requests, in the order of their arrival, through engines until all are answered.
+    """Simulate requests, in the order of their arrival, until all are answered.
 
     Parameters
     ----------
     depth, replicas
-        Steps on a device's queue at once, 1 or 2; engines.
+        Steps in a device's queue, 1 or 2; number of engines.
     routing
-        Who gets a request: the next engine in turn, or the one with the fewest unfinished.
+        Send a request to the next engine in turn, or to the one with the fewest unfinished ones.
     seed
-        Of the scatter of step times; ``None`` for none.
+        Seed for the scatter of step times; ``None`` for no scatter.
     percents, objectives
         As in :func:`~src.bench.simulate.outcome.outcome_of`.
     progress
-        Told of every request that came: how many.
+        Called with the number of arrived requests.
 
     Raises
     ------
     ConfigError
-        There is no request or no engine, or they do not come in order.
+        There are no requests or no engines, or requests are not in order.
     """
     if replicas < 1:
         raise ConfigError(f"there must be at least 1 replica, got {replicas}")
@@ -63,7 +63,7 @@ def simulate(
         if request.at < before:
             raise ConfigError(f"request {number} comes before the one in front of it")
         before = request.at
-        # A router that counts must see all of them at this moment.
+        # A router that counts requests needs the state of every engine at this moment.
         if routing == "least-requests":
             for engine in engines:
                 engine.advance(request.at)

@@ -1,4 +1,4 @@
-"""Least squares whose coefficients are prices: none is below zero."""
+"""Least squares with non-negative coefficients, because costs are not negative."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nonnegative(features: Array, values: Array) -> Array:
     The active-set method of C. Lawson and R. Hanson, "Solving Least Squares Problems" (1974),
     chapter 23.
     """
-    # Columns of one size, so that one tolerance is right for all.
+    # Normalise the columns, so that one tolerance fits all.
     sizes = np.sqrt((features**2).sum(axis=0))
     sizes[sizes == 0] = 1.0
     scaled = features / sizes
@@ -48,7 +48,7 @@ def nonnegative(features: Array, values: Array) -> Array:
 
 
 def _step(scaled: Array, values: Array, found: Array, free: NDArray[np.bool_]) -> Array:
-    """The least squares over the free columns, of which those that would go below zero leave."""
+    """Least squares over the free columns; columns that would become negative are removed."""
     while True:
         target = np.zeros_like(found)
         target[free] = np.linalg.lstsq(scaled[:, free], values, rcond=None)[0]
@@ -64,16 +64,16 @@ def _step(scaled: Array, values: Array, found: Array, free: NDArray[np.bool_]) -
 
 
 def prices(features: Array, seconds: Array) -> Array:
-    """Prices per feature, for times whose scatter grows with their size.
+    """Costs per feature, for times whose scatter grows with their size.
 
-    Each observation weighs as much as its prediction is small: a step of 2 ms is to be met as
-    nearly, in parts of itself, as one of 200 ms. Weights come from predictions and not from what
-    was measured, so that the predictions add up to what was measured.
+    Observations are weighted by the inverse of their prediction, so a step of 2 ms must be met with
+    the same relative accuracy as one of 200 ms. Weights come from predictions, not from measured
+    values, so that the sum of predictions is unbiased.
 
     Parameters
     ----------
     features
-        [observations, features], float64, none below zero.
+        [observations, features], float64, non-negative.
     seconds
         [observations], float64.
     """

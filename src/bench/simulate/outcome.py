@@ -1,4 +1,4 @@
-"""What became of the requests of a simulation: figures that cost little a request."""
+"""The outcome of a simulation's requests, stored with little memory per request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NEVER = -1.0
 
 
 class Journal:
-    """When each request came, when it was first and last answered; indexed by the request's key.
+    """Arrival, first and last token of each request; indexed by the request's key.
 
-    Times are seconds of the simulation, ``NEVER`` for what did not happen.
+    Times are simulated seconds, ``NEVER`` for events that did not happen.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class Journal:
         self.last = array("d")
         self.prompt_tokens = array("q")
         self.output_tokens = array("q")
-        # Gaps between two deliveries to rows that decode, and how many rows had each.
+        # Times between two deliveries to decoding rows, and the number of rows for each.
         self.gaps = array("d")
         self.gap_rows = array("q")
         self.refused = 0
 
     def add(self, at: float, prompt_tokens: int, output_tokens: int) -> int:
-        """A request came; returns its key."""
+        """Add a request that has arrived; returns its key."""
         self.arrived.append(at)
         self.first.append(NEVER)
         self.last.append(NEVER)
@@ -42,16 +42,16 @@ class Journal:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a simulation.
+    """Metrics of a simulation.
 
     Attributes
     ----------
     duration
         Simulated seconds from the first arrival to the last token.
     device_busy
-        Share of them in which the devices computed, 0 to 1, the mean over replicas.
+        Share of that time in which the devices computed, 0 to 1, averaged over replicas.
     ttft, tpot, itl, e2el
-        Seconds; ``itl`` between two tokens of a row.
+        Seconds; ``itl`` is between two tokens of a row.
     """
 
     completed: int
@@ -79,14 +79,14 @@ def outcome_of(
     percents: Sequence[float] = (90, 99),
     objectives: Mapping[str, float] | None = None,
 ) -> Outcome:
-    """The figures of a journal.
+    """The metrics of a journal.
 
     Parameters
     ----------
     busy_seconds, stats
-        Of each replica: seconds of its device, counters of its scheduler.
+        Per replica: busy seconds of its device, counters of its scheduler.
     objectives
-        Name (``ttft``, ``tpot``, ``e2el``) to seconds that a good request does not exceed.
+        Metric (``ttft``, ``tpot``, ``e2el``) -> maximal seconds of a good request.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The requests of a simulation: lengths, times, and which prompts begin alike."""
+"""The requests of a simulation: lengths, arrival times and shared prefixes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from src.core.errors import ConfigError
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
 
-# Token ids of one piece: pieces of other identities have other ids.
+# Number of token ids reserved per piece, so that different pieces have different ids.
 _IDS_PER_PIECE = 1 << 20
-# No token id of a piece, so none ends an output by accident.
+# Not a token id of any piece, so no output ends by accident.
 END_TOKEN = -1
 _ENDS = frozenset({END_TOKEN})
 _NO_ENDS: frozenset[int] = frozenset()
@@ -30,12 +30,12 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
     at
         Seconds from the start.
     pieces
-        The prompt: identity and tokens of each piece. Prompts that begin with the same pieces
-        share a prefix.
+        The prompt: (identity, number of tokens) of each piece. Prompts that begin with the same
+        pieces share a prefix.
     max_tokens
-        What it asks for: the scheduler does not know that it will end sooner.
+        The requested maximum; the scheduler does not know that the output ends sooner.
     priority
-        Smaller goes first under the priority policy.
+        Smaller values go first under the priority policy.
     """
 
     at: float
@@ -50,7 +50,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
         return sum(count for _, count in self.pieces)
 
     def to_engine(self, key: int) -> Request:
-        """The same as the scheduler takes it."""
+        """The request as the scheduler takes it."""
         tokens: list[int] = []
         for identity, count in self.pieces:
             first = identity * _IDS_PER_PIECE
@@ -66,18 +66,18 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class RandomWorkload(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are made up; lengths are tokens.
+    """Synthetic requests; lengths are in tokens.
 
     Attributes
     ----------
     input_len, output_len
-        Smallest and greatest; drawn evenly.
+        Minimum and maximum of a uniform distribution.
     prefix_len, num_prefixes
-        A prefix before that, one of so many, drawn evenly; 0 for none.
+        Length of an additional prefix, chosen uniformly from ``num_prefixes``; 0 for none.
     max_tokens
-        What every request asks for; ``None`` for exactly its output.
+        The requested maximum of every request; ``None`` for exactly its output.
     priorities
-        Classes 0 to this minus 1, drawn evenly.
+        Number of priorities, from which each request draws uniformly, starting at 0.
     """
 
     count: int
@@ -101,8 +101,8 @@ class RandomWorkload(msgspec.Struct, frozen=True, kw_only=True):
     def requests(
         self, rate: float, burstiness: float = 1.0, ramp_up: RampUp | None = None
     ) -> Iterator[SimulatedRequest]:
-        """The requests at a rate per second, in the order of their arrival, made as they are asked
-        for; the arguments are those of :func:`~src.bench.arrivals.arrival_times`.
+        """Yield requests at a rate per second, in the order of their arrival; the arguments are
+        those of :func:`~src.bench.arrivals.arrival_times`.
         """
         source = random.Random(self.seed)
         times = arrival_times(
@@ -130,15 +130,15 @@ def traced_requests(
     Parameters
     ----------
     unit
-        Seconds of one unit of its timestamps.
+        Seconds per unit of its timestamps.
     chunk
-        Tokens that one of its hashes stands for.
+        Tokens per hash.
     speed
-        How many times as fast as it was recorded.
+        Factor by which arrivals are faster than recorded.
     """
     ordered = sorted(trace, key=lambda request: request.timestamp)
     start = ordered[0].timestamp if ordered else 0.0
-    # Identities of hashes are even, those of what nobody shares odd.
+    # Identities of hashes are even; those of unshared pieces are odd.
     for number, traced in enumerate(ordered):
         left = max(1, traced.input_length)
         pieces = []

@@ -1,8 +1,8 @@
-"""What a step costs, as a linear function of its work, fitted to recorded steps.
+"""The cost of a step as a linear function of its work, fitted to recorded steps.
 
-A step's way has a host's part and a device's part, which overlap from one step to the next as the
-engine's pipeline lets them. The parts are priced apart; who waits for whom is the simulation's
-affair (``engine.py``).
+A step has host parts and a device part, which overlap between steps as the engine's pipeline
+allows. Each part has a cost of its own; the simulation (``engine.py``) decides which part waits for
+which.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from src.core.errors import ConfigError
 from src.core.steps import StepRecord
 
 VERSION: Final = 1
-# Fewer tell little about as many unknowns.
+# Fewer steps do not determine the coefficients.
 MIN_STEPS: Final = 30
 _NUM_SPREAD: Final = 256
-# Seconds that a step takes, whatever its record says.
+# Minimal duration of a step in seconds, whatever its record says.
 _LEAST: Final = 1e-9
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """What a step has to do; the fields are :class:`~src.core.steps.StepRecord`'s.
+    """The work of a step; the fields are those of :class:`~src.core.steps.StepRecord`.
 
-    ``prefill_rows`` are rows that compute tokens of prompts; ``attended_pairs`` are those beyond
-    ``context_tokens``.
+    ``prefill_rows`` are rows that compute prompt tokens. ``attended_pairs`` only counts pairs
+    beyond ``context_tokens``.
     """
 
     decode_rows: int
@@ -54,7 +54,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
 
 class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Seconds of a step, and of each unit of its work."""
+    """Seconds per step, and per unit of each kind of work."""
 
     step: float = 0.0
     decode_rows: float = 0.0
@@ -65,7 +65,7 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sampled_rows: float = 0.0
 
     def seconds(self, work: Work) -> float:
-        """What that work takes."""
+        """The time that this work takes."""
         return (
             self.step
             + self.decode_rows * work.decode_rows
@@ -78,29 +78,28 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What steps cost one engine on one machine.
+    """The costs of steps of one engine on one machine.
 
     Attributes
     ----------
     device
-        Seconds of the device.
+        Device time, in seconds.
     plan, commit, publish
-        Seconds of the event loop: to plan and launch a step, to commit its result, to tell its
-        readers.
+        Event-loop time, in seconds: to plan and launch a step, to commit its result, to deliver its
+        tokens.
     dispatch
-        Seconds from a launch, or from the end of the step before, until the device begins.
+        Seconds from a launch, or from the end of the previous step, until the device begins.
     handover
-        Seconds from the device's end until the event loop begins to commit, per token of the step
-        before and per step: what readers do with their tokens is in it.
+        Seconds from the device's end until the event loop begins to commit, per token of the
+        previous step and per step. It includes the readers' work on their tokens.
     submit
-        Seconds of the event loop per request.
+        Event-loop seconds per request.
     spread
-        How far device times were from their price, over the square root of that, in order, at
-        evenly spaced quantiles; 0 on average. In square roots of seconds, as the scatter of a sum
-        of many parts grows.
+        Deviations of device times from their predicted cost, divided by its square root, at evenly
+        spaced quantiles; 0 on average. The unit is the square root of a second, because the scatter
+        of a sum of many parts grows that way.
     num_steps, error
-        Steps that it was fitted to, and the median of how far the device's price was off, in parts
-        of the measured time.
+        Number of fitted steps, and the median relative error of the device's cost.
     """
 
     device: Price
@@ -117,21 +116,21 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitError(ConfigError):
-    """There is too little to fit prices to."""
+    """There is too little data to fit costs to."""
 
 
 def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
-    """Prices that explain recorded steps, oldest first.
+    """Fit costs to recorded steps, oldest first.
 
     Parameters
     ----------
     submit
-        Seconds of the event loop per request, which step records do not show.
+        Event-loop seconds per request, which step records do not contain.
 
     Raises
     ------
     FitError
-        There are too few, or they come from an engine that does not record what they attended to.
+        There are too few steps, or their records lack the number of attended pairs.
     """
     if len(steps) < MIN_STEPS:
         raise FitError(f"{len(steps)} steps are recorded, a fit needs {MIN_STEPS}")
@@ -175,7 +174,7 @@ def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
 
 
 def _handover(steps: Sequence[StepRecord]) -> Price:
-    """From the device's end, or from when the step before was told of, until committing begins."""
+    """From the later of the device's end and the previous delivery until committing begins."""
     pairs = [(a, b) for a, b in pairwise(steps) if a.publish_started != b.publish_started]
     waits = [max(0.0, b.commit_started - max(b.device_end, a.published)) for a, b in pairs]
     if len(pairs) < MIN_STEPS // 2:
@@ -197,7 +196,7 @@ def _price(works: Sequence[Work], names: Sequence[str], seconds: Sequence[float]
 def _spread(residuals: Sequence[float]) -> list[float]:
     ordered = sorted(residuals)
     count = min(_NUM_SPREAD, len(ordered))
-    # From the middle of each part: the ends would stand for more than themselves.
+    # From the middle of each part, because the extremes would be over-represented.
     picked = [ordered[int(len(ordered) * (i + 0.5) / count)] for i in range(count)]
     mean = sum(picked) / count
     return [value - mean for value in picked]

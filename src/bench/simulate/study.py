@@ -1,4 +1,4 @@
-"""One load under several policies and sizes, and the most load that keeps its promises."""
+"""Compares policies and sizes under one load, and finds the highest rate that meets objectives."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from src.bench.simulate.requests import RandomWorkload, SimulatedRequest, traced
 from src.core.errors import ConfigError
 from src.engine.scheduling.scheduler import SchedulerLimits
 
-# What of a study may differ from one run to the next, beside a scheduler's limits.
+# What may vary between runs of a study, beside the scheduler's limits.
 _OWN: Final = ("request_rate", "replicas", "routing", "pipeline_depth")
-# The others are the model's.
+# The scheduler's limits; others are fixed by the model.
 _LIMITS: Final = tuple(
     name for name in SchedulerLimits.__struct_fields__ if name not in ("windows", "content_key")
 )
-# Halvings of the interval in which the greatest rate lies: to within 1 %.
+# Number of bisections of the interval of the highest rate: to within 1 %.
 _HALVINGS: Final = 7
 _MAX_RATE: Final = 1e6
 
@@ -34,12 +34,12 @@ Changes: TypeAlias = dict[str, str]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked: made-up requests, or a trace's.
+    """The load: synthetic requests or a trace.
 
     Attributes
     ----------
     unit, chunk
-        Of a trace: seconds of a unit of its timestamps, tokens of one of its hashes.
+        Of a trace: seconds per unit of its timestamps, tokens per hash.
     """
 
     workload: RandomWorkload
@@ -50,7 +50,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ramp_up: RampUp | None = None
 
     def requests(self, rate: float) -> Iterator[SimulatedRequest]:
-        """The requests at so many per second; a trace's come as they came with infinity."""
+        """The requests at ``rate`` per second; with infinity, a trace's requests as recorded."""
         if self.trace is None:
             return self.workload.requests(rate, self.burstiness, self.ramp_up)
         span = max(request.timestamp for request in self.trace) - min(
@@ -72,14 +72,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """A load, an engine's prices, and how runs are judged.
+    """A load, an engine's costs, and the objectives by which runs are judged.
 
     Attributes
     ----------
     seed
-        Of the scatter of step times; ``None`` for none.
+        Seed for the scatter of step times; ``None`` for no scatter.
     objectives
-        Name (``ttft``, ``tpot``, ``e2el``) to seconds that a good request does not exceed.
+        Metric (``ttft``, ``tpot``, ``e2el``) -> maximal seconds of a good request.
     """
 
     calibration: Calibration
@@ -104,7 +104,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def run_all(self, setups: Sequence[Setup], jobs: int) -> Iterator[Outcome]:
-        """Simulate setups in so many processes; outcomes in the setups' order."""
+        """Simulate setups in ``jobs`` processes; outcomes are in the setups' order."""
         if jobs < 2 or len(setups) < 2:
             yield from map(self.run, setups)
             return
@@ -113,7 +113,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
             yield from pool.map(self.run, setups)
 
     def greatest_rate(self, setup: Setup, share: float) -> tuple[float, Outcome]:
-        """The most requests per second of which ``share`` (0 to 1) are good, within 1 %.
+        """The highest rate at which a ``share`` (0 to 1) of requests is good, within 1 %.
 
         Raises
         ------
@@ -151,18 +151,18 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 def setups_of(
     base: Setup, variations: Sequence[tuple[str, Sequence[str]]]
 ) -> list[tuple[Changes, Setup]]:
-    """Every combination of the given values, each with what it changes.
+    """All combinations of the given values; each setup comes with the values that it changes.
 
     Parameters
     ----------
     variations
-        Name and values as text; names are ``request_rate``, ``replicas``, ``routing``,
+        Names and values as text; names are ``request_rate``, ``replicas``, ``routing``,
         ``pipeline_depth`` and those of a scheduler's limits.
 
     Raises
     ------
     ConfigError
-        A name is unknown, or a value does not fit it.
+        A name is unknown, or a value is invalid.
     """
     names = [name for name, _ in variations]
     combinations = itertools.product(*(values for _, values in variations))

@@ -1,6 +1,6 @@
-"""A load that hurts: everything that clients do to a server, until something gives.
+"""A stress test: everything that clients may do to a server, for a long time.
 
-``exchange`` speaks HTTP byte by byte, ``questions`` have known answers, ``traffic`` is what clients
-do; ``vitals`` is what a server is made of when it is idle, ``probe`` tells of it from inside,
-``server`` is the process under load; ``soak`` puts them together. docs/soak.md describes it.
+``exchange`` speaks HTTP byte by byte, ``questions`` have known answers, and ``traffic`` defines the
+clients' behaviour. ``vitals`` are readings of an idle server, ``probe`` reads them inside of the
+process, ``server`` runs it, and ``soak`` combines these. docs/soak.md describes it.
 """

@@ -1,6 +1,6 @@
-"""What one client sends to keep a server from its others: each is a whole connection's bytes.
+"""Attacks by which one client could block others; each is the data of a whole connection.
 
-A server that holds answers or refuses each, and goes on with everybody else meanwhile.
+A sound server answers or refuses each of them, and serves all other clients meanwhile.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from src.bench.soak.exchange import post
 from src.bench.soak.questions import CHAT, COMPLETIONS
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# :method GET, :scheme http and :path /, as HPACK's static table has them.
+# :method GET, :scheme http and :path /, as encoded by HPACK's static table.
 _FIELDS: Final = b"\x82\x86\x84"
 _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PING = 1, 2, 3, 4, 6
 _END_OF_STREAM_AND_HEADERS: Final = 5
 _FRAMES: Final = 2000
-# Spaces that are held back: the beginning of a stop string that never comes whole.
+# Number of spaces that the server must hold back, because they begin a stop string.
 _HELD: Final = 900
 
 
 class Attack(NamedTuple):
-    """One connection, and how what comes back may begin; nothing may come too."""
+    """The data of one connection, and how an answer may begin; no answer is allowed too."""
 
     name: str
     request: bytes
@@ -31,14 +31,14 @@ class Attack(NamedTuple):
 
 
 def attacks(space_id: int, max_tokens: int, choices: int) -> list[Attack]:
-    """All of them.
+    """All attacks.
 
     Parameters
     ----------
     space_id
-        The token that is one space.
+        Token id of a single space.
     max_tokens, choices
-        Of an answer: what fits the server.
+        Size of an answer that the server allows.
     """
     refused = (b"HTTP/1.1 4", b"HTTP/1.1 505")
     served = (b"HTTP/1.1 200", b"HTTP/1.1 4")
@@ -56,7 +56,7 @@ def attacks(space_id: int, max_tokens: int, choices: int) -> list[Attack]:
 
 
 def _held_text(space_id: int, max_tokens: int, choices: int) -> bytes:
-    """A form that never comes to its end, and stop strings that could be one at every character."""
+    """A grammar that can never end, and stop strings that might begin at every character."""
     fields = {
         "prompt": "a",
         "max_tokens": max_tokens,
@@ -92,7 +92,7 @@ def _upgrade() -> bytes:
         "Upgrade: h2c",
         "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
     )
-    # A server that goes over to the other protocol gets what floods it.
+    # If the server upgrades the connection to HTTP/2, it gets the flood.
     return _lines(lines) + _PREFACE + _joined(_rapid_resets())
 
 
@@ -108,7 +108,7 @@ def _two_lengths() -> bytes:
 
 
 def _many_keys() -> bytes:
-    """Requests whose answers are stored, each with another key, one behind the other."""
+    """Requests whose answers are stored, each with another API key, on one connection."""
     body = json.dumps({"input": "hi", "max_output_tokens": 16}).encode()
     kept = [
         post("/v1/responses", body, {"Connection": "keep-alive", "x-api-key": f"made-up-{number}"})

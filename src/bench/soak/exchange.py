@@ -1,4 +1,4 @@
-"""HTTP/1.1 on bare sockets: a client library would not leave in the middle of a byte."""
+"""HTTP/1.1 on plain sockets, because client libraries cannot stop in the middle of a message."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _CLOSE: Final = {"Connection": "close"}
 
 
 class BrokenAnswer(Exception):
-    """What came is no whole HTTP answer."""
+    """The received data is not a complete HTTP answer."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A whole answer; names of ``headers`` are lower case."""
+    """A complete answer; names in ``headers`` are lower case."""
 
     status: int
     headers: dict[str, str]
@@ -33,7 +33,7 @@ class Reply(msgspec.Struct, frozen=True):
         Raises
         ------
         BrokenAnswer
-            It is no JSON.
+            It is not JSON.
         """
         try:
             return json.loads(self.body)
@@ -41,12 +41,12 @@ class Reply(msgspec.Struct, frozen=True):
             raise BrokenAnswer(f"no JSON: {self.body[:100]!r}") from error
 
     def events(self) -> list[Any]:
-        """The data of a stream's server-sent events, decoded, without the ``[DONE]`` at its end.
+        """The decoded data of a stream's server-sent events, without the final ``[DONE]``.
 
         Raises
         ------
         BrokenAnswer
-            It has no end, or an event is no JSON.
+            The stream has no end, or an event is not JSON.
         """
         data = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
         if not data or data[-1] != b"[DONE]":
@@ -76,7 +76,7 @@ def get(path: str, headers: Mapping[str, str] = _CLOSE, method: str = "GET") -> 
 async def connected(
     port: int, *, reset: bool = False
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection, which is closed behind the block: in order, or with a reset."""
+    """A connection that is closed after the block: normally, or with a reset."""
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
         yield reader, writer
@@ -89,20 +89,20 @@ async def connected(
 
 
 async def exchange(port: int, request: bytes, *, pause: float = 0.0) -> Reply:
-    """Send a request whose connection the server closes, and read its answer whole.
+    """Send a request that asks to close the connection, and read the whole answer.
 
     Parameters
     ----------
     pause
-        Seconds between two looks at what has come, and then at little of it.
+        Seconds between two reads, which are then small.
 
     Raises
     ------
     BrokenAnswer
-        The answer is none, or not whole.
+        There is no answer, or it is incomplete.
     """
     async with connected(port) as (reader, writer):
-        # Who refuses a body need not have read it.
+        # A server that refuses a body need not read it.
         with contextlib.suppress(ConnectionError):
             writer.write(request)
             await writer.drain()
@@ -116,7 +116,7 @@ async def exchange(port: int, request: bytes, *, pause: float = 0.0) -> Reply:
 
 
 async def send_part(port: int, request: bytes, *, reset: bool) -> None:
-    """Send bytes, and leave."""
+    """Send data, and disconnect."""
     async with connected(port, reset=reset) as (_, writer):
         with contextlib.suppress(ConnectionError):
             writer.write(request)
@@ -124,7 +124,7 @@ async def send_part(port: int, request: bytes, *, reset: bool) -> None:
 
 
 async def read_part(port: int, request: bytes, count: int, *, reset: bool) -> bytes:
-    """Send a request, read ``count`` bytes of the answer or what there is, and leave."""
+    """Send a request, read up to ``count`` bytes of the answer, and disconnect."""
     received = bytearray()
     async with connected(port, reset=reset) as (reader, writer):
         with contextlib.suppress(ConnectionError):
@@ -136,12 +136,12 @@ async def read_part(port: int, request: bytes, count: int, *, reset: bool) -> by
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
-    """The next answer of a connection that stays open.
+    """Read the next answer from a connection that stays open.
 
     Raises
     ------
     BrokenAnswer
-        The connection ended before it was whole.
+        The connection ended before the answer was complete.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -160,12 +160,12 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
 
 
 def parse(received: bytes) -> Reply:
-    """A whole answer.
+    """Parse a complete answer.
 
     Raises
     ------
     BrokenAnswer
-        It is none, or not whole.
+        It is not an answer, or it is incomplete.
     """
     head, separator, body = received.partition(b"\r\n\r\n")
     if not separator:

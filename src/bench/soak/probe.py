@@ -1,6 +1,6 @@
-"""``python -m src`` with a probe in its event loop, for the process under load.
+"""``python -m src`` with a probe in its event loop, for the process under test.
 
-On SIGUSR1 it writes what only the process itself knows into the file that ``SOAK_PROBE`` names.
+On SIGUSR1 it writes data that only the process itself knows to the file named by ``SOAK_PROBE``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLE: Final = "SOAK_PROBE"
 
 
 def tell(file: Path) -> None:
-    """Write down tasks and threads, at once and whole."""
+    """Write down the tasks and threads, atomically."""
     tasks = asyncio.all_tasks()
     facts = {
         "tasks": len(tasks),
@@ -37,7 +37,7 @@ async def _watched(main: Coroutine[Any, Any, Any], file: Path) -> Any:
 
 
 def run() -> None:
-    """Run the command line of this process's arguments."""
+    """Run ``python -m src`` with this process's arguments."""
     file = Path(os.environ[VARIABLE])
     original = asyncio.run
 

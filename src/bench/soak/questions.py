@@ -1,4 +1,4 @@
-"""Questions whose answers are known: asked alone of an idle server before the load begins."""
+"""Questions with known answers, which an idle server gives before the load begins."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ _WORDS: Final = (
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What an answer says: per choice its text and why it ended, and how many tokens there were."""
+    """Contents of an answer: text and finish reason per choice, and the number of tokens."""
 
     choices: tuple[tuple[str, str | None], ...]
     completion_tokens: int
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A request of completions or of a chat, whose answer depends on nothing but itself."""
+    """A completion or chat request whose answer depends only on the request itself."""
 
     path: str
     fields: dict[str, Any]
 
     def request(self, *, stream: bool) -> bytes:
-        """Its bytes."""
+        """The request in wire format."""
         return post(self.path, json.dumps(self.asked(stream=stream)).encode())
 
     def asked(self, *, stream: bool) -> dict[str, Any]:
-        """Its fields."""
+        """The fields of the request."""
         if not stream:
             return self.fields
         return {**self.fields, "stream": True, "stream_options": {"include_usage": True}}
 
 
 def answered(reply: Reply, *, stream: bool) -> Answered:
-    """What an answer of status 200 says.
+    """Extract the contents of an answer with status 200.
 
     Raises
     ------
     BrokenAnswer
-        It is not whole.
+        It is incomplete.
     """
     try:
         return _streamed(reply.events()) if stream else _whole(reply.json())
@@ -91,14 +91,14 @@ def _text(choice: dict[str, Any], where: str) -> str:
     if "text" in choice:
         return str(choice["text"])
     parts = choice[where]
-    # What is thought and what is said, as far as the model's parser tells them apart.
+    # Reasoning and content, if the model's parser separates them.
     return (parts.get("reasoning_content") or "") + (parts.get("content") or "")
 
 
 def make_questions(count: int, vocab_size: int, max_model_len: int, seed: int) -> list[Question]:
-    """Questions of many kinds: greedy and seeded, ids and texts, with shared beginnings, chats."""
+    """Varied questions: greedy and seeded, token ids and text, shared prefixes, chats."""
     source = random.Random(seed)
-    # Prompts that begin alike, so that some are answered from the prefix cache.
+    # Prompts with a shared prefix, so that some are answered from the prefix cache.
     shared = [source.randrange(3, vocab_size) for _ in range(max_model_len // 4)]
     made = []
     for number in range(count):
@@ -126,12 +126,12 @@ def make_questions(count: int, vocab_size: int, max_model_len: int, seed: int) -
 
 
 async def answer_alone(port: int, questions: Sequence[Question]) -> list[Answered]:
-    """What each of them is answered when nothing else runs.
+    """The answers that an idle server gives, one question at a time.
 
     Raises
     ------
     BrokenAnswer
-        One is not answered well.
+        An answer is invalid.
     """
     found = []
     for question in questions:

@@ -1,4 +1,4 @@
-"""The server under load: small bounds, so that a load soon meets them, and a probe inside."""
+"""The server under test: low limits, which a load soon reaches, and a probe inside."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from src.core.config import MIB, Config, Secret
 from src.core.views import PoolView, RequestsView
 
 _START_SECONDS: Final = 300.0
-# Until what was asked has left nothing behind.
+# Time until finished requests must have released everything.
 _SETTLE_SECONDS: Final = 30.0
 _INTERVAL: Final = 0.05
-# Idle connections are closed after so long, and are all gone a while later.
+# Idle connections are closed after so many seconds, so all of them are gone a little later.
 _KEEP_ALIVE_SECONDS: Final = 1
 _LINGER_SECONDS: Final = 3.0 * _KEEP_ALIVE_SECONDS
 _GAUGES: Final = (
@@ -39,10 +39,10 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def hurt(config: Config) -> Config:
-    """The same with bounds that a load of some seconds meets.
+    """The configuration with low limits, which a load reaches within seconds.
 
-    What a user has set stays, but for keys. What keeps memory is bounded so that it soon has all it
-    may: its growth would look like a leak.
+    Settings of the user are kept, except keys. Caches get small limits, so that they soon stop
+    growing; otherwise their growth would look like a leak.
     """
     default = Config()
 
@@ -53,7 +53,7 @@ def hurt(config: Config) -> Config:
 
     return msgspec.structs.replace(
         config,
-        # Requests of several hundred tokens: some are preempted, and prefixes are evicted.
+        # Requests of several hundred tokens, so some are preempted and prefixes are evicted.
         cache=small("cache", num_blocks=160),
         scheduler=small("scheduler", max_num_seqs=16, max_waiting_requests=32),
         compile=small("compile", startup="off"),
@@ -67,7 +67,7 @@ def hurt(config: Config) -> Config:
                 shutdown_timeout=3.0,
                 max_stored_responses=16,
             ),
-            # It is asked by nobody else, and lives for a while only.
+            # No keys: only this process uses the server, for a short time.
             api_keys=(),
             api_key_file=None,
             admin_key=Secret(secrets.token_hex(16)),
@@ -84,14 +84,14 @@ def hurt(config: Config) -> Config:
 
 
 class SoakedServer:
-    """A server process and what can be asked of it from outside and inside.
+    """A server process, with access from outside and, by the probe, from inside.
 
-    Blocks; meant for a thread beside the load's event loop.
+    Its methods block; call them in a thread beside the load's event loop.
 
     Attributes
     ----------
     admin_headers
-        What opens its debug endpoints.
+        The authorisation for its debug endpoints.
     """
 
     def __init__(self, process: ServerProcess, config: Config, probe: Path) -> None:
@@ -103,12 +103,12 @@ class SoakedServer:
         self.admin_headers = {"Authorization": f"Bearer {key.reveal()}", "Connection": "close"}
 
     def get(self, path: str) -> bytes:
-        """The body of an answer of status 200.
+        """The body of an answer with status 200.
 
         Raises
         ------
         BenchError
-            There is none.
+            The server gives no such answer.
         """
         try:
             status, body = self.process.request("GET", path, headers=self.admin_headers)
@@ -120,7 +120,7 @@ class SoakedServer:
         return body
 
     def wait_ready(self) -> None:
-        """Wait until it would take a request.
+        """Wait until it accepts requests.
 
         Raises
         ------
@@ -138,12 +138,12 @@ class SoakedServer:
             time.sleep(_INTERVAL)
 
     def settled(self, at: float, requests: int, tasks: int | None = None) -> Vitals:
-        """A reading once nothing is left to do, or after waiting for that for long enough.
+        """Read the vitals as soon as the server is idle, or after a time limit.
 
         Parameters
         ----------
         tasks
-            That an idle server has: connections may take a moment to be closed.
+            Number of tasks of an idle server; closing connections may take a moment.
         """
         begun = time.monotonic()
         while True:
@@ -178,12 +178,12 @@ class SoakedServer:
         )
 
     def inside(self) -> dict[str, Any]:
-        """What the probe tells.
+        """Data from the probe.
 
         Raises
         ------
         BenchError
-            It does not: the event loop does not turn.
+            It does not answer, so the event loop hangs.
         """
         self._probe.unlink(missing_ok=True)
         os.kill(self.process.pid, signal.SIGUSR1)
@@ -199,7 +199,7 @@ class SoakedServer:
 
 @contextlib.contextmanager
 def soaked_server(config: Config) -> Iterator[SoakedServer]:
-    """A server of these settings, ready; it is ended behind the block.
+    """A ready server with these settings; it is ended after the block.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def soaked_server(config: Config) -> Iterator[SoakedServer]:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and its children, as far as they are there."""
+    """A process and those of its children that exist."""
     found = [pid]
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):

@@ -1,4 +1,4 @@
-"""Runs a load against a server for so long, and says what gave."""
+"""Runs a load against a server for a given time, and reports failures."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from src.bench.soak.traffic import FAULTS, Act, Traffic
 from src.bench.soak.vitals import Vitals, leaks
 from src.core.errors import SlipstreamError
 
-# For a second of load, and at least and at most of all.
+# Number of questions: per second of load, minimum, maximum.
 _QUESTIONS: Final = (4, 8, 40)
 _READINGS: Final = 8
-# Seconds between two readings, at least: a reading waits until nothing runs.
+# Minimal seconds between two readings; each has to wait until the server is idle.
 _LEAST_ROUND: Final = 1.0
 _MAX_FAILURES: Final = 20
 _LOG_BYTES: Final = 1_000_000
-# Of what a server writes, what it must not.
+# Words that must not occur in the server's log.
 _ALARMS: Final = ("Traceback", "ERROR", "CRITICAL")
 _EXIT_SECONDS: Final = 30.0
 
 
 class SoakReport(msgspec.Struct, kw_only=True):
-    """What a soak came to.
+    """The result of a soak test.
 
     Attributes
     ----------
     outcomes
-        Kind of traffic, and how often what became of it.
+        Kind of traffic -> how often each outcome occurred.
     readings
-        Of the idle server, in order; the first one after an eighth of the time, when what is made
-        at its first use is there.
+        Vitals of the idle server, in order. The first is taken after an eighth of the time, when
+        lazily created objects exist.
     failures
-        What gave; empty for a server that holds. Not more than some are kept.
+        Descriptions of failures, up to a maximal number; empty for a sound server.
     """
 
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class SoakReport(msgspec.Struct, kw_only=True):
     num_failures: int = 0
 
     def fail(self, what: str) -> None:
-        """Note a failure."""
+        """Record a failure."""
         self.num_failures += 1
         if len(self.failures) < _MAX_FAILURES:
             self.failures.append(what)
@@ -63,11 +63,11 @@ class Soak:
     Parameters
     ----------
     seconds
-        Of load; questions before it and the end behind it come on top.
+        Duration of the load, without the questions before it and the shutdown after it.
     concurrency
-        Clients at once, beside bursts.
+        Number of concurrent clients, without bursts.
     patience
-        Seconds after which a client's act is a hang.
+        Seconds after which a client's action counts as hanging.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Soak:
         self.report = SoakReport()
 
     async def run(self, progress: Callable[[Vitals], None] | None = None) -> SoakReport:
-        """Put the load on; ``progress`` is told of every reading."""
+        """Run the load; ``progress`` is called with every reading."""
         report = self.report
         try:
             traffic = await self._prepare()
@@ -101,7 +101,7 @@ class Soak:
             for leak in leaks(report.readings):
                 report.fail(leak)
             await self._end(traffic)
-        # A server that is gone ends the load, and the report says why.
+        # If the server is gone, the load ends and the report says why.
         except (SlipstreamError, BrokenAnswer) as error:
             report.fail(str(error))
         self._read_log()
@@ -134,14 +134,14 @@ class Soak:
         )
 
     async def _space_id(self, port: int) -> int:
-        """The token that a model writes one space with, or ends it with."""
+        """The id of the token for a single space, or of one that ends with a space."""
         body = json.dumps({"prompt": " ", "add_special_tokens": False}).encode()
         reply = await exchange(port, post("/tokenize", body))
         token_id: int = reply.json()["tokens"][-1]
         return token_id
 
     async def _round(self, traffic: Traffic, deadline: float) -> None:
-        """Clients until a moment, and a burst among them; all are done when it returns."""
+        """Run clients until a deadline, with a burst in between; returns when all are done."""
 
         async def client() -> None:
             while time.monotonic() < deadline:
@@ -167,7 +167,7 @@ class Soak:
             counts.update([outcome] if isinstance(outcome, str) else outcome)
 
     async def _end(self, traffic: Traffic) -> None:
-        """Ask the server to end while streams run: it ends, with 0, and says so to them."""
+        """Ask the server to end while streams run: it must exit with 0 and notify the streams."""
         fields = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
         request = post(COMPLETIONS, json.dumps(fields).encode())
         port = self._server.process.port

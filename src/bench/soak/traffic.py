@@ -1,6 +1,6 @@
-"""What clients do to a server: each kind once per call, and what must not come of it.
+"""Behaviours of clients: one per method, with checks of what the server must not do.
 
-Every kind answers with what became of it, in a word, or raises :class:`Wrong`.
+Each returns its outcome in a word, or raises :class:`Wrong`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 _KEEP: Final = {"Connection": "keep-alive"}
 _CHOICES: Final = ("yes", "no", "maybe")
-# No HTTP, or not as it should be: refused, or the connection is closed.
+# Invalid HTTP, which must be refused or close the connection.
 _NOISE: Final = (
     b"nonsense\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 50,
@@ -42,7 +42,7 @@ _NOISE: Final = (
     b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\r\n" * 20,
 )
-# Path and body of what must be refused with a status from 400 to 499.
+# (path, body) of requests that must be refused with a status from 400 to 499.
 _BAD: Final = (
     (COMPLETIONS, b""),
     (COMPLETIONS, b"{"),
@@ -65,15 +65,15 @@ _BAD: Final = (
 )
 
 
-# Seconds for which one attack lasts.
+# Duration of one attack in seconds.
 _ATTACK_SECONDS: Final = 2.0
 
-# What became of it: a word, or words and how often.
+# Returns the outcome in a word, or several outcomes with counts.
 Act = Callable[[], Awaitable[str | Counter[str]]]
 
 
 class Wrong(Exception):
-    """A server did what it must not."""
+    """The server did what it must not do."""
 
 
 class Traffic:
@@ -82,11 +82,11 @@ class Traffic:
     Parameters
     ----------
     questions, answers
-        Questions, and what each is answered when it is asked alone.
+        Questions, and their answers from the idle server.
     capacity
-        Requests that the server holds at once, running and waiting.
+        Number of requests that the server can hold, running and waiting.
     space_id
-        The token that is one space.
+        Token id of a single space.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Traffic:
         self._random = random.Random(seed)
         self._attacks = attacks(space_id, max_tokens=max_model_len // 2, choices=4)
         self._shared = self._random.choices(self._ids, k=max_model_len // 3)
-        # How often each is drawn.
+        # (name, weight, method): weights are relative frequencies.
         self.kinds: list[tuple[str, int, Act]] = [
             ("question", 30, self._question),
             ("long prompt", 8, self._long_prompt),
@@ -134,18 +134,18 @@ class Traffic:
         ]
 
     def draw(self) -> tuple[str, Act]:
-        """The next thing that a client does: its name, and how."""
+        """A random behaviour: its name, and its method."""
         weights = [weight for _, weight, _ in self.kinds]
         name, _, act = self._random.choices(self.kinds, weights)[0]
         return name, act
 
     async def burst(self) -> Counter[str]:
-        """Twice as many short requests at once as there is room for: each is answered somehow."""
+        """Send twice as many short requests as there is room for; each must get an answer."""
         bodies = [{"prompt": self._ids_of(8), "max_tokens": 4} for _ in range(2 * self.capacity)]
         replies = await asyncio.gather(*(self._post(COMPLETIONS, body) for body in bodies))
         return Counter(map(_outcome, replies))
 
-    # Answers that are known.
+    # Requests with known answers.
 
     async def _question(self) -> str:
         return await self._ask(*self._random.choice(self._known))
@@ -159,7 +159,7 @@ class Traffic:
         return outcome
 
     async def _kept_connection(self) -> str:
-        """Several questions on one connection, one after the other."""
+        """Several questions on one connection, one after another."""
         async with connected(self._port) as (reader, writer):
             for _ in range(self._random.randint(2, 4)):
                 question, expected = self._random.choice(self._known)
@@ -180,7 +180,7 @@ class Traffic:
             _compare(question, expected, answered(reply, stream=True))
         return outcome
 
-    # Answers that are not known, but have a form.
+    # Requests with unknown answers, whose form is checked.
 
     async def _long_prompt(self) -> str:
         return await self._generate(self._ids_of(self._max_model_len - 24), max_tokens=8)
@@ -198,7 +198,7 @@ class Traffic:
         return await self._generate(self._ids_of(20), max_tokens=16, **more)
 
     async def _generate(self, prompt: list[int], max_tokens: int, **more: Any) -> str:
-        """Exactly so many tokens of each choice, streamed or whole."""
+        """Check that each choice has exactly the requested tokens, streamed or not."""
         stream = self._random.random() < 0.5
         fields = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **more}
         question = Question(COMPLETIONS, fields)
@@ -235,7 +235,7 @@ class Traffic:
         return outcome
 
     async def _deadline(self) -> str:
-        """It ends with what it has, or is told that it has nothing."""
+        """A request with a deadline ends with partial output, or with an error if it has none."""
         fields = {"prompt": self._ids_of(8), "max_tokens": 200, "ignore_eos": True}
         reply = await self._post(
             COMPLETIONS, {**fields, "timeout": self._random.choice((0.001, 0.05, 0.3))}
@@ -245,7 +245,7 @@ class Traffic:
         return _outcome(reply)
 
     async def _cancelled(self) -> str:
-        """A response in the background is cancelled while it runs, or soon after, and forgotten."""
+        """Cancel a background response while it runs or soon after, then delete it."""
         fields = {"input": "hello", "background": True, "ignore_eos": True}
         reply = await self._post(RESPONSES, {**fields, "max_output_tokens": 64})
         if (outcome := _outcome(reply)) != "answered":
@@ -253,13 +253,13 @@ class Traffic:
         path = f"{RESPONSES}/{reply.json()['id']}"
         await asyncio.sleep(self._random.random() * 0.1)
         ended = await exchange(self._port, post(f"{path}/cancel", b""))
-        # It may be over, or have made room for others.
+        # It may have finished, or may have been evicted from the store.
         if ended.status not in (200, 400, 404, 409):
             raise Wrong(f"a cancellation is answered {ended.status}: {ended.body[:200]!r}")
         await exchange(self._port, get(path, method="DELETE"))
         return "cancelled"
 
-    # Clients that are no good.
+    # Misbehaving clients.
 
     async def _leaves_reading(self) -> str:
         fields = {"prompt": self._ids_of(10), "max_tokens": 200, "ignore_eos": True}
@@ -280,7 +280,7 @@ class Traffic:
         return "left"
 
     async def _deaf_reader(self) -> str:
-        """Asks for much, reads nothing, and is given up."""
+        """Request much output without reading it; the server must give up the connection."""
         fields = {"prompt": "x", "n": 2, "max_tokens": 300, "ignore_eos": True, "logprobs": 20}
         request = post(COMPLETIONS, json.dumps({**fields, "stream": True}).encode())
         async with connected(self._port) as (_, writer):
@@ -306,7 +306,7 @@ class Traffic:
         return "refused" if received else "closed"
 
     async def _attack(self) -> str:
-        """What keeps a server from its others, if it can; it is left after a while."""
+        """Attack the server for a while, then disconnect."""
         attack = self._random.choice(self._attacks)
         received = b""
         async with connected(self._port, reset=True) as (reader, writer):
@@ -321,7 +321,7 @@ class Traffic:
         return f"{attack.name}: {'answered' if received else 'closed'}"
 
     async def _operator(self) -> str:
-        """Looks at a server while it works."""
+        """Read the operator's endpoints of a busy server."""
         path = self._random.choice(
             ("/metrics", "/health", "/v1/models", "/debug/requests", "/debug/pool", "/debug/plan",
              "/debug/timeline?steps=20&format=records", "/get_load"),
@@ -339,12 +339,12 @@ class Traffic:
 
 
 def _outcome(reply: Reply) -> str:
-    """Answered, or refused for want of room.
+    """The outcome of a reply: answered, or refused because the server is full.
 
     Raises
     ------
     Wrong
-        Neither.
+        Neither is the case.
     """
     if reply.status == 200:
         return "answered"
@@ -359,5 +359,5 @@ def _compare(question: Question, expected: Answered, found: Answered) -> None:
         raise Wrong(f"{question.path} {asked[:400]} answers {found}, alone it was {expected}")
 
 
-# What a kind may raise that is the server's fault.
+# Exceptions of a behaviour that are the server's fault.
 FAULTS: Final = (Wrong, BrokenAnswer, ConnectionError, KeyError, IndexError, TypeError)

@@ -1,4 +1,4 @@
-"""What an idle server is made of, and what of it must not grow."""
+"""Readings of an idle server, and which of them must not grow."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Final
 import msgspec
 
 MIB: Final = 2**20
-# Readings that memory is judged by, at least.
+# Minimal number of readings to judge memory growth.
 _MIN_READINGS: Final = 4
-# What may grow by how much from the first reading to the last: what is made when it is first used.
+# Allowed growth from the first to the last reading, for objects that are created lazily.
 _SLACK: Final = {"tasks": 2, "threads": 16, "descriptors": 8}
-# Bytes that memory may grow by: allocators settle for a while, and what is kept has bounds.
+# Allowed growth of memory in bytes: allocators take time to settle, and caches have limits.
 _GROWTH: Final = 32 * MIB
 _GROWTH_SHARE: Final = 0.1
-# Lines of /metrics that may come with what was not seen before.
+# Allowed additional lines in /metrics, for label values that first occur later.
 _MORE_SERIES: Final = 500
 
 
 class Vitals(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a server that nobody asks for anything.
+    """One reading of an idle server.
 
     Attributes
     ----------
     at, requests
-        Seconds since the load began, and requests until then.
+        Seconds since the load began, and the number of requests until then.
     blocks, held, free
-        Blocks of KV memory: all, in use, free or cached.
+        KV cache blocks: all, in use, free or cached.
     alive, gauges
-        Completions that the engine knows of, and the sum of the gauges of what runs and waits.
+        Completions that the engine knows of, and the sum of the gauges of running and waiting ones.
     tasks, threads, descriptors, memory
-        Of the process: asyncio's tasks, threads, open files, resident bytes with its children's.
+        Of the process: asyncio tasks, threads, open files, and resident bytes including children.
     series
-        Lines of ``/metrics``.
+        Lines in ``/metrics``.
     """
 
     at: float
@@ -53,7 +53,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def leaks(readings: Sequence[Vitals]) -> list[str]:
-    """What was not given back, in words; nothing for a sound server."""
+    """Descriptions of resources that were not released; empty for a sound server."""
     found = [problem for reading in readings for problem in _not_idle(reading)]
     if len(readings) < 2:
         return found
@@ -75,11 +75,11 @@ def leaks(readings: Sequence[Vitals]) -> list[str]:
 
 
 def memory_growth(readings: Sequence[Vitals]) -> float | None:
-    """Bytes that memory grew by from the first reading to the last, along its slope.
+    """Growth of memory in bytes from the first reading to the last, along its slope.
 
     The slope is the median of the slopes of all pairs, which a single jump does not move (P. Sen,
-    "Estimates of the Regression Coefficient Based on Kendall's Tau", 1968). ``None`` for too few
-    readings.
+    "Estimates of the Regression Coefficient Based on Kendall's Tau", 1968). ``None`` if there are
+    too few readings.
     """
     if len(readings) < _MIN_READINGS:
         return None

@@ -1,4 +1,4 @@
-"""``python -m src bench calibrate``: what a step costs here, for ``bench simulate``."""
+"""``python -m src bench calibrate``: measures the cost of steps, for ``bench simulate``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def price_lines(found: Calibration) -> list[str]:
-    """What was found, for a person."""
+    """The fitted costs as text."""
     cost = found.cost
     lines = [
         f"{found.model}: {cost.num_steps} steps, whose device time the price misses by "
@@ -116,7 +116,7 @@ def _of_server(url: str, key: str | None, config: Config) -> Calibration:
         view = client.decode("/debug/timeline?format=records", TimelineView)
         pool = client.decode("/debug/pool?cells=1", PoolView)
         model = client.decode("/v1/models", _Models).data[0]
-    # What the server chose by itself is not told.
+    # The server does not report a device that it chose itself, so only the setting is used.
     device_type = "cuda" if config.device.type == "cuda" else "cpu"
     return calibration_of(
         *(view, pool, config),

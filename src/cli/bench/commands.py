@@ -1,7 +1,7 @@
-"""``python -m src bench``: which subcommands there are.
+"""``python -m src bench``: lists the subcommands.
 
-Each is a module with ``add_command(commands)``. All are imported for any ``--help``: what is heavy
-(numpy, httptools, matplotlib, torch) comes in inside of their ``run``.
+Each is a module with ``add_command(commands)``. Every ``--help`` imports all of them, so they
+import heavy packages (numpy, httptools, matplotlib, torch) only in their ``run``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options that say what is asked: vLLM's datasets, with its names and defaults."""
+"""Options for the workload: vLLM's datasets, with its names and defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FROM_FILES: Final = ("sharegpt", "timed_trace")
 
 
 def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int = 1000) -> None:
-    """The options of all datasets."""
+    """Add the options of all datasets."""
     group = parser.add_argument_group("dataset")
     group.add_argument(
         "--dataset-name", choices=DATASETS, default="random",
@@ -76,7 +76,7 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int = 1000) -> 
 
 
 def samples_of(arguments: argparse.Namespace, codec: Codec) -> list[Sample]:
-    """The requests that the options describe; made-up ones have token ids as prompts.
+    """The requests that the options describe; synthetic ones have token ids as prompts.
 
     Raises
     ------
@@ -133,20 +133,20 @@ def samples_of(arguments: argparse.Namespace, codec: Codec) -> list[Sample]:
 
 
 def ignores_eos(arguments: argparse.Namespace) -> bool:
-    """Whether outputs have the whole length that is asked for; where nobody says, made-up ones."""
+    """Whether to force full output lengths; by default only for synthetic datasets."""
     made_up = arguments.dataset_name != "sharegpt"
     return made_up if arguments.ignore_eos is None else bool(arguments.ignore_eos)
 
 
 def positive(text: str) -> int:
-    """A whole number over 0."""
+    """Parse an integer above 0."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"expected a whole number over 0, got {text!r}")
     return int(text)
 
 
 def natural(text: str) -> int:
-    """A whole number, 0 too."""
+    """Parse an integer of at least 0."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
     return int(text)

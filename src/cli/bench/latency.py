@@ -1,4 +1,4 @@
-"""``python -m src bench latency``: how long one batch takes, in this process."""
+"""``python -m src bench latency``: measures the time of one batch, in this process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from src.bench.engine_client import measured_config, without_prefix_cache
 
     num_requests = arguments.batch_size * arguments.n
-    # With a prefix cache a prompt that comes again would cost nothing.
+    # With a prefix cache, repeated prompts would cost nothing.
     config = without_prefix_cache(measured_config(config_of(arguments), num_requests=num_requests))
     latencies, ttfts, about = asyncio.run(_measure(config, arguments))
     _report(arguments, latencies, ttfts, about)
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _measure(
     config: Config, arguments: argparse.Namespace
 ) -> tuple[list[float], list[float], dict[str, Any]]:
-    """Seconds of each batch, of each first token, and what was measured."""
+    """Seconds of each batch and of each first token, and facts of the engine."""
     from tqdm import tqdm
 
     from src.bench.engine_client import EngineClient, all_answered, engine_facts, fastest_kernels

@@ -1,4 +1,4 @@
-"""``python -m src bench plot``: result files as pictures."""
+"""``python -m src bench plot``: plots result files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _METRICS: Final = ("ttft", "tpot", "e2el")
 
 
 def add_command(commands: Commands) -> None:
-    """Declare the command with a subcommand per picture."""
+    """Declare the command with a subcommand per plot."""
     parser = commands.add_parser("plot", help=ABOUT, description=ABOUT)
     kinds = parser.add_subparsers(title="pictures", metavar="PICTURE", required=True)
     load = _add(kinds, "load", "Latency against load, of files of bench serve and simulate.", _load)

@@ -1,4 +1,4 @@
-"""``python -m src bench prefix-cache``: what prompts cost whose beginnings were seen before."""
+"""``python -m src bench prefix-cache``: measures prompts with and without cached prefixes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _measure(
     config: Config, passes: tuple[str, ...], arguments: argparse.Namespace
 ) -> dict[str, Metrics]:
-    """The figures of the same requests, once per pass, on one engine."""
+    """The metrics of the same requests, once per pass, on one engine."""
     from src.bench.engine_client import EngineClient, all_answered, fastest_kernels
     from src.bench.load import run_load
     from src.bench.metrics import measure
@@ -92,7 +92,7 @@ async def _measure(
         client = EngineClient(engine, SamplingParams(temperature=0.0, ignore_eos=True))
         samples = _samples(arguments, client.codec)
         client.check_lengths(max(sample.prompt_len + sample.output_len for sample in samples))
-        # What runs for the first time only must not count for the pass that is first.
+        # First-time work must not be counted in the first pass.
         warm_up = await run_load(client.ask, samples[:1], [0.0])
         all_answered(warm_up.answers)
         engine.inspector.reset_prefix_cache()

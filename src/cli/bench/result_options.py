@@ -1,14 +1,15 @@
-"""Options about what is reported of a run, and where it is kept."""
+"""Options for the report of a run and for its result file."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from src.core.errors import ConfigError
 
@@ -22,7 +23,7 @@ _DEFAULT_PERCENTILES: Final = "90,99"
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    """The options of a report."""
+    """Add the options of a report."""
     group = parser.add_argument_group("report")
     group.add_argument(
         "--percentile-metrics", type=_metric_names, default=_DEFAULT_METRICS, metavar="NAMES",
@@ -41,7 +42,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """The options of a result file."""
+    """Add the options of a result file."""
     group = parser.add_argument_group("result file")
     group.add_argument("--save-result", action="store_true", help="write the figures as JSON")
     group.add_argument(
@@ -59,12 +60,12 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 def metrics_of(
     arguments: argparse.Namespace, answers: Sequence[Answer], duration: float
 ) -> Metrics:
-    """The figures that the options ask for.
+    """The metrics that the options ask for.
 
     Raises
     ------
     ConfigError
-        An objective is none.
+        An objective is invalid.
     """
     from src.bench.metrics import measure, parse_objectives
 
@@ -79,12 +80,12 @@ def metrics_of(
 def save_result(
     arguments: argparse.Namespace, model: str, tokenizer: str | None, fields: Mapping[str, Any]
 ) -> None:
-    """Write a result file under vLLM's names, if one is wanted.
+    """Write a result file with vLLM's field names, if the options ask for one.
 
     Raises
     ------
     ConfigError
-        It cannot be written, or the metadata are no pairs.
+        It cannot be written, or the metadata are not ``KEY=VALUE`` pairs.
     """
     metadata = pairs_of("--metadata", arguments.metadata)
     if not (arguments.save_result or arguments.append_result):
@@ -128,23 +129,24 @@ def write_json(file: Path, result: Mapping[str, Any], *, mode: str = "w") -> Non
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open(mode, encoding="utf-8") as stream:
-            stream.write(json.dumps(result) + "\n")
+            # What is no number is null: not every reader of JSON takes NaN for it.
+            stream.write(msgspec.json.encode(result).decode() + "\n")
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 
 
 def percentile_map(summary: Summary) -> dict[str, float]:
-    """Percentiles as result files have them."""
+    """Percentiles in the form of result files."""
     return {f"{percent:g}": value for percent, value in summary.percentiles.items()}
 
 
 def pairs_of(option: str, items: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE`` items.
+    """Parse ``KEY=VALUE`` items.
 
     Raises
     ------
     ConfigError
-        One of them is not.
+        An item has another form.
     """
     found = {}
     for item in items:

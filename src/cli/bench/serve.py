@@ -1,4 +1,4 @@
-"""``python -m src bench serve``: load on any server that speaks OpenAI's protocol."""
+"""``python -m src bench serve``: loads any server with OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -150,11 +150,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def prompts_of(arguments: argparse.Namespace, target: Target, codec: Codec) -> list[Sample]:
-    """The requests that the options describe, as this server takes them."""
+    """The requests that the options describe, in a form that this server takes."""
     from src.bench.samples import in_text
 
     samples = samples_of(arguments, codec)
-    # A trace's chunks would not keep their lengths in a text.
+    # As text, a trace's chunks would not keep their lengths.
     as_ids = arguments.dataset_name == "timed_trace" and not target.is_chat and codec.exact
     return samples if as_ids else in_text(samples, codec, arguments.seed)
 
@@ -162,7 +162,7 @@ def prompts_of(arguments: argparse.Namespace, target: Target, codec: Codec) -> l
 def _warm_up_of(
     arguments: argparse.Namespace, target: Target, codec: Codec, samples: list[Sample]
 ) -> list[Sample]:
-    """Requests that come before those that are counted; random ones leave them nothing cached."""
+    """Uncounted requests for a warm-up; random ones leave no cached prefixes for those counted."""
     count = arguments.num_warmups
     if arguments.dataset_name == "random" and count:
         others = {"seed": arguments.seed + 1, "num_prompts": count}

@@ -1,4 +1,4 @@
-"""``python -m src bench simulate``: loads and policies tried on the scheduler without a device."""
+"""``python -m src bench simulate``: tries loads and policies on the scheduler without a device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ABOUT: Final = "Simulate a load on the scheduler, with step costs of `bench calibrate`."
 _MS: Final = 1000.0
-# Heading and value of each column.
+# (heading, value) of each column.
 _COLUMNS: Final = (
     ("req/s", lambda o: f"{o.request_throughput:.2f}"),
     ("good/s", lambda o: "-" if o.request_goodput is None else f"{o.request_goodput:.2f}"),
@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(rows: list[tuple[dict[str, str], Outcome]]) -> list[str]:
-    """A line per run: what it changed, and its figures; times are milliseconds."""
+    """A line per run: its varied values, and its metrics; times are milliseconds."""
     names = list(rows[0][0])
     cells = [[*names, *(heading for heading, _ in _COLUMNS)]]
     cells += [

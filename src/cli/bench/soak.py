@@ -1,4 +1,4 @@
-"""``python -m src bench soak``: everything that clients do, at once, until something gives."""
+"""``python -m src bench soak``: a stress test with everything that clients may do."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _tell(reading: Vitals) -> None:
 
 
 def report_lines(report: SoakReport) -> list[str]:
-    """What it came to, for a person."""
+    """The report as text."""
     from src.bench.soak.vitals import memory_growth
 
     total = sum(sum(counts.values()) for counts in report.outcomes.values())

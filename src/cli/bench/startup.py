@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ABOUT: Final = "How long a server takes to start: with an empty cache of artifacts, and a full one."
 _PERCENTS: Final = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
-# Field of a start -> how it is printed; each is also a name in result files.
+# Field of a start -> its printed name; fields are also names in result files.
 _METRICS: Final = {
     "startup": ("ready", "startup time"),
     "first_token": ("first_token", "time to the first token"),
@@ -81,7 +81,7 @@ def _starts(
 
 
 def _report(name: str, startups: Sequence[Startup]) -> dict[str, Any]:
-    """Print what starts of one kind came to; returns it under vLLM's names."""
+    """Print the metrics of the starts of one kind; returns them under vLLM's names."""
     from src.bench.figures import summarize
     from src.bench.startup import spans_of
 

@@ -50,7 +50,7 @@ async def _measure(config: Config, arguments: argparse.Namespace) -> tuple[Run, 
 
     async with open_engine(config) as engine:
         kernels = await fastest_kernels(engine)
-        # As in vLLM: sampled from all tokens, and every output has the length that is asked for.
+        # As in vLLM: sample from all tokens, with the requested length for every output.
         whole = arguments.ignore_eos is not False
         params = SamplingParams(n=arguments.n, temperature=1.0, ignore_eos=whole)
         client = EngineClient(engine, params)

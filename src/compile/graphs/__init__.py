@@ -1,8 +1,8 @@
-"""Captures work that is launched again and again in the same shape, and replays it in one call.
+"""Captures repeated launches of the same shape as graphs, each of which is replayed in one call.
 
-Nothing here knows of models or of steps. `ladder` says which shapes there are, `backend` what a
-device must offer, and `cuda` offers it with CUDA graphs. docs/cuda-graphs.md tells what is done
-with them.
+Nothing here depends on models or steps. `ladder` defines the shapes, `backend` the interface to a
+device, and `cuda` implements it with CUDA graphs. docs/cuda-graphs.md describes how graphs are
+used.
 """
 
 from src.compile.graphs.backend import CaptureBackend, Captured

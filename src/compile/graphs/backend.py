@@ -1,4 +1,4 @@
-"""What a device must offer for its work to be captured and replayed."""
+"""The interface that a device must offer for capture and replay."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from torch import Tensor
 
 
 class Captured(Protocol):
-    """Work that was captured."""
+    """A captured graph."""
 
     def replay(self) -> None:
-        """Launch it again, on the same memory: inputs are read, and outputs written, in place."""
+        """Launch it again with the same addresses: it reads inputs and writes outputs in place."""
 
 
 class CaptureBackend(Protocol):
     """Captures what one thread launches in its current stream.
 
-    All captures of one backend share a pool of memory: what is replayed may overwrite the outputs
-    of every other capture, but for those that were captured in one *series* with it. A series is
-    replayed in its order.
+    All captures of one backend share a memory pool. A replay may overwrite the outputs of every
+    other capture, except those captured in the same *series*. A series must be replayed in its
+    order.
 
     Attributes
     ----------
     asserts
-        Whether whoever replays is to prove each time that nothing has moved: in tests.
+        Whether every replay must verify that no address has changed; for tests.
     """
 
     asserts: bool
 
     def begin_series(self) -> None:
-        """What is captured from now on hands tensors on from one capture to the next."""
+        """Start a series: later captures may read tensors that earlier ones wrote."""
 
     def begin(self) -> None:
-        """Begin a capture: what is launched is recorded, and need not run."""
+        """Begin a capture: launches are recorded, and need not run."""
 
     def end(self) -> Captured:
-        """End it."""
+        """End the capture."""
 
     def abandon(self) -> None:
-        """After a fault: end a capture that may have begun, and forget it."""
+        """After an error: end and discard a capture, if one has begun."""
 
     def borrowed(self, tensor: Tensor) -> Tensor:
-        """The same memory, which the pool may nevertheless give to captures after this one."""
+        """The same memory without a reference, so the pool may reuse it for later captures."""
 
     def free_bytes(self) -> int:
-        """Memory of the device that nobody has."""
+        """Free memory of the device in bytes."""
 
     def release(self) -> None:
-        """Give memory that nothing uses back to the device."""
+        """Return unused memory to the device."""
 
     def start_over(self) -> None:
-        """Every capture is gone: those from now on share a pool of their own."""
+        """Use a new pool for later captures; all earlier captures must be gone."""

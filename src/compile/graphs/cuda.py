@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What the array interface has no name for travels as integers of the same size.
+# dtypes that the array interface cannot name are passed as integers of the same size.
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NAMES = {torch.uint8: "|u1", torch.int16: "<i2", torch.int32: "<i4", torch.int64: "<i8"}
 
 
 class CudaCapture:
-    """See `CaptureBackend`. Of the thread that launches, inside its stream.
+    """See `CaptureBackend`. To be used on the launching thread, in its stream.
 
-    Other threads may use the device meanwhile: only what this thread does is restricted.
+    Other threads may use the device during a capture; only the capturing thread is restricted.
     """
 
     def __init__(self, device: torch.device, *, asserts: bool = False) -> None:
@@ -26,7 +26,7 @@ class CudaCapture:
         self._open: torch.cuda.CUDAGraph | None = None
 
     def begin_series(self) -> None:
-        """See `CaptureBackend`: the order of captures is all that a series is."""
+        """See `CaptureBackend`: the order of captures alone defines a series."""
 
     def begin(self) -> None:
         """See `CaptureBackend`."""
@@ -38,7 +38,7 @@ class CudaCapture:
         """See `CaptureBackend`."""
         graph = self._open
         assert graph is not None, "no capture has begun"
-        # One that fails here is still to be abandoned.
+        # If this fails, the capture must still be abandoned, so `_open` is reset only afterwards.
         graph.capture_end()
         self._open = None
         return graph
@@ -48,12 +48,12 @@ class CudaCapture:
         graph, self._open = self._open, None
         if graph is None:
             return
-        # What broke the capture is known already; ending it only says so again.
+        # Ending a broken capture raises the error that is already known.
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
-        # Up to torch 2.12 a capture that fails leaves the allocator believing that it goes on
-        # (pytorch/pytorch#180395), and the next `empty_cache` fails. Where the pool is no longer
-        # recorded to, the first call says so, and the second is not to be made.
+        # Up to torch 2.12, the allocator goes on recording after a failed capture
+        # (pytorch/pytorch#180395), and the next `empty_cache` fails. If the pool is no longer being
+        # recorded, the first call raises, and the second must not be made.
         with contextlib.suppress(RuntimeError):
             index = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(index, self._pool)
@@ -62,7 +62,7 @@ class CudaCapture:
     def borrowed(self, tensor: Tensor) -> Tensor:
         """See `CaptureBackend`."""
         carrier = _CARRIERS[tensor.element_size()]
-        # torch keeps the object that it takes an array from, and this one keeps nothing.
+        # torch keeps a reference to the object that it takes the array from. `_Memory` holds none.
         return torch.as_tensor(_Memory(tensor.view(carrier)), device=self._device).view(
             tensor.dtype
         )
@@ -76,15 +76,15 @@ class CudaCapture:
         torch.cuda.empty_cache()
 
     def start_over(self) -> None:
-        """See `CaptureBackend`: a pool that has lost its last graph takes no other one."""
+        """See `CaptureBackend`: a pool whose last graph is gone cannot be used again."""
         self._pool = torch.cuda.graph_pool_handle()
         self.release()
 
 
 class _Memory:
-    """Memory of a tensor of integers, without the tensor: ``__cuda_array_interface__``, version 2.
+    """Memory of an integer tensor, without the tensor: ``__cuda_array_interface__``, version 2.
 
-    Version 2 says nothing of streams, so nobody waits for one.
+    Version 2 has no stream, so torch does not synchronize with one.
     """
 
     def __init__(self, tensor: Tensor) -> None:

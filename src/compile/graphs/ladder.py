@@ -1,8 +1,8 @@
 """Which shapes are captured, and which of them serves a step: pure functions of integers.
 
-A captured shape is fixed, so a step is padded to the next rung of a ladder. Rungs lie close enough
-that little is computed for nothing, and far enough apart that there are few of them: 1, 2, 4, 8 and
-every 8 up to 64; from there on every eighth to quarter of the size.
+A captured shape is fixed, so a step is padded to the next size of a ladder. Sizes are close enough
+to keep padding small, and far enough apart to keep their number small: 1, 2, 4, then every 8 up to
+64; from there on, gaps of an eighth to a quarter of the size.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ ShapeKind = Literal["decode", "mixed"]
 
 _SMALL_RUNGS: Final = (1, 2, 4)
 _STEP: Final = 8
-# Mixed steps of fewer tokens are padded to this many: a piece costs its launch, not its arithmetic.
+# Smaller mixed steps are padded to this size: a small piece costs its launch, not its arithmetic.
 _SMALLEST_MIXED: Final = 16
-# Decode steps up to this size, those of few users, are captured first.
+# Decode steps of up to this size (few users) are captured first.
 _LARGEST_FIRST: Final = 8
 
 
 class GraphShape(NamedTuple):
-    """What one captured step computes: ``num_tokens``, padding included, of ``kind``."""
+    """Shape of one captured step: its ``kind``, and ``num_tokens``, padding included."""
 
     kind: ShapeKind
     num_tokens: int
 
 
 def rungs(limit: int) -> tuple[int, ...]:
-    """Sizes to pad to, ascending, the last one ``limit``; none where that is 0.
+    """Sizes to pad to, ascending; the last one is ``limit``. None at all if that is 0.
 
-    The next rung above n > 8 is less than ``max(8, n / 4)`` away from n.
+    For n > 8, the next size above n is less than ``max(8, n / 4)`` larger.
     """
     sizes: list[int] = []
     size = 1
@@ -44,12 +44,12 @@ def rungs(limit: int) -> tuple[int, ...]:
 def _gap(size: int) -> int:
     if size in _SMALL_RUNGS:
         return size
-    # A power of two, so that every rung is a multiple of its gap.
+    # A power of two, so that every size is a multiple of its gap.
     return max(_STEP, 1 << (size.bit_length() - 3))
 
 
 def padded(size: int, sizes: Sequence[int]) -> int | None:
-    """The smallest of the ascending ``sizes`` that holds ``size``; ``None`` over the last."""
+    """The smallest of the ascending ``sizes`` that is at least ``size``; ``None`` if none is."""
     return next((rung for rung in sizes if rung >= size), None)
 
 
@@ -59,9 +59,9 @@ class PaddingLadder:
     Parameters
     ----------
     max_rows
-        Of a decode step; 0 captures none.
+        Maximal number of rows of a captured decode step; 0 captures none.
     max_mixed_tokens
-        Of a step with prompts in it; 0 captures none.
+        Maximal number of tokens of a captured step with prompts; 0 captures none.
     """
 
     def __init__(self, max_rows: int, max_mixed_tokens: int) -> None:
@@ -75,13 +75,13 @@ class PaddingLadder:
 
     @property
     def shapes(self) -> list[GraphShape]:
-        """All of them, largest first: memory of a large graph serves the smaller ones after it."""
+        """All shapes, largest first: a large graph's memory is reused for the smaller ones."""
         every = [GraphShape(kind, size) for kind, sizes in self._sizes.items() for size in sizes]
         return sorted(every, key=lambda shape: (-shape.num_tokens, shape.kind))
 
     @property
     def first(self) -> list[GraphShape]:
-        """Those that are captured before all others, largest first."""
+        """The shapes that are captured before all others, largest first."""
         return [
             shape
             for shape in self.shapes
@@ -94,9 +94,9 @@ class PaddingLadder:
         Parameters
         ----------
         num_tokens
-            That it computes.
+            Number of tokens of the step.
         decodes
-            Whether each of its rows is one token, and samples.
+            Whether each of its rows is one token and samples.
         """
         kinds: tuple[ShapeKind, ...] = ("decode", "mixed") if decodes else ("mixed",)
         found = []

@@ -11,6 +11,7 @@ class Qwen2(Family):
     """The plain decoder with query/key/value biases and, optionally, windows by layer."""
 
     architectures = ("Qwen2ForCausalLM",)
+    model_type = "qwen2"
     defaults = {  # noqa: RUF012
         "max_position_embeddings": 32768,
         "sliding_window": 4096,
@@ -31,8 +32,8 @@ class Qwen2(Family):
 def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
     """The window of each layer.
 
-    Without `use_sliding_window` no layer has one. `layer_types`, where given, decides; else the
-    layers from `max_window_layers` on are windowed.
+    Without `use_sliding_window` no layer has one. Otherwise `layer_types` decides, if it is given;
+    if not, the layers from `max_window_layers` on have a window.
     """
     layers = fields.integer("num_hidden_layers")
     has_window = fields.boolean("use_sliding_window") and fields.raw("sliding_window") is not None

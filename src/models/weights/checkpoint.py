@@ -1,9 +1,9 @@
-"""A directory of safetensors files: which tensors it holds, where, and reading them into place.
+"""Finds the tensors of a directory of safetensors files, and reads them into place.
 
 The format is an 8-byte little-endian header length, a JSON header of names to dtype, shape and byte
-range, and the raw bytes (https://huggingface.co/docs/safetensors). Ranges are read with positioned
-reads straight into the destination's memory, or through one small staging buffer per thread where
-dtype or device differ, so that no tensor exists twice. Nothing is ever unpickled.
+range, and the raw bytes (https://huggingface.co/docs/safetensors). Tensors are read by positioned
+reads directly into the destination's memory, or, if dtype or device differ, through one small
+staging buffer per thread. So no tensor exists twice. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ class StoredTensor:
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint by name; only headers are read.
 
+    A single file is preferred to an index, as in transformers: an index beside it is stale.
+
     Raises:
         ModelLoadError: no safetensors (pickles are refused), a missing shard, a damaged or
             truncated file, or an index that disagrees with its shards.
     """
-    index = directory / INDEX_FILE
-    if index.exists():
-        return _open_shards(directory, index)
-    single = directory / SINGLE_FILE
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.exists():
         return read_header(single)
+    if index.exists():
+        return _open_shards(directory, index)
     pickles = sorted(p.name for p in directory.glob("*") if p.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise ModelLoadError(
@@ -141,7 +142,7 @@ def _stored(path: Path, name: str, entry: object, data_start: int, size: int) ->
 
 
 class TensorReader:
-    """Reads stored tensors into preallocated ones; one per thread, since it owns a buffer.
+    """Reads stored tensors into preallocated tensors. Each thread needs its own, for its buffer.
 
     Args:
         on_bytes: called after each piece with the number of bytes read; may raise to stop.

@@ -1,4 +1,4 @@
-"""What an engine and its server count, as Prometheus reads it."""
+"""Metrics of an engine and its server, in Prometheus' formats."""
 
 from src.observability.metrics.buckets import token_buckets
 from src.observability.metrics.engine import EngineMetrics

@@ -1,6 +1,6 @@
 """All metrics of one engine and its server, in a registry of their own.
 
-Two engines in one process do not collide. ``docs/observability.md`` lists every name.
+Engines in one process do not collide. ``docs/observability.md`` lists every name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from src.observability.metrics.own import OwnMetrics
 from src.observability.metrics.readings import ModelFacts, Readings
 from src.observability.metrics.vllm import ENGINE, VllmMetrics
 
-# The rest of what a label may say; a FinishReason and a phase are bounded by themselves.
+# Label values of refusals, by error. Finish reasons and phases are bounded label values already.
 REFUSALS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (QueueFullError, "queue_full"),
     (PromptTooLongError, "prompt_too_long"),
@@ -49,20 +49,20 @@ STAGES: Final = ("queue", "prefill", "decode")
 class EngineMetrics(Collector):
     """The metrics of one engine; its observer and its server call the ``on_...`` methods.
 
-    They belong to one thread, the event loop's, take a fraction of a microsecond per number and
-    never raise. What is read may be read from any thread.
+    These methods belong to the event loop's thread, take a fraction of a microsecond per number and
+    never raise. Any thread may read.
 
     Parameters
     ----------
     model_name
         Value of the label ``model_name`` of the ``vllm:`` metrics.
     legacy_names
-        Show what vLLM renamed under its old name as well.
+        Also show metrics that vLLM renamed under their old names.
 
     Attributes
     ----------
     registry
-        For an embedding program that shows metrics itself.
+        For an embedding program that exposes metrics itself.
     """
 
     def __init__(self, model_name: str, *, legacy_names: bool = False) -> None:
@@ -81,22 +81,22 @@ class EngineMetrics(Collector):
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
-    # What the engine reports
+    # Called by the engine
 
     def on_loaded(self, facts: ModelFacts, source: Callable[[], Readings]) -> None:
-        """A model is there; ``source`` is asked for the rest whenever somebody reads."""
+        """A model was loaded; ``source`` provides current readings whenever metrics are read."""
         self._facts, self._source = facts, source
         self._vllm.loaded(facts)
 
     def on_stopped(self) -> None:
-        """The engine serves nobody any more: counters stay, gauges return to zero."""
+        """The engine has stopped serving: counters keep their values, gauges return to zero."""
         self._refresh()
         if self._source is not None:
             last, self._source = self._source(), None
             self._take(Readings(**{name: getattr(last, name) for name in _COUNTED}))
 
     def on_startup_phase(self, phase: str, began: float, seconds: float | None) -> None:
-        """A phase began so many seconds into the start, and took ``seconds`` if it has ended."""
+        """A phase of the start began ``began`` seconds into it; ``seconds`` if it has ended."""
         self._own.startup_began.child(phase).set(began)
         if seconds is not None:
             self._own.startup_seconds.child(phase).set(seconds)
@@ -158,11 +158,11 @@ class EngineMetrics(Collector):
             self._own.deadline_misses.child(_stage(record)).inc()
 
     def on_request_finished(self, longest: int) -> None:
-        """All completions of a request ended; the longest has so many output tokens."""
+        """All completions of a request ended; ``longest`` is the most output tokens of one."""
         self._vllm.request_max_num_generation_tokens.observe(longest)
 
     def on_step(self, step: StepRecord) -> None:
-        """A step was committed and its readers were told."""
+        """A step was committed, and its tokens were delivered."""
         self._vllm.iteration_tokens.observe(step.num_tokens)
         self._vllm.scheduled_prefill_tokens.value += step.prefill_tokens
         own, phases = self._own, self._own.step_phases
@@ -179,39 +179,39 @@ class EngineMetrics(Collector):
         phases["publish"].observe(step.published - step.publish_started)
 
     def on_step_failed(self) -> None:
-        """A step failed on the device, which is still sound."""
+        """A step failed on the device, but the device can go on."""
         self._own.step_failures.inc()
 
     def on_row_failed(self, reason: str) -> None:
-        """One request of a step cannot go on, for one of `ROW_FAILURES`."""
+        """One request of a step failed, for one of `ROW_FAILURES`."""
         self._own.row_failures.child(reason).inc()
 
     def on_observer_error(self) -> None:
-        """Something that only watches failed."""
+        """An observer failed, which affects no request."""
         self._own.observer_errors.inc()
 
     def on_loop_lag(self, seconds: float) -> None:
         """A timer was called ``seconds`` late."""
         self._own.loop_lag.observe(seconds)
 
-    # What the server reports
+    # Called by the server
 
     def on_rejection(self, reason: str) -> None:
-        """A request was refused with a status of 400 or more; ``reason`` is an error's code."""
+        """A request got a status of 400 or more; ``reason`` is the error's code."""
         self._own.http_rejections.child(reason).inc()
 
     def on_unknown_field(self, name: str) -> None:
-        """A request had a field that was ignored because nobody has heard of it."""
+        """An unknown field of a request was ignored."""
         self._own.unknown_fields.child(name if _FIELD.fullmatch(name) else OTHER).inc()
 
     def on_disconnect(self) -> None:
-        """A client went away before its answer was complete."""
+        """A client disconnected before its answer was complete."""
         self._own.client_disconnects.inc()
 
-    # What is read
+    # Reading
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric of this moment."""
+        """All metrics with their current values."""
         self._refresh()
         yield from self._vllm.families.collect()
         yield from self._own.families.collect()
@@ -224,18 +224,18 @@ class EngineMetrics(Collector):
 
     @property
     def bubble(self) -> float:
-        """Part of the last minute's time with work in which the device waited, 0 to 1."""
+        """Share of the last minute's time with work in which the device waited, 0 to 1."""
         return self._own.bubble.value(time.monotonic())
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Body and content type of ``/metrics``: OpenMetrics where ``accept`` asks for it."""
+        """Body and content type of ``/metrics``: OpenMetrics if ``accept`` asks for it."""
         parts, content_type = self.render_parts(accept)
         return b"".join(parts), content_type
 
     def render_parts(self, accept: str = "") -> tuple[Iterator[bytes], str]:
-        """The body piece by piece, so that an event loop can do something else in between.
+        """The body in pieces, so that the event loop can do other work in between.
 
-        A whole body takes milliseconds, which every stream would wait for.
+        The whole body takes milliseconds, which would delay every stream.
         """
         encode, content_type = exposition.negotiate(accept)
 
@@ -248,10 +248,10 @@ class EngineMetrics(Collector):
         return parts(), content_type
 
     def value(self, name: str, **labels: str) -> float:
-        """The present value of one sample, 0.0 where it has none yet.
+        """The current value of one sample; 0.0 if it has none yet.
 
-        ``name`` is the sample's, e.g. ``vllm:generation_tokens_total``; the labels that all
-        ``vllm:`` metrics have are filled in.
+        ``name`` is the sample's name, e.g. ``vllm:generation_tokens_total``. The common labels of
+        ``vllm:`` metrics are added automatically.
         """
         if name.startswith("vllm:"):
             labels = {"model_name": self.model_name, "engine": ENGINE, **labels}
@@ -266,10 +266,10 @@ class EngineMetrics(Collector):
         self._own.refresh(readings)
 
 
-# A client may call a field anything; what is shown of it is a plain word.
+# Clients choose field names freely; only plain words are used as label values.
 _FIELD: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-# What `Readings` counts since the start; the rest is of a moment.
+# Fields of `Readings` that count since the start; the others are momentary.
 _COUNTED: Final = (
     *("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "discarded_tokens"),
     *("bypasses", "shortages", "compiled_graphs", "compile_seconds", "kernels", "kernel_builds"),

@@ -1,9 +1,9 @@
-"""Metrics as text, in Prometheus' own format and in OpenMetrics, one family at a time.
+"""Encodes metrics in Prometheus' text format and in OpenMetrics, one family at a time.
 
-prometheus_client writes the same, but only all families at once, which takes milliseconds of an
-event loop; and its OpenMetrics (0.22 to 0.26 at least) turns the colon in the names of samples into
-an underscore, so that a scraper that asks for OpenMetrics, as Prometheus does, would find none of
-vLLM's names. Formats: https://prometheus.io/docs/instrumenting/exposition_formats and
+prometheus_client only encodes all families at once, which blocks an event loop for milliseconds.
+Its OpenMetrics encoder (at least in 0.22 to 0.26) also replaces the colon in sample names by an
+underscore. Prometheus asks for OpenMetrics, so it would find none of vLLM's names. Formats:
+https://prometheus.io/docs/instrumenting/exposition_formats and
 https://prometheus.io/docs/specs/om/open_metrics_spec.
 """
 
@@ -22,7 +22,7 @@ END_OF_OPENMETRICS: Final = b"# EOF\n"
 
 
 def negotiate(accept: str) -> tuple[Callable[[Metric], bytes], str]:
-    """The encoder of a family, and the content type, for a client's ``Accept``."""
+    """The encoder of a family, and the content type, for an ``Accept`` header."""
     if "application/openmetrics-text" in accept:
         return openmetrics, OPENMETRICS_TYPE
     return text, TEXT_TYPE
@@ -30,7 +30,7 @@ def negotiate(accept: str) -> tuple[Callable[[Metric], bytes], str]:
 
 def text(metric: Metric) -> bytes:
     """A family in Prometheus' text format, version 0.0.4."""
-    # Here a counter is called what its sample is called.
+    # In this format, a counter's name includes the suffix of its sample.
     name = f"{metric.name}_total" if metric.type == "counter" else metric.name
     documentation = metric.documentation.replace("\\", r"\\").replace("\n", r"\n")
     lines = [f"# HELP {name} {documentation}\n# TYPE {name} {metric.type}\n"]
@@ -39,7 +39,7 @@ def text(metric: Metric) -> bytes:
 
 
 def openmetrics(metric: Metric) -> bytes:
-    """A family in OpenMetrics 1.0, with its exemplars and without the end of the whole."""
+    """A family in OpenMetrics 1.0 with exemplars, without the final ``# EOF``."""
     lines = [f"# HELP {metric.name} {_escaped(metric.documentation)}\n"]
     lines.append(f"# TYPE {metric.name} {metric.type}\n")
     for sample in metric.samples:

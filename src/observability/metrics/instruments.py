@@ -1,9 +1,9 @@
 """Counters, gauges and histograms that cost a fraction of a microsecond per observation.
 
-One thread writes, the event loop's; any thread may read. So nothing here takes a lock, and a reader
-may see a histogram one observation apart from its sum. prometheus_client's own instruments lock at
-every step, and a model that emits thousands of tokens a second observes each of them; its
-registry, for programs that show metrics themselves, takes these too.
+Only the event loop's thread writes; any thread may read. So nothing here takes a lock, and a reader
+may see a histogram whose sum lacks the newest observation. prometheus_client's own instruments take
+a lock per observation, and an engine makes thousands of observations per second. These instruments
+also work in its registry, for programs that expose metrics themselves.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
 Kind = Literal["counter", "gauge", "histogram"]
-# (suffix of the name, further labels, value, exemplar)
+# (suffix of the name, additional labels, value, exemplar)
 Point = tuple[str, Mapping[str, str], float, Exemplar | None]
 
-# Label values that one family may have; what comes after them is counted as OTHER.
+# Maximal number of label values per family; further ones are counted as OTHER.
 MAX_CHILDREN = 64
 OTHER = "other"
 
 
 class Instrument(Protocol):
-    """What one combination of label values counts."""
+    """The state of one combination of label values."""
 
     def points(self) -> Iterator[Point]:
-        """Its samples of this moment."""
+        """Its current samples."""
 
 
 class Counter:
@@ -52,7 +52,7 @@ class Counter:
 
 
 class Gauge:
-    """A number of this moment."""
+    """A number that can go up and down."""
 
     __slots__ = ("value",)
 
@@ -69,9 +69,9 @@ class Gauge:
 
 
 class Histogram:
-    """Observations in buckets; each bucket keeps its newest observation that has a trace.
+    """Observations in buckets; each bucket keeps the newest observation that has a trace id.
 
-    ``bounds`` are inclusive upper bounds in rising order; the bucket without one is implied.
+    ``bounds`` are inclusive upper bounds in rising order; a last bucket without a bound is implied.
     """
 
     __slots__ = ("_bounds", "_counts", "_exemplars", "_les", "sum")
@@ -96,7 +96,7 @@ class Histogram:
         """Cumulative buckets, the count and the sum."""
         total = self.sum
         running = 0
-        # A copy: what is counted meanwhile must not make a bucket larger than the count.
+        # A copy, so that no bucket can exceed the count if observations arrive meanwhile.
         for index, count in enumerate(self._counts.copy()):
             running += count
             yield "_bucket", self._les[index], running, self._exemplar(index)
@@ -114,14 +114,14 @@ T = TypeVar("T", bound=Instrument)
 
 
 class Family(Generic[T]):
-    """All instruments of one name, by the values of its labels.
+    """All instruments of one name, by label values.
 
     Parameters
     ----------
     constant
-        Labels that all of them have.
+        Labels with the same value for all of them.
     labels
-        Names of the labels that tell them apart.
+        Names of the labels whose values distinguish them.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Family(Generic[T]):
         self._children: dict[tuple[str, ...], T] = {}
 
     def child(self, *values: str) -> T:
-        """The instrument of these label values, made when it is asked for first."""
+        """The instrument of these label values; created on first use."""
         child = self._children.get(values)
         if child is None:
             if len(self._children) >= MAX_CHILDREN:
@@ -152,15 +152,15 @@ class Family(Generic[T]):
         return child
 
     def put(self, child: T, *values: str) -> None:
-        """Show an instrument that another family shows too, or one of its own kind."""
+        """Add an instrument that also belongs to another family, or one of a special kind."""
         self._children[values] = child
 
     def clear(self) -> None:
-        """Forget all instruments."""
+        """Remove all instruments."""
         self._children.clear()
 
     def metric(self) -> Metric:
-        """The family as prometheus_client's encoders take it."""
+        """The family as an object of prometheus_client, for its encoders."""
         metric = Metric(self.name, self._about, self._kind)
         for values, child in list(self._children.items()):
             labels = self._constant | dict(zip(self._labels, values, strict=True))
@@ -172,7 +172,7 @@ class Family(Generic[T]):
 
 
 class Families(Collector):
-    """Families under common labels, in the order of their declaration."""
+    """Families with common labels, in the order of their declaration."""
 
     def __init__(self, prefix: str, labels: Mapping[str, str]) -> None:
         self._prefix = prefix
@@ -186,7 +186,7 @@ class Families(Collector):
     def gauge(
         self, name: str, about: str, *labels: str, without: Iterable[str] = ()
     ) -> Family[Gauge]:
-        """Declare gauges; ``without`` names common labels that they do not have."""
+        """Declare gauges; ``without`` names common labels that these gauges lack."""
         return self._add(self._family(name, about, "gauge", Gauge, labels, without))
 
     def histogram(
@@ -196,7 +196,7 @@ class Families(Collector):
         return self._add(self._family(name, about, "histogram", lambda: Histogram(bounds), labels))
 
     def collect(self) -> Iterator[Metric]:
-        """All families, one by one."""
+        """All families as metrics of prometheus_client."""
         for family in self._families:
             yield family.metric()
 

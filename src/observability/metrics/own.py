@@ -1,4 +1,4 @@
-"""What nobody else counts, under ``slipstream_``."""
+"""Metrics that only this engine has, under ``slipstream_``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from src.observability.metrics import buckets
 from src.observability.metrics.instruments import Families
 from src.observability.metrics.readings import Readings
 
-# Seconds that the gauge of the bubble looks back.
+# Seconds covered by the bubble gauge.
 BUBBLE_WINDOW: Final = 60
 
 STEP_PHASES: Final = ("plan", "launch", "queue", "device", "return", "commit", "publish")
 
 
 class RecentBubble:
-    """The part of the last minute's time with work in which the device waited for the host.
+    """The share of the last minute's time with work in which the device waited for the host.
 
-    Busy and idle seconds by second of the clock, in a ring.
+    A ring buffer of busy and idle seconds per second of the clock.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class RecentBubble:
 
 
 class OwnMetrics:
-    """Instruments by the name that they have behind ``slipstream_``."""
+    """Instruments, named like their metric without ``slipstream_``."""
 
     def __init__(self) -> None:
         self.families = Families("slipstream_", {})
@@ -54,7 +54,7 @@ class OwnMetrics:
         self._graphs()
 
     def refresh(self, readings: Readings) -> None:
-        """Take over what is read rather than told."""
+        """Update the gauges that are read from the engine."""
         self._bubble_ratio.value = self.bubble.value(time.monotonic())
         self.discarded_tokens.value = readings.discarded_tokens
         self.recomputed_tokens.value = readings.recomputed_tokens

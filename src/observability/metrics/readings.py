@@ -1,4 +1,4 @@
-"""What is read from the engine when somebody asks for its metrics, instead of being told."""
+"""Values that are read from the engine when metrics are requested, instead of being pushed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class KVBytes(msgspec.Struct, frozen=True):
-    """Bytes of one cache group: held by requests, kept for their content, and free."""
+    """Bytes of one cache group: held by requests, cached for reuse, and free."""
 
     held: int
     cached: int
@@ -16,41 +16,41 @@ class KVBytes(msgspec.Struct, frozen=True):
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine at one moment.
+    """The state of an engine at one moment.
 
     Attributes
     ----------
     running, waiting
-        Requests that hold a row, and requests that wait for one.
+        Requests that have a row, and requests that wait for one.
     kv_usage
-        Held blocks over all blocks, 0 to 1.
+        Held blocks divided by all blocks, 0 to 1.
     kv
         Cache group -> its bytes.
     preemptions, recomputed_tokens
-        Rows taken from requests since the start, and the positions to compute again for that.
+        Preemptions since the start, and the positions that had to be computed again.
     prefix_queries, prefix_hits
         Tokens looked up and found in the prefix cache.
     discarded_tokens
-        Tokens sampled for requests that had ended meanwhile.
+        Tokens that were sampled for requests that had already ended.
     bypasses, shortages
-        Admissions that overtook a request that did not fit, and row-steps put off for want of a
-        block.
+        Admissions that overtook a request that did not fit; and how often a row was left out of a
+        step because blocks were lacking.
     compiled_graphs, compile_seconds
-        Distinct compiled graphs that serve, and how long their compilation took; 0 while it has
-        not ended.
+        Distinct compiled graphs in use, and the duration of their compilation; 0 until it has
+        ended.
     graph_steps
-        Steps by what they ran as: ``decode`` and ``mixed`` captured steps, and ``none``. Empty
-        where nothing is captured.
+        Number of steps by kind: ``decode`` and ``mixed`` captured steps, and ``none``. Empty if
+        nothing is captured.
     graph_tokens, graph_padding_tokens
-        Tokens that captured steps computed because a request needs them, and beside those.
+        Tokens of requests, and tokens of padding, that captured steps computed.
     captured_graphs
-        Captured shapes by kind.
+        Number of captured shapes by kind.
     graph_capture_seconds, graph_bytes
-        What captures took.
+        Time and memory that captures took.
     kernels, kernel_builds
-        What serves CPU operations, and how often this process compiled it.
+        The kernels that serve CPU operations, and how often this process compiled them.
     stalled_seconds
-        How long work has been pending without a step that completed.
+        How long work has been pending without a step completing.
     """
 
     running: int = 0
@@ -78,9 +78,10 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is fixed once a model is loaded. ``max_model_len`` and ``block_size`` are tokens.
+    """Facts that are fixed once a model is loaded.
 
-    Of layers, ``num_groups`` have block tables of their own.
+    ``max_model_len`` and ``block_size`` are in tokens. ``num_groups`` is the number of groups of
+    layers with block tables of their own.
     """
 
     max_model_len: int

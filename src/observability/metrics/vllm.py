@@ -1,7 +1,7 @@
-"""What vLLM counts too, under its names, labels and bucket bounds.
+"""Metrics that vLLM has too, with its names, labels and bucket bounds.
 
-Its dashboards, routers and autoscalers read these without a change. ``docs/observability.md`` lists
-the names that have no meaning here.
+Its dashboards, routers and autoscalers read them unchanged. ``docs/observability.md`` lists vLLM's
+names that have no meaning here.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from src.observability.metrics import buckets
 from src.observability.metrics.instruments import Counter, Families, Family, Gauge, Histogram
 from src.observability.metrics.readings import ModelFacts, Readings
 
-# vLLM numbers the engines of one server; an application here has one.
+# vLLM numbers the engines of a server; here a server has one.
 ENGINE = "0"
 
 
 class VllmMetrics:
-    """Instruments by the name that they have behind ``vllm:``.
+    """Instruments, named like their metric without ``vllm:``.
 
     Parameters
     ----------
     legacy_names
-        Show what vLLM renamed under its old name as well.
+        Also show metrics that vLLM renamed under their old names.
     """
 
     def __init__(self, model_name: str, *, legacy_names: bool) -> None:
@@ -38,7 +38,7 @@ class VllmMetrics:
         self._legacy_hit_rate = self._legacy() if legacy_names else None
 
     def loaded(self, facts: ModelFacts) -> None:
-        """The model is there: the token histograms reach up to its context."""
+        """Extend the token histograms up to the loaded model's context length."""
         bounds = buckets.token_buckets(facts.max_model_len)
         self.request_prompt_tokens = self._put(self._prompt_lengths, bounds)
         self.request_generation_tokens = self._put(self._generation_lengths, bounds)
@@ -56,14 +56,14 @@ class VllmMetrics:
         ).set(1)
 
     def refresh(self, readings: Readings) -> None:
-        """Take over what is read rather than told."""
+        """Update the gauges that are read from the engine."""
         self.num_requests_running.value = readings.running
         self.num_requests_waiting.value = readings.waiting
         self.kv_cache_usage_perc.value = readings.kv_usage
         self.num_preemptions.value = readings.preemptions
         self.prefix_cache_queries.value = readings.prefix_queries
         self.prefix_cache_hits.value = readings.prefix_hits
-        # Its readers take the sample with the largest value, a time, for the newest.
+        # The metric's value is a time; its readers use the sample with the largest one.
         self._lora.value = time.time()
         if self._legacy_hit_rate is not None:
             queries = readings.prefix_queries

@@ -1,4 +1,4 @@
-"""Traces of requests, steps and the start, by OpenTelemetry; and its server metrics over OTLP."""
+"""Traces of requests, steps and the start with OpenTelemetry, and server metrics over OTLP."""
 
 from src.observability.tracing.request import CompletionTrace, PromptTrace, RequestTrace
 from src.observability.tracing.telemetry import Telemetry

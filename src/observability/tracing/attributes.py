@@ -1,7 +1,7 @@
-"""Attributes of spans: names of the OpenTelemetry GenAI conventions, and vLLM's for its dashboards.
+"""Span attributes: names of the OpenTelemetry GenAI conventions, and vLLM's for its dashboards.
 
 https://github.com/open-telemetry/semantic-conventions-genai, gen-ai-spans.md. Names that begin with
-``slipstream.`` are ours, where nobody has any.
+``slipstream.`` are our own, where neither has one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_STOPS: Final = 16
 
 
 def request_attributes(trace: RequestTrace) -> dict[str, Any]:
-    """Of the request's own span: what was asked, what came, and what it cost."""
+    """Attributes of the request's own span: parameters, outcome and usage."""
     found: dict[str, Any] = {
         "gen_ai.operation.name": trace.operation,
         "gen_ai.provider.name": PROVIDER,
@@ -47,12 +47,12 @@ def request_attributes(trace: RequestTrace) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": prompt_tokens,
         "gen_ai.usage.output_tokens": output_tokens,
         "gen_ai.usage.cache_read.input_tokens": sum(
-            # The other completions find what the first one has computed.
+            # Only the first: the other completions find in the cache what the first computed.
             prompt.completions[0].record.cached_tokens
             for prompt in trace.prompts
             if prompt.completions
         ),
-        # vLLM's names of the same.
+        # vLLM's names for the same values.
         "gen_ai.usage.prompt_tokens": prompt_tokens,
         "gen_ai.usage.completion_tokens": output_tokens,
         "gen_ai.usage.num_sequences": len(records),
@@ -73,7 +73,7 @@ def request_attributes(trace: RequestTrace) -> dict[str, Any]:
 
 
 def completion_attributes(record: RequestRecord) -> dict[str, Any]:
-    """Of one of several completions."""
+    """Attributes of one of several completions."""
     return {
         "gen_ai.usage.output_tokens": record.num_tokens,
         "gen_ai.response.finish_reasons": [_reason(record)],
@@ -98,7 +98,7 @@ def _asked(prompt: PromptTrace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "gen_ai.output.type": "text",
         "gen_ai.request.max_tokens": prompt.max_tokens,
-        # 0 is a value like any other: greedy.
+        # 0 is reported like any other value; it means greedy.
         "gen_ai.request.temperature": float(params.temperature),
         "gen_ai.request.top_p": float(params.top_p),
         "gen_ai.request.frequency_penalty": float(params.frequency_penalty),
@@ -109,7 +109,7 @@ def _asked(prompt: PromptTrace) -> dict[str, Any]:
 
 
 def _unusual(params: SamplingParams) -> dict[str, Any]:
-    """What is named only where the request says something by it."""
+    """Parameters that are reported only if they differ from their default."""
     found: dict[str, Any] = {}
     if params.top_k > 0:
         found["gen_ai.request.top_k"] = float(params.top_k)
@@ -155,7 +155,7 @@ def _content(trace: RequestTrace) -> dict[str, str]:
 
 
 def _messages(given: str | Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Messages until their texts have ``most`` characters in all; the last one is cut."""
+    """Messages up to ``most`` characters of text in total; the last one is cut."""
     if isinstance(given, str):
         return [{"role": "user", "parts": [{"type": "text", "content": given[:most]}]}]
     found: list[dict[str, Any]] = []

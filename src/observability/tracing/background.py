@@ -1,4 +1,4 @@
-"""One thread that builds what the event loop hands over, so that no step waits for it."""
+"""A thread that does work for the event loop, so that no step waits for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-# Jobs that may wait. What comes on top is dropped, oldest first: a request is never made to wait.
+# Maximal number of waiting jobs. Beyond it the oldest are dropped; requests never wait.
 MAX_JOBS: Final = 4096
-# Seconds between two looks. The thread is not woken per job: a wake-up costs the event loop more
-# than the job's hand-over does.
+# Seconds between two polls. The thread is not woken for each job, because that would cost the event
+# loop more than queueing the job.
 INTERVAL: Final = 0.1
-# Jobs between which others get the interpreter.
+# Number of jobs after which the thread yields the GIL.
 _BATCH: Final = 8
 
 
@@ -30,11 +30,11 @@ class Background:
         self._thread.start()
 
     def put(self, job: Callable[[], None]) -> None:
-        """Run it soon; never blocks, from any thread."""
+        """Queue a job; never blocks; any thread may call it."""
         self._jobs.append(job)
 
     def close(self, timeout: float) -> bool:
-        """Run what waits and end the thread; ``False`` when ``timeout`` seconds were too short."""
+        """Run waiting jobs and end the thread; ``False`` if that takes over ``timeout`` seconds."""
         self._stop.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -45,7 +45,7 @@ class Background:
             for _ in range(_BATCH):
                 if not self._next():
                     break
-            # With more to do it sleeps for a moment only: the loop's thread goes first.
+            # Even with more to do, sleep for a moment so that the event loop's thread goes first.
             pause = 0.001 if self._jobs else self._interval
         while self._next():
             pass
@@ -57,7 +57,7 @@ class Background:
             return False
         try:
             job()
-        # What observes must not fail those who are observed, nor end this thread.
+        # A failure to observe must neither fail a request nor end this thread.
         except Exception:
             logger.exception("telemetry: a span or a metric could not be written")
         return True

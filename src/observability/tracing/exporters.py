@@ -1,6 +1,7 @@
-"""Exporters as the variables ask for them, and what is said when one cannot reach its collector.
+"""Creates the exporters that the variables ask for, and limits their error messages.
 
-The SDK would print a traceback per attempt. Here a failing collector costs one line a minute.
+The SDK would print a traceback per failed attempt; here a failing collector costs one log line a
+minute.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from src.observability.tracing.settings import TelemetrySettings, has_endpoint, 
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two lines about a collector that does not answer.
+# Seconds between two log lines about a collector that does not answer.
 WARNING_INTERVAL: Final = 60.0
-# What the SDK and its exporters log under.
+# Loggers of the SDK and its exporters.
 _NOISY: Final = (
     "opentelemetry.exporter.otlp.proto.http",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -36,7 +37,7 @@ _NOISY: Final = (
 
 
 class Complaints:
-    """Lines about failed exports: at most one per interval, with what was lost meanwhile."""
+    """Log lines about failed exports: at most one per interval, with the losses since the last."""
 
     def __init__(self, interval: float = WARNING_INTERVAL) -> None:
         self._interval = interval
@@ -45,7 +46,7 @@ class Complaints:
         self._lost = 0
 
     def lost(self, what: str, count: int, reason: str) -> None:
-        """``count`` items did not reach the collector."""
+        """Report that ``count`` items did not reach the collector."""
         with self._lock:
             self._lost += count
             now = time.monotonic()
@@ -64,7 +65,7 @@ class Complaints:
 
 
 class _Reasons(logging.Filter):
-    """Keeps what an exporter would log, and lets none of it through."""
+    """Keeps the last message that an exporter would log, and suppresses all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,23 +83,23 @@ _reasons = _Reasons()
 
 
 def quiet_exporters() -> None:
-    """What exporters log becomes the reason in our own line; calling it again does nothing."""
+    """Suppress the exporters' own logging, and use it as the reason in our lines; idempotent."""
     for name in _NOISY:
         logging.getLogger(name).addFilter(_reasons)
 
 
 class GuardedSpanExporter(SpanExporter):
-    """Another exporter that never raises, and whose failures are told once in a while."""
+    """Wraps an exporter so that it never raises; its failures are logged once per interval."""
 
     def __init__(self, exporter: SpanExporter, complaints: Complaints) -> None:
         self._exporter = exporter
         self._complaints = complaints
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export; a failure is counted and told."""
+        """Export; a failure is counted and logged."""
         try:
             result = self._exporter.export(spans)
-        # Whatever the network or a library does wrong, spans are lost and nothing else.
+        # Any error of the network or a library only loses these spans.
         except Exception as error:
             _reasons.last = f"{type(error).__name__}: {error}"[:300]
             result = SpanExportResult.FAILURE
@@ -107,16 +108,16 @@ class GuardedSpanExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Shut the other one down."""
+        """Shut down the wrapped exporter."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the other one."""
+        """Flush the wrapped exporter."""
         return bool(self._exporter.force_flush(timeout_millis))
 
 
 def span_exporters(settings: TelemetrySettings) -> list[SpanExporter]:
-    """The exporters of traces; those whose package is not installed are named in one line."""
+    """The exporters of traces; logs one line for each whose package is not installed."""
     return [
         exporter
         for name in settings.trace_exporters
@@ -125,7 +126,7 @@ def span_exporters(settings: TelemetrySettings) -> list[SpanExporter]:
 
 
 def metric_exporters(settings: TelemetrySettings) -> list[Any]:
-    """The exporters of metrics, likewise."""
+    """The exporters of metrics; logs one line for each whose package is not installed."""
     from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 
     return [
@@ -167,7 +168,7 @@ def _otlp(
     http: Callable[..., Any],
     grpc: Callable[..., Any],
 ) -> Any:
-    """Everything but the endpoint of the settings is read from the variables by the exporter."""
+    """An OTLP exporter; it reads all settings but the endpoint from the variables itself."""
     protocol = protocol_of(signal)
     endpoint = None if has_endpoint(signal) else settings.endpoint
     arguments: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""Spans of what is over, with all that is known of them at once.
+"""Writes spans of finished work, with all their data at once.
 
-The SDK's way to a span is made for one that is still open: locks, limits checked one attribute at a
-time, a copy at the end. That takes some 50 microseconds, and with a step's 64 links as long as the
-loop takes for the step. Where the provider is ours, a span is therefore put together here and given
-to the processors; elsewhere it goes the SDK's way.
+The SDK's spans are made for work in progress: they take locks, check limits one attribute at a time
+and are copied at the end. That costs some 50 microseconds; with a step's 64 links, it takes as long
+as the loop's own work for the step. So if the provider is ours, a span is assembled here and passed
+to the processors; otherwise it goes through the SDK.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from opentelemetry.trace import (
 
 from src.observability.tracing.sampling import FastSampling
 
-# A moment, in nanoseconds since the epoch, and what happened then.
+# (nanoseconds since the epoch, name of the event)
 Happened = tuple[int, str]
 _UNSET: Final = Status(StatusCode.UNSET)
 _DESCRIPTION_CHARS: Final = 200
-# The SDK's defaults.
+# The SDK's default limits.
 _MAX_EVENTS: Final = 128
 _MAX_LINKS: Final = 128
 
 
 class FinishedSpans(Protocol):
-    """Where spans with times of the past go."""
+    """A destination of spans with past times."""
 
     def write(
         self,
@@ -52,21 +52,21 @@ class FinishedSpans(Protocol):
         links: Sequence[Link] = (),
         error: BaseException | None = None,
     ) -> SpanContext:
-        """Write one span; returns its identity. Its children are written later.
+        """Write one span; returns its context. Its children may be written later.
 
         Parameters
         ----------
         parent
-            The context of the span above; ``None`` begins a trace, which the sampler may drop.
+            The context of the parent span; ``None`` begins a trace, which the sampler may drop.
         start, end
             Nanoseconds since the epoch.
         error
-            What the span ended with.
+            The error with which the span ended.
         """
 
 
 class TracerSpans:
-    """By a tracer of a provider that may be anybody's."""
+    """Writes through a tracer, whose provider need not be ours."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -101,16 +101,16 @@ class TracerSpans:
 
 
 class DirectSpans:
-    """Straight to the processors of our own provider, with its sampling and the default limits.
+    """Writes straight to the processors of our own provider, with its sampling and default limits.
 
     Parameters
     ----------
     sampling
-        Decides for new traces.
+        Decides about new traces.
     resource, scope
-        What the provider's other spans have.
+        The same as those of the provider's other spans.
     processors
-        What they go to.
+        Receive the spans.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class DirectSpans:
             parent=above,
             resource=self._resource,
             attributes=attributes or {},
-            # As the SDK does: the newest are kept.
+            # Like the SDK, keep the newest.
             events=told[-_MAX_EVENTS:],
             links=links[:_MAX_LINKS],
             status=status,
@@ -181,7 +181,7 @@ class DirectSpans:
 
 
 def _exception_event(error: BaseException, moment: int) -> Event:
-    """By the conventions, https://opentelemetry.io/docs/specs/otel/trace/exceptions/."""
+    """Follows https://opentelemetry.io/docs/specs/otel/trace/exceptions/."""
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     attributes = {

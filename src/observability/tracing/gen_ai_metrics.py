@@ -1,7 +1,7 @@
-"""The conventions' server metrics, for collectors that are sent metrics instead of scraping them.
+"""The GenAI conventions' server metrics, for collectors that receive metrics instead of scraping.
 
-https://github.com/open-telemetry/semantic-conventions-genai, gen-ai-metrics.md; the bounds are the
-ones that it asks for.
+https://github.com/open-telemetry/semantic-conventions-genai, gen-ai-metrics.md; it prescribes the
+bucket bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PER_TOKEN_BOUNDS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0
 
 
 class GenAIMetrics:
-    """Histograms of whole requests, of first tokens and of the tokens after it; in seconds."""
+    """Histograms of request duration, time to first token and time per output token; in seconds."""
 
     def __init__(self, meter: Meter, model: str) -> None:
         self._model = model
@@ -58,7 +58,7 @@ class GenAIMetrics:
         records: list[RequestRecord],
         error: BaseException | None,
     ) -> None:
-        """One prompt was served or refused in so many seconds; ``records`` are its completions."""
+        """Report one prompt, served or refused, its duration, and its completions' ``records``."""
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": PROVIDER,

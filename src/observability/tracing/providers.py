@@ -1,4 +1,4 @@
-"""The SDK's parts: our own, as the variables say, or those of the program around us."""
+"""Opens the SDK's parts: our own, as the variables ask, or those of the embedding program."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ SCOPE = "slipstream"
 
 @dataclass
 class Providers:
-    """What is open.
+    """The parts of the SDK that are open.
 
     Attributes
     ----------
     fields
         Names of the headers that carry a caller's context.
     sampling
-        Our own sampler's short way; ``None`` with a provider of the program around us.
+        The fast path of our own sampler; ``None`` with an embedding program's provider.
     own_tracers, own_meters
-        What is shut down at the end; others' providers are theirs.
+        Our own providers, which we shut down at the end; others' are left alone.
     """
 
     tracer: Tracer | None = None
@@ -61,9 +61,9 @@ class Providers:
     def start(
         self, name: str, carrier: Mapping[bytes, bytes], start_time: int, *, server: bool
     ) -> tuple[Span, Context] | None:
-        """Start a request's span; ``None`` when the sampler of this provider drops it."""
+        """Start a request's span; ``None`` if the provider's sampler drops it."""
         assert self.tracer is not None
-        # A span that is open around us, an instrumentation's say, has read the headers itself.
+        # A span that is already open, e.g. by an instrumentation, has read the headers itself.
         context = otel_context.get_current()
         if carrier and not otel_trace.get_current_span(context).get_span_context().is_valid:
             text = {
@@ -81,7 +81,7 @@ class Providers:
         return span, set_span_in_context(span, context)
 
     def close(self) -> None:
-        """Export what is left and shut down what is ours."""
+        """Export the rest and shut down our own providers."""
         if self.own_tracers is not None:
             self.own_tracers.shutdown()
         if self.own_meters is not None:
@@ -91,7 +91,7 @@ class Providers:
 def open_providers(
     settings: TelemetrySettings, section: ObservabilitySection, model: str, version: str
 ) -> Providers:
-    """Set up what the settings ask for; what cannot be set up is said in one line and left out."""
+    """Set up what the settings ask for; log one line for each part that cannot be set up."""
     providers = Providers()
     resource = Resource.create()
     defaults = {SERVICE_VERSION: version, "slipstream.model": model}
@@ -118,7 +118,7 @@ def open_providers(
             name.lower().encode() for name in propagate.get_global_textmap().fields
         )
         if b"traceparent" not in providers.fields:
-            # Somebody else's format: only its propagator knows what a caller has decided.
+            # Another propagation format: only its propagator can read a caller's decision.
             providers.sampling = None
     if readers := [PeriodicExportingMetricReader(each) for each in metric_exporters(settings)]:
         quiet_exporters()
@@ -130,12 +130,12 @@ def open_providers(
 
 
 def _has_limits() -> bool:
-    """Whether somebody bounds spans otherwise than the SDK does, which then applies it."""
+    """Whether variables set other span limits; the SDK applies those, our fast path does not."""
     return any(name.startswith("OTEL_") and name.endswith("_LIMIT") for name in os.environ)
 
 
 def span_processors(exporters: Sequence[SpanExporter]) -> list[SpanProcessor]:
-    """Spans in batches to each exporter; the queue in between is bounded by ``OTEL_BSP_...``."""
+    """A batch processor per exporter; ``OTEL_BSP_...`` bounds its queue."""
     quiet_exporters()
     complaints = Complaints()
     return [BatchSpanProcessor(GuardedSpanExporter(each, complaints)) for each in exporters]

@@ -1,4 +1,4 @@
-"""What is known of one traced request: gathered while it runs, made into spans afterwards."""
+"""Data of a traced request: collected while it runs, turned into spans afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompletionTrace:
-    """One completion: its record, and the pieces of its text where content is wanted."""
+    """One completion: its record, and the pieces of its text if content is recorded."""
 
     record: RequestRecord
     text: Sequence[str] | None
@@ -27,8 +27,8 @@ class CompletionTrace:
 class PromptTrace:
     """One prompt of a request and its completions.
 
-    ``arrival`` and ``tokenized`` enclose its tokenization; ``given`` is the prompt as text or as
-    messages where content is wanted.
+    Tokenization lies between ``arrival`` and ``tokenized``. ``given`` is the prompt as text or as
+    messages, if content is recorded.
     """
 
     arrival: float
@@ -44,27 +44,27 @@ class PromptTrace:
 class RequestTrace:
     """One sampled request.
 
-    Times are seconds of ``time.monotonic``; ``epoch_offset`` added to one, in nanoseconds, is the
-    time of day.
+    Times are seconds of ``time.monotonic``. Adding ``epoch_offset`` to one, in nanoseconds, gives
+    the time since the epoch.
 
     Attributes
     ----------
     span, context
-        The request's own span, and the context in which its children start.
+        The request's own span, and the context for its children.
     trace_id, span_id
         Lower-case hexadecimal digits, 32 and 16.
     operation
         ``chat`` or ``text_completion``.
     received
-        When its span begins.
+        When the request's span begins.
     content_chars
-        Characters of each prompt and output that go into its spans; 0 is none.
+        Number of characters of each prompt and output that spans record; 0 for none.
     token_times
-        Whether the time of every delivery of tokens is wanted.
+        Whether to record the time of every delivery of tokens.
     model, response_id, attributes
-        What the span is told at its end.
+        Reported when the span ends.
     error
-        What ended it, and the class of that by which dashboards group.
+        The error that ended it, and the error's class, by which dashboards group.
     """
 
     span: Span
@@ -86,7 +86,7 @@ class RequestTrace:
 
     @cached_property
     def link(self) -> Link:
-        """A link to its own span; one for all the steps that serve it."""
+        """A link to the request's own span; shared by all steps that serve it."""
         from opentelemetry.trace import Link
 
         return Link(self.span.get_span_context())
@@ -96,6 +96,6 @@ class RequestTrace:
         return int(moment * 1e9) + self.epoch_offset
 
     def failed(self, error: BaseException) -> None:
-        """It did not succeed; the first reason counts."""
+        """Record why it failed; only the first error counts."""
         if self.error is None:
             self.error = error

@@ -1,7 +1,7 @@
-"""Whether a request is traced, decided before anything is built for it.
+"""Decides whether a request is traced, before any span object is built for it.
 
-The SDK's own way to an unsampled span takes more time than such a request may cost. A ratio of
-trace ids is a comparison of integers, and a caller's decision is one bit of its header.
+The SDK's own path to an unsampled span costs more time than such a request may. Here, a ratio of
+trace ids is one comparison of integers, and a caller's decision is one bit of its header.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _TRACE_ID_BITS: Final = 128
 
 
 class PresetIds(RandomIdGenerator):
-    """Trace ids that were drawn for the sampling decision become those of the spans.
+    """Uses the trace id that was drawn for the sampling decision for the spans as well.
 
-    A preset belongs to the thread that has set it, which starts the root span right afterwards.
+    A preset belongs to the thread that set it, which must start the root span right afterwards.
     """
 
     def __init__(self) -> None:
         self._preset = threading.local()
 
     def preset(self, trace_id: int) -> None:
-        """The next root span of this thread has this trace id."""
+        """Set the trace id of this thread's next root span."""
         self._preset.trace_id = trace_id
 
     def generate_trace_id(self) -> int:
-        """The preset trace id, or a random one."""
+        """The preset trace id, if any, or a random one."""
         trace_id: int | None = self._preset.__dict__.pop("trace_id", None)
         return super().generate_trace_id() if trace_id is None else trace_id
 
 
 class FastSampling:
-    """The same decisions as :attr:`sampler`, for requests that come from outside."""
+    """Makes the same decisions as :attr:`sampler`, for requests from outside."""
 
     def __init__(self, settings: SamplerSettings) -> None:
         root = TraceIdRatioBased(settings.ratio)
@@ -54,12 +54,12 @@ class FastSampling:
         self._bound = TraceIdRatioBased.get_bound_for_rate(settings.ratio)
 
     def samples(self, traceparent: bytes) -> bool:
-        """Whether a request with this header is sampled; without a header it is empty.
+        """Whether a request with this ``traceparent`` header is sampled; empty for no header.
 
-        For a new trace that is sampled, its trace id is preset.
+        If a new trace is sampled, its trace id is preset.
         """
-        # The commonest header of all, read without the pattern: what has this shape and is
-        # malformed is not traced, where it would begin a trace of its own.
+        # Fast path for the most common header. A malformed header of this shape is not traced,
+        # although it should begin a trace of its own.
         if self._parent_based and len(traceparent) == _LENGTH and traceparent.endswith(b"-00"):
             return False
         if traceparent and (parent := _TRACEPARENT.fullmatch(traceparent)) is not None:
@@ -73,7 +73,7 @@ class FastSampling:
         return True
 
     def new_trace(self) -> int | None:
-        """The id of a trace that begins here; ``None`` when it is not sampled."""
+        """The id of a trace that begins here; ``None`` if it is not sampled."""
         trace_id = random.getrandbits(_TRACE_ID_BITS)
         return trace_id if trace_id and self._is_within(trace_id) else None
 

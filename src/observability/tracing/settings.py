@@ -1,4 +1,4 @@
-"""What the ``OTEL_...`` variables and the settings ask for; reads them without the SDK."""
+"""Telemetry settings from the ``OTEL_...`` variables and the configuration; needs no SDK."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _ENDPOINTS: Final = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_{}_ENDPOI
 
 
 class SamplerSettings(NamedTuple):
-    """``OTEL_TRACES_SAMPLER``: the share of new traces, and whether a caller's decision counts."""
+    """``OTEL_TRACES_SAMPLER``: the ratio of new traces, and whether a caller's decision is kept."""
 
     ratio: float = 1.0
     parent_based: bool = True
 
 
 class TelemetrySettings(NamedTuple):
-    """What is exported, and how.
+    """Where traces and metrics are exported.
 
     Attributes
     ----------
     trace_exporters, metric_exporters
-        Of ``otlp`` and ``console``; empty is off.
+        Any of ``otlp`` and ``console``; empty if off.
     embedded
-        The program around us has set up a tracer provider of its own: spans go there.
+        The embedding program has set up a tracer provider of its own, which receives the spans.
     endpoint
-        Of ``observability.otlp_endpoint``, where no variable names one.
+        From ``observability.otlp_endpoint``; used if no variable names one.
     """
 
     trace_exporters: tuple[str, ...] = ()
@@ -50,9 +50,9 @@ class TelemetrySettings(NamedTuple):
 def read_settings(
     section: ObservabilitySection, environ: Mapping[str, str] | None = None
 ) -> TelemetrySettings:
-    """Tracing is on where an exporter or an endpoint is named, or the program around us traces.
+    """Read the settings. Tracing is on if an exporter, an endpoint or an outer provider is set.
 
-    ``environ`` is the process's where it is ``None``.
+    ``environ`` defaults to the process's environment.
     """
     environ = os.environ if environ is None else environ
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -94,7 +94,7 @@ def _exporters(environ: Mapping[str, str], signal: str, *, default: bool) -> tup
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     known = tuple(name for name in names if name in ("otlp", "console"))
     for name in names:
-        # Prometheus is served at /metrics whatever this variable says.
+        # `prometheus` is accepted because /metrics is always served.
         if name not in ("otlp", "console", "none", "prometheus"):
             logger.warning("%s=%s: not exported; otlp, console and none are known", variable, name)
     return () if "none" in names else known
@@ -120,6 +120,6 @@ def _sampler(environ: Mapping[str, str]) -> SamplerSettings:
 
 
 def _is_embedded() -> bool:
-    # Who has set a provider has imported this: nobody else pays for the import.
+    # If the program has set a provider, it has imported this module; avoid importing it otherwise.
     api = sys.modules.get("opentelemetry.trace")
     return api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)

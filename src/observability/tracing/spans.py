@@ -1,4 +1,4 @@
-"""From what is known of an ended request, step or start to spans, all of them built afterwards."""
+"""Builds the spans of a request, a step or the start, after it has ended."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from src.observability.tracing.attributes import completion_attributes, request_
 from src.observability.tracing.finished_spans import FinishedSpans, Happened
 from src.observability.tracing.request import CompletionTrace, PromptTrace, RequestTrace
 
-# Spans of one request are bounded, whatever it asks for.
+# A request's number of spans is bounded, whatever it asks for.
 MAX_COMPLETIONS: Final = 32
 MAX_CHUNKS: Final = 64
-# Events for single tokens: the SDK keeps 128 of a span's, the newest.
+# Events per span for single tokens; the SDK keeps the newest 128 events of a span.
 MAX_TOKEN_EVENTS: Final = 100
-# Requests that a step's span is linked to.
+# Maximal number of requests that a step's span links to.
 MAX_LINKS: Final = 32
 
 
 class SpanWriter:
-    """Writes spans with times of the past.
+    """Writes spans with past times.
 
     Parameters
     ----------
     spans
-        Where they go.
+        Where they are written.
     token_every
-        An event in the decode span for every so many deliveries of tokens; 0 is none.
+        The decode span gets an event for every so many deliveries of tokens; 0 for none.
     """
 
     def __init__(self, spans: FinishedSpans, token_every: int = 0) -> None:
         self._spans = spans
         self._token_every = token_every
-        # Around the parts of the start; and what makes their moments times of day.
+        # Context of the parts of the start, and the offset from their clock to time of day.
         self._startup = Context()
         self._startup_offset = 0
 
     def request(self, trace: RequestTrace) -> None:
-        """All spans of a request; its own, which is already started, ends last."""
+        """Write all spans of a request; its own span, already started, ends last."""
         own = trace.context
         turns: list[Happened] = []
         for prompt in trace.prompts:
@@ -76,9 +76,9 @@ class SpanWriter:
         span.end(end)
 
     def _prompt(self, trace: RequestTrace, own: Context, prompt: PromptTrace) -> list[Happened]:
-        """The spans of one prompt; returns the events of the request's own span."""
+        """Write the spans of one prompt; returns events for the request's own span."""
         index = trace.prompts.index(prompt)
-        # The first prompt's parsing began when the request came in.
+        # Parsing of the first prompt began when the request came in.
         start = prompt.arrival if index else trace.received
         attributes = {"gen_ai.usage.input_tokens": prompt.num_tokens, "slipstream.prompt": index}
         self._child(trace, own, "parse and tokenize", start, prompt.tokenized, attributes)
@@ -121,7 +121,7 @@ class SpanWriter:
         self._phases(trace, _below(span, own), record)
 
     def _phases(self, trace: RequestTrace, parent: Context, record: RequestRecord) -> None:
-        """Queue, prefill and decode of one completion."""
+        """Write queue, prefill and decode spans of one completion."""
         self._queue(trace, parent, record)
         lost = record.preempted[0] if record.preempted else None
         for index, chunk in enumerate(record.chunks[:MAX_CHUNKS]):
@@ -143,7 +143,7 @@ class SpanWriter:
             self._decode(trace, parent, record, record.first_token)
 
     def _queue(self, trace: RequestTrace, parent: Context, record: RequestRecord) -> None:
-        """Once until it is admitted, and again after each preemption."""
+        """Write one span until admission, and another after each preemption."""
         waits = [record.queued, *record.preempted]
         for index, begin in enumerate(waits):
             resumed = index < len(record.admitted)
@@ -184,7 +184,7 @@ class SpanWriter:
         self._spans.write(name, parent, begin, trace.nanoseconds(max(start, end)), attributes)
 
     def step(self, record: StepRecord, links: Sequence[Link]) -> None:
-        """One step, from its planning to its publication, on a trace of its own."""
+        """Write one step, from planning to publication, as a trace of its own."""
         offset = _epoch_offset()
         self._spans.write(
             "step",
@@ -194,7 +194,7 @@ class SpanWriter:
             {
                 "slipstream.step.id": record.step_id,
                 "slipstream.step.rows": record.num_rows,
-                # All of them, of which no more than the first are linked.
+                # Counts all of them, although only the first are linked.
                 "slipstream.step.traced_requests": len(links),
                 "slipstream.step.tokens": record.num_tokens,
                 "slipstream.step.prefill_tokens": record.prefill_tokens,
@@ -214,9 +214,9 @@ class SpanWriter:
     def startup(
         self, spans: Sequence[StartSpan], ended: float, error: BaseException | None
     ) -> None:
-        """A start, from its first part on; what has not ended is written when it has.
+        """Write a start from its first part on; running parts are written when they end.
 
-        Of one that failed with ``error`` nothing goes on.
+        If it failed with ``error``, no part is running.
         """
         self._startup_offset = offset = _epoch_offset()
         whole = self._spans.write(
@@ -235,7 +235,7 @@ class SpanWriter:
                 self.startup_went_on(span._replace(ended=ended))
 
     def startup_went_on(self, span: StartSpan) -> None:
-        """A part of a start that is written already; it may have ended later than that."""
+        """Write a part of a start whose span is already written; it may end later than that."""
         assert span.ended is not None
         self._spans.write(
             span.name,
@@ -248,7 +248,7 @@ class SpanWriter:
 
 
 def _below(span: SpanContext, around: Context) -> Context:
-    """Where the children of a written span start."""
+    """The context for children of a written span."""
     return set_span_in_context(NonRecordingSpan(span), around)
 
 
@@ -259,7 +259,7 @@ def _turns(record: RequestRecord) -> list[tuple[float, str]]:
 
 
 def _turns_before_decode(trace: RequestTrace, record: RequestRecord) -> list[Happened]:
-    """Preemptions and resumptions that are no part of a decode span."""
+    """Preemptions and resumptions that lie outside of the decode span."""
     first = record.first_token
     return [
         (trace.nanoseconds(moment), what)

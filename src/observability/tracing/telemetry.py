@@ -1,6 +1,6 @@
-"""`Telemetry`: the engine's one door to traces and OTLP metrics. Costs nothing where it is off.
+"""`Telemetry`: the engine's only interface to traces and OTLP metrics; free when disabled.
 
-Importing this module does not import OpenTelemetry; :meth:`Telemetry.open` does, where it is on.
+Importing this module does not import OpenTelemetry; :meth:`Telemetry.open` does, if it is enabled.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ logger = logging.getLogger(__name__)
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-# What a process that ends gives the collector, in seconds.
+# Seconds that an ending process waits for the collector.
 CLOSE_TIMEOUT: Final = 3.0
 
 
 class Telemetry:
-    """Traces of requests, steps and the start, and the conventions' metrics.
+    """Traces of requests, steps and the start, and the metrics of the GenAI conventions.
 
     Parameters
     ----------
     section
-        What of it is wanted, beside what the ``OTEL_...`` variables say.
+        The settings, which complement the ``OTEL_...`` variables.
     model, version
-        What the resource and the spans are told.
+        Reported in the resource and the spans.
     """
 
     def __init__(self, section: ObservabilitySection, model: str, version: str) -> None:
@@ -61,16 +61,16 @@ class Telemetry:
 
     @property
     def traces(self) -> bool:
-        """Whether requests may be traced now."""
+        """Whether requests may be traced."""
         return self._providers is not None and self._providers.tracer is not None
 
     @property
     def active(self) -> bool:
-        """Whether ended requests are of interest: to traces, or to metrics."""
+        """Whether finished requests must be reported, for traces or for metrics."""
         return self._background is not None
 
     def open(self) -> None:
-        """Import the SDK and start exporting, where that is wanted; blocks for some 0.3 s."""
+        """Import the SDK and start exporting, if enabled; blocks for some 0.3 s."""
         if not self.wanted:
             return
         from src.observability.tracing.providers import open_providers
@@ -84,14 +84,14 @@ class Telemetry:
         self._providers = providers
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Export what is left; blocks, but for no longer than ``timeout`` seconds."""
+        """Export the rest; blocks for at most ``timeout`` seconds."""
         providers, self._providers = self._providers, None
         background, self._background = self._background, None
         if providers is None or background is None:
             return
         deadline = time.monotonic() + timeout
         finished = background.close(timeout)
-        # Not an executor's thread: one that hangs would hold up the end of the process.
+        # Not an executor's thread: if it hangs, the process could not end.
         closing = threading.Thread(target=providers.close, name="slipstream-flush", daemon=True)
         closing.start()
         closing.join(max(0.0, deadline - time.monotonic()))
@@ -108,16 +108,16 @@ class Telemetry:
         received: float,
         server: bool = True,
     ) -> RequestTrace | None:
-        """Start the span of a request that came in at ``received``; ``None`` when not sampled.
+        """Start the span of a request that came in at ``received``; ``None`` if not sampled.
 
         Parameters
         ----------
         operation
             ``chat`` or ``text_completion``.
         headers
-            Of the HTTP request, names in lower case: ``traceparent`` and what else propagates.
+            Of the HTTP request, names in lower case: ``traceparent`` and other propagation headers.
         server
-            ``False`` for a request of the program around us, which has no headers.
+            ``False`` for a request from the embedding program, which has no headers.
         """
         providers = self._providers
         if providers is None or providers.tracer is None:
@@ -152,7 +152,7 @@ class Telemetry:
         )
 
     def end(self, trace: RequestTrace) -> None:
-        """The request has been answered, or will not be; its spans are built in the background."""
+        """Call when the request has ended; its spans are built in the background."""
         trace.ended = time.monotonic()
         background, providers = self._background, self._providers
         if background is not None and providers is not None and providers.writer is not None:
@@ -166,7 +166,7 @@ class Telemetry:
         records: list[RequestRecord],
         error: BaseException | None,
     ) -> None:
-        """One prompt was served or refused; for the metrics, sampled or not."""
+        """Report one served or refused prompt to the metrics, sampled or not."""
         metrics, background = self._metrics, self._background
         if metrics is None or background is None:
             return
@@ -181,7 +181,7 @@ class Telemetry:
         return self.traces and ratio > 0 and (ratio >= 1 or random.random() < ratio)
 
     def step(self, record: StepRecord, served: Sequence[RequestTrace]) -> None:
-        """A step is over; ``served`` are the sampled requests that it computed for."""
+        """Report a finished step; ``served`` are the sampled requests that it computed for."""
         background, providers = self._background, self._providers
         if background is None or providers is None or providers.writer is None:
             return
@@ -191,7 +191,7 @@ class Telemetry:
     def startup(
         self, spans: Sequence[StartSpan], ended: float, error: BaseException | None
     ) -> None:
-        """The start is over, or has failed with ``error``; called once."""
+        """Report that the start has finished, or failed with ``error``; call it once."""
         background, providers = self._background, self._providers
         if background is None or providers is None or providers.writer is None:
             return
@@ -199,7 +199,7 @@ class Telemetry:
         background.put(lambda: writer.startup(spans, ended, error))
 
     def startup_went_on(self, span: StartSpan) -> None:
-        """A part of the start has ended after it."""
+        """Report a part of the start that ended after the start itself."""
         background, providers = self._background, self._providers
         if background is None or providers is None or providers.writer is None:
             return

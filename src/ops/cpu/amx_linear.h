@@ -2,14 +2,14 @@
 //
 //   weights [16 outputs, 32 inputs] x tokens [32 inputs, 16 tokens] -> sums [16, 16], float32
 //
-// Weights of bfloat16 are left-hand operands as they lie in the checkpoint, so nothing is packed but
-// the tokens, once a call. Quantized ones become bfloat16 strip by strip. A strip of 32 outputs against 32 tokens is four products for four tile loads; it runs
-// along all inputs before its sums leave the tile registers, and while the first tokens read it the
-// next strip is fetched from memory.
+// Weights of bfloat16 are left-hand operands as they lie in the checkpoint, so only the tokens are
+// packed, once per call. Quantized weights become bfloat16 strip by strip. A strip of 32 outputs against
+// 32 tokens takes four tile loads for four products. It runs along all inputs before its sums leave the
+// tile registers, and while the first tokens read it, the next strip is prefetched.
 //
-// One token goes the same way, with 15 columns of zeros: reading its weights takes longer than
-// multiplying them. A sum depends on its own weights and token alone, and is added up in one order,
-// so a token's result does not depend on its company.
+// One token takes the same path, with 15 columns of zeros, because reading its weights takes longer than
+// multiplying them. A sum depends only on its own weights and token and has a fixed order, so a token's
+// result does not depend on the other tokens.
 #pragma once
 #include "abi.h"
 #include "parallel.h"
@@ -22,8 +22,9 @@
 namespace {
 
 constexpr int kTileOutputs = 2 * kTile;            // of a strip
-constexpr int64_t kTileTokenBytes = 512 * 1024;    // of packed tokens that are kept close to a core
-// Groups of tokens for which weights are read at least: with fewer, reading takes longer.
+constexpr int64_t kTileTokenBytes = 512 * 1024;    // of packed tokens that stay in a core's cache
+// Minimal number of token groups for each pass over the weights. With fewer, reading weights would take
+// longer than multiplying.
 constexpr int64_t kFewestGroups = 8;
 constexpr double kTileProductsPerMicrosecond = 300e3;
 constexpr double kTileBytesPerMicrosecond = 15e3;  // of weights, by one thread
@@ -37,8 +38,8 @@ inline bool uses_tiles(const LinearArgs& a) {
   return a.dtype == kBFloat16 && a.inputs % kDepth == 0 && tiles_permitted();
 }
 
-// Tokens [16 * group, + 16) as right-hand operands, a tile for 32 inputs each, zeros behind the
-// last.
+// Packs tokens [16 * group, 16 * group + 16) as right-hand operands: a tile per 32 inputs, zeros after
+// the last token.
 inline void pack_tokens(const LinearArgs& a, int64_t group, TileMemory* to) {
   const int64_t first = group * kTile, tokens = std::min<int64_t>(kTile, a.tokens - first);
   const bf16* x = static_cast<const bf16*>(a.x) + first * a.x_stride;
@@ -48,7 +49,7 @@ inline void pack_tokens(const LinearArgs& a, int64_t group, TileMemory* to) {
       for (int i = 0; i < kTile; ++i) std::memcpy(to->values + i * kDepth, x + k + 2 * i, 4);
       continue;
     }
-    vf block[kTile] = {};  // pairs of bfloat16, moved about and not looked into
+    vf block[kTile] = {};  // pairs of bfloat16, moved without being interpreted
     for (int i = 0; i < tokens; ++i) std::memcpy(&block[i], x + i * a.x_stride + k, 64);
     transpose(block);
     for (int i = 0; i < kTile; ++i) std::memcpy(to->values + i * kDepth, &block[i], 64);
@@ -65,7 +66,7 @@ class TileLinear {
         chunks(args.inputs / kDepth),
         groups((args.tokens + kTile - 1) / kTile) {}
 
-  // Outputs [begin, end).
+  // Computes outputs [begin, end).
   void run(int64_t begin, int64_t end) const {
     const TileRegisters registers(true);
     const int64_t group_bytes = chunks * int64_t(sizeof(TileMemory));
@@ -74,7 +75,7 @@ class TileLinear {
       const int64_t last = std::min(groups, first + block);
       for (int64_t n = begin; n < end; n += kTileOutputs) {
         const int64_t after = n + kTileOutputs;
-        // The next strip, or the first again for the next tokens, or none.
+        // Prefetch the next strip, or the first one again for the next block of tokens, or none.
         const int64_t next = after < end ? after : begin;
         const int fetched = kInPlace && (after < end || last < groups)
                                 ? int(std::min<int64_t>(kTileOutputs, end - next))
@@ -93,8 +94,8 @@ class TileLinear {
     bool has_lower;
   };
 
-  // Outputs [n, n + rows) of groups [first, last) of tokens. Meanwhile as many rows as `fetched`
-  // are fetched from `next` on.
+  // Computes outputs [n, n + rows) of token groups [first, last). Prefetches `fetched` rows from `next`
+  // on meanwhile.
   void strip(int64_t n, int rows, int64_t first, int64_t last, int64_t next, int fetched) const {
     const Left left = operands(n, rows);
     for (int64_t group = first; group < last; group += 2) {
@@ -116,7 +117,7 @@ class TileLinear {
     }
   }
 
-  // Rows [n, n + rows), whole tiles of them: where they lie, or a copy.
+  // Rows [n, n + rows) as whole tiles: in place, or a copy.
   Left operands(int64_t n, int rows) const {
     if constexpr (kInPlace) {
       const bf16* from = w.weights + n * a.inputs;
@@ -126,7 +127,7 @@ class TileLinear {
     if (int64_t(copies.size()) < kTileOutputs * a.inputs) {
       copies.resize(size_t(kTileOutputs * a.inputs));
     }
-    // Tiles are read whole, and behind these rows may be nothing.
+    // Tiles are read whole, but there may be no memory after these rows.
     const int64_t whole = (rows + kTile - 1) / kTile * kTile;
     std::fill(copies.begin() + rows * a.inputs, copies.begin() + whole * a.inputs, bf16{0});
     for (int row = 0; row < rows; ++row) {
@@ -174,7 +175,7 @@ class TileLinear {
     tile_loads_follow();
   }
 
-  // Sums [16 outputs, 16 tokens] as outputs from n on of a group of tokens.
+  // Writes sums [16 outputs, 16 tokens] as outputs from n on of a group of tokens.
   void put(int64_t n, int outputs, int64_t group, const float* sums) const {
     vf block[kTile], bias = {};
     for (int i = 0; i < kTile; ++i) block[i] = load(sums + i * kTile);
@@ -204,7 +205,7 @@ void run_tiles(const LinearArgs& a) {
   const int64_t groups = (a.tokens + kTile - 1) / kTile, chunks = a.inputs / kDepth;
   thread_local std::vector<TileMemory> memory;
   if (int64_t(memory.size()) < groups * chunks) memory.resize(size_t(groups * chunks));
-  // Not by its name below: in another thread that is another vector.
+  // A pointer, because `memory` is thread-local: other threads would see their own vector.
   TileMemory* const packed = memory.data();
   const double moved = double(groups * kTile * a.inputs);
   const int64_t packers = worthwhile_parts(a.threads, moved / kPackedPerMicrosecond, groups);

@@ -1,4 +1,4 @@
-// Attention of one call's items: each path of it, and what becomes of their sums.
+// Computes the items of one attention call: the code paths, and how their sums become output.
 #pragma once
 #include <memory>
 
@@ -31,7 +31,7 @@ class Attention {
     }
   }
 
-  // `next`, if any, is what this thread runs then.
+  // `next` is the item that this thread runs afterwards, or null; its first keys are prefetched.
   void run(const Item& item, const Item* next, Scratch& s) const {
     const Path path = path_of(item);
 #if defined(SLIPSTREAM_PAIRS)
@@ -71,11 +71,11 @@ class Attention {
   }
 
  private:
-  // Few query rows, of all kv heads of an item, in the order in which keys and values lie.
-  // score(row, offset, key, each) leaves scores of Scored keys from that on, for a head's query rows from
-  // `row` on; its keys and values lie so far behind the tile's offsets. begin(rows) looks at the weights of
-  // a tile, weigh(row, offset, key, end, each) adds what they give values of these keys to the sums: Weighed
-  // of them for one head, then for the next, from a multiple of Beside on.
+  // Few query rows: visits all kv heads of an item in the memory order of keys and values. `offset` leads
+  // from the tile's offsets to a head. score(row, offset, key, each) writes the scores of keys [key, key
+  // + Scored) for the head's query rows from `row` on. begin(rows) prepares a tile's weights. weigh(row,
+  // offset, key, end, each) adds the weighted values of these keys to the sums, Weighed keys for one
+  // head, then for the next; `key` is a multiple of Beside.
   template <int Scored, int Weighed, int Beside, class Score, class Begin, class Weigh>
   void run_few(const Item& item, const Item* next, Scratch& s, const Score& score, const Begin& begin,
                const Weigh& weigh) const {
@@ -106,8 +106,8 @@ class Attention {
     }
   }
 
-  // find(offset, key, end) is where values are, whose elements and those of the sums lie as load_two() has
-  // them.
+  // find(offset, key, end) returns pointers to values. Their elements, and those of the sums, are in the
+  // order of load_two().
   template <int Weighed, class Score, class Find>
   void run_dots(const Item& item, const Item* next, Scratch& s, const Score& score,
                 const Find& find) const {
@@ -116,7 +116,7 @@ class Attention {
         [&](int row, int offset, int key, int end, const auto& each) {
           weigh_values(s, find(offset, key, end), row, item.count, width, key, end, each);
         });
-    // An item of few query rows is one split: nothing was folded.
+    // An item of few query rows is one split, so nothing was folded.
     for (int row = 0; row < item.count * item.kv_heads; ++row) {
       put_in_order<T>(s.out + row * width, head_dim);
     }
@@ -127,7 +127,7 @@ class Attention {
     start(item, true, s);
     const T* const keys = static_cast<const T*>(a.key_cache);
     const T* const values = static_cast<const T*>(a.value_cache);
-    // Few query rows widen keys and values where they use them; many, once into a buffer.
+    // Few query rows widen keys and values at each use; many widen them once, into a buffer.
     if (head_dim == width && (std::is_same_v<T, float> || item.count <= kWidening)) {
       const auto score = [&](int row, int offset, int key, const auto& each) {
         const T* rows[W];
@@ -157,7 +157,7 @@ class Attention {
     run_pairs<4>(item, next, s);
   }
 
-  // R query rows of a kv head at a time: the more, the fewer keys.
+  // Computes R query rows of a kv head at a time; the larger R, the fewer keys at a time.
   template <int R>
   void run_pairs(const Item& item, const Item* next, Scratch& s) const {
     const auto* keys = static_cast<const bf16*>(a.key_cache);
@@ -178,7 +178,7 @@ class Attention {
     };
     const auto begin = [&](int rows) { round_weights(s, rows, weights); };
     const bf16* rows_of_values[kWidened];
-    // Two neighbouring keys meet in one product: zeros stand in for who is none of the item's.
+    // One product covers two neighbouring keys; zeros replace a key outside of the item.
     static constexpr bf16 kZeros[kMaxHeadDim] = {};
     const auto find = [&](int offset, int key, int end) {
       for (int i = key; i < end; ++i) rows_of_values[i - key] = values + s.now->offsets[i] + offset;
@@ -210,7 +210,7 @@ class Attention {
     finish(item, item.count, s, false);
   }
 
-  // Calls function(row, how many) for rows from `row` on, R at a time.
+  // Calls function(row, number of rows) for `count` rows from `row` on, R at a time.
   template <int R, class F>
   static void each_rows(int row, int count, const F& function) {
     const int end = row + count;
@@ -252,7 +252,7 @@ class Attention {
   }
 #endif
 
-  // Weights of the tile's keys from their scores, in rows from `begin` on.
+  // Turns scores of the tile's keys into weights, for rows from `begin` on.
   void softmax(const Item& item, int64_t tile, int begin, Scratch& s) const {
     const int first = s.now->first, last = s.now->last;
     if (a.spec->cap > 0) cap_rows(s, begin, begin + item.count, a.spec->cap);
@@ -277,12 +277,12 @@ class Attention {
     return a.seq_lens[item.row] - query_len(item.row) + (item.first + row) / heads;
   }
 
-  // Batch row of a packed query row of an item that is shared.
+  // The batch row of a packed query row of a shared item.
   int32_t member(const Item& item, int row) const {
     return plan.members[size_t(item.member + row / heads)];
   }
 
-  // Offset of a packed query row of an item's kv head in [tokens, num_heads]: its token and its head.
+  // The token and the query head of a packed query row of an item's kv head.
   void locate(const Item& item, int head, int row, int64_t* token, int64_t* query_head) const {
     *token = item.members ? a.query_start_loc[member(item, row)]
                           : a.query_start_loc[item.row] + (item.first + row) / heads;
@@ -295,7 +295,7 @@ class Attention {
     return static_cast<const T*>(a.query) + token * a.query_stride + query_head * head_dim;
   }
 
-  // Offsets into the caches of keys [first, last) of a tile.
+  // Finds the offsets of keys [first, last) of a tile in the caches.
   void locate_keys(const Item& item, int64_t tile, int first, int last, int64_t* offsets) const {
     int64_t block = (tile + first) / a.block_size, slot = (tile + first) % a.block_size;
     const int32_t* table = a.block_tables + item.row * a.block_table_stride;
@@ -315,7 +315,7 @@ class Attention {
     std::fill(to.offsets + to.last, to.offsets + size, to.offsets[to.last - 1]);
   }
 
-  // Looks up a tile of so many keys, unless it was looked up when it was ahead, and what comes after it.
+  // Makes a tile the current one, looks it up if that was not done ahead, and looks up the one after it.
   void turn_to(const Item& item, int64_t tile, int size, const Item* next, Scratch& s) const {
     std::swap(s.now, s.ahead);
     if (s.now->item != &item || s.now->begin != tile) look_up(item, tile, size, *s.now);
@@ -329,14 +329,14 @@ class Attention {
     }
   }
 
-  // What is after a tile, to be fetched while the tile is computed, in so many visits for each key.
+  // Prefetches the next tile while this one is computed, in `visits` visits per key.
   ReadAhead<T> next_tile(const Item& item, int visits, const Scratch& s) const {
     if (s.ahead->item == nullptr) return {};
     return {*s.ahead, a.key_cache, a.value_cache, head_dim, s.ahead->item->kv_heads,
             int64_t(s.now->last - s.now->first) * item.kv_heads * visits};
   }
 
-  // Query rows as floats; for dot products, as load_two() has them.
+  // Widens query rows to floats; for dot products (`lanes`), in the order of load_two().
   void start(const Item& item, bool lanes, Scratch& s) const {
     for (int row = 0; row < item.count * item.kv_heads; ++row) {
       const T* from = query_row(item, row / item.count, row % item.count);
@@ -345,7 +345,7 @@ class Attention {
     }
   }
 
-  // What was summed so far, for the maximum there is now.
+  // Rescales the sums so far to the new maximum.
   void rescale(int rows, Scratch& s) const {
     for (int row = 0; row < rows; ++row) {
       const float factor = s.rescale[row];
@@ -361,14 +361,14 @@ class Attention {
     std::fill(s.out + begin * width, s.out + end * width, 0.0f);
   }
 
-  // Where keys of the tile, or values, are in a cache.
+  // Pointers to rows of keys or values of the tile in a cache.
   const T* const* point_to_rows(const T* cache, int begin, int end, const Scratch& s,
                                 const T** rows) const {
     for (int key = begin; key < end; ++key) rows[key - begin] = cache + s.now->offsets[key];
     return rows;
   }
 
-  // Where they are as floats, in `room`, as load_two() has them.
+  // Widens rows to floats in `room`, in the order of load_two(), and returns pointers to them.
   const float* const* widen(const T* cache, int begin, int end, const Scratch& s, float* room,
                             const float** rows) const {
     for (int key = begin; key < end; ++key, room += width) {
@@ -389,21 +389,21 @@ class Attention {
     }
   }
 
-  // `sum` is of weights for `maximum`.
+  // Normalises and writes one row; `sum` is the sum of weights relative to `maximum`.
   void write_out(const Item& item, int head, int row, const float* from, float maximum, float sum) const {
     int64_t token, query_head;
     locate(item, head, row, &token, &query_head);
     if (a.spec->sinks != nullptr && sum > 0.0f) sum += std::exp(a.spec->sinks[query_head] - maximum);
     T* to = static_cast<T*>(a.out) + (token * a.num_heads + query_head) * head_dim;
     const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
-    // A sum that is NaN must show, not turn into zeros.
+    // A NaN sum must show in the output, not turn into zeros.
     const float safe = sum != sum ? sum : factor;
-    // Adding 0 turns -0, which products with weights of 0 may leave or take, into 0.
+    // Adding 0 turns -0 into 0: whether -0 survives products with weights of 0 depends on the path.
     for (int d = 0; d < head_dim; ++d) from_float(from[d] * safe + 0.0f, to + d);
   }
 
-  // Puts the sums of an item's rows, each kv head's `stride` behind the last one's, behind those of the
-  // splits before, and begins anew.
+  // Joins the sums of an item's rows (kv heads `stride` rows apart) with those of the splits before it,
+  // and resets them.
   void fold(const Item& item, int stride, Scratch& s, bool& folded) const {
     const int end = stride * item.kv_heads;
     if (!folded) {
@@ -425,7 +425,7 @@ class Attention {
     if (folded) fold(item, stride, s, folded);
     if (item.members || item.group >= 0) {
       const int parts = std::max(1, item.members), rows = item.count / parts;
-      // Joining needs the room of what has not been left with its row yet.
+      // In two passes: settle() overwrites scratch rows that leave() still needs.
       each_own(item, [&](const Item& own, int head, int i) { leave(own, head * stride + i * rows, s); });
       each_own(item, [&](const Item& own, int, int) { settle(own, s); });
       return;
@@ -440,8 +440,8 @@ class Attention {
     }
   }
 
-  // Calls function(item, head, member) with what each kv head of an item, of each of its members if it
-  // is shared, would have had for itself.
+  // Calls function(item, head, member) with the unshared item of each kv head and, if the item is shared,
+  // of each of its members.
   template <class F>
   void each_own(const Item& item, const F& function) const {
     for (int head = 0; head < item.kv_heads; ++head) {
@@ -461,7 +461,7 @@ class Attention {
     }
   }
 
-  // Puts the sums that begin at row `first` of the scratch among the partial results of the group.
+  // Stores the sums from scratch row `first` on as this split's partial results of the merge group.
   void leave(const Item& item, int first, const Scratch& s) const {
     float* mine = plan.partials.data() + plan.groups[size_t(item.group)].partial +
                   int64_t(item.split) * item.count * (width + 2);
@@ -472,7 +472,7 @@ class Attention {
     }
   }
 
-  // Joins the splits of the group, in their order, once all of them are there.
+  // Joins the splits of the merge group in order, if this split was the last to finish.
   void settle(const Item& item, Scratch& s) const {
     Group& group = plan.groups[size_t(item.group)];
     if (group.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

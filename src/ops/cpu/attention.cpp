@@ -1,20 +1,22 @@
 // Paged attention for CPUs: varlen prefill and decode in one call.
 //
-// A call is an explicit list of work items (row x kv heads x tile of packed query rows x split of
-// the keys), which threads take one after the other in parts of about one estimated cost. All query
-// heads of a kv head are packed into one tile, so a key is loaded once for them. An item of few query
-// rows, where reading is most of the work, is of all kv heads, which lie side by side in memory, and
-// is cut between them only where a thread would otherwise be done late. Splits have a fixed size and
-// start at multiples of it, and which path serves a row depends on that row alone: results do not
-// depend on what else is in the batch, nor on the number of threads.
+// A call becomes a list of work items: row x kv heads x tile of packed query rows x KV split. Threads
+// take the items in order, in parts of about equal estimated cost. All query heads of a kv head are
+// packed into one tile, so each key is loaded once for all of them. Splits have a fixed size and start at
+// multiples of it, and the code path of a row depends on that row alone. So results do not depend on the
+// rest of the batch, nor on the number of threads.
 //
-// Decoding rows that share a prefix share items for its keys (`Sharing`), at no change of any bit.
+// An item of few query rows is bound by reading memory. It covers all kv heads, which are adjacent in
+// memory. It is cut between kv heads only where a thread would otherwise finish late.
 //
-// That leaves how many tokens of a sequence come at once, which depends on the batch's budget, on
-// what was cached and on preemption. `deterministic` takes that away too. Every query row, in decode
-// and in a prompt of thousands, then has its scores summed in one order (that of tile products, else
-// of dot products) and its keys cut into the same splits, folded in their order, whether the splits
-// are items of their own or follow each other in one.
+// Decoding rows that share a prefix share the items for its keys (`Sharing`). That changes no bit of a
+// result.
+//
+// Without `deterministic`, results still depend on how many tokens of a sequence come at once, which
+// depends on the batch's token budget, on prefix caching and on preemption. `deterministic` removes this
+// dependence. Then every query row, in decode and in long prompts, sums its scores in one order: that of
+// tile products, where they are used, else that of dot products. Its keys are cut into the same splits,
+// which are joined in order, whether the splits are separate items or follow one another within an item.
 #include <memory>
 #include <new>
 
@@ -47,7 +49,7 @@ void execute(const AttentionArgs& a, Plan& plan) {
   double sum = 0;
   int64_t part = 1;
   for (size_t i = 0; i < plan.items.size(); ++i) {
-    // An item belongs to the part in which its middle lies.
+    // An item belongs to the part that contains its middle.
     const double middle = sum + plan.items[i].cost / 2;
     while (part < parts && middle >= total * double(part) / double(parts)) bounds[size_t(part++)] = i;
     sum += plan.items[i].cost;
@@ -57,7 +59,7 @@ void execute(const AttentionArgs& a, Plan& plan) {
     const TileRegisters registers(uses_pairs(a) && tiles_permitted());
 #endif
     thread_local std::unique_ptr<Scratch> scratch(new Scratch);
-    scratch->ahead->item = nullptr;  // it was another call's
+    scratch->ahead->item = nullptr;  // left over from another call
     for (size_t i = bounds[size_t(index)]; i < bounds[size_t(index) + 1]; ++i) {
       const bool is_last = i + 1 == bounds[size_t(index) + 1];
       attention.run(plan.items[i], is_last ? nullptr : &plan.items[i + 1], *scratch);
@@ -76,7 +78,7 @@ Status plan_work(const AttentionArgs& a, Plan& plan) {
   plan.clear(a.rows);
   Sharing sharing(a, plan);
   sharing.find();
-  // The longest first, so that nobody waits for it last.
+  // Shared items cost most, so they come first: no thread starts one at the very end.
   sharing.add_items();
   for (int64_t row = 0; row < a.rows; ++row) {
     if (Status status = plan_row(a, row, plan)) return status;
@@ -109,8 +111,9 @@ SLIPSTREAM_EXPORT int slipstream_paged_attention(const AttentionArgs* args) {
   }
 }
 
-// Of a call: how many items of work it is, or its status, negated. And, in equal shares of it for all
-// threads: what the busiest thread gets, and the most that one kv head of an item is.
+// Returns the number of items of a call, or its status, negated. `shares` are in units of an equal share
+// of the work per thread: [0] the load of the busiest thread, [1] the largest cost of one kv head of an
+// item.
 SLIPSTREAM_EXPORT int64_t slipstream_attention_items(const AttentionArgs* args, double* shares) {
   Plan plan;
   if (const Status status = plan_work(*args, plan)) return -int64_t(status);
@@ -127,7 +130,7 @@ SLIPSTREAM_EXPORT int64_t slipstream_attention_items(const AttentionArgs* args, 
   return int64_t(plan.items.size());
 }
 
-// Whether rows that share a prefix read it together, from now on.
+// Whether rows that share a prefix read it together from now on.
 SLIPSTREAM_EXPORT void slipstream_share_prefixes(int share) {
   shares_prefixes.store(share != 0, std::memory_order_relaxed);
 }

@@ -1,4 +1,4 @@
-"""How layers attend, as the C++ side has it."""
+"""AttentionSpec values in the memory layout of the C++ side."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ATTENTION_SPEC = struct.Struct("@2fqP")  # AttentionSpec in abi.h
 
 
 def packed_specs(specs: Sequence[AttentionSpec]) -> ctypes.Array[ctypes.c_char]:
-    """An array of the C++ side's AttentionSpec; whoever keeps it keeps the sinks, too.
+    """An array of the C++ side's AttentionSpec. Keep it as long as it is used; it keeps the sinks.
 
     Raises
-        ValueError: Sinks that are not contiguous in host memory.
+        ValueError: Sinks are not contiguous in host memory.
     """
     packed = ctypes.create_string_buffer(max(1, len(specs)) * _ATTENTION_SPEC.size)
     for index, spec in enumerate(specs):

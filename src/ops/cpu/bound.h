@@ -1,4 +1,4 @@
-// Tensors by handle, and compiled functions with their weights: what those share who call them.
+// Tensors by handle, and compiled functions with their weights; shared by all callers of compiled code.
 #pragma once
 #include <vector>
 
@@ -6,15 +6,15 @@
 
 extern TorchFunctions slipstream_torch;
 
-// Intra-op threads of the compiled function that runs in this thread.
+// Number of threads of the compiled function that runs in this thread.
 extern thread_local int64_t slipstream_threads;
-// Tokens that it has.
+// Number of tokens in its call.
 extern thread_local int64_t slipstream_tokens;
 
 constexpr int32_t kCpu = 0;
 constexpr int32_t kNoIndex = -1;
 
-// What lies at `data`, contiguous, seen as token argument `input` with `tokens` tokens.
+// A tensor over contiguous `data` with the shape of token argument `input` for `tokens` tokens.
 inline Tensor* view(const BoundInput& input, const void* data, int64_t tokens) {
   int64_t sizes[kMaxDims], strides[kMaxDims];
   for (int64_t i = 0; i < input.dims; ++i) sizes[i] = i == 0 ? tokens : input.sizes[i];
@@ -27,13 +27,13 @@ struct Bound {
   CompiledFunction* run;
   void* container;
   int64_t outputs, threads;
-  bool has_own_tensors;  // its code takes and gives a Tensor for each Handle; else torch's
+  bool has_own_tensors;  // whether a Handle is a Tensor (tensors.h) to its code; else one of torch
   std::vector<BoundInput> inputs;
-  std::vector<Tensor*> weights{};         // of own tensors: one for each input, null for tokens
-  mutable std::vector<Handle> handles{};  // of the call that runs
+  std::vector<Tensor*> weights{};         // for own tensors: one per input, null for token arguments
+  mutable std::vector<Handle> handles{};  // of the call that is running
 
-  // `given` are the token arguments in order; all of them are used up, whatever happens. Each result
-  // is a reference of its own, null where it fails.
+  // `given` are the token arguments in order; their references are consumed in any case. The caller
+  // owns a reference of each result; results are null on failure.
   int call(int64_t tokens, Owned* given, Tensor** results) const;
 
   // Token argument number `index`.

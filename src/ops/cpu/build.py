@@ -1,9 +1,10 @@
 """Building the CPU kernels: compiled once into a cache that processes share.
 
-Each instruction set level is a library of its own (shared inline code of two levels in one file
-could otherwise leak AVX-512 instructions into the portable level). After the build the fastest that
-the CPU claims is compared with the portable one in a process of its own; one that fails or crashes
-there is never used, and the next is compared. A manifest, written last, names what passed.
+Each instruction set level is a library of its own. (If two levels were in one file, the linker
+could merge their inline functions and put AVX-512 instructions into the portable level.) After the
+build, the fastest level that the CPU supports is compared with the portable one in a separate
+process. A level that fails or crashes there is never used, and the next slower one is tried. A
+manifest, written last, names the level that passed.
 
 `python -m src.ops.cpu.build` builds at installation time.
 """
@@ -70,10 +71,9 @@ _FLAGS = [
     "-pthread",
     "-Wall",
     "-Wextra",
-    # Vectors are passed between inlined functions of one library alone.
+    # The ABI of vectors does not matter: they are only passed between functions of one library.
     "-Wno-psabi",
-    # GCC's own header of AVX-512 has operands that nothing reads undefined, and warns of them where
-    # they are inlined.
+    # GCC's own AVX-512 header leaves unused operands undefined, and warns about them at inlining.
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
 ]
@@ -82,10 +82,10 @@ _NO_COMPILER = "no C++ compiler that can be run (install g++ or set CXX)"
 
 
 def further_flags() -> list[str]:
-    """Of the compiler, from `SLIPSTREAM_KERNEL_FLAGS`: what tests and sanitizers want beside ours.
+    """Further compiler flags from `SLIPSTREAM_KERNEL_FLAGS`, for tests and sanitizers.
 
-    Tests have warnings be errors. Elsewhere they are only shown where the compiler fails: a user's
-    may be newer than all that we know, and warn of what is no fault.
+    Tests add `-Werror`. Otherwise warnings are shown only if the compiler fails: a user's compiler
+    may be newer than the tested ones and warn about correct code.
     """
     return shlex.split(os.environ.get("SLIPSTREAM_KERNEL_FLAGS", ""))
 
@@ -93,26 +93,26 @@ def further_flags() -> list[str]:
 def cache_root() -> Path:
     """`SLIPSTREAM_CACHE_DIR`, else `$XDG_CACHE_HOME/slipstream`, else `~/.cache/slipstream`.
 
-    What is in a cache is run. So one that somebody else could write to is left alone, with a
-    warning, for an empty directory of this process's own, which ends with it.
+    Libraries in the cache are executed. So a directory that other users can write to is not used:
+    a warning is logged, and an empty directory is made that is removed when this process ends.
     """
     if chosen := os.environ.get("SLIPSTREAM_CACHE_DIR"):
         root = Path(chosen)
     else:
         base = os.environ.get("XDG_CACHE_HOME")
         root = (Path(base) if base else Path.home() / ".cache") / "slipstream"
-    # Compilers run in another directory.
+    # Absolute, because compilers run in another directory.
     root = root.absolute()
     return root if _is_ours(root) else _private_root(root)
 
 
 def _is_ours(root: Path) -> bool:
-    """Whether nobody but this user and root can write to a directory, or it is still to be made."""
+    """Whether only this user and root can write to a directory, or it does not exist yet."""
     try:
         status = root.stat()
     except OSError:
         return True
-    # By convention the group that has the number of a user is that user's alone.
+    # By convention, the group with the same number as a user contains only that user.
     others = 0o002 if status.st_gid == os.geteuid() else 0o022
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
 
@@ -142,10 +142,10 @@ def _digest(*parts: bytes) -> str:
 
 
 class KernelCache:
-    """The directory of one combination of sources, flags, CPU and compiler.
+    """The cache directory of one combination of sources, flags, CPU and compiler.
 
     Layout: `<root>/cpu-kernels/<sources, flags, CPU>/<compiler>/{manifest.json,*.so}`. Without a
-    compiler any compiler's build for these sources and this CPU will do.
+    compiler, the build of any compiler for these sources and this CPU is used.
     """
 
     def __init__(self, root: Path) -> None:
@@ -157,7 +157,7 @@ class KernelCache:
             / "cpu-kernels"
             / _digest(
                 *(path.read_bytes() for path in sources),
-                # An error that nobody has made changes no library.
+                # `-Werror` does not change the libraries that do compile.
                 repr(
                     (
                         [level.flags for level in LEVELS],
@@ -170,7 +170,7 @@ class KernelCache:
         self.compiler = cpp_compiler()
 
     def load(self) -> tuple[str, KernelLibrary] | None:
-        """The fastest level that passed, from the cache alone; None if there is nothing usable."""
+        """The fastest level that passed, from the cache only; None if nothing there is usable."""
         directories = [self.directory()] if self.compiler else sorted(self.base.glob("*/"))
         for directory in directories:
             try:
@@ -182,10 +182,10 @@ class KernelCache:
         return None
 
     def build(self) -> tuple[str, KernelLibrary]:
-        """Compile, check and load; only one process does the work, the others wait for it.
+        """Compile, check and load. Only one process does the work; others wait for it.
 
         Raises
-            BuildError: No compiler, or it fails on the portable level.
+            BuildError: There is no compiler, or it fails on the portable level.
         """
         directory = self.directory()
         with _locked(directory):
@@ -195,18 +195,18 @@ class KernelCache:
                 level, file = self._build_into(directory, scratch)
             _state.builds += 1
             try:
-                # Not by the manifest, which a build that was disturbed has none of.
+                # Not by the manifest: it is not written if a check was killed.
                 return level, KernelLibrary(file)
             except UnusableLibraryError as error:
                 raise BuildError(f"the library just built cannot be loaded: {error}") from error
 
     def build_all(self) -> dict[str, Path]:
-        """The libraries of all levels by name, slowest first: who tests them needs them all.
+        """The libraries of all levels by name, slowest first; for tests of every level.
 
-        A level that the compiler does not know is left out.
+        A level that the compiler does not support is left out.
 
         Raises
-            BuildError: As of `build`, and where one of them does not pass.
+            BuildError: As for `build`, or a level fails its check.
         """
         self.build()
         directory = self.directory()
@@ -225,7 +225,7 @@ class KernelCache:
         return {name: path for name, path in files.items() if path.exists()}
 
     def _knows(self, level: Level) -> bool:
-        """Whether the compiler takes a level's flags."""
+        """Whether the compiler supports a level's flags."""
         assert self.compiler is not None
         command = [*self.compiler[0], *level.flags, "-fsyntax-only", "-x", "c++", os.devnull]
         process = compilers.start(command)
@@ -233,7 +233,7 @@ class KernelCache:
         return process.returncode == 0
 
     def directory(self) -> Path:
-        """Where this compiler's build is or would be.
+        """The directory of this compiler's build, which may not exist yet.
 
         Raises
             BuildError: There is no compiler.
@@ -251,7 +251,7 @@ class KernelCache:
         return str(manifest["level"]), KernelLibrary(path)
 
     def _build_into(self, directory: Path, scratch: Path) -> tuple[str, Path]:
-        """The fastest level that passes, and its file; of the others those on the way to it."""
+        """Check levels from the fastest on; returns the first that passes, and its file."""
         tried = [self.levels[0], self.levels[-1]]
         outputs, report = self._compile(scratch, tried)
         if "portable" not in outputs:
@@ -272,7 +272,7 @@ class KernelCache:
                 os.replace(output, directory / f"{name}.so")
         best = directory / f"{level.name}.so"
         if KILLED in report.values():
-            # Written down, it would keep the level from being tried again.
+            # A manifest would keep this level from being tried again by the next start.
             _log.warning("CPU kernels serve this process alone, the next builds anew: %s", report)
             return level.name, best
         manifest = scratch / "manifest.json"
@@ -294,7 +294,7 @@ class KernelCache:
     def _compile(
         self, scratch: Path, levels: Sequence[Level]
     ) -> tuple[dict[str, Path], dict[str, str]]:
-        """Compile levels side by side: files by level, and of those that fail how they do."""
+        """Compile levels in parallel: file by level, and for levels that failed, the reason."""
         assert self.compiler is not None
         nice = [shutil.which("nice") or "nice"] if shutil.which("nice") else []
         outputs = {level.name: scratch / f"{level.name}.so" for level in levels}
@@ -317,7 +317,7 @@ class KernelCache:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Exclusive between processes. The system drops a lock with its holder, so none goes stale."""
+    """An exclusive lock between processes. It ends with its holder, so none goes stale."""
     make_directory(directory)
     with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -325,7 +325,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 class _State:
-    """What this process has: at most one build runs, and its outcome is kept."""
+    """The kernels of this process: at most one build runs, and its outcome is kept."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -341,32 +341,32 @@ _state = _State()
 
 
 def kernel_status() -> str:
-    """What serves CPU calls now: "cpp-" and the name of a level, or "reference"."""
+    """What serves CPU calls now: "cpp-<name of the level>", or "reference"."""
     return _state.status
 
 
 def kernel_library() -> KernelLibrary | None:
-    """The library that serves CPU calls now, None for the references."""
+    """The library that serves CPU calls now; None if the references do."""
     return _state.kernels
 
 
 def is_building() -> bool:
-    """Whether a build is under way whose outcome is not known yet."""
+    """Whether a build is running."""
     return _state.thread is not None
 
 
 def kernel_builds() -> int:
-    """How often this process compiled the kernels instead of finding them in the cache."""
+    """How often this process compiled the kernels because the cache did not have them."""
     return _state.builds
 
 
 def is_compiling() -> bool:
-    """Whether compilers of the kernels run."""
+    """Whether compilers of the kernels are running."""
     return compilers.are_running
 
 
 def serving_level() -> Level | None:
-    """That of the kernels that serve, or are being built; None where the references serve."""
+    """The level that serves, or is expected to after the build; None if the references serve."""
     if is_building():
         return fastest_level(cpu_flags())
     name = kernel_status().removeprefix("cpp-")
@@ -374,13 +374,13 @@ def serving_level() -> Level | None:
 
 
 def takes_strips() -> bool:
-    """Whether these kernels gain by bfloat16 weights in strips."""
+    """Whether the kernels are faster with bfloat16 weights in strips."""
     level = serving_level()
     return level is not None and level.pairs_in_strips
 
 
 def multiplies_bytes() -> bool:
-    """Whether these kernels gain by inputs that are rounded to 8 bits, beside quantized weights."""
+    """Whether the kernels are faster with quantized weights and inputs rounded to 8 bits."""
     level = serving_level()
     return level is not None and level.multiplies_bytes
 
@@ -388,14 +388,16 @@ def multiplies_bytes() -> bool:
 def ensure_built(wait: bool, head_start: float | None = None) -> str:
     """Bring in the compiled CPU kernels.
 
-    What the cache holds is loaded at once (milliseconds). Otherwise the build runs in a
-    background thread, the references serve meanwhile, and the compiled kernels take over when
-    they are ready; `wait` waits for that. Without a working compiler one warning is logged and
-    the references go on serving. Safe to call from any thread, any number of times.
+    Kernels in the cache are loaded at once (milliseconds). Otherwise a background thread builds
+    them; the references serve meanwhile, and the compiled kernels take over when they are ready.
+    Without a working compiler, one warning is logged and the references go on serving. Safe to call
+    from any thread, any number of times.
 
     Parameters
-        head_start: Seconds that others have before compilers begin, unless somebody waits for them;
-            0 ends a head start that somebody else was given, None leaves it.
+        wait: Whether to wait for a running build.
+        head_start: Seconds to wait before compilers start, so that other work goes first; the wait
+            ends as soon as a caller waits for the build. 0 also ends the head start of an earlier
+            call. None leaves it as it is.
 
     Returns
         [`kernel_status`][src.ops.cpu.build.kernel_status] on return.
@@ -407,7 +409,7 @@ def ensure_built(wait: bool, head_start: float | None = None) -> str:
             if loaded is not None:
                 _install(*loaded)
             elif cache.compiler is None:
-                # Known at once, so that nobody lays weights out for kernels that never come.
+                # Known at once, so that no weights are packed for kernels that never come.
                 _give_up(BuildError(_NO_COMPILER))
             else:
                 _state.thread = threading.Thread(
@@ -442,14 +444,14 @@ def _build_and_install(cache: KernelCache, head_start: float) -> None:
         try:
             loaded = cache.build()
         except OSError as error:
-            # A home that cannot be written to: build for this process alone.
+            # The cache directory is not writable: build for this process only.
             _log.warning("kernel cache %s is not usable (%s)", cache.base, error)
             with tempfile.TemporaryDirectory(prefix="slipstream-") as private:
                 _remove_at_the_end(Path(private))
                 loaded = KernelCache(Path(private)).build()
         _install(*loaded)
     except Exception as error:
-        # Whatever it is: who waits for kernels would have them built again and again.
+        # Any error: otherwise every caller that waits for kernels would start the build again.
         _give_up(error)
     finally:
         _state.thread = None

@@ -1,4 +1,4 @@
-"""What every call of a kernel library needs: dtypes, threads, and what a status says."""
+"""Common parts of all calls of a kernel library: dtypes, threads, and the errors of a status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import torch
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""By the numbers of `abi.h`."""
+"""Numbers of dtypes in `abi.h`."""
 
 _ERRORS = {
     1: "slot_mapping names a slot outside of the cache",
@@ -30,17 +30,17 @@ _local = _Local()
 
 
 def use_threads(threads: int) -> None:
-    """Have kernels that this thread calls compute with so many threads; 0: with torch's number."""
+    """Set the number of threads for kernels that this thread calls; 0 for torch's number."""
     _local.threads = threads
 
 
 def kernel_threads() -> int:
-    """With how many threads kernels that this thread calls compute."""
+    """The number of threads for kernels that this thread calls."""
     return _local.threads or torch.get_num_threads()
 
 
 def raise_status(status: int) -> None:
-    """Raise what a status of the library (abi.h) says."""
+    """Raise the error that a status of the library (`abi.h`) stands for."""
     if status in _ERRORS:
         raise ValueError(_ERRORS[status])
     raise MemoryError("no memory for what a kernel computes on the way")

@@ -1,8 +1,8 @@
-// Code that AOTInductor compiled ahead of time: calls it, and gives it this library's kernels.
+// Calls code that AOTInductor compiled ahead of time, and provides it with this library's kernels.
 //
-// Tensors travel as opaque handles: of this library's own (`tensors.h`), for code that was rewritten
-// to call it for them; else of libtorch's stable C interface. Its functions come by address, so that
-// neither its headers nor its libraries are needed to build this.
+// Tensors are passed as opaque handles: of this library (`tensors.h`), if the code was rewritten for
+// them; else of libtorch's stable C interface. Its functions are passed as addresses, so building this
+// needs neither its headers nor its libraries.
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +13,7 @@ thread_local int64_t slipstream_threads = 1;
 
 namespace {
 
-// A tensor, whoever's it is.
+// A tensor of either kind, read through one interface.
 struct Seen {
   void* data = nullptr;
   int64_t dims = 0;
@@ -69,7 +69,7 @@ LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias) {
   return args;
 }
 
-// What experts' matrices [E, outputs, inputs] are held in, as LinearArgs has it of one of them.
+// Layout of the experts' matrices [E, outputs, inputs], as LinearArgs describes it for one of them.
 struct Held {
   int64_t outputs, kind, group = 0;
   const float* scales = nullptr;
@@ -135,7 +135,7 @@ int Bound::call(int64_t tokens, Owned* given, Tensor** results) const {
   return run_with(reinterpret_cast<Handle*>(results));
 }
 
-// Two results that are one tensor come as one reference.
+// Runs the code. If two results are one tensor, the code returns one reference for both; a second is added.
 int Bound::run_with(Handle* results) const {
   std::fill(results, results + outputs, nullptr);
   const int failed = run(container, handles.data(), handles.size(), results, size_t(outputs),
@@ -259,8 +259,8 @@ int slipstream_call(const Bound* bound, int64_t tokens, void* const* data, Handl
   return kOk;
 }
 
-// The name and the signature that generated code expects of the op `streamed_linear`, with torch's
-// tensors and with ours.
+// The C name and signature that generated code expects for the op `streamed_linear`: for torch's
+// tensors, and for ours.
 SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight, Handle* scales,
                                                          Handle* bias, Handle* result) {
   const Seen input(x);
@@ -292,7 +292,7 @@ SLIPSTREAM_EXPORT int32_t slipstream_cpu_streamed_linear(Tensor* x, Tensor* weig
   return status;
 }
 
-// The same of the op `experts`.
+// The same for the op `experts`.
 SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(Handle x, Handle gate_up, Handle down,
                                                  Handle weights, Handle ids,
                                                  Handle* gate_up_scales, Handle* down_scales,

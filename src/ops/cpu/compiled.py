@@ -1,7 +1,7 @@
 """Calls code that AOTInductor compiled ahead of time, through the kernel library (`compiled.cpp`).
 
-ctypes releases the interpreter lock for the whole of a call; torch's own loader of such code holds
-it. Weights are bound once: a call hands over only what changes from step to step.
+ctypes releases the GIL for the whole call; torch's own loader of such code holds it. Weights are
+bound once, so a call passes only what changes from step to step.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ _DTYPES: Final = {
     torch.int32: "int32",
 }
 COMPILED_FAILED: Final = 6
-"""Status of the library: compiled code says so; it knows why."""
+"""Status of the library: compiled code failed; the code itself holds the message."""
 
 
 class CompiledCodeError(RuntimeError):
-    """Code that was compiled ahead of time cannot be loaded, or failed."""
+    """Code that was compiled ahead of time cannot be loaded, or it failed."""
 
 
 class Caller:
-    """The kernel library as what calls compiled code and is called by it.
+    """The kernel library as the caller of compiled code, and as the provider of its ops.
 
     Parameters
-        path: The library that serves the ops. From here on its symbols are visible to code that is
-            loaded later, which finds the ops' C functions among them.
-        num_threads: Of its kernels, and of the loops of the code that it calls.
+        path: The library that serves the ops. This makes its symbols global, so that code loaded
+            later finds the ops' C functions.
+        num_threads: Threads of its kernels, and of the loops of the code that it calls.
 
     Raises
-        CompiledCodeError: This torch has not the C interface that is needed.
+        CompiledCodeError: This torch lacks a part of the C interface.
     """
 
     def __init__(self, path: Path, num_threads: int) -> None:
@@ -89,7 +89,7 @@ class Caller:
             *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
             *(ctypes.c_void_p,) * 4,
         )
-        # Nothing that takes time: the interpreter lock is not given away for it.
+        # These return at once, so releasing the GIL for them would cost more than it gains.
         quick = ctypes.PyDLL(str(path))
         self.new_gate: Any = quick.slipstream_new_gate
         self.new_gate.restype = ctypes.c_void_p
@@ -102,10 +102,10 @@ class Caller:
         )
 
     def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None]) -> Bound:
-        """Fix the weights of a call; None stands for an argument that counts tokens.
+        """Bind the weights of a call; None stands for a token argument.
 
         Raises
-            CompiledCodeError: A weight has a shape that no compiled code has.
+            CompiledCodeError: A weight has more dimensions than supported.
         """
         weights = [tensor for tensor in inputs if tensor is not None]
         handles = iter(_handles(weights))
@@ -127,11 +127,12 @@ class CompiledCode:
 
     Parameters
         path: A shared library with AOTInductor's C interface.
-        metas: Per input, shape and dtype where dimension 0 counts tokens, None for a weight.
-        has_own_tensors: Whether it calls the kernel library for its tensors, not torch.
+        metas: For each input: shape and dtype of a token argument (dimension 0 counts tokens), or
+            None for a weight.
+        has_own_tensors: Whether it uses the kernel library's tensors instead of torch's.
 
     Raises
-        CompiledCodeError: It is no such library, or not for this torch.
+        CompiledCodeError: The file is not such a library, or does not fit this torch.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class CompiledCode:
         self.num_outputs = count.value
 
     def last_error(self) -> str:
-        """Why the last call of this thread failed, as far as this torch's code tells."""
+        """Why the last call in this thread failed, as far as this torch's code reports it."""
         words = self._last_words()
         if words is None:
             return "compiled code failed, see standard error"
@@ -174,7 +175,7 @@ class CompiledCode:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last call of this thread did, as far as this torch's code tells."""
+        """Whether the last call in this thread failed, as far as this torch's code reports it."""
         return bool(self._last_words())
 
     def _last_words(self) -> bytes | None:
@@ -203,7 +204,7 @@ class Bound:
         weakref.finalize(self, caller.unbind, address).atexit = False
 
     def __call__(self, *tokens: Tensor) -> list[Tensor]:
-        """Call it; the arguments that count tokens are contiguous and in the declared dtypes.
+        """Call it; token arguments must be contiguous and have the declared dtypes.
 
         Raises
             CompiledCodeError: The code failed.
@@ -217,11 +218,11 @@ class Bound:
 
     @property
     def has_failed(self) -> bool:
-        """Whether this thread's last call of its code did, as far as that can be told."""
+        """Whether this thread's last call of its code failed, as far as that is reported."""
         return self._code.has_failed
 
     def fail(self, status: int) -> None:
-        """Raise what a status of the library says."""
+        """Raise the error that a status of the library stands for."""
         if status == COMPILED_FAILED:
             raise CompiledCodeError(self._code.last_error())
         raise CompiledCodeError(f"the kernel library refused a call ({status})")
@@ -239,7 +240,7 @@ _capsule_pointer: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, cty
 
 
 def stolen(handles: Any) -> list[Tensor]:
-    """The tensors of an array of handles, which are used up."""
+    """The tensors behind an array of handles; takes ownership of the handles."""
     capsules = [_new_capsule(handle, None, None) for handle in handles]
     tensors: list[Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
     return tensors

@@ -1,4 +1,4 @@
-"""Processes of C++ compilers, and of checks of what they made; they end with who wanted them."""
+"""Processes of C++ compilers and of the kernels' self-checks; they end with this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CLOSED: Final = "this process ends"
 
 
 class BuildError(Exception):
-    """The kernels could not be built; the text says why, in one line or with compiler output."""
+    """The kernels could not be built; the message says why, possibly with compiler output."""
 
 
 class Compilers:
-    """Compilers that run, each a driver with the passes that it starts in a group of their own."""
+    """Running compilers. Each driver and the passes that it starts form a process group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,10 +27,10 @@ class Compilers:
         self.closed = False
 
     def start(self, command: list[str]) -> subprocess.Popen[str]:
-        """Start one.
+        """Start a compiler.
 
         Raises
-            BuildError: They were closed.
+            BuildError: `close` was called.
         """
         with self._lock:
             if self.closed:
@@ -40,7 +40,7 @@ class Compilers:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                # A compiler may quote what is in no encoding.
+                # A compiler may quote bytes that are not valid text.
                 errors="replace",
                 start_new_session=True,
             )
@@ -48,10 +48,10 @@ class Compilers:
         return process
 
     def wait(self, process: subprocess.Popen[str], seconds: float) -> str:
-        """Wait for its end, and kill it after so many seconds; what it wrote to standard error.
+        """Wait for a compiler to end, at most `seconds`, then kill it; returns its standard error.
 
         Raises
-            BuildError: They were closed meanwhile.
+            BuildError: `close` was called meanwhile.
         """
         try:
             _, errors = process.communicate(timeout=seconds)
@@ -65,18 +65,18 @@ class Compilers:
         return errors
 
     def kill(self, process: subprocess.Popen[str]) -> None:
-        """Kill one, with all that it has started."""
+        """Kill a compiler with all processes that it has started."""
         with contextlib.suppress(ProcessLookupError):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
 
     @property
     def are_running(self) -> bool:
-        """Whether any is."""
+        """Whether any compiler is running."""
         return bool(self._running)
 
     def close(self) -> None:
-        """Kill those that run, and start no more."""
+        """Kill all running compilers, and refuse to start more."""
         with self._lock:
             self.closed = True
             for process in self._running:
@@ -84,17 +84,17 @@ class Compilers:
 
 
 def was_killed(process: subprocess.Popen[str], errors: str) -> bool:
-    """Whether it, or a pass of a compiler, ended by a signal that the system or `wait` sends.
+    """Whether a compiler, or one of its passes, was killed by the system or by `wait`.
 
-    That says nothing of what it was at: memory or time were short, and may not be the next time.
+    That is no verdict on the source: memory or time ran short, and may suffice the next time.
     """
-    # Of a driver that is a shell's child the shell tells 128 and the signal.
+    # If the driver runs under a shell, the shell reports 128 plus the signal.
     codes = (-signal.SIGKILL, 128 + signal.SIGKILL)
     return process.returncode in codes or "Killed signal" in errors
 
 
 compilers: Final = Compilers()
-"""Those of this process."""
+"""The compilers of this process."""
 
-# The thread that waits for them does not outlive the interpreter, and they would.
+# Compilers run in sessions of their own, so they would survive this process.
 at_process_end(compilers.close)

@@ -1,4 +1,4 @@
-"""The C++ compiler that this process would use, for what is kept under its name."""
+"""The C++ compiler that this process would use; cached builds are kept per compiler."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import subprocess
 
 
 def cpp_compiler() -> tuple[list[str], str] | None:
-    """Its command (`CXX`, else g++, else c++), by an absolute path, and its version.
+    """Its command (`CXX`, else g++, else c++) with an absolute path, and its version.
 
-    None without one that can be run.
+    None if there is none that runs.
     """
     try:
         words = shlex.split(os.environ.get("CXX", ""))
     except ValueError:
-        # No command: a quotation does not end.
+        # Not a command: it has an unclosed quotation mark.
         return None
     program, *arguments = words or ["g++" if shutil.which("g++") else "c++"]
     found = shutil.which(program)
     if found is None:
         return None
-    # Whoever is told of it may run elsewhere.
+    # Absolute, because the command may be used in another directory.
     command = [os.path.abspath(found), *arguments]
     try:
         return command, _version(*command)
@@ -32,7 +32,7 @@ def cpp_compiler() -> tuple[list[str], str] | None:
 
 
 def family(command: list[str]) -> str:
-    """Under which name a compiler understands what this one does: g++, clang++, or its own."""
+    """The kind of compiler, whose options it understands: g++, clang++, or its own name."""
     described = _description(*command)
     if "clang" in described:
         return "clang++"
@@ -45,7 +45,7 @@ def _version(*command: str) -> str:
 
 @functools.cache
 def _description(*command: str) -> str:
-    # Asked once: several caches want to know, in a start of which every process counts.
+    # Cached: several caches ask during a start, and each process costs start-up time.
     answer = subprocess.run(
         [*command, "--version"],
         capture_output=True,

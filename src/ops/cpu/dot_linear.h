@@ -1,15 +1,15 @@
-// Linear layers of bfloat16 by dot products of pairs (AVX512_BF16), whatever the weights are held in.
+// Linear layers with bfloat16 tokens by dot products of pairs (AVX512_BF16), for all kinds of weights.
 //
 //   32 weights of a row x 32 inputs of a token -> added to 16 sums, float32
 //
-// Both operands are bfloat16 as they lie, so nothing is widened but quantized weights, and twice as
-// many products fit into an instruction as of floats.
+// Both operands are bfloat16 in place, so only quantized weights are widened. One instruction does twice
+// as many products as with floats.
 //
-// Few tokens: rows one after the other, as memory is fetched fastest (int4 by four, whose sums would
-// have to wait for each other); what is read of a row meets all tokens at once. More: kPairRows rows
-// against up to kPairTokens tokens, which are packed so that a tile reads them in one piece. Either
-// way a row's product with a token has one vector of sums, which runs along all inputs: a token's
-// result does not depend on its company.
+// Few tokens: rows are processed one after the other, because memory is streamed fastest that way (int4
+// by four, whose sums would otherwise wait for each other). Each part of a row meets all tokens at once.
+// More tokens: tiles of kPairRows rows against up to kPairTokens tokens, which are packed so that a tile
+// reads them sequentially. In both cases the product of a row and a token has one vector of sums, which
+// runs along all inputs, so a token's result does not depend on the other tokens.
 #pragma once
 #include "parallel.h"
 #include "weights.h"
@@ -20,14 +20,14 @@
 namespace {
 
 constexpr int kPairRows = 4, kPairTokens = 6;      // of a tile
-constexpr int kFinishedRows = W;                   // whose sums of few tokens are finished together
-constexpr int64_t kPairTokenBytes = 384 * 1024;    // of packed tokens that are kept close to a core
+constexpr int kFinishedRows = W;                   // rows whose sums are finished together (few tokens)
+constexpr int64_t kPairTokenBytes = 384 * 1024;    // of packed tokens that stay in a core's cache
 constexpr double kPairProductsPerMicrosecond = 100e3;
 constexpr double kPairBytesPerMicrosecond = 20e3;  // of weights, by one thread
 constexpr double kPairsPackedPerMicrosecond = 8e3;  // inputs
 
-// Tokens of a call, four or more, cut into groups of three to kPairTokens and as even as can be. A
-// packed group of C tokens is [inputs / kRun][C][kRun], with zeros behind the inputs.
+// The tokens of a call (four or more), in groups of three to kPairTokens, as equal as possible. A packed
+// group of C tokens is [inputs / kRun][C][kRun], zero-padded at the end.
 struct TokenGroups {
   int64_t tokens, inputs, count, padded_inputs;
   explicit TokenGroups(const LinearArgs& a)
@@ -54,11 +54,11 @@ struct TokenGroups {
 template <class Weights>
 class PairLinear {
  public:
-  // `packed` are all groups of tokens; null where tokens are few.
+  // `packed` has all groups of tokens; null if tokens are few.
   PairLinear(const LinearArgs& args, const TokenGroups& groups, const bf16* packed)
       : a(args), w(args), groups(groups), packed(packed), whole(args.inputs / kRun * kRun) {}
 
-  // Outputs [begin, end).
+  // Computes outputs [begin, end).
   void run(int64_t begin, int64_t end) const {
     if (packed == nullptr) return run_few(begin, end);
     const int64_t fitting = kPairTokenBytes / (groups.padded_inputs * int64_t(sizeof(bf16)));
@@ -90,7 +90,7 @@ class PairLinear {
     }
   }
 
-  // Outputs [n, n + rows) of all C tokens.
+  // Computes outputs [n, n + rows) of all C tokens.
   template <int C>
   void few(int64_t n, int rows) const {
     if constexpr (C <= Weights::kFewTokens) {
@@ -103,7 +103,7 @@ class PairLinear {
     }
   }
 
-  // Sums of rows n + row to n + row + R.
+  // Computes the sums of rows n + row to n + row + R.
   template <int R, int C>
   void add_rows(int64_t n, int row, vf (&sums)[C][kFinishedRows]) const {
     typedef decltype(w.runs(0)) Runs;
@@ -161,7 +161,7 @@ class PairLinear {
 
   // ---- many tokens ----
 
-  // Outputs [n, n + R) of groups [first, last) of tokens.
+  // Computes outputs [n, n + R) of token groups [first, last).
   template <int R>
   void rows(int64_t n, int64_t first, int64_t last) const {
     if constexpr (std::is_same_v<Weights, Dense<bf16>>) {
@@ -182,8 +182,8 @@ class PairLinear {
     }
   }
 
-  // Rows [row, row + R) of `source` are outputs from `n` on. Meanwhile the next rows there are fetched,
-  // each by a group of its own as long as there are some.
+  // Rows [row, row + R) of `source` are outputs from `n` on. The next rows are prefetched meanwhile;
+  // the first groups of tokens share that work.
   template <int R, bool Fetches>
   void tiles(const Dense<bf16>& source, int64_t row, int64_t n, int64_t first,
              int64_t last) const {
@@ -212,13 +212,13 @@ class PairLinear {
     }
   }
 
-  // Rows [first, last) of those at `rows` are fetched.
+  // Rows [first, last) of those at `rows` are to be prefetched.
   struct Ahead {
     const char* rows;
     int first, last;
   };
 
-  // Sums of R rows against a packed group of C tokens: [C][R].
+  // Sums [C][R] of R rows against a packed group of C tokens.
   template <int R, int C>
   void tile(const Dense<bf16>& source, int64_t row, const bf16* x, const Ahead& ahead,
             const Finish<R>& finish, float* results) const {
@@ -260,7 +260,7 @@ class PairLinear {
     }
   }
 
-  // [tokens][R] as outputs from (token, n) on.
+  // Writes results [tokens][R] as outputs from (token, n) on.
   template <int R>
   void put(int64_t n, int64_t token, int64_t tokens, const float* results) const {
     bf16 narrow[(R * kPairTokens + W - 1) / W * W];
@@ -286,7 +286,7 @@ void run_pairs(const LinearArgs& a) {
   if (a.tokens > Weights::kFewTokens) {
     const int64_t needed = a.tokens * groups.padded_inputs;
     if (int64_t(memory.size()) < needed) memory.resize(size_t(needed));
-    // Not by its name below: in another thread that is another vector.
+    // A pointer, because `memory` is thread-local: other threads would see their own vector.
     packed = memory.data();
     const double work = double(needed) / kPairsPackedPerMicrosecond;
     const int64_t packers = worthwhile_parts(a.threads, work, groups.count);

@@ -1,10 +1,11 @@
-// A mixture of experts: tokens ordered by expert, and each expert multiplied by its tokens together.
+// A mixture of experts: tokens are sorted by expert, and each expert is multiplied by its tokens
+// together.
 //
-// Two passes over what tokens and experts there are, gate and up with the activation, then down, and a
-// sum of each token's results in its own order. A pass is cut into items: some of an expert's tokens
-// against some of its rows, which are a linear layer of one thread (linear.cpp), whatever the weights
-// are held in. A row's sums there do not depend on how rows and tokens are cut, so a token's result
-// does not depend on its company. Of experts that nobody chose nothing is read.
+// There are two passes over the tokens and experts: gate and up with the activation, then down. A sum of
+// each token's results follows, in the order of its choices. A pass is cut into items: some of an
+// expert's tokens against some of its rows. An item is a linear layer of one thread (linear.cpp), for any
+// layout of weights. A row's sums do not depend on how rows and tokens are cut, so a token's result does
+// not depend on the other tokens. Weights of experts that no token chose are not read.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -17,9 +18,9 @@
 
 namespace {
 
-constexpr int64_t kItemTokens = 256, kItemRows = 512;  // at most
-constexpr int64_t kItemsPerThread = 8;                 // about, so that threads end together
-constexpr int64_t kScratchBytes = 64 << 20;  // for what tokens become on the way; more come in turns
+constexpr int64_t kItemTokens = 256, kItemRows = 512;  // maximal size of an item
+constexpr int64_t kItemsPerThread = 8;                 // about, so that threads finish together
+constexpr int64_t kScratchBytes = 64 << 20;  // for intermediate results; more tokens take several turns
 constexpr double kBytesPerMicrosecond = 20e3;    // of weights, by one thread
 constexpr double kProductsPerMicrosecond = 50e3;
 constexpr double kMovedPerMicrosecond = 4e3;  // elements
@@ -49,7 +50,7 @@ struct Matrices {
     return kind == kInt4 || kind == kInt4Strips ? inputs / group : 0;
   }
 
-  // Rows [row, row + rows) of an expert, as a layer; of those in strips, whole strips but for the last.
+  // Rows [row, row + rows) of an expert as a layer; in strips, `row` is at the start of a strip.
   LinearArgs rows_of(int64_t expert, int64_t row, int64_t rows) const {
     LinearArgs args{};
     args.weight = weight + (expert * held_rows() + row) * row_bytes();
@@ -60,12 +61,12 @@ struct Matrices {
   }
 };
 
-// Some of an expert's tokens, as they are ordered, against some of its rows.
+// Some of an expert's tokens, in sorted order, against some of its rows.
 struct Item {
   int64_t expert, first, tokens, row, rows;
 };
 
-// x / (1 + exp(-y)): silu with y = x, and gelu's approximation by tanh with another y.
+// x / (1 + exp(-y)): silu with y = x, and the tanh approximation of gelu with another y.
 inline vf gated(vf x, int64_t activation) {
   vf y = x;
   if (activation == kGeluTanh) y = (x + x * x * x * 0.044715f) * 1.5957691216057308f;
@@ -73,7 +74,7 @@ inline vf gated(vf x, int64_t activation) {
   return x / (exponential(bounded) + 1.0f);
 }
 
-// A vector of memory that is not filled before it is written to.
+// Returns the memory of a vector with room for `count` elements, uninitialized.
 template <class T>
 T* room(std::vector<T>& memory, int64_t count) {
   if (int64_t(memory.size()) < count) memory.resize(size_t(count));
@@ -105,7 +106,7 @@ class Experts {
  private:
   bool is_expert(int64_t id) const { return id >= 0 && id < a.experts; }
 
-  // Tokens [begin, end).
+  // Computes tokens [begin, end).
   void run_some(int64_t begin, int64_t end) {
     order(begin, end);
     const int64_t pairs = int64_t(ordered.size()), places = (end - begin) * a.chosen;
@@ -122,7 +123,7 @@ class Experts {
     spread(end - begin, double(places * a.hidden), [&](int64_t i) { combine(begin, i); });
   }
 
-  // Calls run(0) to run(count - 1), which move so many elements.
+  // Calls run(0) to run(count - 1) in parallel; together they move `elements` elements.
   template <class Run>
   void spread(int64_t count, double elements, const Run& run) const {
     const int64_t parts = worthwhile_parts(a.threads, elements / kMovedPerMicrosecond, count);
@@ -131,7 +132,7 @@ class Experts {
     });
   }
 
-  // Pairs of a token and one of its experts, by expert and then by token: a counting sort.
+  // Sorts the (token, expert) pairs by expert, then by token, with a counting sort.
   void order(int64_t begin, int64_t end) {
     const int64_t* ids = a.ids + begin * a.chosen;
     const int64_t places = (end - begin) * a.chosen;
@@ -146,14 +147,14 @@ class Experts {
     }
   }
 
-  // What some tokens of an expert cost one thread, in microseconds.
+  // Estimated time of one thread for some tokens of an expert, in microseconds.
   static double cost(const Matrices& matrices, int64_t tokens) {
     const double cells = double(matrices.outputs * matrices.inputs);
     return std::max(double(matrices.row_bytes() * matrices.outputs) / kBytesPerMicrosecond,
                     cells * double(tokens) / kProductsPerMicrosecond);
   }
 
-  // Calls run(item) for every token and `rows` of its expert, as they lie in memory.
+  // Cuts the pairs into items of up to kItemTokens tokens, and calls run(item), in memory order.
   template <class Run>
   void over_items(int64_t rows, const Matrices& matrices, const Run& run) {
     double work = 0;
@@ -185,7 +186,7 @@ class Experts {
     });
   }
 
-  // Tokens of an item, which lie at `x`, by rows of its expert: [tokens, rows].
+  // Multiplies an item's tokens in `x` by its rows of the expert: out [tokens, rows].
   void multiply(LinearArgs args, const Item& item, const T* x, T* out) {
     args.x = x + item.first * args.inputs;
     args.x_stride = args.inputs;
@@ -197,7 +198,7 @@ class Experts {
     if (status != kOk) failed.store(status, std::memory_order_relaxed);
   }
 
-  // Gates and ups of an item, joined.
+  // Computes gate and up of an item, and joins them with the activation.
   void project(const Item& item) {
     thread_local std::vector<T> memory;
     const int64_t count = item.tokens * item.rows;
@@ -231,7 +232,7 @@ class Experts {
     }
   }
 
-  // The i-th of the tokens from `begin` on.
+  // Sums the results of token begin + i.
   void combine(int64_t begin, int64_t i) const {
     const int64_t first = (begin + i) * a.chosen;
     const T* from = results + i * a.chosen * a.hidden;
@@ -254,10 +255,10 @@ class Experts {
 
   const ExpertsArgs& a;
   const Matrices gate_up, down;
-  std::vector<int64_t> starts;   // [experts + 1] of `ordered`
-  std::vector<int64_t> ordered;  // a pair's place among [tokens, chosen]
+  std::vector<int64_t> starts;   // [experts + 1], expert -> its first index in `ordered`
+  std::vector<int64_t> ordered;  // sorted pairs -> index into [tokens, chosen]
   std::vector<Item> items;
-  T *inputs, *activated;  // [pairs, hidden], [pairs, intermediate], as ordered
+  T *inputs, *activated;  // [pairs, hidden], [pairs, intermediate], sorted like `ordered`
   T* results;             // [tokens, chosen, hidden]
   std::atomic<int> failed{kOk};
 };

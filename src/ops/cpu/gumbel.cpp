@@ -1,9 +1,9 @@
 // Gumbel-max sampling over Philox4x32-10, see gumbel_argmax.py for the definition.
 //
-// A token can only win if its noise exceeds best - logit / T, that is, if its uniform w is small:
-// the noise is below -log(w), so w < exp(logit / T - best) is necessary. All tokens are screened
-// with vectors (skipping even Philox where no noise could be enough) and only the few survivors
-// pay two logarithms in double precision.
+// A token can only win if its noise exceeds best - logit / T. The noise is below -log(w) for its uniform
+// w, so w < exp(logit / T - best) is necessary. All tokens are screened with vectors (even Philox is
+// skipped where no noise could suffice), and only the few survivors need two logarithms in double
+// precision.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -21,7 +21,7 @@ constexpr int64_t kNoChoice = -1;  // NO_TOKEN of gumbel_argmax.py
 constexpr double kLogitsPerMicrosecond = 1600;
 constexpr double kHighestNoise = 22.88;  // -log(2**-33) = 22.874
 
-constexpr int L = W / 2;  // counters computed at once, one in each 64-bit lane
+constexpr int L = W / 2;  // counters computed at once, one per 64-bit lane
 typedef uint64_t vq __attribute__((vector_size(L * 8)));
 
 // Product of the lower 32 bits of each lane.
@@ -37,7 +37,7 @@ inline vq multiply_low(vq a, vq b) {
 #endif
 }
 
-// Words of L consecutive counters (position, group + lane); only the lower 32 bits of a lane count.
+// Words of L consecutive counters (position, group + lane); only the lower 32 bits of a lane are used.
 inline void philox(uint64_t seed, uint64_t position, vq group, vq* words) {
   vq c0 = vq{} + (position & 0xffffffffu), c1 = vq{} + (position >> 32);
   vq c2 = group & 0xffffffffu, c3 = group >> 32;
@@ -67,11 +67,11 @@ uint32_t random_word(uint64_t seed, uint64_t position, int64_t token) {
   return uint32_t(words[token % 4][0]);
 }
 
-// Lowest index of the maximum; kNoChoice if there is a NaN or +inf, or nothing above -inf.
+// The lowest index of the maximum; kNoChoice if there is a NaN or +inf, or only -inf.
 int64_t highest(const float* logits, int64_t n) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   vf best = splat(-kInfinity);
-  vi numbers = best == best;  // lanes that have seen nothing else
+  vi numbers = best == best;  // lanes without a NaN so far
   int64_t i = 0;
   for (; i + W <= n; i += W) {
     const vf some = load(logits + i);
@@ -112,12 +112,12 @@ struct Sampler {
     }
   }
 
-  // Screens 4 * L = 2 * W tokens from `start`, which all exist.
+  // Screens 4 * L = 2 * W tokens from `start` on, all of which exist.
   void screen(int64_t start, float factor) {
     const vf low = load(logits + start), high = load(logits + start + W);
     // The margin covers float rounding, so that the screen never drops a winner.
     const float bound = float(best) - 1e-3f - 1e-5f * std::fabs(float(best));
-    // Each by itself: the larger of a number and NaN may be NaN.
+    // Compare separately: the maximum of a number and NaN may be either.
     const float least = bound - float(kHighestNoise);
     const vi hopeful = (low * factor > least) | (high * factor > least);
     if (!any(hopeful)) return;
@@ -142,7 +142,7 @@ struct Sampler {
     return all != 0;
   }
 
-  // w < exp(gap), with w taken from the bits rounded down and the exponential capped.
+  // Whether w < exp(gap), with w from the bits rounded down and the exponential capped.
   static vi passes(vf gap, const uint32_t* bits) {
     vu words;
     std::memcpy(&words, bits, sizeof words);

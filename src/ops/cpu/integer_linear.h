@@ -1,13 +1,13 @@
-// Linear layers of quantized weights and rounded inputs, by products of integers (AVX512_VNNI).
+// Linear layers of quantized weights and rounded inputs, by integer dot products (AVX512_VNNI).
 //
 //   4 weights, unsigned, of 16 outputs x 4 inputs, signed -> added to 16 sums, int32
 //
-// Weights lie in strips (weight_strips.h): a slice is four inputs' weights of each output, of int4
-// eight inputs', the first four in the low halves. All are unsigned, by an offset, which the tokens'
-// sums take off again (rounded_inputs.h).
+// Weights lie in strips (weight_strips.h). A slice has the weights of four inputs for each output; for
+// int4, of eight inputs, the first four in the low nibbles. Weights are made unsigned by an offset, whose
+// effect is subtracted by means of the tokens' sums (rounded_inputs.h).
 //
-// A unit's products are summed as integers, exactly, in whatever order; units are added up one
-// after the other as floats. So a token's result does not depend on its company.
+// A unit's products are summed as integers, exactly, in any order. Units are added as floats, in order.
+// So a token's result does not depend on the other tokens.
 #pragma once
 #include "integer_panels.h"
 #include "integer_slices.h"
@@ -25,7 +25,7 @@ inline vf add_scaled(vf sums, vi products, vf factor) {
   return (vf)_mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)products), (__m512)factor, (__m512)sums);
 }
 
-// Weights of four inputs, those from 4 * Part on of a slice, of 16 outputs.
+// Weights of inputs [4 * Part, 4 * Part + 4) of a slice, for 16 outputs.
 template <class Slices, int Part>
 inline vq weights_of(const char* slice) {
   const vq bytes = _mm512_loadu_si512(slice);
@@ -48,12 +48,12 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     return static_cast<const char*>(projection.weight) + strip * strip_bytes;
   }
 
-  // C tokens.
+  // Computes C tokens.
   template <int C, Fetches How>
   void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
     if (!kScaledUnits) fetch_scales(strip);
     float wide[C][kStripOutputs];
-    // A second half is read from a cache, and nothing is fetched meanwhile: for many tokens.
+    // For many tokens: the strip in two halves. The second is in the cache and prefetches nothing.
     if (kScaledUnits && C > 2 && How == kByShares && ahead.groups > 2) {
       constexpr int V = kStripVectors / 2;
       add_up<C, V, How>(strip, token, 0, ahead, wide);
@@ -69,8 +69,8 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
  private:
   static constexpr bool kScaledUnits = std::is_same_v<Slices, Int4Slices>;
 
-  // Of the strip's vectors [first, first + V). Sums of a unit and of those before it are in
-  // registers at once, which there are 32 of.
+  // Computes vectors [first, first + V) of the strip. The sums of the current unit and those of all
+  // previous units are in registers at once; there are 32.
   template <int C, int V, Fetches How>
   void add_up(int64_t strip, int64_t token, int first, const Ahead& ahead,
               float (&wide)[C][kStripOutputs]) const {
@@ -112,7 +112,7 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     }
   }
 
-  // Of int8, for when the strip has been passed: they come from memory too.
+  // int8: prefetches the scales that are needed at the end of the strip.
   void fetch_scales(int64_t strip) const {
     const float* scales = projection.scales + strip * kStripOutputs;
 #pragma GCC unroll 8
@@ -138,13 +138,13 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
   }
 
   const RoundedTokens<int8_t>& x;
-  FinishFunction* const finish;  // by address, for what is above is the same for every dtype
+  FinishFunction* const finish;  // a pointer, so that this class is compiled once for all dtypes
   const int64_t strip_bytes;
 };
 
 #elif !defined(SLIPSTREAM_PANELS)
 
-// A strip of a token in plain loops.
+// Computes a strip of a token in plain loops.
 template <class Slices, class T>
 void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t strip,
                  int64_t token) {
@@ -180,7 +180,7 @@ void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t st
 
 #endif
 
-// Needs a whole number of units.
+// Requires that `inputs` is a multiple of the unit.
 template <class Slices, class T>
 void run_strips(const LinearArgs& a) {
   const bool divides = a.kind == kInt8Strips || a.group % kLargestUnit == 0;

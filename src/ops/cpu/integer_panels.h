@@ -1,10 +1,10 @@
-// Linear layers of quantized weights and rounded inputs in few registers (AVX2).
+// Linear layers of quantized weights and rounded inputs for few registers (AVX2).
 //
-// AVX-VNNI sums products of fours of bytes. Without it, a byte of int8 times one of an input fills 16
-// bits, and the instruction for pairs of bytes cuts the sums of two of them off. So weights are widened
-// to 16 bits, which takes an instruction for 16 of them whatever the number of tokens, and meet inputs
-// that were stored so: those with even numbers the even ones. Weights of int4 are small enough to be
-// multiplied as bytes: sums of eight pairs fit 16 bits.
+// AVX-VNNI sums products of four bytes. Without it, int8 weights are widened to 16 bits: the product of
+// an int8 weight and an input fills 16 bits, and the instruction for pairs of bytes saturates the sum of
+// two such products. Widening takes one instruction per 16 weights, whatever the number of tokens.
+// Even-numbered weights meet even-numbered inputs, which are stored accordingly. int4 weights are small
+// enough for byte products: the sum of eight pairs fits into 16 bits.
 #pragma once
 #include "integer_slices.h"
 #include "strip_panels.h"
@@ -16,7 +16,7 @@ namespace {
 typedef int16_t vs __attribute__((vector_size(W * 4)));
 typedef uint16_t vus __attribute__((vector_size(W * 4)));
 
-// Sums of two neighbouring products.
+// Sums pairs of neighbouring products.
 inline vi sum_pairs(vs a, vs b) {
 #if defined(__AVX512BW__)
   return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
@@ -25,7 +25,7 @@ inline vi sum_pairs(vs a, vs b) {
 #endif
 }
 
-// The same of bytes, the first of which are unsigned; cut off at 16 bits.
+// The same for bytes, of which the first operand is unsigned; saturates at 16 bits.
 inline vs sum_byte_pairs(vi bytes, vi signed_bytes) {
 #if defined(__AVX512BW__)
   return (vs)_mm512_maddubs_epi16((__m512i)bytes, (__m512i)signed_bytes);
@@ -108,9 +108,9 @@ class IntegerPanels {
   const int64_t slices;
 
  private:
-  static constexpr int kByteSlices = 4;  // whose sums of products of bytes fit 16 bits
+  static constexpr int kByteSlices = 4;  // slices whose sums of byte products fit into 16 bits
 
-  // Bytes of a slice: all of int8, the first (Part = 0) or the last four of int4's eight inputs.
+  // Bytes of a slice: int8, all; int4, weights of the first (Part = 0) or last four of its eight inputs.
   template <int Part>
   static vi bytes_of(const char* slice) {
     const vi bytes = load_word(slice);
@@ -118,7 +118,7 @@ class IntegerPanels {
     return (Part ? (vi)((vus)bytes >> 4) : bytes) & 0x0f0f0f0f;
   }
 
-  // By sums of fours.
+  // Adds a slice by products of four bytes.
   template <int Part, int C, int V>
   void add_bytes(vi (&sums)[C][V], const char* slice, const Value* values) const {
     vi weights[V];
@@ -135,7 +135,7 @@ class IntegerPanels {
     }
   }
 
-  // int8 in words: the even (Odd = 0) or the odd ones of a slice's four inputs.
+  // int8 widened to 16 bits: the even (Odd = 0) or odd ones of a slice's four inputs.
   template <int Odd, int C, int V>
   void add_words(vi (&sums)[C][V], const char* slice, const Value* values) const {
     vs weights[V];
@@ -155,7 +155,7 @@ class IntegerPanels {
     }
   }
 
-  // int4 by sums of pairs: kByteSlices slices.
+  // int4 by products of byte pairs, for kByteSlices slices.
   template <int C, int V, class F>
   void add_small_bytes(vi (&sums)[C][V], const char* slice, const Value* values, F& fetcher) const {
     vs pairs[C][V] = {};
@@ -187,7 +187,7 @@ class IntegerPanels {
     }
   }
 
-  // A unit's sums times its scales, those of inputs and of int4.
+  // Adds a unit's sums, times the scale of the inputs and, for int4, of the weights.
   template <int C, int V>
   void add_scaled(const vi (&sums)[C][V], const float* scales, int64_t token, int64_t unit,
                   float* to) const {

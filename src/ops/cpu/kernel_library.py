@@ -1,4 +1,4 @@
-"""A compiled kernel library, called through ctypes (which releases the interpreter lock).
+"""A compiled kernel library, called through ctypes (which releases the GIL).
 
 The C++ side has a plain C interface: arguments travel as one packed struct of pointers, strides
 and sizes (`abi.h`), so a call costs a few microseconds of Python.
@@ -28,7 +28,7 @@ from src.ops.linear import STRIP, fits_strips
 ABI = 18
 
 WAKE_COST = 50.0
-"""Microseconds that a library assumes at first."""
+"""Microseconds to wake a thread, as a library assumes at first."""
 
 _ATTENTION = struct.Struct("@11P15q").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
@@ -36,7 +36,7 @@ _QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
 _LAST_MOVE = struct.Struct("@qd")  # LastMove
 _DOUBLES = ctypes.POINTER(ctypes.c_double)
-# Words of masks beyond which a call takes so long that others may have the interpreter lock.
+# Calls with more words of masks take long enough to release the GIL.
 _QUICK_WORDS = 1 << 15
 
 
@@ -45,25 +45,25 @@ class UnusableLibraryError(Exception):
 
 
 class AttentionItems(NamedTuple):
-    """Of a call of attention. A share is an equal one of all its work: 1.0 is even."""
+    """How an attention call is cut. Shares are relative to an equal share per thread."""
 
     items: int
-    busiest: float  # share, of a thread
-    one_head: float  # share that one kv head of an item is at most
+    busiest: float  # load of the busiest thread; 1.0 is perfectly even
+    one_head: float  # largest cost of one kv head of an item
 
 
 class KernelLibrary:
     """One built instruction set level.
 
-    `paged_attention`, `gumbel_argmax`, `streamed_linear` and `experts` are the kernels. Not
-    kernels, but compiled as well: `send`, to many sockets without the interpreter lock, and what
-    `bind_masks` and `bind_moves` return.
+    The kernels are `paged_attention`, `gumbel_argmax`, `streamed_linear` and `experts`. Other
+    compiled functions are `send`, which sends to many sockets without the GIL, and the results of
+    `bind_masks` and `bind_moves`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # AttributeError: a library without our symbols.
+            # AttributeError: the library lacks our symbols.
             self._library = ctypes.CDLL(str(path))
             abi = self._library.slipstream_abi()
             self._philox = self._library.slipstream_philox
@@ -83,7 +83,7 @@ class KernelLibrary:
         self.send = _bind_send(self._library)
 
     def attention_items(self, *arguments: Any) -> AttentionItems:
-        """What a call of `paged_attention` is cut into."""
+        """How a call of `paged_attention` with these arguments would be cut into items."""
         items, shares = 0, (ctypes.c_double * 2)()
 
         def ask(packed: bytes) -> int:
@@ -95,19 +95,19 @@ class KernelLibrary:
         return AttentionItems(items, *shares)
 
     def share_prefixes(self, share: bool) -> None:
-        """Whether decoding rows read together what they share; off to measure what that brings."""
+        """Set whether decoding rows read shared prefixes together; off only for measurements."""
         function: Any = self._library.slipstream_share_prefixes
         function.argtypes, function.restype = (ctypes.c_int,), None
         function(share)
 
     def lay_out(self, weight: Tensor) -> Tensor:
-        """`ops.linear.to_strips` in place: the result has the memory of ``weight``, now in strips.
+        """`ops.linear.to_strips` in place: the result uses the memory of ``weight``.
 
         Parameters
-            weight: [N, K] bfloat16, contiguous, of which nobody else has a view.
+            weight: [N, K] bfloat16, contiguous; no other view of it may be in use.
 
         Raises
-            ValueError: It cannot lie in strips, or is not contiguous.
+            ValueError: It does not fit strips, or is not contiguous.
         """
         is_laid_out = weight.is_cpu and weight.is_contiguous()
         if not (fits_strips(weight) and weight.dtype == torch.bfloat16 and is_laid_out):
@@ -122,12 +122,12 @@ class KernelLibrary:
     def quantize(
         self, weight: Tensor, kind: torch.dtype, group_size: int, *, in_strips: bool
     ) -> tuple[Tensor, Tensor]:
-        """As `models.quantization.quantize`, to the same bits.
+        """`models.quantization.quantize`, with identical bits.
 
         Parameters
             weight: [N, K] float32, bfloat16 or float16, contiguous and finite.
-            kind: torch.int8, by row; torch.uint8, int4 by `group_size` weights of a row.
-            in_strips: As of `ops.linear.to_quantized_strips`, where they can lie so.
+            kind: torch.int8 for int8 by row; torch.uint8 for int4 by `group_size` weights of a row.
+            in_strips: Whether to pack as `ops.linear.to_quantized_strips` does, if the shape fits.
 
         Returns
             Values and scales.
@@ -141,7 +141,7 @@ class KernelLibrary:
         if not (weight.is_cpu and weight.is_contiguous()):
             raise ValueError("expected contiguous weights in host memory")
         columns, strips = inputs // 2 if is_int4 else inputs, -(-rows // STRIP)
-        # Strips are as large as rows, but for what fills up a last one.
+        # Strips are as large as rows, except for the padding of a last strip.
         values = lazy_zeros((strips * STRIP, columns), kind)
         scales = torch.empty((rows, groups) if is_int4 else (rows,))
         in_strips = in_strips and fits_strips(values[:rows])
@@ -165,15 +165,15 @@ class KernelLibrary:
     def bind_masks(
         self, masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray
     ) -> Callable[[Sequence[int]], Sequence[int] | None]:
-        """What changes masks of rows by their wishes, in place.
+        """A function that applies the requests' own constraints to masks of rows, in place.
 
         `masks`, `ends` and `allowed` are int32 [R, W], `wishes` is uint8 [R]; see MaskArgs in
-        `abi.h`. The function takes rows, and returns 1 for each that anything is left to, or None
-        if that is so for all.
+        `abi.h`. The function takes rows. It returns a list with 1 for each row that has a possible
+        token and 0 for others, or None if all rows have one.
         """
         packed = _pack_masks(masks, ends, allowed, wishes)
         words = masks.shape[1]
-        # What takes a microsecond takes many if the interpreter lock is given away and waited for.
+        # Small calls keep the GIL: re-acquiring it can take longer than the call.
         quick: Any = ctypes.PyDLL(str(self.path)).slipstream_restrict_masks
         patient: Any = self._library.slipstream_restrict_masks
         for function in (quick, patient):
@@ -199,14 +199,14 @@ class KernelLibrary:
         tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
         ordinary: float,
     ) -> Callable[[np.ndarray], tuple[int, int, float]]:
-        """What moves matchers of llguidance, and leaves their masks in their rows.
+        """A function that makes grammar steps: it runs matchers of llguidance and writes masks.
 
         `functions` are the addresses of MatcherFunctions, see `abi.h`; `tables` are masks, ends,
-        allowed and wishes as of `bind_masks`. The function takes int64 [M, 3], contiguous: address,
-        row and token of each move, a negative one for none. It makes them in turn up to one that
-        has another Outcome than kMoved or takes longer than `ordinary` seconds, and returns how
-        many it made and, of the last, the Outcome and the processor time in seconds. Any thread
-        may call it, for rows and matchers that no other is busy with.
+        allowed and wishes as in `bind_masks`. The function takes int64 [M, 3], contiguous: address,
+        row and token (negative for none) of each step. It makes them in order, and stops after the
+        first that has another Outcome than kMoved or takes longer than `ordinary` seconds. It
+        returns how many it made, and the Outcome and the CPU time in seconds of the last one. Any
+        thread may call it, for rows and matchers that no other thread is using.
         """
         packed = _pack_masks(*tables)
         addresses = struct.pack("@2P", *functions)
@@ -229,7 +229,7 @@ class KernelLibrary:
         return move
 
     def assume_wake_cost(self, microseconds: float = WAKE_COST) -> None:
-        """Until another thread has begun, which work must be worth to be cut."""
+        """Set the estimated time to wake a thread; work is cut only if it takes longer."""
         assume: Any = self._library.slipstream_assume_wake_cost
         assume.argtypes, assume.restype = (ctypes.c_double,), None
         assume(microseconds)
@@ -244,7 +244,7 @@ class KernelLibrary:
 def _pack_masks(
     masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray
 ) -> bytes:
-    """MaskArgs of arrays that whoever keeps this keeps too."""
+    """MaskArgs of arrays; the result keeps the arrays alive."""
     given = (masks, ends, allowed)
     num_rows, words = masks.shape
     for each in given:
@@ -255,7 +255,7 @@ def _pack_masks(
 
 
 def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
-    """`function` takes a packed AttentionArgs, and returns a status."""
+    """The op as a Python function; `function` takes a packed AttentionArgs, returns a status."""
 
     def paged_attention(
         query: Tensor,
@@ -273,7 +273,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
         max_query_len: int,
         max_seq_len: int,
         deterministic: bool = False,
-        schedule: Tensor | None = None,  # of the CUDA kernels
+        schedule: Tensor | None = None,  # for the CUDA kernels only
     ) -> None:
         if key is None or value is None:
             raise ValueError("expected key and value: the kernel itself writes them to the cache")
@@ -383,7 +383,7 @@ def _bind_send(library: ctypes.CDLL) -> Callable[[Sequence[int], Sequence[bytes]
     function.restype = None
 
     def send(sockets: Sequence[int], data: Sequence[bytes]) -> list[int]:
-        """Send to each of some sockets; returns bytes taken of each, or an errno, negated."""
+        """Send data[i] to sockets[i]; returns the bytes that each took, or a negated errno."""
         count = len(sockets)
         sent = (ctypes.c_int64 * count)()
         function(

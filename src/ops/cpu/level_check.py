@@ -1,4 +1,4 @@
-"""Whether a level's library computes what the portable one does, asked in a process of its own."""
+"""Checks in a separate process whether a level's library computes what the portable one does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIMEOUT: Final = 60.0  # seconds
 
 PASSED: Final = "passed"
 KILLED: Final = "killed, or took too long"
-"""Of a machine that was short of memory or time, and no verdict on the level."""
+"""The machine was short of memory or time; this is no verdict on the level."""
 
 # Runs in a bare interpreter: argv = portable library, level's library, level's number.
 _CHECK: Final = """
@@ -41,7 +41,7 @@ def check(portable: Path, library: Path, number: int) -> str:
     """Run a level's self-check: `PASSED`, `KILLED`, or what went wrong.
 
     Raises
-        BuildError: This process ends.
+        BuildError: This process is ending.
     """
     command = [sys.executable, "-I", "-S", "-c", _CHECK, str(portable), str(library), str(number)]
     process = compilers.start(command)

@@ -15,12 +15,12 @@ class Level:
     number
         As in self_check.cpp.
     needs, flags
-        Of the CPU; of the compiler.
+        Required CPU features; compiler flags.
     pairs_in_strips
-        bfloat16 weights multiply fastest where they lie in strips.
+        Whether bfloat16 weights are multiplied fastest in strips.
     multiplies_bytes
-        Products of bytes are the fastest: what quantized weights are multiplied by is worth
-        being rounded.
+        Whether integer products are the fastest, so that quantized weights are worth rounding
+        their inputs.
     """
 
     name: str
@@ -37,7 +37,7 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _AVX512_FLAGS = (*("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"), *_AVX2_FLAGS)
 _AVX512_VNNI = _AVX512 | {"avx512_vnni"}
 _AVX512_VNNI_FLAGS = (*_AVX512_FLAGS, "-mavx512vnni")
-# Of pairs of bfloat16, and of fours of bytes: no CPU has only the former.
+# Products of bfloat16 pairs and of four bytes; no CPU has only the former.
 _PRODUCTS = _AVX512_VNNI | {"avx512_bf16"}
 _PRODUCTS_FLAGS = (*_AVX512_VNNI_FLAGS, "-mavx512bf16")
 _TILES = _PRODUCTS | {"amx_tile", "amx_bf16"}
@@ -57,14 +57,14 @@ LEVELS = (
         pairs_in_strips=True,
         multiplies_bytes=True,
     ),
-    # Tiles of bfloat16 multiply more than both.
+    # bfloat16 tile products are faster than both.
     Level("amx", 6, _TILES, (*_PRODUCTS_FLAGS, "-mamx-tile", "-mamx-bf16")),
 )
 """From slowest to fastest."""
 
 
 def cpu_flags() -> frozenset[str]:
-    """Instruction sets that the kernel reports for this CPU; empty where it does not say."""
+    """CPU features that the kernel reports in /proc/cpuinfo; empty if there are none."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         for line in lines:
             if line.startswith("flags"):
@@ -73,5 +73,5 @@ def cpu_flags() -> frozenset[str]:
 
 
 def fastest_level(flags: frozenset[str]) -> Level:
-    """The fastest level that a CPU with these flags can have."""
+    """The fastest level that a CPU with these flags supports."""
     return [level for level in LEVELS if level.needs <= flags][-1]

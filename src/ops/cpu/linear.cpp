@@ -1,13 +1,14 @@
 // Linear layers that stream their weights once: out[T, N] = x[T, K] * weight[N, K]^T.
 //
-// Weights stay in the rows of the checkpoint, in their own type, and are widened in registers, so
-// what is read from memory is what they take there. A tile is kRows rows of weights against up to
-// kTokens tokens, or twice as many rows against one token, so that there are sums enough to hide the
-// latency of adding to one. They run along K in one vector accumulator each, in the same order
-// whatever else is in the batch, so a token's result does not depend on its company. Where products
-// of bfloat16 are instructions, those tokens go other ways (dot_linear.h, amx_linear.h). Weights may also
-// lie in strips, as instructions take them: of bfloat16 (pair_strips.h), or quantized ones, which
-// meet rounded inputs (integer_linear.h).
+// Weights stay in the rows and the dtype of the checkpoint and are widened in registers, so memory
+// traffic is no more than their size. A tile is kRows rows of weights against up to kTokens tokens, or
+// twice as many rows against one token; that gives enough independent sums to hide the latency of an
+// addition. Each sum runs along K in one vector accumulator, in the same order for every batch, so a
+// token's result does not depend on the other tokens.
+//
+// Where bfloat16 products are instructions, bfloat16 tokens take other paths (dot_linear.h,
+// amx_linear.h). Weights may also be packed in strips: bfloat16 ones (pair_strips.h), or quantized ones,
+// which are multiplied by rounded inputs (integer_linear.h).
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -25,21 +26,21 @@
 namespace {
 
 constexpr int kRows = 4;            // rows of weights of a tile
-constexpr int kStrip = 2 * kRows;   // of a tile of one token
+constexpr int kStrip = 2 * kRows;   // the same for a tile of one token
 #if defined(__AVX512F__)
 constexpr int kTokens = 6;
 #else
 constexpr int kTokens = 3;
 #endif
-constexpr int64_t kActivationBytes = 384 * 1024;  // of tokens that are kept close to a core
+constexpr int64_t kActivationBytes = 384 * 1024;  // of a block of tokens that stays in a core's cache
 constexpr double kBytesPerMicrosecond = 15e3;    // of weights, by one thread
 constexpr double kProductsPerMicrosecond = 20e3;  // of a weight and an input
 constexpr double kLaidOutPerMicrosecond = 5e3;    // bytes
 
-// Sums of R rows of weights, from `row` on, against C tokens, whose floats lie K apart: [C][R].
-// Where they come from memory, as many rows from `next` on are fetched meanwhile, for one token half of
-// each page of them: several rows at once are several streams, and where the next ones begin no
-// prefetcher looks.
+// Sums [C][R] of R rows of weights, from `row` on, against C tokens, whose floats lie K apart. If rows
+// come from memory (Fetches), the rows from `next` on are prefetched meanwhile; for one token, only half
+// of each page. Several rows are several streams, and the hardware prefetcher does not know where the
+// next ones begin.
 template <int R, int C, bool Fetches, class Weights>
 void tile(const Weights& w, int64_t row, int64_t next, const float* x,
           const Finish<R>& finish, float* results) {
@@ -97,7 +98,7 @@ void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next,
   }
 }
 
-// Rows [begin, end) of the weights against all tokens; T is what tokens and results are.
+// Computes rows [begin, end) of the weights against all tokens; T is the dtype of tokens and results.
 template <class Weights, class T>
 class Panel {
  public:
@@ -105,7 +106,7 @@ class Panel {
 
   void run(int64_t begin, int64_t end) const {
     const int64_t row_bytes = int64_t(sizeof(float)) * a.inputs;
-    // Weights are read again for every block of tokens, the tokens of a block for every tile.
+    // Weights are read once per block of tokens; a block's tokens are read once per tile of weights.
     const int64_t block =
         std::max<int64_t>(kTokens, kActivationBytes / row_bytes / kTokens * kTokens);
     for (int64_t first = 0; first < a.tokens; first += block) {
@@ -131,20 +132,20 @@ class Panel {
     return finish;
   }
 
-  // One token.
+  // Computes one token.
   void strip(int64_t n, int64_t t) const {
     Results<kStrip> results;
     tile<kStrip, 1, true>(w, n, n + kStrip, x + t * a.inputs, finish_of<kStrip>(n), results);
     put<kStrip>(n, t, 1, results);
   }
 
-  // Tokens [first, last).
+  // Computes tokens [first, last).
   template <int R>
   void rows(int64_t n, int64_t first, int64_t last) const {
     if (std::is_same_v<Weights, Dense<float>> || last - first <= kTokens) {
       return tokens<R, true>(w, n, n, first, last);
     }
-    // Widened once for all tokens of the block, to the same floats as in registers.
+    // Widen the rows once for all tokens of the block. The floats are the same as in registers.
     thread_local std::vector<float> wide;
     if (int64_t(wide.size()) < R * a.inputs) wide.resize(size_t(R * a.inputs));
     for (int r = 0; r < R; ++r) widen_row(n + r, n + r + R, &wide[r * a.inputs]);
@@ -167,7 +168,7 @@ class Panel {
     }
   }
 
-  // Rows [row, row + R) of the source, which are outputs from `n` on, against tokens.
+  // Rows [row, row + R) of the source (outputs from `n` on) against tokens [first, last).
   template <int R, bool Fetches, class Source>
   void tokens(const Source& source, int64_t row, int64_t n, int64_t first, int64_t last) const {
     const Finish<R> finish = finish_of<R>(n);
@@ -175,7 +176,7 @@ class Panel {
     for (int64_t t = first; t < last; t += kTokens) {
       const int some = int(std::min<int64_t>(kTokens, last - t));
       const float* from = x + t * a.inputs;
-      // The others find these rows in a cache.
+      // Only the first tile prefetches; later tiles find these rows in the cache.
       if (Fetches && t == first) {
         tile_tokens<R, true>(some, source, row, row + R, from, finish, results);
       } else {
@@ -185,7 +186,7 @@ class Panel {
     }
   }
 
-  // [tokens][R] as outputs from (t, n) on.
+  // Writes results [tokens][R] as outputs from (t, n) on.
   template <int R>
   void put(int64_t n, int64_t t, int tokens, const float* results) const {
     T narrow[sizeof(Results<R>) / sizeof(float)];
@@ -265,8 +266,8 @@ SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t w
                                          int64_t threads) {
   try {
     const double work = double(strips * words * kSlice) / kLaidOutPerMicrosecond;
-    // Not more than threads, for each has a strip on the way. Whatever lacks memory is known before
-    // anything has been moved.
+    // No more parts than threads, because each part needs memory for a strip. That is allocated before
+    // anything is moved, so a lack of memory leaves the weights unchanged.
     const int64_t parts = std::min(threads, worthwhile_parts(threads, work, strips));
     std::vector<uint32_t> scratch(size_t(parts * words * kStripOutputs));
     parallel(threads, parts, [&](int64_t part) {

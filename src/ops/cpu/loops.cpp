@@ -1,10 +1,10 @@
-// Loops of compiled code, by the threads of the pool.
+// Runs the loops of compiled code on the threads of the pool.
 //
-// Inductor writes its loops over tokens for OpenMP: a function that asks which part of how many it
-// is, and computes that one. The compiler's process writes the names below over OpenMP's
-// (src/compile/own_threads.py), whose teams would spin beside the pool and would begin a loop of one
-// microsecond together. Here a loop is cut as other work is, where it takes long enough. How long
-// that is nobody says, so it is seen.
+// Inductor writes its loops over tokens for OpenMP: a function asks for its thread number and the number
+// of threads, and computes that part. The compiler's process replaces OpenMP's names with those below
+// (src/compile/own_threads.py). OpenMP's teams would spin beside the pool, and would be started even for
+// loops of one microsecond. Here a loop is cut like any other work, if it takes long enough. Its duration
+// is not known beforehand, so it is measured.
 #include <chrono>
 #include <unordered_map>
 
@@ -19,7 +19,7 @@ namespace {
 typedef void Loop(void*);
 typedef std::chrono::steady_clock Clock;
 
-constexpr double kNewest = 1.0 / 8;  // weight of what a loop took now, against what it took before
+constexpr double kNewest = 1.0 / 8;  // weight of the newest measurement in the moving average
 
 thread_local int this_part = 0, all_parts = 1;
 std::atomic<int64_t> loops_cut{0};
@@ -29,7 +29,7 @@ struct Part {
   ~Part() { this_part = 0, all_parts = 1; }
 };
 
-// Microseconds that it took one thread to run all parts.
+// Runs all parts. Returns the sum of their durations in microseconds.
 double run(Loop* loop, void* data, int64_t parts) {
   std::atomic<int64_t> spent{0};
   parallel(slipstream_threads, parts, [&](int64_t part) {
@@ -42,7 +42,7 @@ double run(Loop* loop, void* data, int64_t parts) {
   return double(spent.load(std::memory_order_relaxed)) / 1e3;
 }
 
-// What a token takes, in microseconds; null if there is no memory to know it.
+// The cost of a token in this loop, in microseconds; null if memory is lacking.
 double* cost_of(Loop* loop, bool& is_new) {
   thread_local std::unordered_map<Loop*, double> costs;
   try {
@@ -56,8 +56,8 @@ double* cost_of(Loop* loop, bool& is_new) {
 
 }  // namespace
 
-// GOMP_parallel: a loop's parts, in any order. GCC takes it, and the loop, never to throw: the process
-// would end.
+// GOMP_parallel: runs a loop's parts in any order. GCC assumes that neither it nor the loop throws; an
+// exception would end the process.
 SLIPSTREAM_EXPORT void slipstream_do(Loop* loop, void* data, unsigned, unsigned) {
   const int64_t tokens = slipstream_tokens;
   if (slipstream_threads <= 1 || tokens <= 1) return loop(data);
@@ -66,14 +66,14 @@ SLIPSTREAM_EXPORT void slipstream_do(Loop* loop, void* data, unsigned, unsigned)
   if (known == nullptr) return loop(data);
   double& cost = *known;
   const int64_t parts = worthwhile_parts(slipstream_threads, cost * double(tokens), tokens);
-  // Too short to look at the clock for, unless it was never looked at.
+    // Too short to be worth the clock calls, unless it was never measured.
   if (parts <= 1 && !is_new) return loop(data);
   if (parts > 1) loops_cut.fetch_add(1, std::memory_order_relaxed);
   const double now = run(loop, data, parts) / double(tokens);
   cost = is_new ? now : cost + (now - cost) * kNewest;
 }
 
-// GOMP_barrier: a loop's end, behind which nothing is.
+// GOMP_barrier: stands at a loop's end, and nothing follows it.
 SLIPSTREAM_EXPORT void slipstream_0() {}
 
 // omp_get_thread_num and omp_get_num_threads

@@ -1,4 +1,4 @@
-// What a step waits for before it samples, if what its rows may sample is computed meanwhile.
+// A step waits here before it samples, if the masks of its rows are computed meanwhile.
 #pragma once
 #include <condition_variable>
 #include <mutex>
@@ -10,7 +10,7 @@ struct MaskGate {
  public:
   void open(const uint32_t* masks, int64_t words, const int64_t* rows, int64_t count);
 
-  // Waits until it is open, and leaves -inf in the logits of what may not be drawn.
+  // Waits until the gate is open, then sets the logits of forbidden tokens to -inf.
   Status apply(float* logits, int64_t rows, int64_t vocab_size, int64_t stride, int64_t threads);
 
  private:

@@ -1,5 +1,4 @@
-// What rows may sample, as bits: computed by their grammars, brought into line with what their
-// requests want besides, and applied to logits.
+// Token masks: computed by grammars, combined with the requests' other constraints, applied to logits.
 #include <cstring>
 #include <ctime>
 #include <limits>
@@ -14,7 +13,7 @@ namespace {
 constexpr double kMaskedPerMicrosecond = 6e3;  // logits
 
 struct Found {
-  uint32_t others = 0, ends = 0;  // not 0: the grammar allows tokens that end nothing, that end it
+  uint32_t others = 0, ends = 0;  // non-zero if the grammar allows other tokens; tokens that end the output
 };
 
 Found look(const uint32_t* mask, const uint32_t* ends, const uint32_t* allowed, int64_t words) {
@@ -26,14 +25,14 @@ Found look(const uint32_t* mask, const uint32_t* ends, const uint32_t* allowed, 
   return found;
 }
 
-// Whether anything is left.
+// Applies a row's constraints to its mask. Returns whether any token is left.
 bool restrict_row(uint32_t* mask, const uint32_t* ends, const uint32_t* allowed, bool goes_on,
                   int64_t words) {
   const Found found = look(mask, ends, allowed, words);
   uint32_t left = found.others;
   for (int64_t i = 0; i < words; ++i) {
     uint32_t kept = found.ends ? ends[i] : 0;
-    // Where there is something else: no end at all, or those that are allowed themselves.
+    // If other tokens are possible, keep no end token (goes_on), or only those in `allowed`.
     if (found.others) kept &= goes_on ? 0 : allowed[i];
     mask[i] = (mask[i] & ~ends[i] & allowed[i]) | kept;
     left |= kept;
@@ -55,7 +54,7 @@ bool restrict(const MaskArgs& a, int64_t row) {
                                         wish == kGoesOn, a.words);
 }
 
-// A machine that is busy with other things is no fault of a grammar.
+// CPU time instead of wall time: a busy machine is not the grammar's fault.
 double processor_seconds() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -68,7 +67,7 @@ Outcome make(const MatcherFunctions& functions, const MaskArgs& a, const Move& m
     if (ends >> (move.token % 32) & 1) return kEnded;
     CommitResult taken{};
     if (functions.commit_token(move.matcher, uint32_t(move.token), &taken)) return kMatcherFailed;
-    // Only its end could follow, and whoever takes that asks for no more.
+    // Only an end token could follow, and no mask is requested after one.
     if (taken.is_stop) return kMatcherFailed;
   }
   MaskResult next{};
@@ -79,8 +78,8 @@ Outcome make(const MatcherFunctions& functions, const MaskArgs& a, const Move& m
   return restrict(a, move.row) ? kMoved : kNothingPossible;
 }
 
-// Leaves -inf where a bit is not set, and a NaN or +inf everywhere: as -inf added to +inf, or to
-// NaN, is no number.
+// Sets logits to -inf where a bit is not set, but keeps NaN and turns +inf into NaN: adding -inf does
+// both, so broken logits stay visible.
 void bar(const uint32_t* mask, int64_t vocab_size, float* logits) {
   vu bits;
   for (int lane = 0; lane < W; ++lane) bits[lane] = 1u << lane;
@@ -136,7 +135,7 @@ SLIPSTREAM_EXPORT int slipstream_open_gate(MaskGate* gate, const uint32_t* masks
     gate->open(masks, words, rows, count);
     return kOk;
   } catch (const std::bad_alloc&) {
-    // Open all the same: who waits is told that these are not its rows.
+    // Open the gate all the same, without rows: the waiting step then fails with kBadMasks.
     gate->open(masks, words, rows, 0);
     return kOutOfMemory;
   }

@@ -1,8 +1,9 @@
-// Few query rows of bfloat16 against keys and values where they lie (AVX512_BF16): scores along the head
-// dimension, sums of values by neighbouring keys, whose elements meet in one product as those of a strip do.
+// Few bfloat16 query rows against keys and values in place (AVX512_BF16). Scores are dot products along
+// the head dimension. Sums of values use pairs of neighbouring keys, whose elements meet in one product,
+// as in strips.
 //
-// A row's score of a key, and its sum of two neighbouring ones' values, are formed alike whatever its
-// company.
+// A row's score of a key, and its sum of the values of a pair of keys, are computed in the same way
+// whatever the other rows.
 #pragma once
 #include "pairs.h"
 #include "tiles.h"
@@ -11,8 +12,9 @@
 
 namespace {
 
-// scores[row, key] = scale * query[row] . key for W / R keys of a tile of kKeys, from j on, where they
-// lie, and for Rows rows from `row` on, at most R. Queries are [rows, head_dim], whole vectors each.
+// scores[row, key] = scale * query[row] . key, for W / R keys (in place) of a tile of kKeys from j on,
+// and for Rows rows from `row` on, at most R. Queries are [rows, head_dim], each a whole number of
+// vectors.
 template <int R, int Rows = R>
 inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int row, int head_dim,
                       float scale, int j) {
@@ -40,8 +42,8 @@ inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int ro
   }
 }
 
-// Weights of a tile's keys in bfloat16, by which pairs of values are multiplied: [rows, kKeys]. Their sums
-// become those of what was rounded, so that they still add up to 1.
+// Rounds the weights [rows, kKeys] of a tile's keys to bfloat16, for products of pairs of values. Adjusts
+// the sums of weights to the rounded ones, so that they still add up to 1 after the division.
 inline void round_weights(Scratch& s, int rows, bf16* to) {
   const float* from = s.scores;
   for (int row = 0; row < rows; ++row) {
@@ -56,7 +58,7 @@ inline void round_weights(Scratch& s, int rows, bf16* to) {
   }
 }
 
-// Elements of two keys side by side: of every eight the first four, and the others.
+// Elements of two keys interleaved: of every eight elements, the first four, and the other four.
 struct Interleaved {
   vb low, high;
   Interleaved(const bf16* first, const bf16* second) {
@@ -66,7 +68,7 @@ struct Interleaved {
   explicit Interleaved(const bf16* packed) : low(load_run(packed)), high(load_run(packed + kRun)) {}
 };
 
-// Values where they lie.
+// Values in place; interleaved at each use.
 struct ValueRows {
   const bf16* const* rows;
   Interleaved at(int key, int d) const { return {rows[key] + d, rows[key + 1] + d}; }
@@ -81,7 +83,7 @@ struct PackedValues {
   }
 };
 
-// `count` values, an even number, as PackedValues has them.
+// Interleaves `count` values, an even number, for PackedValues.
 inline void interleave(bf16* packed, const bf16* const* values, int count, int head_dim) {
   for (int i = 0; i < count; i += 2) {
     for (int d = 0; d < head_dim; d += int(kRun), packed += 2 * kRun) {
@@ -92,7 +94,7 @@ inline void interleave(bf16* packed, const bf16* const* values, int count, int h
   }
 }
 
-// N runs of elements of R query rows.
+// Computes N vectors of 32 elements for R query rows.
 template <int R, int N, class Values>
 inline void weigh_runs(float* out, const bf16* weights, const Values& values, int width, int d,
                        int count) {
@@ -123,8 +125,8 @@ inline void weigh_runs(float* out, const bf16* weights, const Values& values, in
   }
 }
 
-// out[row] += weights[row] . values of `count` keys, an even number, for R rows; calls each(keys) on
-// the way, for all of them.
+// out[row] += weights[row] . values of `count` keys (an even number), for R rows. Calls each(keys) on the
+// way, for all keys in total.
 template <int R, class Values, class Each>
 inline void weigh_pairs(float* out, const bf16* weights, const Values& values, int width, int count,
                         const Each& each) {
@@ -140,7 +142,7 @@ inline void weigh_pairs(float* out, const bf16* weights, const Values& values, i
   }
 }
 
-// Sums of weigh_pairs() as elements follow one another.
+// Brings a row of sums of weigh_pairs() from interleaved order into the elements' order.
 inline void put_pairs_in_order(float* row, int width) {
   for (int d = 0; d < width; d += int(kRun)) {
     float some[kRun];

@@ -1,11 +1,11 @@
-// Linear layers of bfloat16 by products of pairs (AVX512_BF16), weights in strips (weight_strips.h).
+// Linear layers by bfloat16 products of pairs (AVX512_BF16), with weights in strips (weight_strips.h).
 //
 //   2 weights of 16 outputs x 2 inputs -> added to 16 sums, float32
 //
-// A slice of a strip is two inputs' weights of each output. Tokens are met where they lie, two inputs
-// at a time by all of a slice. A sum runs along all inputs in one lane, so a token's result does not
-// depend on its company. Against rows of weights (dot_linear.h) this saves the additions across lanes
-// at the end of each row, and the packing of tokens.
+// A slice of a strip has the weights of two inputs for each output. Tokens are read in place, two inputs
+// at a time for all outputs of a slice. A sum runs along all inputs in one lane, so a token's result does
+// not depend on the other tokens. Compared with rows of weights (dot_linear.h), this saves the additions
+// across lanes at the end of each row, and the packing of tokens.
 #pragma once
 #include "pairs.h"
 #include "strip_panels.h"
@@ -27,7 +27,7 @@ class PairStrips : public StripTiles<PairStrips> {
     return static_cast<const char*>(projection.weight) + strip * strip_bytes;
   }
 
-  // C tokens.
+  // Computes C tokens.
   template <int C, Fetches How>
   void tile(int64_t strip, int64_t token, const Ahead& ahead) const {
     const int64_t inputs = projection.inputs, stride = projection.x_stride;
@@ -60,7 +60,7 @@ class PairStrips : public StripTiles<PairStrips> {
   const LinearArgs& projection;
 
  private:
-  static constexpr int64_t kShareInputs = 64;  // between two looks at what to fetch
+  static constexpr int64_t kShareInputs = 64;  // inputs between two rounds of prefetching
 
   void finish(int64_t n, int64_t token, const vf (&sums)[kStripVectors]) const {
     const bf16* bias = static_cast<const bf16*>(projection.bias);
@@ -78,7 +78,7 @@ class PairStrips : public StripTiles<PairStrips> {
 
 #else
 
-// The float that the first (Second = false) or the second bfloat16 of each pair is.
+// Widens the first (Second = false) or the second bfloat16 of each pair to float.
 template <bool Second>
 inline vf one_of_pairs(const char* pairs) {
   vu words;
@@ -88,7 +88,7 @@ inline vf one_of_pairs(const char* pairs) {
 
 #if defined(SLIPSTREAM_PANELS)
 
-// Tokens are floats, [tokens, inputs]: weights are widened in registers.
+// For tokens as floats, [tokens, inputs]: weights are widened in registers.
 class WidenedPairs {
  public:
   WidenedPairs(const LinearArgs& args, const float* x)
@@ -133,7 +133,7 @@ class WidenedPairs {
 
 #else
 
-// A strip of a token, by widening pairs.
+// Computes a strip of a token by widening pairs.
 inline void run_widened(const LinearArgs& a, int64_t strip, int64_t token) {
   const bf16* x = static_cast<const bf16*>(a.x) + token * a.x_stride;
   const char* slice = static_cast<const char*>(a.weight) + strip * (a.inputs / 2 * kSlice);
@@ -154,7 +154,7 @@ inline void run_widened(const LinearArgs& a, int64_t strip, int64_t token) {
 #endif
 #endif
 
-// Needs an even number of inputs, and outputs for whole strips.
+// Requires an even number of inputs, and a multiple of kStripOutputs outputs.
 inline void run_pair_strips(const LinearArgs& a) {
   const double bytes = double(a.outputs * a.inputs) * sizeof(bf16);
 #if defined(SLIPSTREAM_PAIRS)

@@ -1,7 +1,7 @@
 // Products of pairs of bfloat16, added to sums in float32 (AVX512_BF16).
 //
-// A tile of a left-hand operand is 16 rows of 32 bfloat16. One of a right-hand operand has pairs of
-// its rows side by side ("VNNI"): dword (p, n) is elements (2p, n) and (2p + 1, n). So AMX has them.
+// A tile of a left-hand operand is 16 rows of 32 bfloat16. A tile of a right-hand operand interleaves
+// pairs of rows ("VNNI"): dword (p, n) is elements (2p, n) and (2p + 1, n). AMX requires this layout.
 #pragma once
 #include "vector.h"
 
@@ -23,14 +23,14 @@ inline vb load_run(const bf16* p) {
   return v;
 }
 
-// Zeros behind the first `count`.
+// The first `count` elements, then zeros.
 inline vb load_some_run(const bf16* p, int64_t count) {
   bf16 some[kRun] = {};
   std::memcpy(some, p, size_t(count) * sizeof(bf16));
   return load_run(some);
 }
 
-// Those of a's lanes, then of b's: the bfloat16 that a float begins with.
+// The upper 16 bits of a's lanes, then of b's: floats truncated to bfloat16.
 inline vb upper_halves(vf a, vf b) {
   typedef uint16_t Lanes __attribute__((vector_size(64)));
   constexpr Lanes kOdd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
@@ -48,7 +48,7 @@ inline vf add_pairs(vf sums, vb a, vb b) {
   return (vf)_mm512_dpbf16_ps((__m512)sums, a, b);
 }
 
-// sums[N][R][16] += R rows of `left` x N tiles of `right`, which lie so far apart.
+// sums[N][R][16] += R rows of `left` x N tiles of `right`, which lie `apart` elements apart.
 template <int N, int R>
 inline void add_products(vf (&sums)[N][R], const bf16* left, const bf16* right, int64_t apart) {
   for (int p = 0; p < kTile; ++p) {

@@ -6,29 +6,29 @@
 #include <limits>
 #include <new>
 
-// The calling thread calls function(data), and so do threads - 1 of the pool that come in time. It
-// may not throw.
+// Calls function(data) on the calling thread and on up to threads - 1 helpers, those that start in
+// time. It must not throw.
 void slipstream_run_together(int64_t threads, void (*function)(void*), void* data);
 
-// About what it takes until another thread has begun, in microseconds: less while one keeps watch.
+// Estimated time until a helper has begun, in microseconds; shorter while helpers are polling.
 double slipstream_begin_cost();
 
-// There will soon be small pieces of work: up to threads - 1 of the pool wait for them awake.
+// Announces small pieces of work: up to threads - 1 helpers poll for it instead of sleeping.
 void slipstream_rouse(int64_t threads);
 
-// The same for as long as a step takes: who waits, waits longer.
+// The same until slipstream_end_step(), with a longer time of polling.
 void slipstream_begin_step(int64_t threads);
 void slipstream_end_step();
 
 namespace {
 
-// Into how many parts work is worth being cut that takes one thread so long, at most `most`.
+// Into how many parts (at most `most`) to cut work that takes one thread `microseconds`.
 inline int64_t worthwhile_parts(int64_t threads, double microseconds,
                                 int64_t most = std::numeric_limits<int64_t>::max()) {
   if (threads <= 1 || most <= 1) return 1;
   const double cost = slipstream_begin_cost();
   if (microseconds < 3 * cost) return 1;
-  // More than threads, for who sleeps comes late, and may have to give its CPU away.
+  // More parts than threads: woken threads start late, and may lose their CPU.
   const double parts = std::min(microseconds / cost, 4.0 * double(threads));
   return std::min(int64_t(parts), most);
 }
@@ -40,7 +40,7 @@ struct Team {
   std::atomic<int64_t> next{0};
   std::atomic<bool> lacks_memory{false};
 
-  // Parts are taken by ticket, so it does not matter who comes.
+  // Parts are taken by ticket, so any number of threads may take part.
   static void work(void* self) noexcept {
     auto* team = static_cast<Team*>(self);
     for (int64_t part; (part = team->next.fetch_add(1, std::memory_order_relaxed)) < team->parts;) {
@@ -53,7 +53,7 @@ struct Team {
   }
 };
 
-// Raises std::bad_alloc where a part did, once all others are done.
+// Runs all parts. Raises std::bad_alloc at the end if a part did.
 template <class F>
 void parallel(int64_t threads, int64_t parts, const F& function) {
   Team<F> team{&function, parts};
@@ -63,11 +63,11 @@ void parallel(int64_t threads, int64_t parts, const F& function) {
   } else {
     slipstream_run_together(wanted, &Team<F>::work, &team);
   }
-  // Only here: others may have been at work on what an exception would have taken down.
+  // Only here: other threads may still have used the function's captures before this point.
   if (team.lacks_memory.load(std::memory_order_relaxed)) throw std::bad_alloc();
 }
 
-// Parts that follow one another in memory: a stretch of them.
+// A contiguous range of parts.
 struct alignas(64) Stretch {
   std::atomic<int64_t> next{0};
   int64_t end = 0;
@@ -75,8 +75,9 @@ struct alignas(64) Stretch {
 
 constexpr int64_t kMostStretches = 32;
 
-// The same for parts that follow one another in memory: who comes goes along a stretch of its own, which
-// hardware reads ahead and what is fetched ahead is not another's, and then helps along those of others.
+// The same for parts that are adjacent in memory. Each thread takes parts from a contiguous range of its
+// own, so that hardware prefetching works and threads do not prefetch for each other. When its range is
+// done, it helps with the others.
 template <class F>
 void parallel_along(int64_t threads, int64_t parts, const F& function) {
   const int64_t comers = std::min(threads, parts), count = std::min(comers, kMostStretches);

@@ -1,9 +1,9 @@
-// On which CPUs a thread may be put while it sleeps.
+// Restricts the CPUs on which a thread may wake up.
 //
-// A system that wakes a thread may put it on its waker's CPU, since as a rule who wakes another one is
-// about to sleep. Here the waker goes on working; and in a virtual machine the CPU beside it, halted,
-// does not count as idle (Linux, `available_idle_cpu`: KVM says of it that it was preempted). Two
-// threads then take turns on one CPU, for tens of milliseconds, until the system thinks again.
+// The scheduler may put a woken thread on the waker's CPU, because a waker usually sleeps soon. Here the
+// waker goes on working. And in a virtual machine, a neighbouring halted CPU does not count as idle
+// (Linux, `available_idle_cpu`: KVM reports it as preempted). Two threads then share one CPU for tens of
+// milliseconds, until the scheduler rebalances.
 #pragma once
 #include <pthread.h>
 #include <sched.h>
@@ -16,10 +16,10 @@ namespace {
 
 inline int current_cpu() { return sched_getcpu(); }
 
-// Of the thread that makes it. Where an error comes back the system decides, as ever.
+// The CPU affinity of the thread that constructs it. If a call fails, the affinity stays as it is.
 class Place {
  public:
-  // Anywhere but there: by the thread itself before it sleeps, or by its waker while it does.
+  // Excludes a CPU. Called by the thread before it sleeps, or by its waker while it sleeps.
   void avoid(int cpu) {
     if (cpu < 0 || cpu == avoided_) return;
     const bool is_known = is_restricted_ && is_as_given();
@@ -30,7 +30,7 @@ class Place {
     if (restrict_to(others)) avoided_ = cpu;
   }
 
-  // Only where it is now: by the thread itself, before it sleeps.
+  // Restricts the thread to its current CPU. Called by the thread itself before it sleeps.
   void stay() {
     release();
     const int cpu = current_cpu();
@@ -41,15 +41,15 @@ class Place {
     restrict_to(here);
   }
 
-  // Wherever it could be before, unless somebody else has told it another place meanwhile.
+  // Restores the former affinity, unless something else has changed it meanwhile.
   void release() {
     if (!is_restricted_) return;
     const bool is_ours = is_as_given();
     is_restricted_ = false;
     avoided_ = kNone;
     if (!is_ours) return;
-    // If it could be anywhere that the process may be, it is told so: Linux remembers what a thread
-    // asked for, and CPUs that the process is given later would not be for it.
+    // If the thread was unrestricted, ask for all CPUs instead of the former set. Linux remembers a
+    // requested set, and would keep the thread off CPUs that the process is given later.
     cpu_set_t any, now;
     std::memset(&any, 0xff, sizeof any);
     pthread_setaffinity_np(thread_, sizeof any, &any);

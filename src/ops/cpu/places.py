@@ -1,4 +1,4 @@
-"""On which CPUs the event loop and the thread that computes steps run."""
+"""Keeps the event loop and the thread that computes steps on different CPUs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 
 
 class Places:
-    """Has the device thread leave the event loop's CPU, if they meet there again and again.
+    """Moves the device thread off the event loop's CPU if they meet there repeatedly.
 
-    A step's end wakes the loop, and a system may let it run where the step was computed, which then
-    stands still meanwhile. Only on Linux; elsewhere nothing happens.
+    The end of a step wakes the event loop. The system may run it on the CPU that computed the step,
+    which delays the next one. Does nothing except on Linux.
 
     Parameters
     ----------
     library
-        File of the kernel library, `pool.cpp`.
+        File of the kernel library (`pool.cpp`).
 
     Attributes
     ----------
     loop_is_here
-        Called by the event loop.
+        To be called by the event loop.
     """
 
     def __init__(self, library: Path) -> None:
-        # To release the interpreter lock would take longer than these two.
+        # Releasing the GIL would take longer than these two calls.
         quick = ctypes.PyDLL(str(library))
         self.loop_is_here = quick.slipstream_loop_is_here
         self._meets_loop = quick.slipstream_meets_loop
@@ -34,9 +34,9 @@ class Places:
         self._meets_loop.argtypes, self._meets_loop.restype = (), ctypes.c_int
 
     def leave_loop(self) -> bool:
-        """Called by the device thread before a step: move, after three meetings in a row.
+        """Call on the device thread before a step: moves it after three meetings in a row.
 
-        Not twice within 2 ms. The CPUs that the thread may use are the same afterwards as before.
+        It moves at most once per 2 ms. Afterwards the thread's CPU affinity is the same as before.
         """
         if not self._meets_loop():
             return False

@@ -1,19 +1,19 @@
-// Threads for large pieces of work, and for small ones while a step is under way.
+// A thread pool for large pieces of work, and for small ones during a step.
 //
-// An OpenMP team waits by spinning: the next piece of work is begun at once, and meanwhile whoever
-// else wants the CPU goes without. With as many threads as CPUs that is the event loop; and where
-// there is little work between two barriers, a thread that has lost its CPU keeps all others waiting.
-// Here a piece of work is begun by its caller at once, who comes takes of its parts what is left, and
-// nobody waits for one who comes too late to take any.
+// An OpenMP team waits by spinning. The next piece of work then starts at once, but spinning threads keep
+// the CPU from others. With as many threads as CPUs, that starves the event loop. And with little work
+// between two barriers, one preempted thread keeps all others waiting. In this pool the caller starts a
+// piece of work at once, other threads take the parts that are left, and nobody waits for a thread that
+// arrives too late to take any.
 //
-// To wake a sleeping thread takes tens of microseconds, as long as a small model's projection. So
-// from the beginning of a layer, and from any piece of work, all threads keep watch for a moment
-// before they sleep, and let whoever wants their CPU have it. They wake where their caller is not, and
-// it wakes where it was (`place.h`).
+// Waking a sleeping thread takes tens of microseconds, as long as a projection of a small model. So at
+// the start of a layer, and after any piece of work, all threads poll ("watch") for a moment before they
+// sleep, and yield their CPU to whoever wants it. Helpers wake on a CPU other than their caller's, and
+// the caller wakes where it ran before (`place.h`).
 //
-// While a step is under way the moment is longer. Its pieces of work follow one another at once, and
-// where one is late, somebody else has its caller's CPU: in a virtual machine the host, which will
-// also want to be asked for the CPU of whoever sleeps.
+// During a step they watch longer. Its pieces of work follow closely on one another. If one is late,
+// something else occupies the caller's CPU. In a virtual machine that is the host, which would also have
+// to reschedule the CPU of a sleeping helper.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -34,14 +34,14 @@ namespace {
 typedef void Function(void*);
 typedef std::chrono::steady_clock Clock;
 
-constexpr int kFirstLooks = 2000;  // of a caller at who still works, before it offers its CPU
-constexpr auto kPatience = std::chrono::microseconds(200);  // and then, before it sleeps too
+constexpr int kFirstLooks = 2000;  // polls of a caller for working helpers, before it yields its CPU
+constexpr auto kPatience = std::chrono::microseconds(200);  // after that, before it sleeps
 constexpr auto kWatch = std::chrono::microseconds(200);
 constexpr auto kWatchInStep = std::chrono::milliseconds(5);
-constexpr int kLooks = 16;            // of who waits awake, before it offers its CPU
-constexpr double kWatcherCost = 4;    // microseconds, about, until one who keeps watch has begun
-constexpr int kMeetings = 3;          // in a row, after which a thread leaves the event loop's CPU
-constexpr auto kStay = std::chrono::milliseconds(2);  // before it does so again
+constexpr int kLooks = 16;            // polls of a watching thread between two yields of its CPU
+constexpr double kWatcherCost = 4;    // microseconds, about, until a watching thread has begun
+constexpr int kMeetings = 3;          // in a row, before a thread leaves the event loop's CPU
+constexpr auto kStay = std::chrono::milliseconds(2);  // minimal time between two such moves
 
 struct Helper {
   Place place;
@@ -52,7 +52,7 @@ struct Helper {
 class Pool {
  public:
   void run(int64_t threads, Function* function, void* data) {
-    // One piece of work at a time: who finds the threads taken works alone.
+    // One piece of work at a time: a caller that finds the pool busy works alone.
     if (is_taken_.exchange(true, std::memory_order_acquire)) return function(data);
     int64_t missing = 0;
     {
@@ -74,7 +74,7 @@ class Pool {
     is_taken_.store(false, std::memory_order_release);
   }
 
-  // Has `threads - 1` of them keep watch.
+  // Makes `threads - 1` helpers watch.
   void rouse(int64_t threads) {
     int64_t missing = 0;
     {
@@ -88,7 +88,7 @@ class Pool {
     wake(missing);
   }
 
-  // Between the two, whoever keeps watch does so for longer.
+  // Between begin_step() and end_step(), helpers watch longer.
   void begin_step() { steps_.fetch_add(1, std::memory_order_relaxed); }
 
   void end_step() {
@@ -111,7 +111,7 @@ class Pool {
     seen_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   }
 
-  // Two at most: who is awake wakes the next ones, so that nobody spends long on it.
+  // Wakes at most two helpers; these wake further ones, so that no thread spends long on it.
   void wake(int64_t wanted) {
     for (int64_t i = std::min<int64_t>(wanted, 2); i > 0; --i) begin_.notify_one();
   }
@@ -129,7 +129,7 @@ class Pool {
     place.release();
   }
 
-  // With the lock.
+  // Call with the lock held.
   void prepare(int64_t helpers) {
     grow(helpers);
     watch_on();
@@ -145,13 +145,13 @@ class Pool {
     if (size_ >= helpers) return;
     sigset_t others, before;
     sigfillset(&others);
-    // Signals are for the threads that Python knows, but for those of a thread's own fault.
+    // Helpers block all signals (Python's threads handle them) except those of their own faults.
     for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&others, own);
     pthread_sigmask(SIG_SETMASK, &others, &before);
     try {
       for (; size_ < helpers; ++size_) std::thread(&Pool::serve, this).detach();
     } catch (const std::exception&) {
-      // The system gives no more threads, or no memory for one.
+      // The system has no more threads, or no memory for one.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -178,7 +178,7 @@ class Pool {
     }
   }
 
-  // With the lock; without it meanwhile.
+  // Call with the lock held; it is released while this waits.
   void watch_or_sleep(std::unique_lock<std::mutex>& lock, Helper& self) {
     watching_.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
@@ -200,13 +200,13 @@ class Pool {
     lock.lock();
   }
 
-  // Whether there is work, before there has been none for long.
+  // Waits by polling. Returns whether there is work; gives up after the watch time.
   bool watch() const {
     return look_for([this] { return wanted_.load(std::memory_order_acquire) > 0; },
                     [this] { return may_watch(); });
   }
 
-  // Whether it is there, before one may not wait any longer.
+  // Polls until is_there() or until !may_wait(). Returns whether is_there().
   template <class IsThere, class MayWait>
   static bool look_for(const IsThere& is_there, const MayWait& may_wait) {
     do {
@@ -228,26 +228,26 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable begin_, end_;
   std::atomic<bool> is_taken_{false};
-  std::atomic<int64_t> working_{0};   // helpers that have joined and are not through
-  std::atomic<int64_t> watching_{0};  // that have no work, and look for some
-  std::atomic<int64_t> wanted_{0};    // that may still join
-  std::atomic<int64_t> steps_{0};     // under way
-  // When there was work last, since the clock's beginning.
+  std::atomic<int64_t> working_{0};   // helpers that are running the current work
+  std::atomic<int64_t> watching_{0};  // helpers that poll for work
+  std::atomic<int64_t> wanted_{0};    // helpers that may still join the current work
+  std::atomic<int64_t> steps_{0};     // steps that are running
+  // When there was work last, since the clock's epoch.
   std::atomic<Clock::duration> seen_{Clock::duration::zero()};
-  int64_t size_ = 0, asleep_ = 0, roused_ = 0;  // there are; that sleep; that shall keep watch
-  std::atomic<int> callers_cpu_{-1};  // where the caller ran when it wanted somebody last
+  int64_t size_ = 0, asleep_ = 0, roused_ = 0;  // helpers: all; asleep; woken only to watch
+  std::atomic<int> callers_cpu_{-1};  // CPU of the last caller that asked for helpers
   Helper* helpers_ = nullptr;
   Function* function_ = nullptr;
   void* data_ = nullptr;
 };
 
-// Never destroyed: its threads end with the process.
+// Never destroyed: its threads run until the process ends.
 Pool* pool = nullptr;
 
 Pool& the_pool() {
   static const bool made = [] {
     pool = new Pool;
-    // A child has none of these threads, and may find a lock that nobody will release.
+    // A forked child has none of these threads, and a lock may stay locked forever there.
     pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
     return true;
   }();
@@ -256,11 +256,11 @@ Pool& the_pool() {
 }
 
 double wake_cost = 50;
-std::atomic<int> loops_cpu{-1};  // where an event loop ran when one said so last
+std::atomic<int> loops_cpu{-1};  // CPU on which an event loop last reported itself
 
 }  // namespace
 
-// So that tests have small pieces of work cut too.
+// Tests lower the cost so that small pieces of work are cut, too.
 SLIPSTREAM_EXPORT void slipstream_assume_wake_cost(double microseconds) { wake_cost = microseconds; }
 
 SLIPSTREAM_EXPORT void slipstream_loop_is_here() {
@@ -279,7 +279,8 @@ SLIPSTREAM_EXPORT int slipstream_meets_loop() {
   return 1;
 }
 
-// Awake, it is moved at once, and may come back later. Where all CPUs are busy that takes a while.
+// Changing the affinity moves a running thread at once, and it may come back later. On a busy
+// machine that takes a while.
 SLIPSTREAM_EXPORT void slipstream_change_cpu() {
   Place place;
   place.avoid(current_cpu());

@@ -1,4 +1,4 @@
-"""Calls of the kernels that multiply by weights, in whatever these are held."""
+"""Calls of the kernels that multiply by weights, for all layouts of weights."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         gate_up_scales: Tensor | None,
         down_scales: Tensor | None,
         activation: int,
-        deterministic: bool,  # it always is
+        deterministic: bool,  # always true of this kernel
     ) -> Tensor:
         tokens, size = hidden.shape
         count, chosen = len(gate_up), ids.shape[1]
@@ -141,10 +141,10 @@ def _outputs_of_experts(weight: Tensor, scales: Tensor | None) -> int:
 def _kind_and_group(
     weight: Tensor, scales: Tensor | None, inputs: int, outputs: int, dtype: torch.dtype
 ) -> tuple[int, int]:
-    """Of experts' weights [E, ...] as LinearArgs has it of one of them.
+    """Kind and group of experts' weights [E, ...], as LinearArgs has them for one expert.
 
     Raises
-        ValueError: They cannot be multiplied by so many inputs of this dtype.
+        ValueError: The weights do not fit this number of inputs or this dtype.
     """
     one = weight[0]
     if one.dim() == 3:

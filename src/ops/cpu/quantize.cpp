@@ -1,5 +1,5 @@
-// Weights rounded to int8 by row or to int4 by group, as src/models/quantization.py says, to the same
-// bits as its reference; in rows, or in strips as products of integers take them (weight_strips.h).
+// Rounds weights to int8 by row or to int4 by group, bit for bit like the reference in
+// src/models/quantization.py. The result is in rows, or in strips for integer products (weight_strips.h).
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -13,14 +13,15 @@ constexpr double kWeightsPerMicrosecond = 1e3;
 
 inline float step_of(float largest, float levels) { return largest == 0 ? 1.0f : largest / levels; }
 
-// What a weight becomes, of vectors of them. Of steps that are too small to be, infinity.
+// Quantized values of a vector of weights. If the step has underflowed to 0, quotients are infinite and
+// clamped to the range.
 inline vi rounded(vf weights, float step, float lowest, float highest) {
   vf levels = weights / splat(step);
   levels = levels < lowest ? splat(lowest) : levels;
   return nearest(levels > highest ? splat(highest) : levels);
 }
 
-// A row as bytes; those of a strip are unsigned, by an offset of 128.
+// Quantizes a row to int8; in strips, with an offset of 128 as unsigned bytes.
 template <class T>
 void round_to_int8(const T* row, int64_t inputs, bool in_strips, uint8_t* to, float* scale) {
   *scale = step_of(largest_magnitude(row, inputs), 127);
@@ -31,7 +32,7 @@ void round_to_int8(const T* row, int64_t inputs, bool in_strips, uint8_t* to, fl
   for (int64_t k = 0; k < inputs; ++k) to[k] ^= 128;
 }
 
-// The weight of the largest magnitude in a group, the first of several.
+// The weight of largest magnitude in a group; the first of several.
 template <class T>
 float largest_of(const T* group, int64_t size) {
   const float magnitude = largest_magnitude(group, size);
@@ -47,14 +48,14 @@ float largest_of(const T* group, int64_t size) {
   return lanes[lane];
 }
 
-// A row as halves of bytes: of a run of 32 weights, the first 16 in the low halves; in strips the
+// Quantizes a row to int4. In each run of 32 weights, the first 16 are in the low nibbles; in strips, the
 // first 4 of 8.
 template <class T>
 void round_to_int4(const T* row, int64_t inputs, int64_t group, bool in_strips, uint8_t* to,
                    float* scales) {
   const int half = in_strips ? 4 : int(kPackedGroup) / 2;
   for (int64_t first = 0; first < inputs; first += group, ++scales) {
-    // Its end of the range has one step more.
+    // The largest magnitude maps to -8, the end of the range that has one step more.
     *scales = step_of(largest_of(row + first, group), -8);
     for (int64_t k = first; k < first + group; k += kPackedGroup) {
       int8_t levels[kPackedGroup];
@@ -86,7 +87,7 @@ void quantize(const QuantizeArgs& a) {
   const int64_t bytes = a.kind == kInt4 || a.kind == kInt4Strips ? a.inputs / 2 : a.inputs;
   const int64_t strips = (a.rows + kStripOutputs - 1) / kStripOutputs, words = bytes / 4;
   const double work = double(a.rows * a.inputs) / kWeightsPerMicrosecond;
-  // Not more than threads, for each has a strip of its own on the way.
+  // No more parts than threads, because each part needs memory for a strip.
   const int64_t parts = std::min(a.threads, worthwhile_parts(a.threads, work, strips));
   std::vector<uint32_t> scratch(in_strips ? size_t(parts * words * kStripOutputs) : 0);
   auto* const values = static_cast<uint8_t*>(a.values);
@@ -98,7 +99,7 @@ void quantize(const QuantizeArgs& a) {
         round_row<T>(a, row, in_strips, to + (row - first) * bytes);
       }
       if (!in_strips) continue;
-      // Rows that a last strip of int8 lacks are zeros.
+      // Pad the last strip of int8 with rows of zeros.
       std::memset(to + (last - first) * bytes, 128, size_t((kStripOutputs - last + first) * bytes));
       lay_out_strip(reinterpret_cast<uint32_t*>(to), words,
                     scratch.data() + part * words * kStripOutputs);

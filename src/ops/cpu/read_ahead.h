@@ -1,14 +1,14 @@
-// Keys and values that come next, fetched while others are computed.
+// Prefetches the next keys and values while others are computed.
 //
-// A kv head's rows of a paged cache are short and far apart: visited head after head, two cores of a
-// Zen 4 get 10 to 16 GB/s out of memory that gives 33, and 8 if software fetches those rows. In the
-// order in which they lie, all heads of a token and then the next token, they get 26 to 32, blocks in
-// any order. So that is the order here. A few lines are asked for at a time: a CPU has room for 10 to
-// 24 that are on their way, and drops what is asked for beyond (a Zen 3 seems to), or waits.
+// A kv head's rows in a paged cache are short and far apart. Visited head after head, two cores of a Zen
+// 4 get 10 to 16 GB/s from memory that delivers 33, and 8 if software prefetches those rows. In memory
+// order (all heads of a token, then the next token) they get 26 to 32, with blocks in any order. So
+// prefetching follows memory order. Only a few lines are requested at a time: a CPU can have 10 to 24
+// requests outstanding, and drops further ones (a Zen 3 seems to) or waits.
 //
-// Few query rows are computed in that order too, so a few keys ahead are enough. Where heads are
-// computed one after the other, a tile of all of them is: into the second level cache, for it is more
-// than the first one holds.
+// Few query rows are computed in memory order too, so prefetching a few keys ahead is enough. Where heads
+// are computed one after the other, a whole tile of all heads is prefetched, into L2 because it exceeds
+// L1.
 #pragma once
 #include <algorithm>
 
@@ -16,7 +16,7 @@
 
 namespace {
 
-// Keys that are asked for before they are computed, along the order of memory.
+// Prefetch distance in keys, in memory order.
 #if defined(__AVX512F__)
 constexpr int kLead = 16;
 #else
@@ -28,8 +28,8 @@ class ReadAhead {
  public:
   ReadAhead() = default;
 
-  // The tile that is next, of `kv_heads` heads from that on to which its offsets lead; over so many
-  // visits.
+  // Prefetches the whole tile `next`, for `kv_heads` heads from that of its offsets on, spread over
+  // `visits` calls of visit().
   ReadAhead(const KeyTile& next, const void* keys, const void* values, int head_dim, int kv_heads,
             int64_t visits)
       : runs{{&next, static_cast<const T*>(keys)}, {&next, static_cast<const T*>(values)}},
@@ -40,8 +40,8 @@ class ReadAhead {
     if (left > 0) begin_row();
   }
 
-  // kLead keys before those that are computed: the tile's own keys, its values, and the first keys of the
-  // next one, if there is one; over so many visits for each key and each value of every head.
+  // Prefetches kLead keys ahead of the computation: the keys of tile `now`, its values, and the first
+  // keys of `next`, if there is one. There are `visits` visits for each key and each value of every head.
   ReadAhead(const KeyTile& now, KeyTile& next, const void* keys, const void* values, int head_dim,
             int kv_heads, int visits)
       : runs{{&now, static_cast<const T*>(keys)},

@@ -1,9 +1,9 @@
-// Inputs rounded to 8 bits, for products of integers: `unit` of a token by one scale, their largest
-// magnitude becomes 127.
+// Inputs rounded to 8 bits, for integer products. Each `unit` inputs of a token share one scale: their
+// largest magnitude becomes 127.
 //
-// A unit has kLargestUnit inputs; beside int4 whose groups are no multiple of that, 32. Magnitudes
-// below kNothing count as zero, for their scale's inverse would not be finite. What is not finite
-// makes all sums of its unit NaN.
+// A unit has kLargestUnit inputs, or 32 for int4 whose group size is not a multiple of that. Magnitudes
+// below kNothing count as zero, because the inverse of their scale would overflow. An input that is not
+// finite makes all sums of its unit NaN.
 #pragma once
 #include <cstring>
 #include <limits>
@@ -19,8 +19,8 @@ constexpr int64_t kLargestUnit = 64;
 constexpr float kNothing = 0x1p-100f;
 constexpr double kRoundedPerMicrosecond = 4e3;  // inputs
 
-// To the nearest integer, of two to the even one. By an instruction where there is one: the sum
-// with a large number would be fused with the product before it, which so would not be rounded.
+// Rounds to the nearest integer, ties to even; by an instruction where there is one. The usual trick,
+// adding a large number, would be fused with the product before it, which would then not be rounded.
 inline vi nearest(vf x) {
 #if defined(__AVX512F__)
   return (vi)_mm512_cvtps_epi32((__m512)x);
@@ -39,7 +39,7 @@ inline void store_bytes(int8_t* to, vi values) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
 #elif defined(__AVX2__)
-  const __m256i low = (__m256i)(values & 0xff);  // cut off, as by the other branches
+  const __m256i low = (__m256i)(values & 0xff);  // truncate, like the other branches
   const __m256i words = _mm256_packus_epi32(low, low);
   const __m256i bytes = _mm256_packus_epi16(words, words);
   const int32_t halves[2] = {_mm256_extract_epi32(bytes, 0), _mm256_extract_epi32(bytes, 4)};
@@ -51,7 +51,7 @@ inline void store_bytes(int8_t* to, vi values) {
 
 inline void store_rounded(int8_t* to, vi values) { store_bytes(to, values); }
 
-// Of four inputs those with even numbers, then the odd ones, as weights are widened (integer_panels.h).
+// Stores even-numbered inputs of each four before odd ones, to match widened weights (integer_panels.h).
 inline void store_rounded(int16_t* to, vi values) {
   for (int i = 0; i < W; i += 4) {
     to[i] = int16_t(values[i]), to[i + 1] = int16_t(values[i + 2]);
@@ -79,8 +79,8 @@ inline int32_t sum_of_lanes(vi v) {
 #endif
 }
 
-// Largest of magnitudes, as integers: so NaN is the largest, and comes out of all that is computed
-// with it.
+// The largest magnitude, compared as integers. So NaN counts as the largest and makes everything that is
+// computed with it NaN.
 template <class T>
 inline float largest_magnitude(const T* x, int64_t count) {
   vi largest = {};
@@ -94,8 +94,8 @@ inline float largest_magnitude(const T* x, int64_t count) {
   return magnitude;
 }
 
-// A call's tokens, a Value (see store_rounded) of each input. What weights are larger by than their
-// values adds the same to all of a unit's sums: `offsets` takes it off again.
+// The rounded tokens of a call, one Value (see store_rounded) per input. The offset of the weights adds
+// the same amount to all of a unit's sums; `offsets` subtracts it.
 template <class Value>
 struct RoundedTokens {
   int64_t inputs, unit, units;
@@ -124,7 +124,7 @@ struct RoundedTokens {
   }
 };
 
-// In this thread's memory, until its next call.
+// The result lies in this thread's memory and is valid until its next call.
 template <class Value, class T>
 RoundedTokens<Value> round_inputs(const LinearArgs& a, int64_t unit, int weight_offset) {
   thread_local std::vector<Value> values;

@@ -1,4 +1,4 @@
-"""Directories of a cache, and those that something is made in beside its place there."""
+"""Cache directories, and scratch directories beside the place of a future result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PREFIX: Final = "tmp"
 
 @contextlib.contextmanager
 def scratch_in(directory: Path) -> Iterator[Path]:
-    """One in ``directory``, of which the caller holds the exclusive lock, removed at the end."""
-    # With the lock held, any other belonged to a process that was killed.
+    """A scratch directory in ``directory``, removed at the end. The caller holds its lock."""
+    # The lock is held, so any other scratch directory belongs to a process that was killed.
     for left in directory.glob(f"{_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=directory) as scratch:
@@ -23,9 +23,9 @@ def scratch_in(directory: Path) -> Iterator[Path]:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory of the cache and those above it, for nobody but this user to write to.
+    """Make a cache directory and its parents, writable only for this user.
 
-    With a umask that lets a group write, the next start would leave what this one made alone.
+    With a umask that permits group writes, the next start would reject the cache.
     """
     for each in (*reversed(directory.parents), directory):
         each.mkdir(mode=0o755, exist_ok=True)

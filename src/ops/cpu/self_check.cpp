@@ -1,6 +1,6 @@
-// Compares another build of these kernels with this one (the portable level) on made-up inputs.
-// Python runs it in a process of its own, once per built level, so that an illegal instruction or
-// a miscompilation costs that level and nothing else.
+// Compares another build of these kernels with this one (the portable level) on synthetic inputs. Python
+// runs it in a separate process, once per level, so that an illegal instruction or a miscompilation only
+// costs that level.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -39,8 +39,8 @@ template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
                     bool modified, int64_t deterministic, int64_t kv_heads) {
   constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
-  // A chunk, decode, two tokens, a prompt of more than one step and item, decode after few keys, and
-  // decode after the keys of the second row.
+  // A prefill, a decode, two tokens, a prompt longer than a step and an item, a decode after few keys,
+  // and a decode that shares the keys of the second row.
   const int32_t starts[kRows + 1] = {0, 100, 101, 103, 393, 394, 395};
   const int32_t lengths[kRows] = {150, 700, 30, 290, 3, 650};
   const int64_t tokens = 396, blocks = kRows * kMaxBlocks;
@@ -63,7 +63,7 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
           tables[size_t(row * kMaxBlocks + position / kBlock)] * kBlock + position % kBlock;
     }
   }
-  // As large as the largest scores, and a bound that most of these feel.
+  // Sinks as large as the largest scores, and a cap that most scores feel.
   const auto sinks = draw<float>(random, kHeads);
   const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window,
                            modified ? sinks.data() : nullptr};
@@ -113,7 +113,7 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
                  int64_t outputs, int64_t inputs = 192, int64_t group = 64) {
   Random random;
   const auto x = draw<T>(random, size_t(tokens * inputs));
-  // Of quantized kinds any bits will do, and there are enough of them for a last strip.
+  // For quantized kinds, any bits will do; the size includes a padded last strip.
   const auto weight = draw<T>(random, size_t((outputs + 63) * inputs));
   auto scales = draw<float>(random, size_t(outputs * inputs / group));
   for (float& scale : scales) scale *= 0.01f;
@@ -123,7 +123,7 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
   if (slipstream_linear(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
-  // Where sums cancel, the order of the summands shows in the last bits of the largest of them.
+  // Where sums cancel, their order shows in the last bits of the largest summand.
   const float tolerance = dtype == kFloat32 ? 1e-5f : 1e-2f;
   for (size_t i = 0; i < out.size(); ++i) {
     const float a = as_float(&out[i]), b = as_float(&other_out[i]);
@@ -132,7 +132,7 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
   return true;
 }
 
-// Every combination of what selects another path.
+// Runs every combination of parameters that select another path.
 template <class T>
 bool same_attentions(AttentionFunction* other, DType dtype) {
   for (const int64_t head_dim : {64, 72, 128, 256}) {
@@ -153,16 +153,16 @@ bool same_attentions(AttentionFunction* other, DType dtype) {
 
 template <class T>
 bool same_linears(LinearFunction* other, DType dtype) {
-  // Every number of tokens that a tile may have, and more than are kept close to a core.
+  // Every number of tokens that a tile may have, and more than fit into a core's cache.
   for (const int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 30, 300}) {
     if (!same_linear<T>(other, dtype, dtype, tokens, 37, 201)) return false;
     for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt4)}) {
-      // Ends of rows that are cut in several ways by tiles.
+      // Numbers of outputs that leave several kinds of partial tiles.
       for (const int64_t outputs : {37, 48, 57}) {
         if (!same_linear<T>(other, dtype, kind, tokens, outputs)) return false;
       }
     }
-    // Whole strips, and one that is cut.
+    // Whole strips, and a partial one.
     for (const int64_t group : {32, 64, 128}) {
       if (!same_linear<T>(other, dtype, kInt4Strips, tokens, 192, 256, group)) return false;
     }
@@ -188,13 +188,13 @@ template <class T>
 bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64_t tokens,
                         int64_t activation) {
   constexpr int64_t kExperts = 5, kChosen = 2, kHidden = 192;
-  // Strips are whole; rows end anywhere.
+  // In strips, `intermediate` must be a multiple of a strip; rows may have any length.
   const int64_t intermediate = kind > kInt8 || kind == kInt4Strips ? 128 : 96;
   Random random;
   const auto x = draw<T>(random, size_t(tokens * kHidden));
   const auto gate_up = draw<T>(random, size_t(kExperts * 2 * intermediate * kHidden));
   const auto down = draw<T>(random, size_t(kExperts * intermediate * kHidden));
-  // Of quantized kinds any bits will do.
+  // For quantized kinds, any bits will do.
   const auto scales = [&](size_t count) {
     auto drawn = draw<float>(random, count);
     for (float& scale : drawn) scale *= 1e-3f;
@@ -203,7 +203,7 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
   const auto gate_up_scales = scales(gate_up.size()), down_scales = scales(down.size());
   const auto weights = draw<float>(random, size_t(tokens * kChosen));
   std::vector<int64_t> ids;
-  for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, not all
+  for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, some unused
   std::vector<T> out(x.size()), other_out(x.size());
   ExpertsArgs args{x.data(), gate_up.data(), down.data(), gate_up_scales.data(), down_scales.data(),
                    weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
@@ -211,7 +211,7 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
   if (slipstream_experts(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
-  // A last bit of what is between two products is one of many summands of the second.
+  // A last bit of the intermediate result is one of many summands of the second product.
   float largest = 0;
   for (const T& value : out) largest = std::max(largest, std::fabs(as_float(&value)));
   const float tolerance = (dtype == kFloat32 ? 1e-4f : 2e-2f) * (1.0f + largest);
@@ -235,7 +235,7 @@ bool same_experts(ExpertsFunction* other, DType dtype) {
   return true;
 }
 
-// To the same bits.
+// Results must be identical.
 template <class T>
 bool same_quantize(QuantizeFunction* other, DType dtype) {
   constexpr int64_t kWeights = 192 * 256;
@@ -244,7 +244,7 @@ bool same_quantize(QuantizeFunction* other, DType dtype) {
   for (const int64_t kind : {kInt8, kInt8Strips, kInt4, kInt4Strips}) {
     std::vector<uint8_t> values(kWeights), other_values(kWeights);
     std::vector<float> scales(kWeights / 32), other_scales(kWeights / 32);
-    // A last strip of int8 that is cut.
+    // int8 with a padded last strip.
     const int64_t rows = kind == kInt8Strips ? 150 : 192;
     QuantizeArgs args{weight.data(), values.data(), scales.data(), rows, 256, dtype, kind, 64, 2};
     if (slipstream_quantize(&args) != kOk) return false;
@@ -256,7 +256,7 @@ bool same_quantize(QuantizeFunction* other, DType dtype) {
 
 bool same_layout(LayOutFunction* other) {
   Random random;
-  // Words that fill no vector as well.
+  // Includes words that do not fill a vector.
   auto weight = draw<bf16>(random, 192 * 2 * 75), other_weight = weight;
   return slipstream_lay_out(weight.data(), 3, 75, 2) == kOk &&
          other(other_weight.data(), 3, 75, 2) == kOk &&
@@ -292,8 +292,8 @@ inline bool has_tiles() {
 
 }  // namespace
 
-// Whether this CPU (and its operating system) can run a level (levels.py): 0 portable, 1 AVX2, 2 with
-// AVX-VNNI, 3 AVX-512, 4 with products of bytes, 5 with those of bfloat16, 6 AMX.
+// Whether this CPU and its operating system support a level (levels.py): 0 portable, 1 AVX2, 2 AVX-VNNI,
+// 3 AVX-512, 4 AVX512_VNNI, 5 AVX512_BF16, 6 AMX.
 SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
   if (level == 0) return 1;
 #if defined(__x86_64__)

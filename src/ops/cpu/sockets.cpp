@@ -1,16 +1,16 @@
-// What a step's tokens put into many sockets, in one call: each `send` takes the kernel some 20
-// microseconds, and between two of them Python would ask for its lock.
+// Sends a step's tokens to many sockets in one call. Each `send` takes the kernel some 20 microseconds;
+// in Python, each would release and re-acquire the GIL.
 #include <cerrno>
 #include <cstdint>
 #include <sys/socket.h>
 
 #include "abi.h"
 
-#ifndef MSG_NOSIGNAL  // Where it is missing, Python has the signal ignored.
+#ifndef MSG_NOSIGNAL  // Where it is missing, rely on Python, which ignores SIGPIPE.
 #define MSG_NOSIGNAL 0
 #endif
 
-// Of each socket, sent[i]: bytes that it took, or the negated errno. Never waits for a reader.
+// sent[i]: bytes that socket i took, or the negated errno. Never waits for a reader.
 SLIPSTREAM_EXPORT void slipstream_send(int64_t count, const int32_t* sockets,
                                        const char* const* data, const int64_t* sizes,
                                        int64_t* sent) {

@@ -1,7 +1,8 @@
-// A whole step in one call: the rows' tokens in, the sampled tokens back in the rows.
+// A whole step in one call: from the rows' input tokens to the sampled tokens, which are written back to
+// the rows.
 //
-// Between the layers, and between forward pass and draw, runs no Python, and the interpreter lock
-// is free for the event loop from one end to the other.
+// No Python runs between the layers, nor between forward pass and sampling. The GIL is released for the
+// whole call, so the event loop can run.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -12,14 +13,14 @@
 
 namespace {
 
-// Tensors begin where torch's own do: nothing computes otherwise for where its input lies.
+// Aligned like torch's own tensors: results must not depend on the alignment of an input.
 struct alignas(64) Line {
   char bytes[64];
 };
 
 size_t lines(size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(Line); }
 
-// Rows of attention, of so many tokens each.
+// The attention batch: rows with several tokens each.
 struct Batch {
   std::vector<int32_t> starts, lengths;      // [B + 1], [B]
   std::vector<std::vector<int32_t>> blocks;  // per group of layers, [B, max_blocks]
@@ -31,7 +32,7 @@ struct Batch {
     for (auto& each : blocks) each.clear();
   }
 
-  // `table` is the first group's, whose tables lie `group_stride` apart.
+  // `table` is the row's block table in the first group; tables of groups lie `group_stride` apart.
   void add(int64_t tokens, int64_t length, const int32_t* table, int64_t group_stride,
            int64_t max_blocks) {
     starts.push_back(starts.back() + int32_t(tokens));
@@ -49,17 +50,17 @@ struct Batch {
   }
 };
 
-// What a step computes with, gathered from the rows. Kept from step to step for its memory.
+// What a step computes with, gathered from the rows. Reused between steps to avoid allocations.
 struct Inputs {
   std::vector<int64_t> ids, positions;         // [T]
   std::vector<std::vector<int64_t>> slots;     // per group of layers, [T]
-  Batch all, last;                             // every token; the last one of each row that samples
-  std::vector<int64_t> sampled, seeds, next;   // [S]: token index; of the token to be drawn
-  std::vector<int64_t> rows;                   // [S]
+  Batch all, last;                             // all tokens; only the last token of each sampling row
+  std::vector<int64_t> sampled, seeds, next;   // [S]: token index; seed; position of the drawn token
+  std::vector<int64_t> rows;                   // [S]: row of the step context
   std::vector<float> temperatures;             // [S]
   std::vector<Line> attention;                 // [T, num_heads, head_dim]
   std::vector<Line> query, hidden;             // [S, num_heads, head_dim], [S, H]
-  std::vector<Line> kept[kMaxStepTensors];     // [S, ...]: step tensors
+  std::vector<Line> kept[kMaxStepTensors];     // per step tensor, [S, ...]
   int64_t max_blocks = 0;
 
   void clear(int64_t groups) {
@@ -71,7 +72,7 @@ struct Inputs {
     max_blocks = 0;
   }
 
-  // `from` has a row of `width` bytes for each token, `stride` apart: those that are sampled from.
+  // Copies the rows of the sampled tokens from `from`, which has `width` bytes per token, `stride` apart.
   const char* pick(const char* from, size_t stride, size_t width, std::vector<Line>* to) const {
     to->resize(lines(sampled.size() * width));
     char* row = to->data()->bytes;
@@ -117,7 +118,7 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
     const int32_t* tokens = c.tokens + step.row * c.token_stride;
     const int32_t* table = c.block_tables + step.row * c.block_table_stride;
     for (int64_t position = step.start; position < end; ++position) {
-      // Compiled code checks it too, but where threads share its loop that ends the process.
+      // Compiled code checks this too, but a failure inside a multi-threaded loop aborts the process.
       if (tokens[position] < 0 || tokens[position] >= c.vocab_size) return kNoToken;
       in->ids.push_back(tokens[position]);
       in->positions.push_back(position);
@@ -126,7 +127,7 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
       const int32_t* its = table + group * c.group_stride;
       for (int64_t position = step.start; position < end; ++position) {
         const int64_t block = its[position / c.block_size];
-        // Negative, that is nowhere, for a row that has no block there.
+        // Negative (not written) if the row has no block there.
         in->slots[size_t(group)].push_back(block * c.block_size + position % c.block_size);
       }
     }
@@ -167,7 +168,7 @@ void tell(const AttentionLayer& layer, const Inputs& in, const Tensor& query, co
   attention->block_size = layer.block_size, attention->spec = layer.spec;
 }
 
-// A program's tensors on their way through a step.
+// Runs a program and holds its tensors during a step.
 class Interpreter {
  public:
   Interpreter(const StepContext& c, Inputs& in, bool wants_all)
@@ -178,8 +179,8 @@ class Interpreter {
         wants_all_(wants_all),
         is_whole_(wants_all || int64_t(in.sampled.size()) == tokens_) {}
 
-  // Hidden states of every token, or, unless all are wanted, of those that are sampled from; none,
-  // if there are none of these.
+  // Sets `hidden` to the hidden states of every token if all are wanted, else of the sampled tokens.
+  // Leaves it null if no token is sampled.
   int run(Tensor** hidden) {
     if (!put(0, in_.ids.data()) || !put(1, in_.positions.data())) return kOutOfMemory;
     for (int64_t i = 0; i < c_.length; ++i) {
@@ -191,7 +192,7 @@ class Interpreter {
         if (tokens_ == 0) return kOk;
         continue;
       }
-      // Python takes all of them.
+      // The last call's result goes to Python, so torch allocates it and it need not be copied.
       ByTorch result_is(i == c_.length - 1 && wants_all_);
       if (int status = call(step)) return status;
     }
@@ -248,8 +249,8 @@ class Interpreter {
     return put_attended(step) ? kOk : kOutOfMemory;
   }
 
-  // The last attention, for tokens that are sampled from: what it has for others nobody reads, but
-  // for their keys and values. From there on there are no other tokens.
+  // The last attention, if only sampled tokens are needed. It writes all keys and values, but attends for
+  // sampled tokens only. From here on the step has only those tokens.
   int attend_sampled(const Instruction& step) {
     const Tensor& query = *tensors_[step.reads[0]];
     const AttentionLayer& layer = *step.attention;
@@ -264,7 +265,7 @@ class Interpreter {
         in_.pick(query.data, size_t(query.strides[0]) * item, size_t(width) * item, &in_.query);
     attention_.query_stride = width;
     in_.last.put_into(&attention_, layer.group);
-    // All are written.
+    // The first call has written all keys and values.
     std::fill_n(in_.slots[size_t(layer.group)].begin(), samples, -1);
     const int status = slipstream_paged_attention(&attention_);
     release_last(step);
@@ -275,7 +276,7 @@ class Interpreter {
     return put_attended(step) ? kOk : kOutOfMemory;
   }
 
-  // Of a tensor whose rows are contiguous the rows of the tokens that are sampled from.
+  // Reduces a step tensor, whose rows are contiguous, to the rows of the sampled tokens.
   bool keep(int64_t number) {
     const Tensor& whole = *tensors_[number];
     int64_t sizes[kTensorDims], strides[kTensorDims];
@@ -299,7 +300,7 @@ class Interpreter {
   Owned tensors_[kMaxStepTensors];
 };
 
-// Logits [S, V] of the hidden states [T, H] or [S, H] that are sampled from.
+// Logits [S, V] of the sampled tokens, from hidden states [T, H] or [S, H].
 int logits_of(const StepContext& c, Inputs& in, const Tensor& hidden, Tensor** logits) {
   const int64_t samples = int64_t(in.sampled.size());
   const char* from = hidden.data;
@@ -320,14 +321,14 @@ int draw(const StepContext& c, const Inputs& in, const float* logits, int64_t vo
   args.rows = int64_t(in.rows.size()), args.threads = c.threads;
   if (int status = slipstream_gumbel_argmax(&args)) return status;
   for (size_t i = 0; i < in.rows.size(); ++i) {
-    // A row that could draw none gets a harmless one: a step behind this one may name it still.
+    // NO_TOKEN becomes a valid token id: a later step may already have been given this position.
     const int64_t token = std::max<int64_t>(token_ids[i], 0);
     c.tokens[in.rows[i] * c.token_stride + in.next[i]] = int32_t(token);
   }
   return kOk;
 }
 
-// To Python, which wants those that it has a place for, and gets all or none.
+// Gives Python the tensors for which it passed a pointer: all of them, or none on failure.
 int hand_over(const Owned& hidden, Handle* hidden_result, const Owned& logits,
               Handle* logits_result) {
   if (hidden_result != nullptr) {
@@ -343,7 +344,7 @@ int hand_over(const Owned& hidden, Handle* hidden_result, const Owned& logits,
   return kOk;
 }
 
-// A step, as long as this is there.
+// Marks a step as running for the pool during its lifetime.
 class UnderWay {
  public:
   explicit UnderWay(int64_t threads) { slipstream_begin_step(threads); }

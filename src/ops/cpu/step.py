@@ -1,7 +1,7 @@
 """A whole step of compiled code in one call of the kernel library (`step.cpp`).
 
-From the rows' tokens to the tokens that are drawn runs no Python: a small model's step is otherwise
-mostly that, and the interpreter lock is free meanwhile.
+No Python runs between reading the rows' tokens and sampling the next ones. In a small model's step
+Python would take most of the time. The GIL is released meanwhile.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _INSTRUCTION: Final = struct.Struct(f"@2P{2 + _MAX_READS + _MAX_WRITES + 1}q").p
 
 @dataclass(frozen=True)
 class StepRows:
-    """Where a step finds its rows; every tensor has a row per first index, on the CPU.
+    """The tensors from which a step reads its rows; all on the CPU, R rows.
 
     Attributes
-        tokens: int32 [R, L], position to token id; a negative one was never produced.
-        block_tables: int32 [groups, R, max_blocks], the last contiguous; positions whose block is
-            negative are not written.
-        temperatures: float64 [R], of any stride; see `gumbel_argmax`.
-        seeds: int64 [R], of any stride.
-        vocab_size: Tokens are below it.
+        tokens: int32 [R, L], position -> token id; negative if not produced yet.
+        block_tables: int32 [groups, R, max_blocks], last dimension contiguous. Positions in a block
+            with a negative number are not written.
+        temperatures: float64 [R], any stride; see `gumbel_argmax`.
+        seeds: int64 [R], any stride.
+        vocab_size: Token ids are below it.
     """
 
     tokens: Tensor
@@ -52,13 +52,13 @@ class StepRows:
 
 
 class StepAttention(NamedTuple):
-    """What attention of one layer is told, and its part of KV memory.
+    """Constants of one layer's attention, and its part of the KV cache.
 
     Attributes:
         keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
-        spec: What becomes of scores.
-        num_heads: Of the queries.
-        group: Of layers, whose block tables are its.
+        spec: Scale and modifiers of the scores.
+        num_heads: Number of query heads.
+        group: Index of the group of layers whose block tables it uses.
     """
 
     keys: Tensor
@@ -69,14 +69,14 @@ class StepAttention(NamedTuple):
 
 
 class StepInstruction(NamedTuple):
-    """One entry of a step's program; step tensors go by number.
+    """One entry of a step's program; step tensors have numbers.
 
     Attributes:
         computes: A compiled function, which takes the tensors that are read and returns those that
             are written; or attention, which takes query, key and value [T, heads, head_dim], and
             writes [T, num_heads * head_dim].
         reads, writes: Numbers of tensors.
-        last_reads: Of what is read, what nobody reads behind this.
+        last_reads: Those of `reads` that no later instruction reads.
     """
 
     computes: Bound | StepAttention
@@ -90,13 +90,13 @@ class StepProgram:
     """From token ids (tensor 0) and positions (tensor 1), int64 [T], to logits.
 
     Attributes:
-        instructions: In order; with at least one attention.
-        hidden: The number of the hidden states, which the last instruction writes.
-        kept: Of the tensors that are read behind the last attention, those that it does not write:
-            rows of tokens that are not sampled from are dropped there. Their rows are contiguous.
+        instructions: In order; at least one is an attention.
+        hidden: Number of the hidden states' tensor, which the last instruction writes.
+        kept: Tensors that are read after the last attention, except its own output. They are
+            reduced to the rows of sampled tokens there, so their rows must be contiguous.
         head: Takes hidden states [S, H] and returns float32 logits [S, V].
         dtype: Of the model.
-        deterministic: As of [`paged_attention`][src.ops.paged_attention.paged_attention].
+        deterministic: As in [`paged_attention`][src.ops.paged_attention.paged_attention].
     """
 
     instructions: Sequence[StepInstruction]
@@ -108,18 +108,18 @@ class StepProgram:
 
     @property
     def attentions(self) -> list[StepAttention]:
-        """All of them, in order."""
+        """All attentions, in order."""
         computed = (each.computes for each in self.instructions)
         return [one for one in computed if isinstance(one, StepAttention)]
 
     @property
     def calls(self) -> list[Bound]:
-        """All compiled functions, in order; the head is the last one."""
+        """All compiled functions, in order; the last one is the head."""
         computed = (each.computes for each in self.instructions)
         return [*(one for one in computed if isinstance(one, Bound)), self.head]
 
     def fail(self, status: int) -> None:
-        """Raise what a status says; of compiled code only the one that failed knows why."""
+        """Raise the error of a status; if compiled code failed, that function has the message."""
         for call in self.calls:
             if call.has_failed:
                 call.fail(status)
@@ -127,14 +127,14 @@ class StepProgram:
 
 
 def takes_program(num_tensors: int, most_reads: int, most_writes: int) -> bool:
-    """Whether a program of so many step tensors, read and written so many at once, fits a step."""
+    """Whether a program with these numbers of tensors, reads and writes fits the C++ structs."""
     return (
         num_tensors <= MAX_STEP_TENSORS and most_reads <= _MAX_READS and most_writes <= _MAX_WRITES
     )
 
 
 class MaskGate:
-    """Where a step waits for the masks of its rows, before it draws. Opened once, by any thread."""
+    """A step waits here for the masks of its rows before it samples. Any thread opens it, once."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -148,7 +148,7 @@ class MaskGate:
 
     @property
     def address(self) -> int:
-        """Of the gate, as the kernel library knows it."""
+        """Address of the gate in the kernel library."""
         assert self._gate is not None
         return self._gate
 
@@ -157,8 +157,8 @@ class MaskGate:
 
         Parameters
             masks: int32 [R, W], contiguous; bit `v % 32` of word `v // 32` says that token v may
-                be drawn. They stay as they are until the step has drawn.
-            rows: Row of `masks` of each that samples; a negative one may draw anything.
+                be sampled. They must not change until the step has sampled.
+            rows: For each sampling row, its row of `masks`, or a negative number for no mask.
         """
         try:
             numbers = array("q", rows)
@@ -167,23 +167,23 @@ class MaskGate:
             raise
         address, count = numbers.buffer_info()
         is_valid = masks.dtype == torch.int32 and masks.is_contiguous()
-        # No words are too few: the step fails, and does not wait for ever.
+        # Invalid masks open the gate with 0 words: the step then fails instead of waiting forever.
         words = masks.shape[1] if is_valid and max(rows, default=-1) < len(masks) else 0
         status = self._caller.open_gate(self.address, masks.data_ptr(), words, address, count)
         if status:
             raise_status(status)
 
     def fail(self) -> None:
-        """Let the step fail: there are no masks."""
+        """Make the step fail, because there are no masks."""
         self._caller.open_gate(self.address, None, 0, None, 0)
 
 
 class CompiledStep:
-    """Rows to tokens, in one call. One thread at a time may call it.
+    """A step from rows to tokens, in one call. One thread at a time may call it.
 
     Raises
-        ValueError: The program has no attention, its caches are not contiguous or have blocks of
-            several lengths, or there are no block tables for one of its groups.
+        ValueError: The program has no attention; its caches are not contiguous or differ in block
+            size; or a group lacks block tables.
     """
 
     def __init__(self, caller: Caller, program: StepProgram, rows: StepRows) -> None:
@@ -214,7 +214,7 @@ class CompiledStep:
         }
         packed = [_packed(each, address_of) for each in program.instructions]
         instructions = ctypes.create_string_buffer(b"".join(packed))
-        # What the context points at.
+        # Keeps alive what the context points to.
         self._holds = (caller, program, rows, specs, layers, instructions)
         last = max(
             number
@@ -250,24 +250,24 @@ class CompiledStep:
         )
 
     def gate(self) -> MaskGate:
-        """For the masks of one step."""
+        """A gate for the masks of one step."""
         return MaskGate(self._caller)
 
     def draw(self, steps: Iterable[int], num_samples: int, gate: MaskGate | None = None) -> Tensor:
-        """Compute, and draw by temperature and seed: token ids [S] int64, also in their rows.
+        """Compute and sample by temperature and seed: token ids [S] int64, also stored in the rows.
 
         Parameters
-            steps: Row, first position, number of tokens, and 1 if the token behind them is drawn,
-                of each row in turn.
-            num_samples: Rows that sample.
-            gate: Whoever opens it says what they may sample; waited for once there are logits.
+            steps: For each row in turn: row, first position, number of tokens, and 1 if the token
+                after them is sampled.
+            num_samples: Number of rows that sample.
+            gate: Provides the masks; the step waits for it once it has logits. None: no masks.
 
         Raises
-            ValueError: A row has not what the step needs, or the masks are not of these rows.
-            MemoryError: There is no room for what a kernel computes on the way.
+            ValueError: A row lacks tokens or blocks for the step, or the masks do not fit its rows.
+            MemoryError: A kernel lacks memory for intermediate results.
             CompiledCodeError: Compiled code failed.
         """
-        # By torch itself the interpreter lock would be given away, and be waited for.
+        # Not `torch.empty`: it would release the GIL and have to wait for it again.
         token_ids = torch.from_numpy(np.empty(num_samples, dtype=np.int64))
         self._call(array("q", steps), 0, token_ids.data_ptr(), None, None, gate)
         return token_ids
@@ -275,9 +275,9 @@ class CompiledStep:
     def compute(
         self, steps: Iterable[int], num_samples: int, *, wants_hidden: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Compute, and draw nothing: hidden states [T, H], if wanted, and float32 logits [S, V].
+        """Compute without sampling: hidden states [T, H], if wanted, and float32 logits [S, V].
 
-        Other arguments and errors as of `draw`.
+        Other arguments and errors are those of `draw`.
         """
         hidden = (ctypes.c_void_p * 1)() if wants_hidden else None
         logits = (ctypes.c_void_p * 1)() if num_samples else None
@@ -288,7 +288,7 @@ class CompiledStep:
         )
 
     def try_out(self, num_tokens: int) -> Tensor:
-        """Compute tokens of no row, which are written nowhere: hidden states [T, H]."""
+        """Compute padding tokens, which belong to no row and are written nowhere: [T, H]."""
         hidden = (ctypes.c_void_p * 1)()
         self._call(array("q"), num_tokens, None, hidden, None)
         return stolen(hidden)[0]

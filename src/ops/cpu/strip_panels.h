@@ -1,11 +1,11 @@
-// Weights in strips where a CPU has no instruction that multiplies neighbouring inputs into one sum
-// (AVX2, AVX-512 without its later parts), so that registers are what is short.
+// Weights in strips for CPUs without an instruction that multiplies neighbouring inputs into one sum
+// (AVX2, early AVX-512). There, registers are scarce.
 //
-// A strip is passed in chunks of slices that stay close to a core. All tokens meet a chunk before the
-// next one: groups of up to kPanelTokens, each against some vectors of the strip's outputs at a
-// time, as many as there are registers for sums. Between chunks sums wait in memory, which changes
-// none of their bits. So a strip is read from memory once, tokens may be many, and meanwhile the next
-// chunk is fetched as it lies.
+// A strip is processed in chunks of slices that fit into a core's cache. All tokens meet a chunk before
+// the next one: in groups of up to kPanelTokens, each against as many vectors of the strip's outputs as
+// there are registers for sums. Between chunks, sums are stored in memory, which changes none of their
+// bits. So a strip is read from memory once for any number of tokens, and the next chunk is prefetched
+// meanwhile.
 #pragma once
 #include <vector>
 
@@ -18,22 +18,22 @@ namespace {
 
 constexpr int kPanelTokens = 6;
 constexpr int64_t kChunkSlices = 128;  // 32 KB
-// What a token of a chunk takes of the caches: inputs of a chunk, and sums.
+// Cache footprint of a token: its inputs of a chunk, and its sums.
 constexpr int64_t kPanelTokenBytes = 1536;
 
-// How many vectors of outputs meet a group of tokens at a time.
+// Number of output vectors that are computed at a time for a group of tokens.
 constexpr int panel_vectors(int tokens) {
   if (W == 16) return kStripVectors;  // 32 registers
   return tokens == 1 ? kStripVectors : tokens == 2 ? kStripVectors / 2 : kStripVectors / 4;
 }
 
-// Slices of a strip, from `at` on, the first of which is number `first`.
+// `count` slices of a strip from address `at` on; `first` is the index of the first one.
 struct Chunk {
   const char* at;
   int64_t first, count;
 };
 
-// What is fetched with slices: a token by itself waits for memory.
+// Prefetches along the current chunk: a single token waits for memory.
 struct FetchNear {
   const char* at;
   void next() {
@@ -42,9 +42,9 @@ struct FetchNear {
   }
 };
 
-// Several passes along a chunk share the lines of the next one, which wait in the second level. A pass
-// moves on by `step` bytes a slice, which may be less than a line: all lines at once would keep the
-// products waiting, and a branch for every slice does.
+// Several passes along a chunk share the prefetching of the next one, into L2. Each pass advances by
+// `step` bytes per slice, which may be less than a line. Fetching all lines at once would delay the
+// products, and so would a branch per slice.
 template <int Lines>
 struct FetchShare {
   const char* at;
@@ -56,15 +56,15 @@ struct FetchShare {
   }
 };
 
-// Kernel has `projection`, the number of `slices` of a strip, and
-// `template <int C, int V, class F> add(chunk, strip, token, vector, fetcher, sums)`, which adds what
-// a chunk gives to sums of C tokens, kStripOutputs apart, of V vectors of outputs from `vector` on.
+// Kernel has `projection`, the number of `slices` of a strip, and `template <int C, int V, class F>
+// add(chunk, strip, token, vector, fetcher, sums)`. `add` adds a chunk's products to the sums of C
+// tokens, which are kStripOutputs apart, for V vectors of outputs from `vector` on.
 template <class Kernel, class T>
 class StripPanels {
  public:
   explicit StripPanels(const Kernel& kernel) : kernel(kernel) {}
 
-  // Of tokens [begin, end).
+  // Computes tokens [begin, end).
   void run(int64_t strip, int64_t begin, int64_t end) const {
     thread_local std::vector<float> memory;
     const int64_t count = end - begin, groups = (count + kPanelTokens - 1) / kPanelTokens;
@@ -114,7 +114,7 @@ class StripPanels {
     }
   }
 
-  // The passes of C tokens, of which the first has a number among all `passes` along the chunk.
+  // Runs the passes of C tokens; `first` is the number of the first among all `passes` along the chunk.
   template <int C, int Lines>
   void pass_along(const Chunk& chunk, int64_t strip, int64_t token, int64_t first, int64_t passes,
                   float* sums) const {
@@ -131,8 +131,8 @@ class StripPanels {
   const Kernel& kernel;
 };
 
-// Has the compiler finish a sum before the next one is begun: it would compute all products first, for
-// which sixteen registers are too few.
+// Makes the compiler finish a sum before it begins the next one. Otherwise it would compute all products
+// first, for which sixteen registers are too few.
 template <class Vector>
 inline void finish_first(Vector& sum) {
 #if defined(__GNUC__)

@@ -1,27 +1,27 @@
-// Attention of packed bfloat16 query rows by products of tiles, with AMX or pair by pair with AVX-512,
+// Attention of packed bfloat16 query rows by tile products (AMX) or dot products of pairs (AVX-512),
 // in steps of 128 keys and strips of 32 query rows:
 //
 //   queries [32, head_dim] x keys [head_dim, 128] -> scores [32, 128], float32
 //   softmax -> weights [32, 128], rounded to bfloat16; weights x values [128, head_dim] -> out, float32
 //
 // Operands lie in memory as whole tiles of 16 rows x 64 bytes, one after another, so a tile is 16
-// neighbouring cache lines.
+// adjacent cache lines.
 //
-// What limits AMX, by counting instructions (cycles a score, which is one query row against one key,
-// where the tile unit does 1024 FLOP a cycle): products take head_dim / 256, so 0.25 for 64 and 0.5
-// for 128. exp, maximum, sum and rounding are 11 to 12 vector operations per 16 scores on two ports,
-// 0.35 to 0.4; one after the other, head_dim 64 would stay below 40 % of the tile unit's rate. Hence
-// the products of the neighbouring strips are issued between the rows of a strip's softmax: they use
-// other units, and out-of-order execution overlaps the two. Packing keys and values adds about 12
-// cycles a key and 64 of head_dim, shared by up to 256 query rows. So the vector ports bound
-// head_dim 64 (at best about 60 % of the rate) and, for 128, the 1.5 KiB of tile loads per 16-cycle
-// product, a third of it from L2.
+// Limits of AMX, by counting instructions. Units are cycles per score (one query row against one key);
+// the tile unit does 1024 FLOP per cycle. Products take head_dim / 256: 0.25 for 64, 0.5 for 128. exp,
+// maximum, sum and rounding are 11 to 12 vector operations per 16 scores on two ports: 0.35 to 0.4. One
+// after the other, head_dim 64 would stay below 40 % of the tile unit's rate. So the products of the
+// neighbouring strips are issued between the rows of a strip's softmax: they use other units, and
+// out-of-order execution overlaps the two. Packing keys and values adds about 12 cycles per key and 64
+// of head_dim, shared by up to 256 query rows. So head_dim 64 is bound by the vector ports (at best
+// about 60 % of the rate). head_dim 128 is bound by the 1.5 KiB of tile loads per 16-cycle product, a
+// third of it from L2.
 //
-// Fewer rows than share the packing of a key are dot products with the keys where they lie
-// (pair_rows.h), unless how many there are may not show in any bit.
+// If there are too few rows to share the packing of a key, scores are dot products with the keys in
+// place (pair_rows.h), unless results must not depend on the number of rows.
 //
-// A row's result depends on its own query and keys alone: steps start at multiples of 128 keys, a
-// masked key has weight 0 exactly, and the rows of a tile do not mix.
+// A row's result depends only on its own query and keys: steps start at multiples of 128 keys, a masked
+// key has weight 0 exactly, and the rows of a tile do not mix.
 #pragma once
 #include "abi.h"
 #include "pairs.h"
@@ -36,15 +36,15 @@ namespace {
 constexpr int kStrip = 32;                  // query rows of a strip: two tiles
 constexpr int kChunks = kMaxHeadDim / kDepth;
 constexpr int kScoreTiles = kStep / kTile, kWeightTiles = kStep / kDepth;
-// Fewer packed rows are dot products, also those of many that share keys.
+// Fewer packed rows use dot products, even if several rows share their keys.
 #if defined(SLIPSTREAM_TILES)
 constexpr int64_t kMinStripRows = 3;
 #else
 constexpr int64_t kMinStripRows = 5;
 #endif
 
-// Whether scores are of pairs of bfloat16. Those of strips are scaled after the maximum is taken,
-// which needs a positive scale.
+// Whether scores are sums of bfloat16 pair products. Strips take the maximum before scaling, which
+// needs a positive scale.
 inline bool uses_pairs(const AttentionArgs& a) { return a.dtype == kBFloat16 && a.spec->scale > 0; }
 
 // Whether a row of `packed` query rows is computed in strips.
@@ -58,18 +58,18 @@ struct alignas(64) TileScratch {
   bf16 keys[kStep * kMaxHeadDim];               // tiles [16 keys][chunk], pairs of depth x keys
   bf16 values[kStep * kMaxHeadDim];             // tiles [32 keys][16 of head_dim], pairs of keys x d
   float scores[2][kStrip * kStep];              // tiles [2][16 keys], of a strip and of the next
-  bf16 weights[2][kStrip * kStep];              // tiles [2][32 keys], of a strip and of the last
+  bf16 weights[2][kStrip * kStep];              // tiles [2][32 keys], of a strip and of the previous
   int64_t positions[kTileRows];                 // of each query row in its sequence
   const int64_t* offsets;                       // of each key of the step in the caches, in elements
   alignas(64) bf16 ends[kTile][kMaxHeadDim];    // rows padded with zeros to whole chunks
 };
 
-// Rows of whole tiles that so many query rows of a kv head take.
+// `count` query rows of a kv head, rounded up to whole tiles.
 inline int64_t strip_rows(int64_t count) { return (count + kTile - 1) / kTile * kTile; }
 
 inline int chunks_of(int head_dim) { return (head_dim + kDepth - 1) / kDepth; }
 
-// A row of the caches or the queries, in whole chunks: itself, or a copy with zeros behind it.
+// A row of the caches or the queries in whole chunks: the row itself, or a zero-padded copy in `end`.
 inline const bf16* whole_chunks(const bf16* row, bf16* end, int head_dim) {
   if (head_dim % kDepth == 0) return row;
   std::memcpy(end, row, size_t(head_dim) * sizeof(bf16));
@@ -88,7 +88,7 @@ inline void prefetch_row(const bf16* row, int head_dim) {
   for (int d = 0; d < head_dim; d += kDepth) __builtin_prefetch(row + d);
 }
 
-// Row key % 16 of a group of keys; keys outside of [first, last) are zeros.
+// The row of a key in the cache, in whole chunks; zeros for keys outside of [first, last).
 inline const bf16* cached_row(TileScratch& t, const bf16* cache, int key, int first, int last,
                               int head_dim) {
   bf16* end = t.ends[key % kTile];
@@ -97,7 +97,7 @@ inline const bf16* cached_row(TileScratch& t, const bf16* cache, int key, int fi
   return end;
 }
 
-// Weight tiles that have keys [first, last): only these are ever looked at.
+// Bounds of the weight tiles that contain keys [first, last); other tiles are never read.
 inline int first_packed(int first) { return first / kDepth * kDepth; }
 inline int last_packed(int last) { return (last + kDepth - 1) / kDepth * kDepth; }
 
@@ -116,7 +116,7 @@ inline void pack_keys(TileScratch& t, const bf16* cache, int head_dim, int first
       if (ahead >= first && ahead < last) prefetch_row(cache + t.offsets[ahead], head_dim);
     }
     for (int chunk = 0; chunk < chunks; ++chunk, to += kTileSize) {
-      vf block[kTile];  // pairs of bfloat16, moved about and not looked into
+      vf block[kTile];  // pairs of bfloat16, moved without being interpreted
       for (int i = 0; i < kTile; ++i) std::memcpy(&block[i], rows[i] + chunk * kDepth, 64);
       transpose(block);
       for (int i = 0; i < kTile; ++i) std::memcpy(to + i * kDepth, &block[i], 64);
@@ -157,7 +157,7 @@ inline vf power_of_two(vf x) {
 
 inline vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 
-// One strip in one step: which keys its rows see, and where its operands are.
+// One strip in one step: the keys that its rows see, and its operands.
 struct Strip {
   int row;          // first query row in the item
   int rows;         // valid ones, up to kStrip
@@ -176,13 +176,13 @@ class TileStep {
         t(t),
         chunks(chunks_of(head_dim)),
         width(padded(head_dim)),
-        // What is capped has been scaled then.
+        // With a cap, scores are scaled before the maximum is taken.
         scale(spec.cap > 0 ? 1.0f : spec.scale),
         cap(spec.cap),
         scale_of_cap(spec.cap > 0 ? spec.scale / spec.cap : 0.0f),
         window(spec.window) {}
 
-  // Keys [step + first, step + last) are packed; for query rows [begin, end).
+  // Computes query rows [begin, end) against keys [step + first, step + last), which are packed.
   void run(int64_t step, int first, int last, int begin, int end) {
     Strip strips[kTileRows / kStrip];
     int count = 0;
@@ -214,7 +214,7 @@ class TileStep {
     return int(std::clamp<int64_t>(t.positions[row] + 1 - step, 0, last));
   }
 
-  // Whether any row of the strip that starts at `row` sees a key of this step.
+  // Sets up the strip that starts at `row`; returns whether any of its rows sees a key of this step.
   bool place(Strip& strip, int row, int end, int64_t step, int first, int last) const {
     strip.row = row;
     strip.rows = std::min(kStrip, end - row);
@@ -228,7 +228,7 @@ class TileStep {
     return from < to;
   }
 
-  // scores[32 rows, keys] of tiles [tile, end) of 16 keys.
+  // Computes scores[32 rows, keys] for tiles [tile, end) of 16 keys.
   void score(const Strip& strip, int tile, int end) const {
     const int64_t apart = chunks * kTileSize;
 #if defined(SLIPSTREAM_TILES)
@@ -254,8 +254,8 @@ class TileStep {
     });
   }
 
-  // out[32 rows, columns] += weights x values, of tiles [column, end) of 16 of head_dim; out is
-  // rescaled already.
+  // Computes out[32 rows, columns] += weights x values, for tiles [column, end) of 16 of head_dim; out
+  // must be rescaled already.
   void weigh(const Strip& strip, int column, int end) const {
     float* out = s.out + strip.row * width;
 #if defined(SLIPSTREAM_TILES)
@@ -287,8 +287,8 @@ class TileStep {
     });
   }
 
-  // Calls function(count, tile) for tiles [tile, end), as many at once, a constant, as give R rows
-  // 16 sums: fewer have each addition wait for the one before.
+  // Calls function(count, tile) for tiles [tile, end). `count` is a constant: with it, R rows have 16
+  // independent sums, which hide the latency of an addition.
   template <int R, class F>
   static void by_tiles(int tile, int end, const F& function) {
     constexpr int kMost = std::clamp(kTile / R, 1, 4);
@@ -296,8 +296,8 @@ class TileStep {
     for (; tile < end; ++tile) function(std::integral_constant<int, 1>{}, tile);
   }
 
-  // Calls function(size, row) for blocks of a strip's rows; `size` is a constant, and no block is of
-  // two tiles.
+  // Calls function(size, row) for blocks of a strip's rows. `size` is a constant, and no block crosses
+  // the two tiles of a strip.
   template <class F>
   static void by_rows(const Strip& strip, const F& function) {
     int row = 0;
@@ -351,8 +351,8 @@ class TileStep {
   }
 #endif
 
-  // The share of the neighbouring strips' products that is issued at one row of a softmax: scores
-  // of the next strip, one tile each fourth row, and between these outputs of the last.
+  // Issues the part of the neighbouring strips' products that belongs to one row of a softmax: scores of
+  // the next strip, one tile at every fourth row, and between these, outputs of the previous strip.
   void products(const Strip* before, const Strip* after, int row) const {
     const int slot = row / 4;
     if (after && row % 4 == 0 && slot >= after->begin * 2 && slot < after->end * 2) {
@@ -365,8 +365,8 @@ class TileStep {
     }
   }
 
-  // Scores to weights; updates maximum and sum, and rescales out. Calls between(row) for each of
-  // 32 rows on the way.
+  // Turns scores into weights, updates maximum and sum, and rescales out. Calls between(row) after each
+  // of the 32 rows.
   template <class F>
   void softmax(const Strip& strip, int64_t step, int first, int last, const F& between) {
     for (int half = 0; half < 2; ++half) {
@@ -381,7 +381,7 @@ class TileStep {
     }
   }
 
-  // Products to scores that are scaled and bounded.
+  // Scales the raw products and applies the cap.
   void cap_scores(const Strip& strip, int row, int valid) const {
     for (int tile = strip.begin * 2; tile < strip.end * 2; ++tile) {
       float* place = strip.scores + row * kStep + tile * kTile * kTile;
@@ -391,7 +391,7 @@ class TileStep {
     }
   }
 
-  // Updates the maxima of 16 rows. Returns what to subtract from their scores, in powers of two.
+  // Updates the maxima of 16 rows. Returns what to subtract from their scores, as exponents of 2.
   template <bool Masked>
   vf maxima(const Strip& strip, int row, int valid, int64_t step, int first, int last) const {
     vf highest[kTile];
@@ -436,7 +436,7 @@ class TileStep {
         const vf b = power_of_two(load(from + kTile * kTile) * factor - shifts[i]);
         const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
         std::memcpy(to + tile * kTileSize, &pairs, sizeof pairs);
-        // The sum of what was rounded: the weights then add up to 1.
+        // Sum the rounded weights, so that they add up to 1 after the division.
         sums[i] = (vf)_mm512_dpbf16_ps((__m512)sums[i], pairs, (__m512bh)one);
       }
       rescale(strip.row + row + i);

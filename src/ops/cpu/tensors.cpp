@@ -1,6 +1,6 @@
-// Makes and frees them, and serves them to compiled code under the names that it calls.
+// Allocates and frees tensors, and implements the C interface that compiled code calls.
 //
-// Those names are torch's with another prefix of as many letters, which src/compile/own_tensors.py
+// The function names are torch's with another prefix of the same length, which src/compile/own_tensors.py
 // writes into the code.
 #include "tensors.h"
 
@@ -15,13 +15,13 @@
 namespace {
 
 constexpr size_t kLeast = 512;
-// Bytes that a thread may keep, used or not, however few it has ever used at once.
+// Bytes that a thread may always hold, used or free, even if its peak use is lower.
 constexpr int64_t kLeastKept = int64_t(64) << 20;
 constexpr int kClasses = 4 * 64;
-// What no tensor has, bytes: a size that went wrong.
+// More bytes than any tensor has: a larger size is an error.
 constexpr int64_t kMostBytes = int64_t(1) << 47;
 
-// Four sizes between two powers of two.
+// Sizes are rounded up to one of four between two powers of two.
 struct SizeClass {
   explicit SizeClass(size_t bytes) {
     bytes = bytes < kLeast ? kLeast : bytes;
@@ -34,7 +34,7 @@ struct SizeClass {
   int index;
 };
 
-// Spare memory of one size, the last freed first.
+// Free list of one size; the last freed is reused first.
 class Stack {
  public:
   void push(Memory* memory) {
@@ -62,12 +62,12 @@ class Stack {
   Memory *newest_ = nullptr, *oldest_ = nullptr;
 };
 
-// What a thread has freed and will soon need again.
+// The free memory and tensors of a thread.
 //
-// Large memory comes from the system, zeroed page by page, which takes a tenth of a prompt's step:
-// so what a step used stays for the next one. That is twice what was ever used at once, since what
-// is used in turn is of different sizes. Beyond that what was not used for longest goes: sizes that
-// do not come back would else keep out those that do.
+// Large memory comes from the system, which zeroes it page by page; that took a tenth of a prompt's step.
+// So memory is kept for the next step: up to twice the peak use, since the sizes in use change during a
+// step. Beyond that, the least recently used memory is freed; otherwise sizes that do not recur would
+// displace those that do.
 class Spare {
  public:
   ~Spare() {
@@ -103,7 +103,7 @@ class Spare {
   void take(Memory* memory) {
     const auto capacity = int64_t(memory->capacity);
     --in_use_;
-    // Another thread may have made it.
+    // Another thread may have allocated it, so this thread's count may not include it.
     used_ = std::max<int64_t>(0, used_ - capacity);
     make_room(capacity, std::max(kLeastKept, 2 * most_used_));
     memory->freed = ++clock_;
@@ -128,7 +128,7 @@ class Spare {
     tensors_ = tensor;
   }
 
-  // Torch's tensors come and go as well.
+  // Tensors that wrap torch's count as well.
   void count(int64_t more) { in_use_ += more; }
   int64_t in_use() const { return in_use_; }
   int64_t bytes() const { return spare_; }
@@ -138,7 +138,7 @@ class Spare {
     return std::aligned_alloc(alignof(Memory), sizeof(Memory) + capacity);
   }
 
-  // For so many bytes more, of so many in all.
+  // Frees memory until `bytes` more fit into a total of `most`.
   void make_room(int64_t bytes, int64_t most) {
     while (spare_ > 0 && used_ + spare_ + bytes > most) {
       Stack* oldest = nullptr;
@@ -156,7 +156,7 @@ class Spare {
   Tensor* tensors_ = nullptr;
   int64_t spare_ = 0, used_ = 0, most_used_ = 0;  // bytes
   int64_t clock_ = 0;
-  int64_t in_use_ = 0;  // tensors and memories that were taken, less those given back here
+  int64_t in_use_ = 0;  // tensors and memories allocated minus those released in this thread
 };
 
 thread_local Spare spare;
@@ -171,7 +171,8 @@ void release(Memory* memory) {
   delete memory;
 }
 
-// Whether it is all of a tensor of torch's, and of nobody else's.
+// Whether the tensor is exactly a wrapped tensor of torch (same data, shape and strides) and needs no
+// other tensor to stay alive.
 bool is_torchs(const Tensor& tensor) {
   const Memory* memory = tensor.memory;
   if (memory == nullptr || memory->torch == nullptr || memory->source != nullptr) return false;
@@ -189,7 +190,7 @@ bool is_torchs(const Tensor& tensor) {
   return true;
 }
 
-// Copies to consecutive places, of which the one behind the last is returned.
+// Copies elements to contiguous memory. Returns the address after the last one.
 char* copy(const Tensor& from, int64_t dim, const char* data, int64_t item, char* to) {
   if (dim == from.dims) {
     std::memcpy(to, data, size_t(item));
@@ -316,8 +317,8 @@ Handle slipstream_to_torch(const Tensor& tensor) {
   return handle;
 }
 
-// aoti_torch_... of torch's shim.h, of which these are as many as code of fused loops and of this
-// library's kernels calls: 0, or 1 for what cannot be done.
+// The functions aoti_torch_... of torch's shim.h that code of fused loops and of this library's kernels
+// calls. They return 0, or 1 for what they do not support.
 SLIPSTREAM_EXPORT int32_t slipstream_new_tensor_handle(Tensor* tensor, Tensor** result) {
   ++tensor->references;
   return answer(tensor, result);
@@ -412,7 +413,7 @@ SLIPSTREAM_EXPORT int32_t slipstream_get_device_type(Tensor*, int32_t* result) {
   return 0;
 }
 
-// For constants, which no code has that was told to call these: they fail.
+// For constants, which code never has if it was rewritten to call these; so it fails.
 SLIPSTREAM_EXPORT int32_t slipstream_get_storage_size(Tensor*, int64_t*) { return 1; }
 SLIPSTREAM_EXPORT int32_t slipstream_get_storage_offset(Tensor*, int64_t*) { return 1; }
 SLIPSTREAM_EXPORT int32_t slipstream_create_tensor_from_blob_v2(void*, int64_t, const int64_t*,
@@ -422,7 +423,6 @@ SLIPSTREAM_EXPORT int32_t slipstream_create_tensor_from_blob_v2(void*, int64_t, 
   return 1;
 }
 
-// Of this thread, so that tests see what is lost and what is kept: tensors and memories in use, and
-// bytes that wait to be used again.
+// Counts of this thread, for tests of leaks and reuse: tensors and memories in use, and free bytes.
 SLIPSTREAM_EXPORT int64_t slipstream_count_tensors() { return spare.in_use(); }
 SLIPSTREAM_EXPORT int64_t slipstream_count_spare_bytes() { return spare.bytes(); }

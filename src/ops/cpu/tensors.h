@@ -1,7 +1,7 @@
-// Tensors of compiled code: what AOTInductor's C interface needs of a tensor, and no more.
+// Tensors for compiled code, with only what AOTInductor's C interface needs.
 //
-// torch's own take a few microseconds for each call of a region, in allocation and in tensor objects:
-// with one stream of a small model a sixth of a step.
+// torch's tensors cost a few microseconds per call of a compiled region, for allocation and tensor
+// objects. With one stream of a small model that was a sixth of a step.
 #pragma once
 #include "abi.h"
 
@@ -9,13 +9,13 @@ constexpr int kTensorDims = 8;
 
 struct Tensor;
 
-// What a tensor and its views lie in. Counts are plain: a tensor belongs to one thread at a time.
+// The storage of a tensor and its views. Reference counts are not atomic: one thread at a time.
 struct alignas(64) Memory {
   int64_t references;
-  size_t capacity;           // bytes, which follow this; 0 if they lie elsewhere
-  Handle torch = nullptr;    // torch's tensor that has them, and goes with this
-  Tensor* source = nullptr;  // what else they may belong to
-  // While it is spare: freed before and after this, of its size; and when it was.
+  size_t capacity;           // bytes, which follow this struct; 0 if the data lies elsewhere
+  Handle torch = nullptr;    // torch's tensor that owns the data; deleted with this
+  Tensor* source = nullptr;  // another tensor that must outlive this storage
+  // In the free list of its size: neighbours, and the time when it was freed.
   Memory* next = nullptr;
   Memory* previous = nullptr;
   int64_t freed = 0;
@@ -23,30 +23,30 @@ struct alignas(64) Memory {
 
 struct Tensor {
   char* data;
-  Memory* memory;  // null: it outlives the tensor
-  Tensor* next;    // while it is spare
+  Memory* memory;  // null: the data outlives the tensor
+  Tensor* next;    // in the free list
   int64_t references, dims;
   int64_t sizes[kTensorDims], strides[kTensorDims];  // in elements
   int32_t dtype;                                     // torch's number
 };
 
-// A view of `data`; takes a reference of `memory` over. Null, and that goes, if it has too many
-// dimensions or there is no room.
+// A view of `data`. Consumes a reference of `memory`, even on failure. Null if there are too many
+// dimensions or no memory.
 Tensor* slipstream_view(void* data, Memory* memory, int64_t dims, const int64_t* sizes,
                         const int64_t* strides, int32_t dtype);
-// One with memory of its own, uninitialized; null where there is none.
+// A tensor with uninitialized memory of its own; null if there is none.
 Tensor* slipstream_allocate(int64_t dims, const int64_t* sizes, const int64_t* strides,
                             int32_t dtype);
 void slipstream_release(Tensor*);
 
-// One of torch's that goes with the new one, whatever comes of it; `source`, if not null, lives as
-// long too.
+// Wraps a tensor of torch and takes ownership of it, even on failure. `source`, if not null, is kept
+// alive as long.
 Tensor* slipstream_from_torch(Handle, Tensor* source = nullptr);
-// One of torch's with what this one has: its own where it is one, else a contiguous copy. Null where
-// there is no room.
+// A tensor of torch with the same contents: the wrapped one if there is one, else a contiguous copy. Null
+// if there is no memory.
 Handle slipstream_to_torch(const Tensor&);
 
-// While it lives, this thread's new tensors are torch's, so that they need not be copied to become so.
+// During its lifetime, new tensors of this thread are torch's, so that converting them needs no copy.
 class ByTorch {
  public:
   explicit ByTorch(bool is_wanted);
@@ -58,14 +58,14 @@ class ByTorch {
   const bool before_;
 };
 
-// Bytes of an element; 0 of a dtype that is not known.
+// Bytes of an element; 0 for an unknown dtype.
 int64_t slipstream_item_size(int32_t dtype);
-// Elements from the first to behind the last.
+// Number of elements from the first to the last one in memory, inclusive.
 int64_t slipstream_extent(int64_t dims, const int64_t* sizes, const int64_t* strides);
-// Of elements that follow each other.
+// Strides of a contiguous tensor.
 void slipstream_contiguous_strides(int64_t dims, const int64_t* sizes, int64_t* strides);
 
-// A reference that goes with its scope, unless it was given away.
+// Holds a reference and releases it at the end of its scope, unless it was given away.
 class Owned {
  public:
   Owned() = default;

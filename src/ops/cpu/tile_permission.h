@@ -1,4 +1,4 @@
-// Asking Linux for AMX tile registers: each process must, once, before its first tile instruction.
+// Asks Linux for AMX tile registers; every process must do so before its first tile instruction.
 #pragma once
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -8,7 +8,7 @@
 
 namespace {
 
-// Whether this process may use tiles. Refused by kernels before 5.16, and where a thread's
+// Whether this process may use tiles. Linux before 5.16 refuses; so does any version if a thread's
 // alternative signal stack is too small for the 8 KiB of tile registers that a signal would save.
 inline bool tiles_permitted() {
 #if defined(__linux__) && defined(__x86_64__)

@@ -9,7 +9,7 @@
 
 namespace {
 
-// GCC's tile instructions do not say that they read memory: stores before this stay before it.
+// GCC's tile load intrinsics do not declare that they read memory; this keeps earlier stores before them.
 inline void tile_loads_follow() { asm volatile("" : : : "memory"); }
 
 // The tile registers of this thread: all eight are 16 rows of 64 bytes.
@@ -26,7 +26,7 @@ class TileRegisters {
     _tile_loadconfig(&configuration);
   }
   ~TileRegisters() {
-    if (used) _tile_release();  // or the system would save 8 KiB at every switch of this thread
+    if (used) _tile_release();  // otherwise every context switch of this thread would save 8 KiB
   }
   TileRegisters(const TileRegisters&) = delete;
   TileRegisters& operator=(const TileRegisters&) = delete;

@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int kKeys = 64;           // keys of a tile; tiles start at multiples of it
-constexpr int kStep = 128;          // the same where products are of tiles (strips.h)
+constexpr int kStep = 128;          // the same for tile products (strips.h)
 constexpr int kMaxHeadDim = 256;
 constexpr int kGemmRows = 64;       // packed query rows of a prefill tile
 #if defined(__AVX512BF16__)
@@ -18,10 +18,10 @@ constexpr int kTileRows = 256;      // packed query rows of an item of tile prod
 #else
 constexpr int kTileRows = kGemmRows;
 #endif
-constexpr int kWeighed = 8;         // values weighed for one head, then for the next, where they lie
-constexpr int kWidened = 32;        // the same where they are widened once for many query rows
+constexpr int kWeighed = 8;         // values per turn of a head, when values are read in place
+constexpr int kWidened = 32;        // the same when they are widened once for many query rows
 constexpr int kDotRows = 16;        // packed query rows of a decode tile
-constexpr int kWidening = 8;        // the most that each widen what they read, four at a time
+constexpr int kWidening = 8;        // up to so many query rows, each block of rows widens what it reads
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 #if defined(__AVX512F__)
@@ -36,13 +36,14 @@ inline int padded(int n) { return (n + W - 1) / W * W; }
 
 struct Item;
 
-// Where the keys of one tile of an item are.
+// Location of the keys of one tile of an item.
 struct KeyTile {
   const Item* item = nullptr;
   int64_t begin = 0;         // the tile's first key
   int first = 0, last = 0;   // keys of the tile that the item has
-  int fetched = 0;           // its first keys that were fetched while the tile before was computed
-  // Of its first kv head in the caches, in elements; of the nearest key where there is none.
+  int fetched = 0;           // leading keys that were prefetched while the previous tile was computed
+  // Offsets of keys of its first kv head in the caches, in elements; outside of [first, last), that of
+  // the nearest key.
   int64_t offsets[kStep];
 };
 
@@ -53,12 +54,12 @@ struct alignas(64) Scratch {
   float keys[kKeys * kMaxHeadDim];          // transposed [head_dim, kKeys], or [kKeys, head_dim]
   float values[kKeys * kMaxHeadDim];        // [kKeys, padded head_dim]
   float scores[kGemmRows * kKeys];          // [rows, kKeys]: scores, then weights
-  float folded[kTileRows * kMaxHeadDim];    // [rows, padded head_dim]: of the splits before
+  float folded[kTileRows * kMaxHeadDim];    // [rows, padded head_dim]: sums of the previous splits
   alignas(64) float maximum[kTileRows], sum[kTileRows], rescale[kTileRows];
   float folded_maximum[kTileRows], folded_sum[kTileRows];
   KeyTile tiles[2];
-  KeyTile* now = tiles;                     // the tile that is computed
-  KeyTile* ahead = tiles + 1;               // the one that is computed then, if its item is set
+  KeyTile* now = tiles;                     // the tile that is being computed
+  KeyTile* ahead = tiles + 1;               // the next tile, if its `item` is set
 };
 
 // c[MR, NR * W] = (Accumulate ? c * scale[row] : 0) + a[MR, depth] * b[depth, NR * W]
@@ -151,7 +152,7 @@ inline void softmax_row(Scratch& s, int row, int first, int last) {
   }
   const float before = s.maximum[row];
   const float now = std::max(before, reduce(highest, maximum));
-  if (now == -kInfinity) {  // every visible score is -inf, or NaN, which is larger than nothing
+  if (now == -kInfinity) {  // every visible score is -inf or NaN (a comparison with NaN is false)
     const bool is_number = std::all_of(scores, scores + kKeys, [](float x) { return x == x; });
     if (!is_number) s.sum[row] = std::numeric_limits<float>::quiet_NaN();
     std::fill(scores, scores + kKeys, 0.0f);
@@ -171,12 +172,12 @@ inline void softmax_row(Scratch& s, int row, int first, int last) {
 }
 
 // Adds a split's weighted sum of values, maximum and sum of weights to those of the splits before it
-// (log-sum-exp). A function of its own: whoever calls it rounds alike.
+// (log-sum-exp). Not inlined, so that all callers round alike.
 __attribute__((noinline)) void join_splits(float* out, float& maximum, float& sum,
                                            const float* more, float more_maximum, float more_sum,
                                            int width) {
   if (more_maximum == -kInfinity) {
-    // Nothing was seen, or nothing but NaN.
+    // No key was visible, or all scores were NaN.
     if (more_sum != more_sum) sum = more_sum;
     return;
   }
@@ -190,9 +191,9 @@ __attribute__((noinline)) void join_splits(float* out, float& maximum, float& su
   maximum = now;
 }
 
-// Scores of R query rows, which share what is read of W keys, from key j of the tile on: W sums at a
-// time, whose lanes are added up together. Calls each(count) before so many keys. Queries, and keys that
-// are floats, lie as load_two() has elements.
+// Scores of R query rows against W keys from key j of the tile on; the rows share each load of a key. It
+// forms W sums at a time and reduces their lanes together. Calls each(count) before every `count` keys.
+// Queries and float keys have their elements in the order of load_two().
 template <int R, class T, class Each>
 inline void dot_rows(Scratch& s, const T* const (&keys)[W], int row, int width, int j,
                      const Each& each) {
@@ -231,12 +232,12 @@ inline void dot_rows(Scratch& s, const T* const (&keys)[W], int row, int width, 
   }
 }
 
-// In how many blocks so many rows are computed.
+// Number of blocks (of 4, 2 or 1 rows) in which `rows` rows are computed.
 constexpr int blocks_of(int rows) { return rows / 4 + rows % 4 / 2 + rows % 2; }
 
-// scores[row, key] = query[row] . key, along the head dimension, for `rows` rows from `row` on and W
-// keys from `j` on, each of `width` elements. A row is summed alike whatever its company. Calls
-// each(count) on the way, for W keys in each of the rows' blocks.
+// scores[row, key] = query[row] . key for `rows` rows from `row` on and W keys from `j` on, each of
+// `width` elements. The order of a row's sum does not depend on the other rows. Calls each(count) on the
+// way: W keys in total for each block of rows.
 template <class T, class Each>
 inline void dot_scores(Scratch& s, const T* const (&keys)[W], int row, int rows, int width, int j,
                        const Each& each) {
@@ -246,7 +247,7 @@ inline void dot_scores(Scratch& s, const T* const (&keys)[W], int row, int rows,
   for (; row < end; ++row) dot_rows<1>(s, keys, row, width, j, each);
 }
 
-// N vectors of R rows from element d on, which share what is read of values [0, count).
+// Computes N vectors of R rows from element d on; the rows share each load of values [0, count).
 template <int R, int N, class T>
 inline void weigh_columns(float* out, const float* weights, const T* const* values, int width, int d,
                           int count) {
@@ -282,7 +283,7 @@ inline void weigh_columns(float* out, const float* weights, const T* const* valu
 template <int R, class T, class Each>
 inline void weigh_rows(float* out, const float* weights, const T* const* values, int width, int count,
                        const Each& each) {
-  // As many sums as hide the latency of one addition, and as there are registers for.
+  // Enough independent sums to hide the latency of an addition, but no more than fit in registers.
   constexpr int kMost = std::min(8, kSums / R), kSome = std::min(4, kMost);
   const auto visit = [&](int d, int n) { each(count * (d + n * W) / width - count * d / width); };
   int d = 0;
@@ -304,9 +305,10 @@ inline void weigh_rows(float* out, const float* weights, const T* const* values,
   }
 }
 
-// out[row] += weights[row] . values, over keys [first, last) of the tile, for `rows` rows from `row`
-// on, whose elements lie as load_two() has them; values[0] is the first key's. Each row is summed key by
-// key, whatever its company. Calls each(count) on the way, for all keys in each of the rows' blocks.
+// out[row] += weights[row] . values over keys [first, last) of the tile, for `rows` rows from `row` on,
+// with elements in the order of load_two(); values[0] belongs to the first key. Each row is summed key by
+// key, independently of the other rows. Calls each(count) on the way: all keys in total for each block of
+// rows.
 template <class T, class Each>
 inline void weigh_values(Scratch& s, const T* const* values, int row, int rows, int width, int first,
                          int last, const Each& each) {

@@ -30,7 +30,7 @@ typedef uint16_t vh __attribute__((vector_size(W * 2)));
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
 
-// Not added to zeros: that would turn -0 to 0, which takes an instruction.
+// `x - 0` instead of `x + 0`: adding would turn -0 to 0, so it costs an instruction.
 inline vf splat(float x) { return x - vf{}; }
 
 inline vf load(const float* p) {
@@ -39,7 +39,7 @@ inline vf load(const float* p) {
   return v;
 }
 
-// GCC widens halves of a vector one by one, unless it is told the instruction.
+// GCC converts vectors of halves element by element unless the instruction is named.
 inline vf load(const bf16* p) {
 #if defined(__AVX512F__)
   const auto* words = reinterpret_cast<const __m256i*>(p);
@@ -63,8 +63,8 @@ inline vf load(const f16* p) {
   vh h;
   std::memcpy(&h, p, sizeof h);
   vu w = __builtin_convertvector(h, vu);
-  // Shifting the exponent into place leaves it 112 too small; the product mends that, subnormals
-  // included. Infinity and NaN get their exponent back by hand.
+  // With the exponent shifted into place, the value is too small by 2^112. The product corrects that,
+  // for subnormals too. Infinity and NaN get their exponent explicitly.
   vf magnitude = (vf)((w & 0x7fffu) << 13) * 0x1p112f;
   vi special = (vi)(w & 0x7c00u) == 0x7c00;
   vu bits = (vu)magnitude | ((vu)special & 0x7f800000u);
@@ -72,7 +72,7 @@ inline vf load(const f16* p) {
 #endif
 }
 
-// 2 * W elements. Of bfloat16 those at even places, then those at odd ones: half the instructions.
+// Loads 2 * W elements. For bfloat16: those at even places, then those at odd ones; half the instructions.
 template <class T>
 inline void load_two(const T* p, vf& a, vf& b) {
   a = load(p), b = load(p + W);
@@ -84,7 +84,7 @@ inline void load_two(const bf16* p, vf& a, vf& b) {
   a = (vf)(pairs << 16), b = (vf)(pairs & 0xffff0000u);
 }
 
-// The first `count` of a vector, then zeros.
+// The first `count` elements, then zeros.
 template <class T>
 inline vf load_some(const T* p, int64_t count) {
   T some[W] = {};
@@ -132,7 +132,7 @@ inline void from_float(float x, f16* to) {
   } else if (bits >= 0x477ff000u) {
     half = 0x7c00u;
   } else if (bits < 0x38800000u) {
-    // Adding 1/2 shifts a subnormal result to the low bits, rounded to nearest even by the adder.
+    // Adding 1/2 shifts a subnormal result to the low bits; the adder rounds it to nearest even.
     float magnitude;
     std::memcpy(&magnitude, &bits, 4);
     magnitude += 0.5f;
@@ -144,7 +144,7 @@ inline void from_float(float x, f16* to) {
   to->bits = uint16_t(sign | half);
 }
 
-// W floats at once, rounded to the nearest.
+// Converts W floats at once, rounding to nearest.
 template <class T>
 inline void from_floats(const float* from, T* to) {
   for (int i = 0; i < W; ++i) from_float(from[i], to + i);
@@ -173,7 +173,7 @@ inline void convert_row(const T* src, float* dst, int n, float factor = 1.0f) {
   }
 }
 
-// The same, in the order in which load_two() has them; what is less than two vectors stays as it is.
+// The same in the order of load_two(); elements beyond the last 2 * W keep their order.
 template <class T>
 inline void convert_lanes(const T* src, float* dst, int n, float factor = 1.0f) {
   int i = 0;
@@ -186,8 +186,8 @@ inline void convert_lanes(const T* src, float* dst, int n, float factor = 1.0f) 
   convert_row(src + i, dst + i, n - i, factor);
 }
 
-// Lanes in blocks of 2 * H: the first half of each block from a, the second from b, both taken
-// from the lower (Upper = false) or upper half of the block there.
+// Lanes in blocks of 2 * H: the first half of each block from a, the second from b. Both are taken from
+// the lower (Upper = false) or upper half of the corresponding block.
 template <int H, bool Upper>
 constexpr int exchange_lane(int lane) {
   const int block = lane / (2 * H) * (2 * H), offset = lane % (2 * H);
@@ -209,7 +209,7 @@ inline vf exchange(vf a, vf b) {
   return exchange<H, Upper>(a, b, std::make_integer_sequence<int, W>{});
 }
 
-// a's and b's lanes in turns: of their lower halves, or of their upper ones.
+// Interleaves the lower (or upper) halves of a and b.
 template <bool Upper, int... Lane>
 inline vf zip(vf a, vf b, std::integer_sequence<int, Lane...>) {
   constexpr int kFrom = Upper ? W / 2 : 0;
@@ -220,7 +220,7 @@ inline vf zip(vf a, vf b, std::integer_sequence<int, Lane...>) {
 #endif
 }
 
-// Puts n floats that lie as load_two() has elements of T in their order.
+// Brings n floats from the order of load_two() for elements of T back to their own order.
 template <class T>
 inline void put_in_order(float* row, int n) {
   if constexpr (!std::is_same_v<T, bf16>) return;
@@ -234,7 +234,7 @@ inline void put_in_order(float* row, int n) {
 
 inline vf add(vf a, vf b) { return a + b; }
 
-// Lane i of the result is v[i]'s lanes joined by an associative operation.
+// Lane i of the result is the reduction of v[i]'s lanes by an associative operation.
 template <int H = W / 2, class F>
 __attribute__((always_inline)) inline vf reduce_each(vf* v, const F& join) {
 #pragma GCC unroll 16
@@ -264,7 +264,7 @@ inline void transpose(vf* v) {
 
 inline vf maximum(vf a, vf b) { return a > b ? a : b; }
 
-// A vector's lanes joined by an associative operation: halves, then their halves.
+// Reduces a vector's lanes by an associative operation, half by half.
 template <int H = W / 2, class F>
 inline float reduce(vf v, const F& join) {
   v = join(v, exchange<H, true>(v, v));
@@ -300,8 +300,8 @@ inline vf exponential(vf x) {
   return underflow ? splat(0.0f) : result;
 }
 
-// Hyperbolic tangent, to 1e-7 of its value. Polynomial of Cephes' tanhf (S. Moshier) near 0, where the
-// quotient would lose digits.
+// Hyperbolic tangent, to 1e-7 of its value. Near 0, where the quotient would lose digits, it is the
+// polynomial of Cephes' tanhf (S. Moshier).
 inline vf tangent(vf x) {
   const vu sign = (vu)x & 0x80000000u;
   const vf magnitude = (vf)((vu)x ^ sign);

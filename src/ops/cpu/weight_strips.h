@@ -1,7 +1,7 @@
-// Weights in strips of kStripOutputs outputs, as instructions that multiply neighbouring inputs take
-// them: a slice of a strip is some neighbouring inputs' weights of each of its outputs. So nothing is
-// moved about, sums of outputs are lanes that are never added up, and a strip is read from one end
-// to the other, by few tokens and by many.
+// Weights packed in strips of kStripOutputs outputs, for instructions that multiply neighbouring inputs.
+// A slice of a strip has the weights of a few neighbouring inputs for each of the outputs. So nothing is
+// shuffled, each lane sums one output and lanes are never reduced. A strip is read sequentially, for few
+// and for many tokens.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -14,10 +14,10 @@ namespace {
 
 constexpr int kStripVectors = kStripOutputs / W;
 constexpr int64_t kSlice = kStripOutputs * 4;  // bytes
-constexpr int64_t kTokensOfAPiece = 24;        // at least, of work for a thread
+constexpr int64_t kTokensOfAPiece = 24;        // minimal number of tokens of a thread's piece of work
 constexpr int64_t kCloseTokenBytes = 384 * 1024;
 
-// What comes of sums of a token, of W outputs. Only int8 has scales of its outputs.
+// Finishes W sums of a token. Only int8 has scales per output.
 template <class T>
 inline void finish(const LinearArgs& a, const float* sums, const float* scales,
                    const T* bias, T* to) {
@@ -29,7 +29,7 @@ inline void finish(const LinearArgs& a, const float* sums, const float* scales,
   from_floats(wide, to);
 }
 
-// Those of a strip.
+// Finishes the sums of a token and a strip.
 template <class T>
 inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, const float* sums) {
   int64_t n = strip * kStripOutputs;
@@ -48,23 +48,23 @@ inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, cons
   std::memcpy(to + n, some, rest * sizeof(T));
 }
 
-// What a call takes one thread: weights read and products computed in a microsecond.
+// Throughput of one thread per microsecond: bytes of weights, and products.
 struct Speed {
   double bytes, products;
 };
 
-// About as long as one thread may work on while others have nothing left to do.
+// A thread's part should take about so long at most, so that threads finish together.
 constexpr double kPartMicroseconds = 2;
 
-// Calls run(strip, first token, last token) until all is done, on as many threads as is worth while.
+// Calls run(strip, first token, last token) for all work, on as many threads as are worthwhile.
 template <class Run>
 void over_strips(const LinearArgs& a, double weight_bytes, int64_t token_bytes, Speed speed,
                  const Run& run) {
   const double products = double(a.outputs * a.inputs) * double(a.tokens);
   const double work = std::max(weight_bytes / speed.bytes, products / speed.products);
   const int64_t strips = (a.outputs + kStripOutputs - 1) / kStripOutputs;
-  // Tokens are cut where all of them would not stay close to a core, strip after strip; and where
-  // strips are too few for all threads.
+  // Tokens are split where all of them would not stay in a core's cache from strip to strip, and where
+  // there are too few strips for all threads.
   const int64_t close = (a.tokens * token_bytes + kCloseTokenBytes - 1) / kCloseTokenBytes;
   const int64_t spread = (4 * a.threads + strips - 1) / strips;
   const int64_t most = std::max<int64_t>(1, a.tokens / kTokensOfAPiece);
@@ -80,13 +80,13 @@ void over_strips(const LinearArgs& a, double weight_bytes, int64_t token_bytes, 
   });
 }
 
-// Lays kStripOutputs rows of `words` words out as a strip of as many slices, where they are.
-// `scratch` has room for all of them.
+// Packs kStripOutputs rows of `words` words as a strip of `words` slices, in place. `scratch` has room
+// for all of them.
 inline void lay_out_strip(uint32_t* rows, int64_t words, uint32_t* scratch) {
   const int64_t whole = words / W * W;
   for (int64_t k = 0; k < whole; k += W) {
     for (int n = 0; n < kStripOutputs; n += W) {
-      vf block[W];  // words, moved about and not looked into
+      vf block[W];  // words, moved without being interpreted
       for (int i = 0; i < W; ++i) std::memcpy(&block[i], rows + (n + i) * words + k, sizeof(vf));
       transpose(block);
       for (int i = 0; i < W; ++i) {
@@ -112,13 +112,13 @@ inline void fetch_slice(const void* slice) {
 
 #if defined(__AVX512F__)
 
-constexpr int kStripTokens = 6;  // of a tile
+constexpr int kStripTokens = 6;  // tokens of a tile
 
-// How a tile has weights fetched: those behind its own; or, with other tiles of the strip, its share of
-// the next one.
+// What a tile prefetches: weights further along its own strip, or (with other tiles on the same strip) its
+// share of the next strip.
 enum Fetches { kAlong, kByShares };
 
-// A group of tokens' share of the next strip, fetched while it passes as much of its own.
+// A token group's share of the next strip; it is prefetched in step with the current strip.
 struct Ahead {
   const char* from;
   int64_t group, groups;
@@ -135,12 +135,12 @@ inline void fetch_slice(const void* slice) {
   if (How == kAlong) fetch_slice(slice);
 }
 
-// Tokens of a strip in tiles of up to kStripTokens. Tiles has `projection`, `strip_at(strip)` and
-// `template <int C, Fetches How> tile(strip, token, ahead)`, which computes C tokens.
+// Computes tokens of a strip in tiles of up to kStripTokens. Tiles has `projection`, `strip_at(strip)`
+// and `template <int C, Fetches How> tile(strip, token, ahead)`, which computes C tokens.
 template <class Tiles>
 class StripTiles {
  public:
-  // Of tokens [begin, end).
+  // Computes tokens [begin, end).
   void run(int64_t strip, int64_t begin, int64_t end) const {
     const int64_t count = end - begin, groups = (count + kStripTokens - 1) / kStripTokens;
     for (int64_t group = 0; group < groups; ++group) {

@@ -1,7 +1,7 @@
-// Rows of weights, each kind widened in registers, and what becomes of a row's sums.
+// Reads rows of weights of each kind, widened in registers, and finishes a row's sums.
 //
-// To floats, exactly, or to bfloat16 where products of pairs of those are summed: int8 exactly, int4
-// with its scale and rounded once, as a checkpoint's own weights are.
+// Weights are widened to floats, exactly; or to bfloat16 for dot products of pairs: int8 exactly, int4
+// times its scale and rounded once, like the bfloat16 weights of a checkpoint.
 #pragma once
 #include <algorithm>
 
@@ -13,19 +13,19 @@ namespace {
 
 constexpr uintptr_t kPage = 4096;  // bytes
 
-// Whether it lies in the first half of its page.
+// Whether an address lies in the first half of its page.
 inline bool begins_page(const void* line) {
   return reinterpret_cast<uintptr_t>(line) % kPage < kPage / 2;
 }
 
-// Asks for a line about a page further on, into the second level cache, in the first half of each page
-// alone. A CPU's own prefetcher reads ahead as well as anybody could, but only within a page: it has to be
-// led into the next one, and asking for more is in its way.
+// Prefetches a line about a page ahead into L2, but only in the first half of each page. The hardware
+// prefetcher reads ahead well, but only within a page. It has to be led into the next page; prefetching
+// more would disturb it.
 inline void fetch_ahead(const char* line) {
   if (begins_page(line)) __builtin_prefetch(line, 0, 2);
 }
 
-constexpr int64_t kPackedGroup = 32;  // int4: weights of 16 bytes, low halves first
+constexpr int64_t kPackedGroup = 32;  // int4: weights in 16 bytes, the first half in the low nibbles
 
 inline vf widen(const int8_t* p) {
 #if defined(__AVX512F__)
@@ -39,7 +39,7 @@ inline vf widen(const int8_t* p) {
 #endif
 }
 
-// The low (High = false) or high halves of W bytes, 0 to 15.
+// The low (High = false) or high nibbles of W bytes, 0 to 15.
 template <bool High>
 inline vf widen_half(const uint8_t* p) {
 #if defined(__AVX512F__)
@@ -57,11 +57,11 @@ inline vf widen_half(const uint8_t* p) {
 #endif
 }
 
-// How rows of weights are read: `read` widens kStep of them, from (n, k) on, into vectors, `read_some`
-// what is left of a row. Quantized rows are a whole number of steps. kBytes is what a step takes.
-// `runs` goes along a row and makes bfloat16 of kRun weights at a time, of kRunBytes; `rest` is what
-// is left of it. For up to kFewTokens tokens rows are read one after the other, or kTogether at once
-// where one alone would wait for its own sums; what lies kFetchedAhead bytes behind is fetched then.
+// How rows of weights are read. `read` widens kStep weights from (n, k) on into vectors; `read_some`
+// reads the rest of a row (quantized rows have none). kBytes is the size of a step. `runs` goes along a
+// row and yields kRun weights as bfloat16 at a time, kRunBytes each; `rest` yields the rest. For up to
+// kFewTokens tokens, kTogether rows are read at once: one, or several if the sums of one row would wait
+// for each other. kFetchedAhead is the prefetch distance in bytes.
 template <class T>
 struct Dense {
   const T* weights;
@@ -92,7 +92,7 @@ struct Dense {
   float scale(int64_t) const { return 1.0f; }
 };
 
-struct Int8 {  // one scale a row, applied to the sum
+struct Int8 {  // one scale per row, applied to the sum
   const int8_t* weights;
   const float* scales;
   int64_t inputs;
@@ -109,7 +109,7 @@ struct Int8 {  // one scale a row, applied to the sum
   struct Runs {
     const int8_t* p;
     vb next() {
-      // The upper halves: such small integers leave the lower ones empty.
+      // The upper halves suffice: floats of such small integers have empty lower halves.
       const vb v = upper_halves(widen(p), widen(p + W));
       p += kRun;
       return v;
@@ -121,7 +121,7 @@ struct Int8 {  // one scale a row, applied to the sum
   float scale(int64_t n) const { return scales[n]; }
 };
 
-struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
+struct Int4 {  // one scale per `group` weights of a row, value (q - 8) * scale
   const uint8_t* weights;
   const float* scales;
   int64_t inputs, group, groups;
@@ -150,8 +150,8 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
 #if defined(SLIPSTREAM_PAIRS)
   static constexpr int64_t kRunBytes = kRun / 2, kFetchedAhead = 4096;
   static constexpr int kFewTokens = 8, kTogether = 4;
-  // Each of a group's sixteen values is scaled and rounded once, then looked up: quicker than to
-  // convert all of its weights, and the same.
+  // Scales and rounds each of the sixteen values once per group, then looks weights up. That gives the
+  // same results as converting each weight, and is faster.
   struct Runs {
     const __m128i* p;
     const float* scale;
@@ -162,7 +162,7 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
       if (left == 0) {
         const vf steps = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
         const __m512 values = (__m512)(steps * *scale++);
-        // Twice, for the fifth bit of what is looked up is the other half's.
+        // Twice, because the fifth bit of the lookup index belongs to the other nibble.
         table = (__m512i)_mm512_cvtne2ps_pbh(values, values);
         left = group;
       }
@@ -185,7 +185,7 @@ struct Int4 {  // one scale for `group` weights of a row, value (q - 8) * scale
   float scale(int64_t) const { return 1.0f; }
 };
 
-// What becomes of sums of R rows: times a factor, plus a bias, both repeated to fill a vector.
+// Finishes sums of R rows: times a factor, plus a bias, both repeated to fill a vector.
 template <int R>
 struct Finish {
   static constexpr int kLength = std::max(R, W);

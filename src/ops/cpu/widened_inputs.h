@@ -1,4 +1,4 @@
-// A call's inputs as floats, [tokens, inputs], in this thread's memory until its next call.
+// A call's inputs as floats, [tokens, inputs], in this thread's memory; valid until its next call.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -18,10 +18,10 @@ const float* widened_inputs(const LinearArgs& a) {
     if (a.x_stride == a.inputs) return x;
   }
   thread_local std::vector<float> wide;
-  // What a row's last vector has too much, the next row overwrites.
+  // A row's last vector may write beyond its end; the next row overwrites that.
   const int64_t floats = a.tokens * a.inputs + W;
   if (int64_t(wide.size()) < floats) wide.resize(size_t(floats));
-  // Not by its name below: in another thread that is another vector.
+  // A pointer, because `wide` is thread-local: other threads would see their own vector.
   float* const to = wide.data();
   const double work = double(a.tokens * a.inputs) / kWidenedPerMicrosecond;
   const int64_t parts = a.inputs % W ? 1 : worthwhile_parts(a.threads, work, a.tokens);

@@ -15,23 +15,23 @@ constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows s
 constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
 constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
 constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
-constexpr int64_t kTileBytes = 256 << 10;  // of a tile's keys and values, of all heads of an item
-constexpr double kUneven = 1.0 / 4;        // of its share, what a thread may do more than that
+constexpr int64_t kTileBytes = 256 << 10;  // of keys and values in a tile, for all heads of an item
+constexpr double kUneven = 1.0 / 4;        // excess over its equal share that a thread may have
 
-// Packed query rows [first, first + count) of a batch row, of each of so many kv heads from `kv_head`
-// on, against keys [begin, end).
+// Packed query rows [first, first + count) of a batch row, for each of `kv_heads` kv heads from
+// `kv_head` on, against keys [begin, end).
 struct Item {
   int32_t row, kv_head, kv_heads, first, count;
   int64_t begin, end;
   int32_t group;             // index of the first kv head's merge group, -1 when not split
   int32_t split;             // index inside the group
-  // Where the keys are shared: decoding rows, all query heads of each, `row` being the first of them.
-  // The merge group is each member's own.
-  int32_t member, members;   // range in Plan::members; none, nothing is shared
+  // A shared item has all query heads of several decoding rows; `row` is the first of these. Each
+  // member has a merge group of its own.
+  int32_t member, members;   // range in Plan::members; `members` is 0 if nothing is shared
   double cost;
 };
 
-// The splits of one tile; whoever finishes the last one merges them.
+// The splits of one tile; the thread that finishes the last one merges them.
 struct Group {
   int32_t splits;
   int64_t partial;  // offset of its partial results in floats
@@ -47,9 +47,9 @@ struct Plan {
   std::vector<float> partials;
   int64_t partial_floats = 0;
   std::vector<int32_t> members;
-  std::vector<int32_t> shared;      // of a batch row: splits at its beginning that others share
-  std::vector<int32_t> row_groups;  // of a batch row: its merge group for the first kv head
-  std::vector<double> loads;        // of threads, while items are cut for them
+  std::vector<int32_t> shared;      // batch row -> number of leading splits in shared items
+  std::vector<int32_t> row_groups;  // batch row -> its merge group for the first kv head
+  std::vector<double> loads;        // per thread, while items are cut for threads
 
   void clear(int64_t rows) {
     items.clear();
@@ -61,17 +61,17 @@ struct Plan {
   }
 };
 
-// How a row of `packed` query rows is computed. It depends on the call's dtype and on the row alone.
+// How a row of `packed` query rows is computed. It depends only on the call's dtype and on the row.
 struct Path {
-  bool few;            // query rows: reading keys and values is most of it
-  bool strips;         // of bfloat16
-  bool pairs;          // without strips: keys and values of bfloat16 are read where they lie
-  bool dot;            // without strips: scores by dot products, not of packed keys
+  bool few;            // few query rows: bound by reading keys and values
+  bool strips;         // strips of bfloat16 (strips.h)
+  bool pairs;          // without strips: bfloat16 keys and values are read in place
+  bool dot;            // without strips: scores by dot products, not by packed keys
   int64_t rows;        // packed query rows of an item
   int64_t split;       // keys of an item
-  int64_t fold;        // keys of an item after which what was summed is folded and begins anew
+  int64_t fold;        // number of keys after which an item's sums are folded and reset
   double row_cost;     // of a query row against a key
-  double key_cost;     // of loading and converting or packing a key, in query rows
+  double key_cost;     // of loading and converting or packing a key, in units of query rows
 };
 
 Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
@@ -87,7 +87,7 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
   path.strips = uses_strips(a, packed);
   path.pairs = uses_pairs(a) && !path.strips;
   if (path.strips) {
-    // Packing keys is shared by an item's rows, but a short prompt must give every thread an item.
+    // An item's rows share the packing of keys; but a short prompt must give every thread an item.
     path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
     path.row_cost = 1.0 / 16;
     path.key_cost = 32;
@@ -115,7 +115,7 @@ double cost_of(const AttentionArgs& a, const Path& path, int64_t rows, int64_t k
   return (double(rows) + path.key_cost) * path.row_cost * double(keys) * double(a.head_dim) * 2;
 }
 
-// Keys of a tile.
+// Keys per tile.
 inline int tile_keys([[maybe_unused]] const Path& path) {
 #if defined(SLIPSTREAM_PAIRS)
   if (path.strips) return kStep;
@@ -123,9 +123,9 @@ inline int tile_keys([[maybe_unused]] const Path& path) {
   return kKeys;
 }
 
-// Of how many kv heads an item of few query rows is, `count` of each: of all, for then memory is read
-// in its order, if there is room for their query rows, for a tile of them and the next one in the
-// second level cache. A head's bits depend on no other.
+// How many kv heads an item of `count` query rows per head covers. Preferably all: memory is then read
+// sequentially. The limit is the room for their query rows, and for a tile of their keys and values and
+// the next one in the L2 cache. A head's bits do not depend on the other heads.
 inline int64_t kv_heads_together(const AttentionArgs& a, const Path& path, int64_t count) {
   int64_t rows = kGemmRows / count;
 #if defined(SLIPSTREAM_PAIRS)
@@ -136,7 +136,7 @@ inline int64_t kv_heads_together(const AttentionArgs& a, const Path& path, int64
   return std::clamp<int64_t>(room, 1, a.num_kv_heads);
 }
 
-// Adds items of so many kv heads like one of the first head, whose cost is that of one.
+// Adds an item for every `together` kv heads; `first` describes one head, with its cost.
 inline void add_for_heads(const AttentionArgs& a, const Item& first, int64_t together, Plan& plan) {
   for (int64_t head = 0; head < a.num_kv_heads; head += together) {
     Item item = first;
@@ -148,7 +148,7 @@ inline void add_for_heads(const AttentionArgs& a, const Item& first, int64_t tog
   }
 }
 
-// Takes kv heads from the end of an item, and gives them to a new one behind it.
+// Splits an item after `heads` kv heads; the rest becomes a new item behind it.
 inline void cut_item(Plan& plan, size_t index, int32_t heads) {
   Item rest = plan.items[index];
   Item& item = plan.items[index];
@@ -161,10 +161,9 @@ inline void cut_item(Plan& plan, size_t index, int32_t heads) {
   plan.items.insert(plan.items.begin() + int64_t(index) + 1, rest);
 }
 
-// Cuts items between two kv heads where one of so many threads would otherwise be done late, if each
-// takes the next item when it is done with one. No more than that: what is cut is not read in the order
-// of memory any more, and where memory is what they wait for, one that is done leaves more of it to
-// the others.
+// Cuts items between kv heads if one of `threads` threads would otherwise finish late, assuming that each
+// takes the next item when it is done. It cuts no more than that: a cut item is not read sequentially,
+// and where memory is the bottleneck, a finished thread leaves more bandwidth to the others.
 inline void cut_for_threads(Plan& plan, int64_t threads) {
   double total = 0, largest = 0;
   for (const Item& item : plan.items) total += item.cost, largest = std::max(largest, item.cost);
@@ -222,35 +221,35 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
   return kOk;
 }
 
-// Of `members` rows that share the keys of a split, with so many packed query rows each, and of so
-// many splits of all kv heads that are shared: into how many items they are cut for each of these.
+// Into how many items the shared keys of one split and kv head are cut: `members` rows with `heads`
+// packed query rows each, while `splits` counts the shared splits of all kv heads.
 //
-// This is what decides about sharing, by counts alone. What each row adds up, and leaves to be joined
-// with its other splits, is the same in company; keys and values are read, and widened or packed, once
-// for all. So the fewer items the better, but for two things: an item has room for so many query rows,
-// and every thread shall have two items, lest it wait for others. Where that makes one row an item,
-// each reads for itself.
+// This alone decides about sharing, and only by counts. Sharing changes nothing in what each row sums up
+// and leaves for the merge; it only reads, and widens or packs, keys and values once for several rows. So
+// fewer items are better, within two limits: an item has room for kGemmRows query rows, and there must be
+// at least two items per thread so that threads finish evenly. If that leaves one row per item, nothing
+// is shared.
 inline int64_t shared_items(int64_t members, int64_t heads, int64_t splits, int64_t threads) {
   const int64_t most = kGemmRows / heads;
   return std::min(members,
                   std::max((members + most - 1) / most, (2 * threads + splits - 1) / splits));
 }
 
-// Not `true` only where somebody measures what sharing brings.
+// False only to measure the gain of sharing.
 std::atomic<bool> shares_prefixes{true};
 
-// Finds decoding rows whose block tables begin with the same blocks, and gives their keys to items
-// that serve all of them (cascade attention): keys and values are read, and widened, once for all.
-// An item is one split of keys and each row's sums are formed as ever, so no bit depends on it.
+// Finds decoding rows whose block tables begin with the same blocks and creates shared items for their
+// keys (cascade attention): keys and values are read and widened once for all of them. A shared item is
+// one KV split, and each row's sums are formed as usual, so no bit changes.
 class Sharing {
  public:
   Sharing(const AttentionArgs& args, Plan& plan)
       : a(args), plan(plan), heads(args.num_heads / args.num_kv_heads), path(choose_path(a, heads, 1)) {}
 
-  // Before the rows are planned: how many splits of each are served in company.
+  // Call before rows are planned. Determines how many splits of each row are shared.
   void find() {
     if (!(path.few || path.strips) || a.spec->window > 0 || path.split % a.block_size) return;
-    // A row whose query rows are several items has a merge group for each, and here only one is known.
+    // A row that needs several items has a merge group for each; `row_groups` holds only one.
     if (heads > kGemmRows || a.rows < 2 || !shares_prefixes.load(std::memory_order_relaxed)) return;
     for (int64_t row = 0; row < a.rows; ++row) {
       if (splits_of(row) > 0) rows.push_back(int32_t(row));
@@ -259,18 +258,18 @@ class Sharing {
     drop_lone();
   }
 
-  // What is served in company: items as costly as any.
+  // Adds the shared items to the plan; an item's cost is estimated like any other's.
   void add_items() {
     for (const Company& company : companies) add(company);
   }
 
  private:
   struct Company {
-    size_t begin, end;  // in `plan.members`
+    size_t begin, end;  // range in `plan.members`
     int32_t split;
   };
 
-  // Whole splits before the one in which a decoding row ends.
+  // Number of whole splits before the one that contains a decoding row's last key.
   int64_t splits_of(int64_t row) const {
     const bool decodes = a.query_start_loc[row + 1] - a.query_start_loc[row] == 1;
     const int64_t seq_len = a.seq_lens[row];
@@ -281,7 +280,7 @@ class Sharing {
     return a.block_tables + row * a.block_table_stride + split * (path.split / a.block_size);
   }
 
-  // Rows [begin, end), which share all splits before `split`: which of them share this one too?
+  // Rows [begin, end) share all splits before `split`; finds groups that share this split, too.
   void spread(size_t begin, size_t end, int32_t split) {
     const int64_t count = path.split / a.block_size;
     end = size_t(std::partition(rows.begin() + begin, rows.begin() + end,
@@ -316,8 +315,8 @@ class Sharing {
                         a.threads);
   }
 
-  // Where each member would read for itself, its splits are as if nobody looked. Who shares a later
-  // split is fewer, and so dropped too.
+  // Drops groups in which each member would have an item of its own; their splits become ordinary ones. A
+  // group of a later split is no larger, so it is dropped as well.
   void drop_lone() {
     const size_t splits = companies.size();
     const auto is_lone = [&](const Company& company) {

@@ -1,6 +1,6 @@
 # Kernel parameters have no Python types: what they are is decided at compile time.
 # mypy: disable-error-code="no-untyped-def,attr-defined"
-"""What the attention kernels have in common: online softmax over keys in a paged cache.
+"""Common parts of the attention kernels: online softmax over keys in a paged cache.
 
 Flash attention (T. Dao, 2023, "FlashAttention-2").
 """
@@ -15,7 +15,7 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def softmax_state(M: tl.constexpr, D: tl.constexpr):
-    """Accumulator [M, D], maximum in base 2 [M] and sum [M] of no keys."""
+    """The softmax state of no keys: accumulator [M, D], maximum in base 2 [M] and sum [M]."""
     acc = tl.zeros([M, D], dtype=tl.float32)
     highest = tl.full([M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([M], dtype=tl.float32)
@@ -29,7 +29,7 @@ def soft_cap(scores, cap: tl.constexpr):
     magnitude = tl.abs(x)
     t = tl.exp2(magnitude * -2.8853900817779268)  # exp(-2 magnitude)
     far = (1.0 - t) / (1.0 + t)
-    # Near 0 the quotient loses digits: Cephes' polynomial (S. Moshier).
+    # Near 0 the quotient loses digits, so use Cephes' polynomial (S. Moshier) there.
     s = x * x
     p = ((-5.70498872745e-3 * s + 2.06390887954e-2) * s - 5.37397155531e-2) * s
     p = ((p + 1.33314422036e-1) * s - 3.33332819422e-1) * s * x + x
@@ -38,9 +38,9 @@ def soft_cap(scores, cap: tl.constexpr):
 
 @triton.jit
 def with_sink(total, highest, sinks, head, exists):
-    """Sums of softmax states [M] beside the logits that their query heads' sinks take part with."""
+    """Sums of softmax states [M], with the logits of their query heads' sinks added."""
     sink = tl.load(sinks + head, mask=exists, other=float("-inf")) * 1.4426950408889634
-    # Of no key at all nothing is left to share.
+    # A row without any key stays empty.
     return tl.where(total > 0.0, total + tl.exp2(sink - highest), total)
 
 
@@ -68,17 +68,17 @@ def attend(
     N: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Take keys [begin, end) into the state.
+    """Add keys [begin, end) to the softmax state.
 
-    Scores are in base 2, and so is what bounds them, CAP: its value times log2(e), 0 for none.
-    Without BOUNDED both are multiples of N; without CAUSAL every row sees all of the keys.
+    Scores are in base 2. So is CAP, the soft cap times log2(e); 0 for none. Without BOUNDED, begin
+    and end must be multiples of N. Without CAUSAL, every row sees all of the keys.
     """
     d = tl.arange(0, D)
     for start in range(begin // N * N, end, N):
         keys = start + tl.arange(0, N)
         in_range = (keys >= begin) & (keys < end)
         if BLOCK_SIZE % N == 0:
-            # All of a tile lies in one block: one number is looked up, and rows are consecutive.
+            # The tile lies in one block: look up one block number; its rows are consecutive.
             block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
             first = block * BLOCK_SIZE + start % BLOCK_SIZE
             rows = (first + tl.arange(0, N)) * token_stride + kv_head * HEAD_DIM
@@ -104,7 +104,7 @@ def attend(
         elif BOUNDED:
             scores = tl.where(in_range[None, :], scores, float("-inf"))
         now = tl.maximum(highest, tl.max(scores, 1))
-        # A row that has seen no key yet: -inf - -inf would be NaN.
+        # Avoid -inf - -inf, which is NaN, in a row that has seen no key yet.
         base = tl.where(now == float("-inf"), 0.0, now) if CAUSAL else now
         weights = tl.exp2(scores - base[:, None])
         rescale = tl.exp2(highest - base)

@@ -1,6 +1,6 @@
 # Kernel parameters have no Python types: what they are is decided at compile time.
 # mypy: disable-error-code="no-untyped-def,attr-defined"
-"""The decode schedule on CUDA devices: a program a row finds its pack, one adds up the tiles."""
+"""The decode schedule on CUDA devices: a program per row finds its pack, one sums up tiles."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from src.ops.decode_schedule import LEAST_SHARED, key_column, schedule_size
 
 _CHUNK = 1024
-"""Columns of two block tables that are compared at once."""
+"""Block table columns that are compared at once."""
 
 _FEWEST_ROWS = 1024
-"""Rows that a program looks at, even where there are fewer: one variant serves all batches."""
+"""Minimal number of rows that a program looks at, so that one variant serves small batches."""
 
 
-# Arguments that vary from step to step, in value or in alignment, must not select another variant:
-# it would be compiled while a request waits.
+# Arguments whose value or alignment varies from step to step must not select another variant: it
+# would be compiled while a request waits.
 @triton.jit(do_not_specialize=["seq_lens", "shared", "table_stride", "rows"])
 def _pack_kernel(
     block_tables,  # [rows, table_stride] int32
@@ -39,7 +39,7 @@ def _pack_kernel(
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Where a row stands among those with its key; its pack, and what that shares, if first."""
+    """Find a row's place among rows with its key; if first, also its pack and what that shares."""
     row = tl.program_id(0)
     other = tl.arange(0, ROWS)
     exists = other < rows
@@ -48,7 +48,7 @@ def _pack_kernel(
     length = tl.load(seq_lens + other, mask=exists, other=0)
     able = exists & (end - begin == 1) & (length >= least_length)
     keys = tl.load(block_tables + other.to(tl.int64) * table_stride + column, mask=able, other=-1)
-    # No block has the number -1: a row that shares with nobody has no fellows.
+    # -1 is no block number: a row that shares nothing matches no other row.
     key = tl.sum(tl.where(other == row, keys, 0), 0)
     same = able & (keys == key)
     fellow = same.to(tl.int32)
@@ -101,7 +101,7 @@ def _starts_kernel(
     MEMBERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Tiles before each segment."""
+    """Sum up the number of tiles before each segment."""
     row = tl.arange(0, ROWS)
     exists = row < rows
     begin = tl.load(query_start_loc + row, mask=exists, other=0)
@@ -138,7 +138,7 @@ def run(
     starts, place, shared, members_of = schedule.split((2 * rows + 1, rows, rows, rows * members))
     padded = max(_FEWEST_ROWS, triton.next_power_of_2(rows))
     column = key_column(tile, block_size)
-    # With a window nothing is shared, and no row is long enough.
+    # With a window nothing is shared, so no row counts as long enough.
     least_length = 2**31 - 1 if sliding_window else (column + 1) * block_size
     _pack_kernel[(rows,)](
         block_tables, query_start_loc, seq_lens, place, shared, members_of,

@@ -2,10 +2,10 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined"
 """A mixture of experts for CUDA devices: two grouped products and a sum of each token's results.
 
-Pairs of a token and an expert are sorted by expert. A program takes a block of one expert's pairs
-and some of its outputs; which expert that is, it finds by the experts' counts, so the grid comes
-from sizes alone and the launch can be captured. There are enough blocks for the worst choice, and
-those that nobody needs end at once.
+(Token, expert) pairs are sorted by expert. A program computes some outputs for a block of one
+expert's pairs. It finds its expert from the experts' counts on the device, so the grid depends on
+sizes only and the launch can be captured. There are enough blocks for the worst distribution;
+unneeded ones end at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
 
 
 class Tile(NamedTuple):
-    """Of a program: pairs, outputs, and inputs of a step. Reasoned, not measured."""
+    """Size of a program: pairs, outputs, inputs per iteration. Reasoned, not measured."""
 
     pairs: int
     outputs: int
@@ -43,20 +43,20 @@ _COMBINED = 1024  # outputs of a token that one program sums
 
 
 def tile_of(pairs: int, experts: int, element_size: int, *, deterministic: bool) -> Tile:
-    """The tile for so many pairs; told to be deterministic, one for all numbers of them."""
+    """The tile for a number of pairs; with `deterministic`, the same one for all numbers."""
     crowd = _MANY if deterministic or pairs > 16 * experts else _FEW
     return _TILES[crowd, element_size]
 
 
 @triton.jit
 def _block_of(ends, num_experts, M: tl.constexpr, E: tl.constexpr):
-    """This program's expert, and its first and last pair: as sorted, [first, last)."""
+    """This program's expert, and its sorted pairs [first, last)."""
     block = tl.program_id(0)
     expert = tl.arange(0, E)
     end = tl.load(ends + expert, mask=expert < num_experts, other=0)
     start = tl.load(ends + expert - 1, mask=(expert > 0) & (expert < num_experts), other=0)
     blocks = tl.where(expert < num_experts, (end - start + M - 1) // M, 0)
-    behind = tl.cumsum(blocks, 0)  # how many blocks there are up to each expert's end
+    behind = tl.cumsum(blocks, 0)  # number of blocks up to each expert's end
     mine = (behind > block) & (behind - blocks <= block)
     number = tl.sum(tl.where(mine, expert, 0), 0)
     last = tl.sum(tl.where(mine, end, 0), 0)
@@ -66,7 +66,7 @@ def _block_of(ends, num_experts, M: tl.constexpr, E: tl.constexpr):
 
 @triton.jit
 def _gate(gate, ACTIVATION: tl.constexpr):
-    # gelu's approximation by tanh is x * sigmoid(2 * u).
+    # The tanh approximation of gelu equals x * sigmoid(2 * u).
     y = gate
     if ACTIVATION == _GELU_TANH:
         y = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
@@ -78,8 +78,8 @@ def _gate_up_kernel(
     hidden,  # [tokens, inputs], rows hidden_stride apart
     gate_up,  # [experts, 2 * outputs, inputs]
     scales,  # [experts, 2 * outputs] float32, or None
-    order,  # [pairs] int64: a pair's place among [tokens, chosen]
-    ends,  # [experts] int32: where an expert's pairs end
+    order,  # [pairs] int64, sorted pair -> index into [tokens, chosen]
+    ends,  # [experts] int32, expert -> end of its sorted pairs
     activated,  # [pairs, outputs]
     hidden_stride,
     num_experts,
@@ -119,7 +119,7 @@ def _gate_up_kernel(
         of_rows = scales + expert * 2 * outputs + n
         gates *= tl.load(of_rows, mask=is_output, other=0.0)[None, :]
         ups *= tl.load(of_rows + outputs, mask=is_output, other=0.0)[None, :]
-    # Projections are rounded, as those of `linear`.
+    # Projections are rounded to the dtype, as in `linear`.
     element = activated.dtype.element_ty
     gates, ups = gates.to(element).to(tl.float32), ups.to(element).to(tl.float32)
     to = activated + pair[:, None].to(tl.int64) * outputs + n[None, :]
@@ -129,7 +129,7 @@ def _gate_up_kernel(
 
 @triton.jit
 def _down_kernel(
-    activated,  # [pairs, inputs], as sorted
+    activated,  # [pairs, inputs], sorted
     down,  # [experts, outputs, inputs]
     scales,  # [experts, outputs] float32, or None
     order,  # [pairs] int64
@@ -172,7 +172,7 @@ def _down_kernel(
 
 @triton.jit
 def _combine_kernel(
-    results,  # [tokens, chosen, outputs]: anything where there is no expert
+    results,  # [tokens, chosen, outputs], undefined where there is no expert
     weights,  # [tokens, chosen] float32
     ids,  # [tokens, chosen] int64
     out,  # [tokens, outputs]
@@ -207,7 +207,7 @@ def run(
 ) -> Tensor:
     """Launch the kernels; arguments as in [`experts`][src.ops.experts.experts].
 
-    There are kernels of weights in rows, of hidden's dtype or int8. The reference serves others.
+    There are kernels for row-major weights in hidden's dtype or int8; the reference serves others.
     """
     if gate_up.dim() != 3 or down.dim() != 3 or torch.uint8 in (gate_up.dtype, down.dtype):
         return reference(

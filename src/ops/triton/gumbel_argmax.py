@@ -1,6 +1,6 @@
 # Kernel parameters have no Python types: what they are is decided at compile time.
 # mypy: disable-error-code="no-untyped-def,attr-defined"
-"""Gumbel-max sampling for CUDA devices: one read of the logits, then a merge of the chunks."""
+"""Gumbel-max sampling for CUDA devices: one read of the logits in chunks, then a merge of these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 GROUPS = 1024
-"""Philox counters of one program: four tokens each."""
+"""Philox counters per program; each gives four tokens."""
 
 GREEDY_BELOW = tl.constexpr(1e-5)
 LARGEST = tl.constexpr(3.4e38)
@@ -21,7 +21,7 @@ NO_TOKEN = tl.constexpr(-1)
 def _noise(word):
     """Gumbel noise of 32 random bits; see `gumbel_from_words` in philox.py."""
     w = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    # -log(1 - w): by its series where 1 - w would lose w's low bits. Small w is what wins.
+    # -log(1 - w): as a series where 1 - w would lose w's low bits. Small w decides the argmax.
     series = w * (1.0 + w * (0.5 + w * (0.33333334 + w * (0.25 + w * 0.2))))
     return -tl.log(tl.where(w < 0.015625, series, -tl.log(1.0 - w)))
 
@@ -31,15 +31,15 @@ def _keep_better(best, token, logits, word, candidates, vocab_size, temperature)
     logit = tl.load(logits + candidates, mask=candidates < vocab_size, other=float("-inf"))
     score = logit
     if temperature >= GREEDY_BELOW:
-        # Finite, however small the temperature: +inf is for what follows.
+        # Keep it finite for tiny temperatures, because +inf marks a failure below.
         score = tl.minimum(logit / temperature + _noise(word), LARGEST)
-    # Where the model's arithmetic has gone wrong nothing else wins, and the merge sees it.
+    # NaN or +inf logits become +inf: they win against all others, and the merge detects them.
     score = tl.where(logit < float("inf"), score, float("inf"))
     better = score > best
     return tl.where(better, score, best), tl.where(better, candidates, token)
 
 
-# Slices of a step's inputs begin anywhere: their alignment selects no other variant.
+# `positions` may be a slice of a step's inputs: its alignment must not select another variant.
 @triton.jit(do_not_specialize=["positions"])
 def _chunk_kernel(
     logits,  # [rows, vocab_size] float32, rows logits_stride apart
@@ -52,7 +52,7 @@ def _chunk_kernel(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Best score of 4 * BLOCK tokens of one row, and its lowest token."""
+    """Best score of 4 * BLOCK tokens of one row, and the lowest token that has it."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     seed = tl.load(seeds + row)

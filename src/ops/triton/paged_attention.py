@@ -1,12 +1,11 @@
 # Kernel parameters have no Python types: what they are is decided at compile time.
 # mypy: disable-error-code="no-untyped-def,attr-defined"
-"""Paged attention for CUDA devices: cache write, and varlen prefill; see also `paged_decode`.
+"""Paged attention for CUDA devices: cache write and varlen prefill; see also `paged_decode`.
 
-Rows with one query token take the decode kernel, the others the prefill kernel, which reads a row's
-keys in an order that depends on that row alone. Where nothing else may show in a row's bits, all
-take the prefill kernel, in tiles of one size.
-Grids come from tensor sizes and from the device, never from device data, so a launch needs no sync
-and can be captured in a CUDA graph.
+Rows with one query token use the decode kernel, others the prefill kernel. The prefill kernel reads
+a row's keys in an order that depends on that row alone. In deterministic mode all rows use the
+prefill kernel, with tiles of one size. Grids depend on tensor sizes and on the device, never on
+device data. So a launch needs no sync and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from src.ops.triton.tuning import (
 )
 
 
-# As for the schedule's kernels: what varies from step to step selects no other variant.
+# As for the schedule's kernels: arguments that vary from step to step select no other variant.
 @triton.jit(do_not_specialize=["rows"])
 def _write_cache_kernel(
     key,  # [tokens, kv_heads, head_dim], rows key_stride apart
@@ -47,12 +46,12 @@ def _write_cache_kernel(
     out_width,  # heads * head_dim
     BLOCK: tl.constexpr,
 ):
-    """Store a token's keys and values; a padding token gets a zero output instead."""
+    """Store a token's keys and values; for a padding token, store zeros in `out` instead."""
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slot_mapping + token)
-    # A scalar condition is put into the bound: the interpreter of newer Tritons takes no mask that
-    # was combined with one.
+    # The scalar condition is part of the bound, because the interpreter of newer Tritons rejects a
+    # mask that combines a scalar with a tensor.
     written = offsets < tl.where(slot >= 0, kv_width, 0)
     k = tl.load(key + token * key_stride + offsets, mask=written)
     v = tl.load(value + token * value_stride + offsets, mask=written)
@@ -98,7 +97,7 @@ def _prefill_kernel(
     Tile i belongs to the row b with first[b] <= i < first[b + 1], where first[b] =
     query_start_loc[b] * GROUP // M + b leaves at least ceil(query_len * GROUP / M) tiles a row.
     """
-    # A row's last tiles have the most keys: they come first, lest they are waited for at the end.
+    # A row's last tiles have the most keys, so they start first and do not delay the end.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     low = 0
@@ -136,7 +135,7 @@ def _prefill_kernel(
     acc, highest, total = softmax_state(M, D)
     masked_begin = keys_begin
     if WINDOW == 0:
-        # Up to here every query of the tile sees every key.
+        # Up to here, every query of the tile sees every key.
         masked_begin = (first_position + 1) // N * N
         acc, highest, total = attend(
             acc, highest, total, q, positions, 0, masked_begin, table, key_cache, value_cache,
@@ -197,7 +196,7 @@ def run(
         _prefill(*rows, out, spec, padded, shape, fewest=1)
         return
     if max_query_len > 1 and prefill is not None:
-        # Before the decode kernels: it may leave anything in the rows that are theirs.
+        # Before the decode kernels, because it may write anything into rows with one query token.
         prefill(*rows, out, spec, max_query_len, max_seq_len)
     decode = decode_shape(*device)
     if schedule is None:
@@ -220,7 +219,7 @@ def _write_cache(
     out: Tensor,
     query_start_loc: Tensor,
 ) -> None:
-    """Keys and values into their slots, and zeros into `out` for padding."""
+    """Write keys and values into their slots, and zeros into `out` for padding."""
     tokens, kv_heads, head_dim = key.shape
     kv_width, out_width = kv_heads * head_dim, out.shape[1] * head_dim
     copy = 1024
@@ -244,7 +243,7 @@ def _prefill(
     *,
     fewest: int,
 ) -> None:
-    """Rows with `fewest` query tokens or more."""
+    """Attend for rows with `fewest` query tokens or more."""
     tokens, heads, head_dim = query.shape
     rows, (block_size, kv_heads) = len(block_tables), key_cache.shape[1:3]
     group = heads // kv_heads

@@ -2,12 +2,12 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined"
 """Decoding rows on CUDA devices: a persistent grid over a flat list of KV tiles, and a merge.
 
-The list is the schedule's (see `src.ops.decode_schedule`), once for every kv head: each of P
-programs takes the same number of tiles, whatever rows they are of. A piece of a segment that one
-program reads leaves its unfinished result in a place of its own. A segment begins in one piece, so
-that one has places of the rows and heads that it is of, one place for what a pack shares and one
-for a row's own. Only the first piece of a program goes on with a segment that began before it, so
-those pieces have the places of their programs.
+The list is the schedule's (see `src.ops.decode_schedule`), repeated for every kv head. Each of P
+programs takes the same number of tiles, whichever rows they belong to. A *piece* is the part of a
+segment that one program reads. Each piece stores its partial result in a place of its own. The
+first piece of a segment has places that belong to its rows and heads: one for the shared segment of
+a pack, one for a row's own segment. Every further piece of a segment is the first piece of its
+program, so it has the place of that program.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from src.ops.triton.attend import LOG2_E, attend, softmax_state, with_sink
 from src.ops.triton.tuning import DecodeShape, multiprocessors, packed_rows
 
 _MERGED = 16
-"""Pieces that are merged at once."""
+"""Number of pieces that are merged at once."""
 
 
 @triton.jit
 def _place(before, heads, row, head):
-    """Where a query head's result of a piece is that begins a segment, behind those of others."""
+    """Place of a query head's result for the first piece of a segment; `before` counts rows."""
     return (before + row).to(tl.int64) * heads + head
 
 
 @triton.jit
 def _place_behind(rows, heads, program, packed, M: tl.constexpr):
-    """Where a packed row's result is of the piece with which a program goes on."""
+    """Place of a packed row's result for a piece that continues a segment in `program`."""
     return (2 * rows).to(tl.int64) * heads + program * M + packed
 
 
 @triton.jit
 def _segment_of(starts, segments, tile):
-    """The segment that a tile is of: the last that begins at or before it."""
+    """The segment of a tile: the last one that begins at or before it."""
     low = 0
     high = segments
     while high - low > 1:
@@ -51,7 +51,7 @@ def _segment_of(starts, segments, tile):
     return low
 
 
-# As for the schedule's kernels: what varies from step to step selects no other variant.
+# As for the schedule's kernels: arguments that vary from step to step select no other variant.
 @triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows"])
 def _decode_kernel(
     query,  # [tokens, heads, head_dim], rows query_stride apart
@@ -81,7 +81,7 @@ def _decode_kernel(
     N: tl.constexpr,
     D: tl.constexpr,
 ):
-    """An equal share of all tiles, piece by piece; whole rows go straight into `out`."""
+    """Process an equal share of all tiles, piece by piece; whole rows are written to `out`."""
     program = tl.program_id(0)
     segments = 2 * rows
     place = schedule + segments + 1
@@ -103,8 +103,8 @@ def _decode_kernel(
         row = segment // 2
         of_pack = segment % 2 == 0
         slot = packed // GROUP
-        # A scalar condition is put into the bound: the interpreter of newer Tritons takes no
-        # mask that was combined with one.
+        # The scalar condition is part of the bound, because the interpreter of newer Tritons
+        # rejects a mask that combines a scalar with a tensor.
         fellow = tl.load(
             members_of + row * MEMBERS + slot,
             mask=slot < tl.where(of_pack, MEMBERS, 0),
@@ -165,7 +165,7 @@ def _decode_kernel(
         if at + count == last:
             if at + count == tiles:
                 kv_head += 1
-            # Not the next one: it may be empty, and many behind it, as those of prompts are.
+            # Not just the next segment: it, and many after it, may be empty, as for prompts.
             segment = _segment_of(schedule, segments, unit - kv_head * tiles)
 
 
@@ -179,13 +179,13 @@ def _take_pieces(
     first,  # tiles of the flat list, [first, last)
     last,
     share,
-    begun,  # places: of the first of them, and of what program 0 would go on with
+    begun,  # place of the first piece, and place of a continuing piece in program 0
     behind,
     M: tl.constexpr,
     D: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """Take one segment's pieces into a row's state, in their order."""
+    """Merge one segment's pieces into a row's softmax state, in order."""
     d = tl.arange(0, D)
     end = tl.where(last > first, (last - 1) // share + 1, 0)
     begin = first // share
@@ -224,7 +224,7 @@ def _merge_kernel(
     D: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """One query head of a row: what its pack shares, then what is its own."""
+    """Compute one query head of a row: first its pack's shared segment, then its own."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     token = tl.load(query_start_loc + row).to(tl.int64)
@@ -278,13 +278,13 @@ def run(
     padded: int,
     shape: DecodeShape,
 ) -> None:
-    """Attend for the rows with one query token; arguments as of `paged_attention`.
+    """Attend for the rows with one query token; arguments as in `paged_attention`.
 
     Parameters
-        schedule: Of these rows, with this window, in tiles of `shape.tile`.
-        spec: What becomes of the scores.
+        schedule: The schedule of these rows with this window, in tiles of `shape.tile`.
+        spec: Scale and modifiers of the scores.
         padded: head_dim rounded up to a power of two.
-        shape: The programs.
+        shape: Size of the programs.
     """
     heads, head_dim = query.shape[1:]
     rows, (block_size, kv_heads) = len(block_tables), key_cache.shape[1:3]

@@ -2,8 +2,8 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined"
 """Norms of queries and keys, RoPE and the cache write for CUDA devices, in one launch.
 
-A program has some heads of one token: queries, keys or values, which it tells by its number. What
-torch would round is rounded here, and no product is fused with a sum.
+A program handles some heads of one token: queries, keys or values, depending on its number. Values
+are rounded wherever torch would round them, and no product is fused with a sum.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 1024
-"""Elements of a program's heads, at least one head."""
+"""Elements of the heads that one program handles; at least one head."""
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-"""Of the launch: torch adds products that are rounded, not fused."""
+"""Launch options; fusion is off because torch rounds products before adding them."""
 
 
 @triton.jit
 def _rounded(x, like):
-    """float32 `x` to the precision of what `like` points to."""
+    """float32 `x` rounded to the dtype that `like` points to."""
     return x.to(like.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
 def _rotated(heads, at, mask, norm, eps, table, HALF: tl.constexpr, PADDED: tl.constexpr):
-    """Both halves, [heads, PADDED] float32, of the heads of one token; `table` is its row."""
+    """The rotated halves of a token's heads, [heads, PADDED] float32; `table` is its RoPE row."""
     first = tl.load(heads + at, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(heads + at + HALF, mask=mask, other=0.0).to(tl.float32)
     i = tl.arange(0, PADDED)
@@ -47,7 +47,7 @@ def _rotated(heads, at, mask, norm, eps, table, HALF: tl.constexpr, PADDED: tl.c
     )
 
 
-# Slices of a step's inputs begin anywhere: their alignment selects no other variant.
+# `positions` may be a slice of a step's inputs: its alignment must not select another variant.
 @triton.jit(do_not_specialize=["positions"])
 def _rotate_and_cache_kernel(
     query,  # [tokens, heads, 2 * HALF], rows query_stride apart
@@ -71,7 +71,7 @@ def _rotate_and_cache_kernel(
     HEADS: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """HEADS heads of a token: queries in the first tiles, then keys, then values."""
+    """Handle HEADS heads of a token: the first tiles are queries, then keys, then values."""
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     query_tiles = tl.cdiv(heads, HEADS)
@@ -92,7 +92,7 @@ def _rotate_and_cache_kernel(
             query += token * query_stride
             table = rope_table + tl.load(positions + token) * (2 * HALF)
             first, second = _rotated(query, at, mask, q_norm, eps, table, HALF, PADDED)
-            # Nobody may still be reading what is about to be written over.
+            # All threads must have read the heads before they are overwritten in place.
             tl.debug_barrier()
             tl.store(query + at, first.to(query.dtype.element_ty), mask=mask)
             tl.store(query + at + HALF, second.to(query.dtype.element_ty), mask=mask)
@@ -118,7 +118,7 @@ def _rotate_and_cache_kernel(
 
 
 def constants(head_dim: int, heads: int) -> dict[str, int]:
-    """The kernel's constants, for up to so many heads of queries or of keys."""
+    """The kernel's constants, for up to `heads` heads of queries or of keys."""
     padded = triton.next_power_of_2(head_dim // 2)
     most = max(1, TILE // (2 * padded))
     return {

@@ -1,4 +1,4 @@
-"""How large the tiles of the attention kernels are, by device and dtype: a table, nothing else.
+"""Tile sizes of the attention kernels, by device and dtype: only a table.
 
 Nothing is tuned while serving. `python -m benchmarks.tune_attention` measures on a GPU and prints
 rows for this table.
@@ -14,34 +14,35 @@ import torch
 Shape = TypeVar("Shape")
 
 NEVER_RUN_ON = 6
-"""Programs of a persistent grid where there is no GPU: in Triton's interpreter."""
+"""Programs of a persistent grid without a GPU, i.e. in Triton's interpreter."""
 
 
 class PrefillShape(NamedTuple):
-    """One program of the prefill kernel."""
+    """Size of one program of the prefill kernel."""
 
     packed: int
-    """Packed query rows (a token's query heads of one kv head lie one after another)."""
+    """Packed query rows (the query heads of one token and kv head are adjacent)."""
     keys: int
     warps: int
     stages: int
 
 
 class DecodeShape(NamedTuple):
-    """One program of the decode kernel."""
+    """Size of one program of the decode kernel."""
 
     tile: int
     """Keys of a tile."""
     programs: int
-    """Programs for each multiprocessor, all of which must fit onto it at the same time."""
+    """Programs per multiprocessor; all of them must fit onto it at the same time."""
     warps: int
     stages: int
 
 
 # (compute capability or 0 for all others, head_dim padded to a power of two, bytes of an element)
-# -> shape. An entry also serves smaller heads. The general ones are reasoned, not measured: they
-# fit into Hopper's shared memory, as the tests compile it, and have five stages because Triton
-# divides these among the loads of a chain (block number, then keys): two tiles are under way.
+# -> shape. An entry also serves smaller heads. The general entries are reasoned, not measured: they
+# fit into Hopper's shared memory, for which the tests compile them. They have five stages because
+# Triton divides stages among the loads of a chain (block number, then keys): so two tiles are in
+# flight.
 _PREFILL = {
     (0, 128, 2): PrefillShape(128, 64, 8, 5),
     (0, 256, 2): PrefillShape(64, 32, 4, 2),
@@ -55,20 +56,20 @@ _DECODE = {
     (0, 256, 4): DecodeShape(32, 2, 4, 2),
 }
 _FEW_ROWS = 1024
-"""Packed query rows of a batch that large prefill tiles would leave half empty."""
+"""Up to so many packed query rows, a batch would leave large prefill tiles half empty."""
 
 
 def prefill_shape(
     capability: int, padded: int, element_size: int, packed: int | None
 ) -> PrefillShape:
-    """The prefill kernel's program.
+    """The program size of the prefill kernel.
 
     Parameters
         capability: Compute capability, 90 for 9.0.
         padded: head_dim rounded up to a power of two.
         element_size: Bytes of an element of queries and cache.
-        packed: Packed query rows of the whole batch; `None` for a shape that does not depend on
-            them.
+        packed: Packed query rows of the whole batch; `None` for a size that does not depend on
+            the batch.
     """
     shape = _find(_PREFILL, capability, padded, element_size)
     if shape.packed > 64 and (packed is None or packed <= _FEW_ROWS):
@@ -77,15 +78,15 @@ def prefill_shape(
 
 
 def decode_shape(capability: int, padded: int, element_size: int) -> DecodeShape:
-    """The decode kernel's program; arguments as of [`prefill_shape`][]."""
+    """The program size of the decode kernel; arguments as in [`prefill_shape`][]."""
     return _find(_DECODE, capability, padded, element_size)
 
 
 def packed_rows(group: int) -> int:
-    """Rows of the decode kernel's small matrix product: tensor cores take no fewer than 16.
+    """Rows of the decode kernel's matrix product; tensor cores need at least 16.
 
     Parameters
-        group: Query heads of a kv head.
+        group: Query heads per kv head.
     """
     return max(16, 1 << (group - 1).bit_length())
 
