@@ -16,8 +16,8 @@ MUTATIONS = (
         ),
         (
             "a batch's history is lost when somebody arrives",
-            "    ) -> None:\n        self._dissolve()\n        for row in departures:",
-            "    ) -> None:\n        self._batch = None\n        for row in departures:",
+            "        self._dissolve()\n        for row in departures:",
+            "        self._batch = None\n        for row in departures:",
         ),
         (
             "a row that nothing could be sampled for is moved on",

@@ -67,9 +67,8 @@ MUTATIONS = (
         ),
         (
             "what a reader has comes after its deadline",
-            "        if expired:\n            # What they have comes before their end.\n"
-            "            self._publish()\n",
-            "",
+            "            self._publish()\n        for event in expired:",
+            "            pass\n        for event in expired:",
         ),
         (
             "what readers have is lost when their step fails",
