@@ -145,8 +145,8 @@ MUTATIONS = (
         ),
         (
             "the replacement character of an incomplete character completes no stop string",
-            "text, _ = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)",
-            "text, _ = self._stops.feed(tail, allow_match=False)",
+            "text, stop = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)",
+            "text, stop = self._stops.feed(tail, allow_match=False)",
         ),
         (
             "tokens are taken behind a stop string",
