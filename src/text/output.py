@@ -151,6 +151,5 @@ class OutputText:
         before, tail = self._divided(tail)
         if self._before is not None:
             tail += self._before.finish()
-        text, _ = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)
-        # Behind a match nothing is held back.
-        return before + text + self._stops.finish()
+        text, stop = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)
+        return before + (text if stop is not None else text + self._stops.finish())

@@ -46,9 +46,10 @@ MUTATIONS = (
         ),
         (
             "clean-up loses what was held back",
-            "            text = replacer.feed(text) + replacer.finish()\n        return text\n\n"
-            "    def _push_one",
-            "            text = replacer.feed(text)\n        return text\n\n    def _push_one",
+            'if self._any_output else ""\n        for replacer in self._replacers:\n'
+            "            text = replacer.feed(text) + replacer.finish()\n",
+            'if self._any_output else ""\n        for replacer in self._replacers:\n'
+            "            text = replacer.feed(text)\n",
         ),
         (
             "bytes of the prompt's beginning go on behind its end",
@@ -130,8 +131,8 @@ MUTATIONS = (
         (*_STOP_TESTS, "tests/engine/grammar/test_fuel.py"),
         (
             "a stop string ends a text before its fewest tokens",
-            "text, stop = self._stops.feed(text, allow_match=self.num_tokens >= self._min_tokens)",
-            "text, stop = self._stops.feed(text, allow_match=True)",
+            "self._stops.feed(text, allow_match=self.num_tokens >= self._min_tokens)",
+            "self._stops.feed(text, allow_match=True)",
         ),
         (
             "tokens behind a stop string count",
@@ -140,8 +141,8 @@ MUTATIONS = (
         ),
         (
             "what is held back is lost at the end",
-            "        return before + text + self._stops.finish()\n",
-            "        return before + text\n",
+            "return before + (text if stop is not None else text + self._stops.finish())",
+            "return before + text",
         ),
         (
             "the replacement character of an incomplete character completes no stop string",
