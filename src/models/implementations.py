@@ -9,7 +9,7 @@ from typing import Literal
 
 from src.models.fields import read_json
 from src.models.generic.loading import load_by_transformers
-from src.models.registry import supported_architectures
+from src.models.registry import has_family
 from src.models.served import ImplementationName, ServedModel
 from src.models.weights.loader import load_model
 
@@ -48,7 +48,5 @@ def choose_implementation(
         ModelLoadError: there is no readable `config.json`.
     """
     if wish == "auto":
-        names = read_json(path / "config.json").get("architectures")
-        has_family = isinstance(names, list) and bool({*names[:1]} & {*supported_architectures()})
-        return NATIVE if has_family else TRANSFORMERS
+        return NATIVE if has_family(read_json(path / "config.json")) else TRANSFORMERS
     return NATIVE if wish == "native" else TRANSFORMERS

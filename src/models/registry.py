@@ -44,6 +44,16 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(_BY_ARCHITECTURE)
 
 
+def has_family(raw: Mapping[str, Any]) -> bool:
+    """Whether a native family answers to a `config.json`, as `architecture_of` reads it."""
+    names = raw.get("architectures")
+    if names is None or names == []:
+        name, known = raw.get("model_type"), {*_BY_MODEL_TYPE}
+    else:
+        name, known = names[0] if isinstance(names, list) else None, {*_BY_ARCHITECTURE}
+    return isinstance(name, str) and name in known
+
+
 def family_of(architecture: str) -> type[Family]:
     """The family that runs an architecture.
 

@@ -23,7 +23,7 @@ from src.core.settings import CHECKOUT
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.engine.execution import compilation
-from src.models import Model, load_model, outline_model
+from src.models import Implementation, Model, load_model, outline_model
 from src.models.program import run_chain
 from src.ops.cpu.build import cache_root, ensure_built
 from tests.compile.test_ahead import assert_allocates_tokens_only
@@ -285,7 +285,8 @@ async def test_compilers_run_before_there_are_weights(
         seen.append(began.exists())
         return load_model(*arguments, **options)
 
-    monkeypatch.setattr(startup, "load_model", load_slowly)
+    implementation = Implementation("native", is_program=True, load=load_slowly)
+    monkeypatch.setattr(startup, "choose_implementation", lambda *_: implementation)
     async with AsyncEngine.open(small_config(checkpoint, **mode)):
         assert seen == [True]
 

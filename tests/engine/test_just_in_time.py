@@ -13,7 +13,7 @@ from src import AsyncEngine, SamplingParams
 from src.core.errors import EngineDeadError
 from src.engine import startup
 from src.engine.execution.compilation import ProgramCompilation
-from src.models import Model, load_model
+from src.models import Implementation, Model, load_model
 from src.models.weights import loader
 from src.models.weights.filling import fill
 from src.ops.cpu.build import cache_root
@@ -37,7 +37,8 @@ def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[ProgramCo
         assert len(set(compiled.result()[0])) == 4
         fill(*given)
 
-    monkeypatch.setattr(startup, "load_model", load)
+    implementation = Implementation("native", is_program=True, load=load)
+    monkeypatch.setattr(startup, "choose_implementation", lambda *_: implementation)
     monkeypatch.setattr(loader, "fill", fill_late)
 
 

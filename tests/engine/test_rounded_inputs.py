@@ -12,6 +12,7 @@ from src import AsyncEngine, SamplingParams
 from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
+from src.models import Implementation
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 
@@ -60,7 +61,8 @@ def test_the_kernels_that_serve_decide_unless_somebody_has(
         raise LookupError
 
     monkeypatch.setattr(startup, "multiplies_bytes", lambda: multiplies_bytes)
-    monkeypatch.setattr(startup, "load_model", load)
+    implementation = Implementation("native", is_program=True, load=load)
+    monkeypatch.setattr(startup, "choose_implementation", lambda *_: implementation)
     config = small_config(directory, model__quantization="int8", model__quantize_activations=wish)
     with pytest.raises(LookupError):
         startup.build_engine(config, lambda *_: None, StartTimeline())

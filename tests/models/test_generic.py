@@ -253,4 +253,8 @@ def test_a_native_family_goes_first(phi: Path, tmp_path: Path) -> None:
     assert choose_implementation(phi, "native").name == "native"
     llama = changed(phi, tmp_path / "copy", architectures=["LlamaForCausalLM"])
     assert choose_implementation(llama, "auto").name == "native"
+    unnamed = changed(phi, tmp_path / "unnamed", architectures=None, model_type="llama")
+    assert choose_implementation(unnamed, "auto").name == "native"
+    strange = changed(phi, tmp_path / "strange", architectures=[[]], model_type="llama")
+    assert choose_implementation(strange, "auto").name == "transformers"
     assert choose_implementation(llama, "transformers").name == "transformers"
