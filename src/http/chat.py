@@ -12,6 +12,7 @@ import msgspec
 
 from src.core.config import ChatSection
 from src.core.errors import RequestError
+from src.core.sampling_params import THINKING_BUDGET
 from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
 from src.http.call import Call
@@ -27,6 +28,7 @@ from src.http.sampling import (
     num_logprobs,
     refuse_unsupported,
     sampling_params,
+    unsupported,
 )
 from src.http.server import served_name
 from src.http.structured import structured_output
@@ -135,6 +137,13 @@ async def prepare_chat(
     budget = thinking_budget(request)
     if budget is not None and needs_thinking and not reasons:
         raise no_thinking()
+    form = plan.structured_output
+    if budget is not None and form is not None and form == params.structured_output:
+        if form.kind == "grammar":
+            # A grammar of the client's own says itself what comes before the answer.
+            if needs_thinking:
+                raise unsupported(THINKING_BUDGET, " beside a grammar")
+            budget = None
     params = msgspec.structs.replace(
         params,
         structured_output=plan.structured_output,

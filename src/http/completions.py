@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from src.core.errors import InvalidRequestError, RequestError
-from src.core.sampling_params import SamplingParams, shown
+from src.core.sampling_params import THINKING_BUDGET, SamplingParams, shown
 from src.engine.client import AsyncEngine
 from src.http.call import Call
 from src.http.completion_shape import CompletionShape
@@ -160,8 +160,11 @@ def _fitted(
     """The parameters of one prompt, all of which share what is large."""
     budget = thinking_budget(request)
     if budget is not None:
-        thinking = thinking_behind(engine.tokenizer, engine.config.chat, prompt, budget)
-        params = msgspec.structs.replace(params, thinking=thinking)
+        if params.structured_output is not None:
+            # The form holds from the first character, which is therefore none of any thinking.
+            raise unsupported(THINKING_BUDGET, " of a completion whose text must have a form")
+        thinking, kept = thinking_behind(engine.tokenizer, engine.config.chat, prompt, budget)
+        params = msgspec.structs.replace(params, thinking=thinking, kept_special_token_ids=kept)
     if request.max_tokens is not None:
         return params
     room = engine.model_info.max_model_len - len(prompt)

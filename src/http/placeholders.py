@@ -35,13 +35,14 @@ def placeholder(kind: str, details: Sequence[object] = ()) -> str | None:
     what = _KINDS.get(kind)
     if what is None:
         return None
-    named = [
-        shown
-        for detail in details
-        if isinstance(detail, str) and (shown := _UNFIT.sub("", detail)[:_MAX_DETAIL_CHARS].strip())
-    ]
+    named = [shown for detail in details if isinstance(detail, str) and (shown := _shown(detail))]
     told = f" ({', '.join(named)})" if named else ""
     return f"[{what}{told} was left out here: this model reads text only.]"
+
+
+def _shown(detail: str) -> str:
+    # Cut first: a client may send a name of megabytes.
+    return _UNFIT.sub("", detail[: 4 * _MAX_DETAIL_CHARS])[:_MAX_DETAIL_CHARS].strip()
 
 
 def block_text(block: Mapping[str, Any]) -> str | None:

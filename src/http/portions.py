@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
 from src.core.outputs import Delta
 from src.http.pieces import SLICE
 
+# Tokens without log-probabilities that are read at a time.
+_TOKENS: Final = 1024
+
 
 def portions(delta: Delta) -> Iterator[Delta]:
-    """The delta, or several that join to it where it has many log-probabilities.
+    """The delta, or several that join to it where it has many tokens or log-probabilities.
 
     A slow reader's deltas have joined while it was slow, and the first may bring a whole prompt's.
     """
     scored, logprobs = delta.prompt_logprobs or [], delta.logprobs or []
-    if len(scored) + len(logprobs) <= SLICE:
+    if len(scored) + len(logprobs) <= SLICE and len(delta.token_ids) <= _TOKENS:
         yield delta
         return
     for begin in range(0, len(scored), SLICE):
         of_prompt = scored[begin : begin + SLICE]
         yield _portion(delta, text="", token_ids=[], logprobs=None, prompt_logprobs=of_prompt)
-    number = max(1, -(-len(logprobs) // SLICE))
+    size = SLICE if logprobs else _TOKENS
+    number = max(1, -(-max(len(logprobs), len(delta.token_ids)) // size))
     for index in range(number):
         is_last = index == number - 1
-        own = slice(index * SLICE, None if is_last else (index + 1) * SLICE)
+        own = slice(index * size, None if is_last else (index + 1) * size)
         # About as much of the text as these tokens have.
         begin, end = (len(delta.text) * i // number for i in (index, index + 1))
         yield _portion(

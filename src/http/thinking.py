@@ -34,8 +34,11 @@ def no_thinking() -> InvalidRequestError:
 
 def thinking_behind(
     tokenizer: Tokenizer, settings: ChatSection, prompt_token_ids: list[int], budget: int
-) -> Thinking:
+) -> tuple[Thinking, tuple[int, ...]]:
     """The thinking of what follows a prompt that no chat template has made.
+
+    Beside it the special tokens that mark it. They have to be part of the text: without them nobody
+    can tell where the answer begins.
 
     Raises
     ------
@@ -49,10 +52,7 @@ def thinking_behind(
     opened = max(end.rfind(tag) for tag in syntax.openings)
     closed = max(end.rfind(tag) for tag in syntax.closings)
     is_open = opened > closed if max(opened, closed) >= 0 else syntax.implied
-    return Thinking(
-        openings=syntax.openings,
-        closings=syntax.closings,
-        ends_before=syntax.ends_before,
-        is_open=is_open,
-        budget=budget,
-    )
+    special = tokenizer.special_ids
+    marks = (tokenizer.token_to_id(tag) for tag in syntax.tags)
+    kept = tuple(token_id for token_id in marks if token_id in special and token_id is not None)
+    return syntax.thinking(is_open=is_open, budget=budget), kept

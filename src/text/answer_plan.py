@@ -71,13 +71,7 @@ class AnswerPlan:
         """For ``SamplingParams.thinking``; ``None`` where answers have no reasoning."""
         if self.reasoning is None:
             return None
-        return Thinking(
-            openings=self.reasoning.openings,
-            closings=self.reasoning.closings,
-            ends_before=self.reasoning.ends_before,
-            is_open=self.reasoning_is_open,
-            budget=budget,
-        )
+        return self.reasoning.thinking(is_open=self.reasoning_is_open, budget=budget)
 
     def parser(self) -> AnswerParser:
         """A fresh parser, for one choice."""

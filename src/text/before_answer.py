@@ -27,8 +27,10 @@ class BeforeAnswer:
         self._stage: Literal["opening", "thinking", "space"] = "opening"
         if thinking.is_open:
             self._stage = "thinking"
-        # Text that may yet turn out to be part of the answer, or to begin the tag.
-        self._held = ""
+        # White space before the opening tag, and text that may yet turn out to begin that tag. Both
+        # may turn out to be part of the answer.
+        self._spaces: list[str] = []
+        self._begun = ""
         # The end of the thinking, in which the closing tag may have begun.
         self._end = ""
         self.is_over = False
@@ -42,12 +44,15 @@ class BeforeAnswer:
         """Take the next piece: what comes before the answer, and what is of the answer."""
         before = ""
         if self._stage == "opening":
-            self._held += text
-            begun = self._held.lstrip(_SPACE)
+            if not self._begun:
+                begins = text.lstrip(_SPACE)
+                self._spaces.append(text[: len(text) - len(begins)])
+                text = begins
+            begun = self._begun = self._begun + text
             opening = next((tag for tag in self._openings if begun.startswith(tag)), None)
             if opening is None and any(tag.startswith(begun) for tag in self._openings):
                 return "", ""
-            text, self._held = self._held, ""
+            text = self.finish()
             if opening is None:
                 self.is_over = True
                 return "", text
@@ -80,5 +85,7 @@ class BeforeAnswer:
 
     def finish(self) -> str:
         """What is left at the end of the text: it is part of the answer."""
-        held, self._held = self._held, ""
+        held = "".join(self._spaces) + self._begun
+        self._spaces.clear()
+        self._begun = ""
         return held

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from src.core.thinking import Thinking
 from src.text.answer import AnswerEvent, AnswerParser, ReasoningDelta
 from src.text.harmony import (
     CALL,
@@ -88,6 +89,9 @@ class ReasoningSyntax:
         Further tags that may be special tokens.
     resumes, answers
         The text after the closing tag, and before the answer's text, as grammars write them.
+    first_openings, last_closings, first_answers
+        What takes the place of ``openings``, ``closings`` and ``ends_before`` in `thinking`, where
+        an answer may have several messages of reasoning.
     read
         Reads a whole answer, or its beginning up to the end of the reasoning.
     """
@@ -105,6 +109,9 @@ class ReasoningSyntax:
     marks: tuple[str, ...] = ()
     resumes: str = ""
     answers: str = ""
+    first_openings: tuple[str, ...] = ()
+    last_closings: tuple[str, ...] = ()
+    first_answers: tuple[str, ...] = ()
     read: Callable[[Sink, ReasoningSyntax], Steps[None]] = read_tagged
 
     @property
@@ -121,6 +128,19 @@ class ReasoningSyntax:
     def tags(self) -> tuple[str, ...]:
         """Every text that the parser must see though it be a special token."""
         return (*self.openings, *self.closings, *self.ends_before, *self.marks)
+
+    def thinking(self, *, is_open: bool, budget: int | None = None) -> Thinking:
+        """Return the bounds of all thinking, for stop strings, budgets and counts.
+
+        ``is_open``: the prompt has opened it. ``budget``: tokens at most, or None.
+        """
+        return Thinking(
+            openings=self.first_openings or self.openings,
+            closings=self.last_closings or self.closings,
+            ends_before=self.first_answers or self.ends_before,
+            is_open=is_open,
+            budget=budget,
+        )
 
     def stage(self, prompt_end: str, *, continued: bool) -> str:
         """Say what an answer after this prompt begins with.
@@ -162,6 +182,13 @@ REASONING_SYNTAXES: Final[Mapping[str, ReasoningSyntax]] = {
             marks=_HARMONY_MARKS,
             resumes=f"{START}assistant",
             answers=f"{CHANNEL}final{MESSAGE}",
+            # Several messages may be thought before the final one, whose header ends them all.
+            first_openings=(CHANNEL,),
+            last_closings=(
+                f"{END}{START}assistant{CHANNEL}final{MESSAGE}",
+                f"final{MESSAGE}",
+            ),
+            first_answers=(f"{START}assistant to=", f"{CHANNEL}commentary"),
             read=lambda sink, syntax: read_messages(sink),
         ),
         ReasoningSyntax(
@@ -240,7 +267,7 @@ class ReasoningParser:
         self.source = Source()
         self.is_open = is_open
         self._rest = rest
-        self._space = ""
+        self._spaces: list[str] = []
         self._events: list[AnswerEvent] = []
         self._reader = syntax.read(self, syntax)
         self._reading = True
@@ -260,11 +287,11 @@ class ReasoningParser:
 
     def show(self, text: str) -> None:
         """Show reasoning; the white space at its end waits for what follows."""
-        text = self._space + text
         shown = text.rstrip()
-        self._space = text[len(shown) :]
         if shown:
-            self._events.append(ReasoningDelta(shown))
+            self._events.append(ReasoningDelta("".join(self._spaces) + shown))
+            self._spaces.clear()
+        self._spaces.append(text[len(shown) :])
 
     def hand_on(self, text: str) -> None:
         """Give the parser of the rest more text."""

@@ -42,7 +42,8 @@ class EventLog:
 
     def let_go(self) -> None:
         """Keep no event any longer than those need it who read already. Nobody new may read."""
-        first = min(self._readers.values(), default=len(self._events))
+        # A reader may wait for events that are yet to come.
+        first = min((len(self._events), *self._readers.values()))
         for index in range(self._first or 0, first):
             self._events[index] = b""
         self._first = first

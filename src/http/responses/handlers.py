@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
 
+import anyio
 import msgspec
 
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
@@ -30,6 +31,7 @@ from src.http.generation import (
 )
 from src.http.keys import ADMITTED, credentials
 from src.http.pieces import in_pieces
+from src.http.portions import portions
 from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import (
     NEUTRAL_IN_RESPONSES,
@@ -244,10 +246,16 @@ class _Work:
                     # Nobody looks at it meanwhile.
                     await submission.wait_end()
                 await self._read(submission)
-        except RequestAbortedError:
+        except RequestAbortedError as error:
             # Cancelled by another request: what there is of it is the answer.
             if self._shape.response.status != "cancelled":
+                self._shape.failed(answer_to(error))
                 raise
+        except ClientDisconnectedError:
+            raise
+        except Exception as error:
+            self._shape.failed(answer_to(error))
+            raise
         finally:
             self._end()
         await call.answer(*in_pieces(self._shape.response))
@@ -283,6 +291,8 @@ class _Work:
                 f"{most} responses are being generated in the background already", retry_after=1.0
             )
         self._check_room()
+        # It is held from the beginning: nothing that makes room may take it.
+        self._entry.abort = self._shape.cancelled
         self._store(self._size)
         queued = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(queued), name="slipstream-response")
@@ -344,7 +354,10 @@ class _Work:
                     # What came before that counts.
                     self._drain(shape.take(msgspec.structs.replace(delta, finish_reason=None)))
                 check_end(delta.finish_reason, has_output=has_output)
-                self._drain(shape.take(delta))
+                for portion in portions(delta):
+                    self._drain(shape.take(portion))
+                    # Others get their turn.
+                    await anyio.lowlevel.checkpoint()
         self._drain(shape.finish(submission.usage))
 
     def _drain(self, events: Iterable[Event]) -> None:

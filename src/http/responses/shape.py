@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from src.core.errors import RequestAbortedError
 from src.core.outputs import Delta, FinishReason, Usage
 from src.http.blocks import (
     Block,
@@ -119,7 +120,15 @@ class ResponseShape:
         yield from self._item_events(self._reader.feed(events), logprobs)
 
     def finish(self, usage: Usage) -> Iterator[Event]:
-        """Complete the response; give its last events."""
+        """Complete the response; give its last events.
+
+        Raises
+        ------
+        RequestAbortedError
+            It has been cancelled since.
+        """
+        if self.response.status == "cancelled":
+            raise RequestAbortedError("the response was cancelled")
         cut = self._finish_reason is not FinishReason.STOP
         yield from self._item_events(self._reader.finish(), [], cut=cut)
         response = self.response
