@@ -137,9 +137,5 @@ def _fitted(token_ids: list[T], context: int, keep: int | None) -> list[T]:
     if keep is not None:
         return token_ids[-keep:]
     if len(token_ids) >= context:
-        raise PromptTooLongError(
-            f"the model's context is {context} tokens, the prompt has {len(token_ids)} and leaves "
-            "no room for output",
-            param="prompt",
-        )
+        raise PromptTooLongError.of_prompt(len(token_ids), context, param="prompt")
     return token_ids

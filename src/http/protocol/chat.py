@@ -23,10 +23,14 @@ MAX_DOCUMENTS: Final = 1024
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
-    """The call of one function: its name and its arguments as JSON text."""
+    """The call of one function: its name and its arguments as JSON text; null are none."""
 
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = ""
+
+    def __post_init__(self) -> None:
+        if self.arguments is None:
+            self.arguments = ""
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
