@@ -1,4 +1,4 @@
-"""The cgroups that bind this process: its own and all around it, each with limits of its own.
+"""The cgroups whose limits apply to this process: its own and all its ancestors.
 
 cgroups(7) describes the files: https://man7.org/linux/man-pages/man7/cgroups.7.html
 """
@@ -14,20 +14,20 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
 class ControlGroup(NamedTuple):
-    """A cgroup's directory, with the version of the interface that its files speak."""
+    """A cgroup's directory, and the version of its interface."""
 
     directory: Path
     version: Literal[1, 2]
 
     def text(self, name: str) -> str | None:
-        """What a file of it says; ``None`` where there is none."""
+        """Content of one of its files; ``None`` if there is no such file."""
         try:
             return (self.directory / name).read_text().strip()
         except OSError:
             return None
 
     def number(self, name: str) -> int | None:
-        """The number in a file of it; ``None`` where there is none, or no limit."""
+        """The number in one of its files; ``None`` if there is no file, no number or no limit."""
         text = self.text(name)
         try:
             return None if text is None or text == "max" else int(text)
@@ -36,7 +36,7 @@ class ControlGroup(NamedTuple):
 
 
 class _Mount(NamedTuple):
-    """Where a hierarchy is to be seen, and which of its groups is seen there as the first."""
+    """A mounted hierarchy: ``point`` is the mount point, ``first`` the group at its root."""
 
     version: Literal[1, 2]
     first: PurePosixPath
@@ -44,17 +44,17 @@ class _Mount(NamedTuple):
 
 
 def control_groups(controller: str, root: Path = ROOT) -> list[ControlGroup]:
-    """The groups whose limits of a controller hold for this process, its own one first.
+    """The groups whose limits of a controller apply to this process, its own first.
 
-    A limit of a group holds for all groups in it, so the least of all counts. Groups outside what
-    a container sees are not among them. Without cgroups there are none.
+    A group's limit applies to all groups in it, so the smallest limit counts. Groups that are not
+    visible inside a container are missing. Without cgroups the list is empty.
 
     Parameters
     ----------
     controller
-        Such as ``cpu`` or ``memory``.
+        For example ``cpu`` or ``memory``.
     root
-        Where ``/proc`` and ``/sys/fs/cgroup`` are.
+        The directory that contains ``proc`` and ``sys/fs/cgroup``.
     """
     own = _own_groups(controller, root)
     found: list[ControlGroup] = []
@@ -71,7 +71,7 @@ def control_groups(controller: str, root: Path = ROOT) -> list[ControlGroup]:
 def _own_groups(controller: str, root: Path) -> dict[int, PurePosixPath]:
     """Version -> path of this process's group in the hierarchy that has the controller.
 
-    Lines are like ``4:cpu,cpuacct:/a/b``, and of version 2 ``0::/a/b``.
+    Lines look like ``4:cpu,cpuacct:/a/b``, or ``0::/a/b`` in version 2.
     """
     own: dict[int, PurePosixPath] = {}
     for line in _lines(root / "proc/self/cgroup"):
@@ -85,9 +85,9 @@ def _own_groups(controller: str, root: Path) -> dict[int, PurePosixPath]:
 
 
 def _mounts(controller: str, root: Path) -> list[_Mount]:
-    """Hierarchies of the controller that are mounted; of version 2 whatever it controls.
+    """The mounted hierarchies of a controller, and any hierarchy of version 2.
 
-    Lines are like ``32 31 0:29 FIRST POINT rw - cgroup cgroup rw,cpu``, with any number of fields
+    Lines look like ``32 31 0:29 FIRST POINT rw - cgroup cgroup rw,cpu``, with any number of fields
     before the dash.
     """
     found: dict[tuple[int, PurePosixPath], _Mount] = {}
@@ -104,16 +104,16 @@ def _mounts(controller: str, root: Path) -> list[_Mount]:
             continue
         first, point = (PurePosixPath(_unescaped(field)) for field in fields[3:5])
         if first.is_absolute() and point.is_absolute():
-            # Mounted twice, it is the same.
+            # A second mount of the same hierarchy shows the same groups.
             found.setdefault((version, first), _Mount(version, first, point))
     return list(found.values())
 
 
 def _below(path: PurePosixPath | None, first: PurePosixPath) -> tuple[str, ...]:
-    """The way from a mount's first group to another one; none where it leads elsewhere.
+    """The path from a mount's first group to ``path``; empty if ``path`` is not below it.
 
-    In a container without a namespace of its own the path is the host's, and the first group that
-    is seen may be the process's own.
+    In a container without a cgroup namespace ``path`` is the host's, and the mount's first group
+    may be the process's own.
     """
     if path is None or ".." in path.parts or not path.is_relative_to(first):
         return ()

@@ -1,10 +1,10 @@
-"""Keeps Python's garbage collector away from what stays, and out of captures.
+"""Keeps Python's garbage collector away from long-lived objects, and out of graph captures.
 
-A loaded model and its libraries are some 200,000 objects, and now and then the collector would walk
-through all of them, which holds up every stream for 100 ms. In a server's process they stay to the
-end, so the collector is told to overlook them. A capture of graphs launches thousands of small
-calls, and takes many times as long if the collector is not kept away altogether. An import of torch
-takes a fifth less without it.
+A loaded model and its libraries are some 200,000 objects. From time to time the collector would
+walk all of them, which delays every stream by 100 ms. In a server's process they live to the end,
+so they are frozen: the collector ignores them. A capture of graphs makes thousands of small calls,
+and takes many times as long while the collector runs. Importing torch takes a fifth less time
+without it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from collections.abc import Iterator
 
 
 def freeze_collector() -> None:
-    """What exists now is not looked at again, until :func:`thaw_collector`.
+    """Make the collector ignore all objects that exist now, until :func:`thaw_collector`.
 
-    For a process that does nothing else: whatever garbage there is stays. It is not looked for
-    first, since there is next to none after a load, and to find it takes as long as one pause.
+    For a process that only runs the engine, because garbage that exists now is never freed. It is
+    not collected first: there is hardly any after a load, and collecting takes as long as one
+    pause.
     """
     gc.freeze()
 
 
 @contextlib.contextmanager
 def frozen_collector(*, collect: bool = True) -> Iterator[None]:
-    """Collect once, then not at all; what exists at the end is not looked at again.
+    """Collect once, then pause the collector; freeze all objects that exist at the end.
 
-    Without ``collect`` not even once, for a capture between two steps.
+    ``collect=False`` skips the first collection, for a capture between two steps.
     """
     if collect:
         gc.collect()
@@ -41,9 +42,9 @@ def frozen_collector(*, collect: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def paused_collector() -> Iterator[None]:
-    """Not once meanwhile: while modules are imported nearly all that is made stays.
+    """Pause the collector, for imports: nearly all objects that these make are long-lived.
 
-    Looking for garbage takes a fifth of the time of importing torch.
+    Collecting takes a fifth of the time of importing torch.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -55,5 +56,5 @@ def paused_collector() -> Iterator[None]:
 
 
 def thaw_collector() -> None:
-    """Have everything looked at again: what was frozen may be garbage now."""
+    """Make the collector look at all objects again: frozen ones may be garbage now."""
     gc.unfreeze()

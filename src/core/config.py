@@ -20,7 +20,7 @@ from src.core.sampling_params import (
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
-# What tensors' sizes and the operating system's calls can hold.
+# The largest integer that tensor sizes and system calls can hold.
 INT32_MAX = 2**31 - 1
 
 Positive = Annotated[int, Meta(ge=1, le=INT32_MAX)]
@@ -30,9 +30,9 @@ Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Secret:
-    """A text that is shown nowhere: neither in logs nor in error messages nor in dumps.
+    """A text that never appears in logs, error messages or dumps.
 
-    JSON encoders refuse it, and only :meth:`reveal` gives it away.
+    JSON encoders refuse it. Only :meth:`reveal` returns it.
     """
 
     __slots__ = ("_text",)
@@ -55,11 +55,11 @@ class Secret:
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the sections: frozen, and an unknown key is an error."""
+    """Base class of the sections: frozen, and an unknown key is an error."""
 
 
 class ModelSection(Section, frozen=True, kw_only=True):
-    """Which checkpoint is served and how its weights are held."""
+    """The checkpoint, and the format of its weights."""
 
     path: str = "configs/demo"
     revision: str | None = None
@@ -68,11 +68,11 @@ class ModelSection(Section, frozen=True, kw_only=True):
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Positive | None = None
     quantization: Literal["int8", "int4"] | None = None  # of weights, at load, on CPU
-    # weights of a row that share a scale, of int4
+    # int4: weights of a row that share a scale
     quantization_group_size: Annotated[int, Meta(ge=32, le=1024, multiple_of=32)] = 32
-    # Whether quantized projections round inputs to 8 bits; None: in bfloat16, where that gains.
+    # Whether quantized projections round inputs to 8 bits; None: in bfloat16, where it is faster.
     quantize_activations: bool | None = None
-    # Whether logits are the same bits in any batch, chunking and state of the cache; on CPU.
+    # Whether logits are the same bits for any batch, chunking and prefix cache; CPU only.
     deterministic: bool = False
     seed: NonNegative = 0
 
@@ -82,7 +82,7 @@ class DeviceSection(Section, frozen=True, kw_only=True):
 
     type: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: as many as CPUs
-    # What serves rows with several query tokens on a GPU; "auto": the first that is there and able.
+    # Attention backend for rows with several query tokens on a GPU; "auto": the first usable one.
     attention: Literal["auto", "triton", "flash_attention_3", "torch_varlen"] = "auto"
 
 
@@ -90,7 +90,7 @@ class CacheSection(Section, frozen=True, kw_only=True):
     """Paged KV memory."""
 
     block_size: Positive | None = None  # tokens; None: 16 on CPU, 64 on CUDA
-    # None: memory_fraction of what is free
+    # None: memory_fraction of the free memory
     memory_bytes: Annotated[int, Meta(ge=1, le=2**50)] | None = None
     memory_fraction: Fraction | None = None  # None: 0.25 of free host memory, 0.9 of a GPU's
     num_blocks: Positive | None = None  # overrides both
@@ -102,55 +102,55 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
 
     policy: Literal["fcfs", "priority"] = "fcfs"
     pipeline_depth: Annotated[int, Meta(ge=1, le=2)] = 2
-    # Whether a step is planned shortly before the one that runs ends. None: on the CPU.
+    # Whether a step is planned shortly before the running step ends. None: yes on the CPU.
     plan_late: bool | None = None
     max_num_seqs: Positive = 64
     max_num_batched_tokens: Positive = 2048
-    # Of prompts, in a step in which rows decode. None: 256 on the CPU, any number on CUDA.
+    # Prompt tokens in a step with decoding rows. None: 256 on the CPU, no limit on CUDA.
     max_mixed_prefill_tokens: Positive | None = None
     max_waiting_requests: Positive = 2048
     max_waiting_tokens: Positive = 8_388_608
-    # How often smaller requests may overtake a head-of-line request that does not fit.
+    # How often later requests may overtake the first waiting request while it does not fit.
     max_bypasses: NonNegative = 64
 
 
 class CompileSection(Section, frozen=True, kw_only=True):
     """Compiled code and its artifacts."""
 
-    enforce_eager: bool = False  # True: as startup = "off" and cuda_graphs = "off"
-    # Whether the first requests wait for the compiler, are served eagerly until it is done, or all
-    # are served eagerly.
+    enforce_eager: bool = False  # True: like startup = "off" and cuda_graphs = "off"
+    # "wait": the first requests wait for the compiler. "background": they are served eagerly until
+    # it is done. "off": all requests are served eagerly.
     startup: Literal["background", "wait", "off"] = "background"
-    # Of a GPU's steps: those of few users once it is known which code serves and the rest while
-    # nobody asks for anything, or all at once then, or none.
+    # When CUDA graphs are captured, once it is decided which code is used. "background": those of
+    # small batches at once and the rest while idle. "wait": all at once. "off": never.
     cuda_graphs: Literal["background", "wait", "off"] = "background"
-    # Of a step with prompts in it, that is captured between its attention calls; 0: none are.
+    # The most tokens of a step with prompts that is captured between its attention calls; 0: none.
     cuda_graph_max_tokens: Annotated[int, Meta(ge=0, le=65_536)] = 512
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is compiled at all."""
+        """Whether anything is compiled."""
         return not self.enforce_eager and self.startup != "off"
 
     @property
     def captures(self) -> bool:
-        """Whether steps are captured where the device can do that."""
+        """Whether steps are captured if the device supports it."""
         return not self.enforce_eager and self.cuda_graphs != "off"
 
 
 class StructuredOutputSection(Section, frozen=True, kw_only=True):
-    """Bounds of what a client may constrain its output with."""
+    """Bounds of structured output that clients ask for."""
 
     max_bytes: Positive = 256 * 1024  # of a schema, regular expression, grammar or choice
     max_depth: Positive = 64  # of brackets in a schema
     max_choices: Positive = 4096
     compile_seconds: Seconds = 5.0
     compile_memory_bytes: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB
-    cached_grammars: NonNegative = 64  # that are kept compiled
+    cached_grammars: NonNegative = 64  # compiled grammars that are kept
 
 
 class LimitsSection(Section, frozen=True, kw_only=True):
-    """How much a client may ask for of what costs by its size; never more than holds anyway."""
+    """An operator's limits on request fields; they cannot exceed the built-in limits."""
 
     max_n: Annotated[int, Meta(ge=1, le=MAX_N)] = MAX_N
     max_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = MAX_LOGPROBS
@@ -164,7 +164,7 @@ class LimitsSection(Section, frozen=True, kw_only=True):
 
 
 class ChatSection(Section, frozen=True, kw_only=True):
-    """How chats are rendered, and their answers read."""
+    """How chats are rendered and their answers parsed."""
 
     tool_call_parser: Literal[
         "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "json"
@@ -172,7 +172,7 @@ class ChatSection(Section, frozen=True, kw_only=True):
     reasoning_parser: Literal["auto", "none", "think", "deepseek_r1", "mistral"] = "auto"
     # Whether arguments are shown before they are whole where no grammar makes sure of them.
     stream_tool_arguments: bool = False
-    # What requests may bring: nothing, chat_template_kwargs, or a chat_template too.
+    # What requests may contain: neither, chat_template_kwargs only, or also a chat_template.
     request_templates: Literal["none", "kwargs", "all"] = "kwargs"
 
 
@@ -181,30 +181,30 @@ class HttpSection(Section, frozen=True, kw_only=True):
 
     max_body_bytes: Positive = 8 * MIB
     body_timeout: Seconds = 30.0  # for a request's body to arrive
-    # Of a body: objects, lists and keys of objects; and values in lists and objects. What they cost
-    # to build is paid on the event loop.
+    # Limits of a JSON body: nodes are objects, lists and keys of objects; values are those in lists
+    # and objects. Building them takes time on the event loop.
     max_json_nodes: Positive = 65_536
     max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
-    max_logprobs_per_answer: Positive = 4_194_304  # of all its positions, choices and prompts
-    write_timeout: Seconds = 120.0  # for a reader to take anything, before it is given up
+    max_logprobs_per_answer: Positive = 4_194_304  # over all positions, choices and prompts
+    write_timeout: Seconds = 120.0  # for a reader to take any data, before it is disconnected
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load
-    # Until an answer begins: a stream's with its first token, others when they are whole.
+    # Until an answer begins: a stream with its first token, others when they are complete.
     first_byte_timeout: Seconds | None = None
     request_timeout: Seconds | None = None  # None: no deadline unless the client sets one
     shutdown_timeout: Seconds = 30.0
-    # What /v1/responses keeps for a next turn; 0 keeps nothing.
+    # What /v1/responses stores for later turns; 0 stores nothing.
     max_stored_responses: NonNegative = 1024
     max_stored_response_bytes: NonNegative = 64 * MIB
-    strict_fields: bool = False  # refuse fields that nobody has heard of
-    # What opens everything but the probes; without any the server is open to all.
+    strict_fields: bool = False  # refuse unknown fields
+    # Keys for everything except the probes. Without any key the server is open to all.
     api_keys: tuple[Secret, ...] = ()
     api_key_file: str | None = None
-    # What opens /debug; without either of the two there is nothing.
+    # Key for /debug. Without either of the two there are no debug endpoints.
     admin_key: Secret | None = None
     admin_key_file: str | None = None
-    public_metrics: bool = False  # whether /metrics is as open as the probes
-    # Origins whose web pages may ask a browser to send requests here; "*" is all of them.
+    public_metrics: bool = False  # whether /metrics needs no key, like the probes
+    # Origins whose web pages may send requests here from a browser; "*" is all.
     cors_origins: tuple[str, ...] = ()
 
 
@@ -215,17 +215,17 @@ class ObservabilitySection(Section, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     stats_interval: Annotated[float, Meta(ge=0)] = 10.0  # seconds; 0: no periodic line
     log_requests: bool = False  # one line per completion
-    legacy_metrics: bool = False  # what vLLM renamed, under its old names too
-    # Seconds that work may be pending without a step that completes; 0: for ever.
+    legacy_metrics: bool = False  # metrics that vLLM renamed are also served under the old names
+    # Seconds that work may be pending while no step completes; 0: forever.
     stall_seconds: Annotated[float, Meta(ge=0)] = 60.0
-    # Where spans are sent by OTLP; the OTEL_... variables say it too, and win.
+    # Where spans are sent by OTLP; the OTEL_... variables override it.
     otlp_endpoint: str | None = None
     trace_steps: Annotated[float, Meta(ge=0, le=1)] = 0.05  # share of the steps with a span
-    trace_token_events: NonNegative = 0  # an event per so many deliveries of tokens; 0: none
-    trace_content_chars: NonNegative = 0  # of each prompt and output in spans; 0: none
+    trace_token_events: NonNegative = 0  # one event per this many deliveries of tokens; 0: none
+    trace_content_chars: NonNegative = 0  # characters of each prompt and output in spans; 0: none
     timeline_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096  # steps that are kept
     timeline_requests: Annotated[int, Meta(ge=0, le=100_000)] = 1024  # ended completions
-    plan_log: str | None = None  # a file; None: plans are not written down
+    plan_log: str | None = None  # a file; None: no plan log
 
 
 class Config(Section, frozen=True, kw_only=True):

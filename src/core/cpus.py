@@ -10,11 +10,11 @@ from src.core.cgroups import ROOT, ControlGroup, control_groups
 
 
 def usable_cpus(root: Path = ROOT) -> int:
-    """Those that it may run on, where the system says which; no more than it has time for.
+    """CPUs that this process may run on, but no more than its CPU quota allows.
 
-    A container's or a service's share of the CPUs is mostly given as time: who is done with it, in
-    as many threads as the machine has CPUs, stands still until the next period. The least share of
-    its cgroup and of those around it counts. ``root`` is where ``/proc`` and ``/sys`` are.
+    Containers and services usually have a quota of CPU time per period. With more threads than
+    that, the quota is used up early and all threads stop until the next period. The smallest quota
+    of the process's cgroup and its ancestors counts. ``root`` contains ``proc`` and ``sys``.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = [_share(group) for group in control_groups("cpu", root)]
@@ -22,14 +22,14 @@ def usable_cpus(root: Path = ROOT) -> int:
 
 
 def _share(group: ControlGroup) -> float | None:
-    """CPUs that a cgroup has time for; None where there is no limit."""
+    """A cgroup's quota in CPUs; None if there is no limit."""
     if group.version == 2:
         quota, _, period = (group.text("cpu.max") or "max").partition(" ")
     else:
         quota = group.text("cpu.cfs_quota_us") or "max"
         period = group.text("cpu.cfs_period_us") or ""
     try:
-        # No limit is "max", or in version 1 -1.
+        # "No limit" is "max" in version 2 and -1 in version 1.
         return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
     except (ValueError, ZeroDivisionError):
         return None

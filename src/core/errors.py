@@ -5,16 +5,16 @@
     SlipstreamError
     ├── ConfigError                 a setting is unknown or out of range
     ├── ModelLoadError              a checkpoint cannot be served as it is
-    ├── EngineDeadError             the engine stopped after a fault of its own
-    └── RequestError                one request cannot be served; nobody else is disturbed
+    ├── EngineDeadError             the engine stopped after an internal fault
+    └── RequestError                one request cannot be served; others are not disturbed
         ├── InvalidRequestError     the request itself is at fault (HTTP 400)
         │   └── PromptTooLongError
         ├── ModelNotFoundError      no such model here (HTTP 404)
         ├── RequestTooLargeError    a body over the configured limit (HTTP 413)
-        ├── ConflictError           it does not go with what runs already (HTTP 409)
-        ├── DeadEndError            its grammar cannot be followed to an end (HTTP 500)
+        ├── ConflictError           it conflicts with something that runs already (HTTP 409)
+        ├── DeadEndError            its grammar allows no way to an end (HTTP 500)
         ├── DeadlineExceededError   its deadline passed before its first token (HTTP 408)
-        ├── RequestAbortedError     it was aborted while somebody awaited it
+        ├── RequestAbortedError     it was aborted while its result was awaited
         ├── GenerationError         engine or model cannot go on with it (HTTP 500)
         └── UnavailableError        try again later; carries ``retry_after`` in seconds (HTTP 503)
             ├── QueueFullError      the waiting queue is full (HTTP 429)
@@ -28,10 +28,10 @@ import traceback
 
 
 def forget_locals(error: BaseException | None) -> None:
-    """Keep no variable alive of functions that an error, or one behind it, has passed through.
+    """Clear the local variables in the tracebacks of an error, its causes and its contexts.
 
-    For an error that is kept: where it came from can still be told, and what was there is free.
-    Not for one that a generator has caught and goes on after: its frame would be closed.
+    For an error that is kept for long: its traceback stays readable, and the objects in its frames
+    are freed. Not for an error that a running generator has caught: this would close the generator.
     """
     seen: set[int] = set()
     found = [error]
@@ -56,7 +56,7 @@ class ModelLoadError(SlipstreamError):
 
 
 class EngineDeadError(SlipstreamError):
-    """The engine stopped after a fault of its own; it must be restarted."""
+    """The engine stopped after an internal fault; it must be restarted."""
 
 
 class RequestError(SlipstreamError):
@@ -65,9 +65,9 @@ class RequestError(SlipstreamError):
     Parameters
     ----------
     message
-        For the client; names the field, the value and the bound where there are such.
+        For the client. Names the field, the value and the bound, if there are any.
     param
-        The field at fault, as the client spelt it.
+        The field at fault, as the client wrote it.
     code
         A short machine-readable word, e.g. ``context_length_exceeded``.
     """
@@ -138,15 +138,15 @@ class ModelNotFoundError(RequestError):
 
 
 class RequestTooLargeError(RequestError):
-    """The request's body is over the configured limit."""
+    """The request's body is larger than the configured limit."""
 
 
 class ConflictError(RequestError):
-    """The request does not go together with what runs already."""
+    """The request conflicts with something that runs already."""
 
 
 class DeadEndError(RequestError):
-    """The grammar that was made of the request's form leads nowhere, by no fault of the request."""
+    """The grammar made from the request's schema allows no next token; not the request's fault."""
 
 
 class DeadlineExceededError(RequestError):
@@ -154,13 +154,13 @@ class DeadlineExceededError(RequestError):
 
 
 class RequestAbortedError(RequestError):
-    """The request was aborted while somebody awaited its result."""
+    """The request was aborted while its result was awaited."""
 
 
 class GenerationError(RequestError):
-    """The engine or the model cannot go on with this one request, by no fault of its client's.
+    """The engine or the model cannot go on with this one request; not the client's fault.
 
-    The message says what is wrong, and is for the client.
+    The message is for the client and says what is wrong.
     """
 
 
@@ -181,4 +181,4 @@ class NotReadyError(UnavailableError):
 
 
 class ShuttingDownError(UnavailableError):
-    """The engine finishes what it has and admits nothing more."""
+    """The engine drains: it finishes admitted requests and refuses new ones."""

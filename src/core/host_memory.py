@@ -1,4 +1,4 @@
-"""How much memory of the machine this process may still take."""
+"""How much host memory this process may still allocate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 from src.core.cgroups import ROOT, ControlGroup, control_groups
 
-# Per version of cgroups: limit, use, and what in memory.stat names the part of the use that is
-# page cache which the system gives back when asked.
+# Per version of cgroups: the files with the limit and the usage, and the field of memory.stat with
+# the reclaimable page cache that is part of the usage.
 _FILES: Final = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -18,11 +18,11 @@ _FILES: Final = {
 def available_memory(root: Path = ROOT) -> int:
     """Bytes that may still be allocated, at least 0.
 
-    Minds the limits of the process's cgroup and of those around it, in which files that were read
-    count as used: those that are not in active use do not count here. ``root`` is where ``/proc``
-    and ``/sys`` are.
+    Respects the limits of the process's cgroup and its ancestors. Their usage includes the page
+    cache; its inactive part is subtracted, because it is reclaimable. ``root`` contains ``proc``
+    and ``sys``.
     """
-    # Lines like "MemAvailable:   24576 kB".
+    # Lines look like "MemAvailable:   24576 kB".
     host = {
         name: 1024 * int(value.split()[0])
         for name, value in (
@@ -34,10 +34,10 @@ def available_memory(root: Path = ROOT) -> int:
 
 
 def _left(group: ControlGroup, total: int) -> int | None:
-    """Bytes that a cgroup leaves; ``None`` where it has no limit."""
+    """Bytes that a cgroup's limit still allows; ``None`` if it has no limit."""
     limit_name, used_name, reclaimable_name = _FILES[group.version]
     limit, used = group.number(limit_name), group.number(used_name)
-    # Version 1 says "no limit" with a number over what any machine has.
+    # Version 1 encodes "no limit" as a number larger than any machine's memory.
     if limit is None or used is None or limit > total:
         return None
     lines = (group.text("memory.stat") or "").splitlines()

@@ -1,4 +1,4 @@
-"""What an operator lets clients ask for, below the bounds that hold everywhere."""
+"""The operator's limits on request fields, which may be lower than the built-in bounds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from src.core.sampling_params import SamplingParams
 
 
 def check_limits(params: SamplingParams, limits: LimitsSection) -> None:
-    """Refuse what is valid and over a configured limit.
+    """Refuse valid parameters that exceed a configured limit.
 
     Raises
     ------
     InvalidRequestError
-        Naming the field, its size and the limit.
+        The message names the field, its size and the limit.
     """
     longest = max(map(len, params.stop), default=0)
     for field, size, most, what in (

@@ -1,4 +1,4 @@
-"""What comes out: events of the scheduler, deltas of a stream, results of a request."""
+"""Outputs: events of the scheduler, deltas of a stream, results of a request."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class FinishReason(enum.Enum):
     ERROR = "error"  # the engine failed
 
 
-# A long prompt has some hundred thousand of these and of their pairs, and of lists the garbage
-# collector would look through all, time and again, while every stream waits.
+# Not tracked by the garbage collector: a long prompt has some hundred thousand of these, and the
+# collector would walk all of them again and again while every stream waits.
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities at one position, of the model's raw distribution (natural logarithm).
 
-    ``top`` holds (token id, log-probability), likeliest first; ``rank`` is the chosen
-    token's, from 1.
+    ``top`` holds pairs (token id, log-probability), likeliest first. ``rank`` is the rank of the
+    chosen token, from 1.
     """
 
     token_id: int
@@ -33,14 +33,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to one request when a step was committed, or when it was ended."""
+    """New tokens or the end of one request, from a committed step or an end from outside."""
 
     key: int
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
-    # The token id that ended it, when one did.
+    # The token id that ended it, if a token did.
     stop_token_id: int | None = None
     # Prompt tokens whose KV came from the prefix cache at first admission.
     cached_tokens: int = 0
@@ -70,7 +70,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason
         The stop string or the stop token id that ended it; ``None`` for the model's own end token.
     prompt_logprobs
-        On the first delta of index 0, when asked for; the first entry is ``None``.
+        On the first delta of index 0, if asked for; the first entry is ``None``.
     usage
         Tokens so far over all completions of the request.
     """

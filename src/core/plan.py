@@ -14,7 +14,7 @@ import msgspec
 from src.core.outputs import TokenLogprobs
 
 NO_BLOCK: Final = -1
-"""Stands in a block table where a window has gone past: nobody looks there any more."""
+"""Entry of a block table whose block was released because the window has passed it."""
 
 
 class RowInstall(msgspec.Struct, frozen=True):
@@ -23,15 +23,15 @@ class RowInstall(msgspec.Struct, frozen=True):
     Attributes
     ----------
     row, generation
-        The row and how often it has been handed out; a result of an older generation is refused.
+        The row, and how often it was given out. Results of an older generation are refused.
     request_key
-        Whose parameters the row carries.
+        The request that takes the row.
     token_ids
         All tokens known so far: the prompt and, after preemption, the output.
     prompt_len
         How many of them are the prompt.
     block_ids
-        Its block tables so far, one for each group of layers, in order.
+        Its block tables so far, one per group of layers.
     """
 
     row: int
@@ -43,7 +43,7 @@ class RowInstall(msgspec.Struct, frozen=True):
 
 
 class BlockAppend(msgspec.Struct, frozen=True):
-    """Blocks that continue a row's block table of one group of layers at ``index``."""
+    """Blocks that are appended to a row's block table of one group, from ``index`` on."""
 
     row: int
     group: int
@@ -54,8 +54,8 @@ class BlockAppend(msgspec.Struct, frozen=True):
 class RowStep(msgspec.Struct, frozen=True):
     """The next tokens of one row: positions ``start`` to ``start + num_tokens - 1``.
 
-    ``samples`` says that the last of them is the row's last known token, so the step samples the
-    token at position ``start + num_tokens``. Otherwise it is a prefill chunk with more to come.
+    If ``samples``, the last of them is the row's last known token, and the step samples the token
+    at position ``start + num_tokens``. Otherwise this is a prefill chunk with more to come.
     """
 
     row: int
@@ -80,7 +80,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class RowResult(msgspec.Struct, frozen=True):
-    """What one row's step produced.
+    """The result of one row's step.
 
     Attributes
     ----------
@@ -101,9 +101,9 @@ class RowResult(msgspec.Struct, frozen=True):
 
 
 class RowFailure(NamedTuple):
-    """A request, by its key, that cannot go on, and why.
+    """The key of a request that cannot go on, and the reason.
 
-    ``is_own`` says that its own parameters have led it there; the server has otherwise.
+    ``is_own``: the request's own parameters are the cause; otherwise the server is.
     """
 
     key: int
@@ -112,19 +112,18 @@ class RowFailure(NamedTuple):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What came back from the device for one plan; ``rows`` in the plan's order.
+    """The device's result for one plan; ``rows`` are in the plan's order.
 
-    What the rows of requests that cannot go on have sampled means nothing.
+    Tokens sampled for requests that cannot go on are meaningless.
 
     Attributes
     ----------
     failures
-        Requests, by their key, which grammars have led into a dead end.
+        Requests whose grammar allows no next token.
     refused
-        Requests, by their key, that could not be installed in their row, and why.
+        Key and reason of each request that could not be installed in its row.
     unsound
-        Rows, by their index in the plan, whose logits allow no choice: there is a NaN or +inf among
-        them, or nothing but -inf.
+        Indices (in the plan) of rows with invalid logits: NaN or +inf among them, or only -inf.
     """
 
     step_id: int
@@ -135,13 +134,13 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class StepTimes(msgspec.Struct):
-    """When things happened to one step, in seconds of ``time.monotonic``.
+    """The times of one step, in seconds of ``time.monotonic``.
 
-    ``device_start`` and ``device_end`` are what the device itself saw; on CUDA they are measured by
-    events and anchored at the completion that the host saw. ``planned`` and ``plan_ended`` enclose
-    the planning. ``launched`` is when the step was handed to the device's queue, ``launch_ended``
-    when the host was done with that, ``arrived`` when the result, or the step's failure, reached
-    the event loop.
+    ``device_start`` and ``device_end`` are the device's times. On CUDA events measure the time
+    between them, and ``device_end`` is when the host saw the completion. ``planned`` and
+    ``plan_ended`` are the begin and end of planning. ``launched`` is when the step was put on the
+    device's queue, ``launch_ended`` when the host had finished that, ``arrived`` when the result or
+    the failure reached the event loop.
     """
 
     launched: float

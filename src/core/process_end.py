@@ -1,7 +1,7 @@
-"""What is to be done when this process ends, in order or by `end_now`.
+"""Functions that run when this process ends, either normally or by `end_now`.
 
-`os._exit`, by which a process ends whose threads may be stuck, passes over the interpreter's own
-list (`atexit`).
+`end_now` uses `os._exit`, because threads may be stuck, and `os._exit` skips the interpreter's
+`atexit` functions.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _acts: Final[list[Callable[[], object]]] = []
 
 
 def at_process_end(act: Callable[[], object], *, after_others: bool = False) -> None:
-    """Have ``act`` called once, unless a signal kills the process. It must not block.
+    """Call ``act`` once at the end, unless a signal kills the process. It must not block.
 
     Parameters
     ----------
     after_others
-        Whether the acts of others come first: those that end who uses what this one removes.
+        Whether other functions come first, because they stop users of what this one removes.
     """
     _acts.insert(len(_acts) if after_others else 0, act)
 
 
 def end_now(code: int) -> NoReturn:
-    """End the process without waiting for any thread, but not without the acts."""
+    """End the process without waiting for threads, after running the registered functions."""
     _act()
     os._exit(code)
 

@@ -1,6 +1,6 @@
-"""What happened to one completion, and when: what metrics, traces and logs are made of.
+"""The record of one completion's events and times, from which metrics, traces and logs are made.
 
-Times are seconds of ``time.monotonic``, the engine's one clock.
+Times are seconds of ``time.monotonic``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from src.core.outputs import FinishReason
 
 
 class ChunkRecord(msgspec.Struct, frozen=True):
-    """One step's share of a prompt, or of what is computed again after a preemption.
+    """One prefill chunk: of a prompt, or of tokens computed again after a preemption.
 
     Attributes
     ----------
@@ -31,20 +31,20 @@ class ChunkRecord(msgspec.Struct, frozen=True):
 
 
 class RequestRecord(msgspec.Struct, kw_only=True):
-    """The life of one completion, written as it goes.
+    """The life of one completion, written while it runs.
 
     Attributes
     ----------
     arrival
         When its request reached the engine, before it was tokenized.
     grammar_times
-        When its grammar was asked for, and when it was compiled or found; ``None`` without one.
+        When its grammar was requested, and when it was ready; ``None`` without one.
     queued
         When it was put into the waiting queue.
     admitted
-        When it was given a row; again after each preemption.
+        When it got a row; one entry per admission.
     preempted
-        When it lost its row.
+        When it was preempted; one entry per preemption.
     chunks
         Its prefill, chunk by chunk.
     cached_tokens
@@ -56,9 +56,9 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     ended, finish_reason, error
         When and why it ended, and the failure that ended it.
     token_times
-        When its tokens were delivered, one by one; only where its trace is to have that.
+        When its tokens were delivered; only if its trace records token times.
     trace_id
-        Its trace, 32 hexadecimal digits; empty when it is not sampled.
+        Its trace, 32 hexadecimal digits; empty if it is not sampled.
     """
 
     arrival: float

@@ -16,30 +16,30 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     key
-        The engine's own integer name for it, never reused, never chosen by a client.
+        The engine's integer key for it, never reused, never chosen by a client.
     prompt_token_ids
         Token ids, at least one.
     params
-        Validated already.
+        Validated sampling parameters.
     max_tokens
-        Output tokens at most, resolved: prompt and output fit ``max_model_len``.
+        The most output tokens, resolved: prompt and output fit ``max_model_len``.
     seed
         Resolved int64 seed of this completion.
     end_token_ids
         Token ids that end the output: the model's own (unless ``ignore_eos``) and the client's.
     bad_words_token_ids
-        Token sequences that must not be completed.
+        Token sequences that the output must not contain.
     priority
         Smaller goes first under the priority policy.
     arrival
-        Seconds on the engine's monotonic clock.
+        Seconds of ``time.monotonic``.
     deadline
-        Seconds on the same clock after which it ends with what it has; ``None`` is never.
+        Seconds of the same clock at which it ends with the output so far; ``None`` is never.
     cache_salt
         Prefix-cache entries are shared only between requests with the same salt.
     media_keys
-        Block of the prompt -> what its keys and values depend on besides its tokens: hash and
-        offset of the images or sounds in it.
+        Block index -> hash and offset of the images or sounds in that block, which its KV depends
+        on besides its tokens.
     grammar
         What ``params.structured_output`` was compiled to; only the device half looks into it.
     grammar_times
@@ -63,9 +63,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def min_tokens_to_end(self) -> int:
-        """Output tokens before which an end token does not end the output.
+        """The number of output tokens before which an end token does not end the output.
 
-        A grammar lets an end token be chosen before ``min_tokens`` only where it allows nothing
-        else: the output is complete then.
+        0 with a grammar: an end token before ``min_tokens`` is chosen only if the grammar allows
+        nothing else, and then the output is complete.
         """
         return self.params.min_tokens if self.grammar is None else 0

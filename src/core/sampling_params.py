@@ -1,4 +1,4 @@
-"""What a client may ask of the sampler, and the one place where it is validated."""
+"""Sampling parameters of a request, and their validation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INT64_MAX: Final = 2**63 - 1
 _MAX_SHOWN_CHARS: Final = 50
 _MAX_SHOWN_BITS: Final = 128
 
-# Where msgspec says that it is: "Expected `int`, got `float` - at `$.top_k`".
+# The field's name in msgspec's message: "Expected `int`, got `float` - at `$.top_k`".
 _FIELD = re.compile(r"`\$\.(?P<name>\w+)")
 
 
@@ -58,10 +58,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids
         When given, no other token is ever chosen.
     bad_words
-        Strings whose token sequences are never completed.
+        Strings whose token sequences never appear in the output.
     max_tokens
-        Output tokens at most; ``None`` is what the checkpoint's ``generation_config.json`` says
-        (``max_new_tokens``), or as many as fit the model's context.
+        The most output tokens. ``None``: ``max_new_tokens`` of the checkpoint's
+        ``generation_config.json``, or as many as fit the model's context.
     min_tokens
         Neither an end token nor a stop string ends the output before this many tokens.
     stop
@@ -69,16 +69,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids
         Token ids that end the output, beside the model's own end tokens.
     ignore_eos
-        Go on after the model's own end tokens.
+        Whether to go on after the model's own end tokens.
     seed
-        Same seed, prompt and parameters, same tokens; ``None`` draws one.
+        Same seed, prompt and parameters give the same tokens; ``None`` draws a seed.
     logprobs, prompt_logprobs
         Report the chosen (or prompt) token and this many likeliest ones, 0 to 20; ``None`` is off.
         They are of the model's raw distribution, before penalties, bias and temperature.
     skip_special_tokens, spaces_between_special_tokens
         How the tokens are turned into text.
     kept_special_token_ids
-        Special tokens that are not skipped, for those who read the text and look for them.
+        Special tokens that are kept in the text, because a parser of the text needs them.
     structured_output
         What the text must conform to: JSON, a regular expression, a choice, a grammar.
     """
@@ -119,7 +119,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Raises
         ------
         InvalidRequestError
-            Naming the field, its value and the bound.
+            The message names the field, its value and the bound.
         """
         self._validate_types()
         _check_range("n", self.n, 1, MAX_N)
@@ -144,7 +144,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._validate_token_ids(vocab_size)
 
     def _validate_types(self) -> None:
-        # What a program writes is not checked when it is constructed, unlike what is decoded.
+        # msgspec checks types when it decodes, but not when a program calls the constructor.
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except msgspec.ValidationError as error:
@@ -193,8 +193,8 @@ def _invalid(name: str, value: object, bound: str) -> InvalidRequestError:
 
 
 def shown(value: object) -> str:
-    """The value as an error message shows it: never long, whatever a client sent."""
-    # Python refuses to spell integers of thousands of digits at all.
+    """The value as an error message shows it, always short."""
+    # Python refuses to convert integers of thousands of digits to text.
     if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"
     return str(value)[:_MAX_SHOWN_CHARS]

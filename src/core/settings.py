@@ -1,8 +1,8 @@
-"""Where settings come from: a TOML file, then the environment, then the command line.
+"""Reads settings from a TOML file, then the environment, then the command line.
 
 Later sources win. Every key of :class:`~src.core.config.Config` may be set as ``section.key`` in
-the file and as ``SLIPSTREAM_SECTION__KEY`` in the environment; what nobody knows is an error that
-names the nearest known key, because a setting that is silently ignored is found much later.
+the file and as ``SLIPSTREAM_SECTION__KEY`` in the environment. An unknown key is an error that
+names the nearest known key, because a silently ignored setting is found much later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from src.core.errors import ConfigError
 PREFIX: Final = "SLIPSTREAM_"
 CONFIG_VARIABLE: Final = "SLIPSTREAM_CONFIG"
 MODEL_VARIABLE: Final = "SLIPSTREAM_MODEL"
-# Variables with our prefix that are no settings, and what they are.
+# Variables with the prefix that are not settings, and what they are.
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "the TOML file to read",
     MODEL_VARIABLE: "short for SLIPSTREAM_MODEL__PATH",
@@ -44,17 +44,17 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """How a TOML file's reader spells it, e.g. ``scheduler.max_num_seqs``."""
+        """Its name in a TOML file, e.g. ``scheduler.max_num_seqs``."""
         return f"{self.section}.{self.key}"
 
     @property
     def is_secret(self) -> bool:
-        """Whether its value is shown to nobody."""
+        """Whether its value must never be shown."""
         return Secret in get_args(self.type)
 
     @property
     def variable(self) -> str:
-        """How the environment spells it, e.g. ``SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS``."""
+        """Its name in the environment, e.g. ``SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS``."""
         return f"{PREFIX}{self.section}__{self.key}".upper()
 
 
@@ -88,7 +88,7 @@ def load_config(
     Raises
     ------
     ConfigError
-        Naming the source, the key, its value and what was expected.
+        The message names the source, the key, its value and what was expected.
     """
     environ = os.environ if environ is None else environ
     known = known_settings()
@@ -115,16 +115,16 @@ def load_config(
 
 
 def locate_model(path: str, file_directory: Path | None = None) -> str:
-    """The absolute form of ``path`` where it is a directory, otherwise ``path`` itself.
+    """The absolute form of ``path`` if it is a directory, otherwise ``path`` itself.
 
-    A relative path is looked for in the working directory, beside the TOML file that named it,
-    and in the checkout, so that the bundled model is found from anywhere. What is nowhere is left
-    as it is: it may be a hub id.
+    A relative path is looked for in the working directory, beside the TOML file that names it, and
+    in the checkout, so that the bundled model is found from anywhere. A path that is not found is
+    returned unchanged, because it may be a hub id.
 
     Raises
     ------
     ConfigError
-        It begins with the home of somebody who is unknown here.
+        It begins with the home directory of an unknown user.
     """
     expanded = _expand_home(path)
     for base in (Path.cwd(), file_directory, CHECKOUT):
@@ -166,7 +166,7 @@ def _from_environment(
 ) -> Iterator[tuple[str, Any]]:
     by_variable = {setting.variable: setting for setting in known.values()}
     long_form = known["model.path"].variable
-    # Compose files and unit files set a variable to nothing when they mean to leave it out.
+    # Compose files and unit files set a variable to an empty text to leave it out.
     short, long = environ.get(MODEL_VARIABLE) or None, environ.get(long_form)
     if short is not None and long is not None and short != long:
         raise ConfigError(
@@ -197,7 +197,7 @@ def _from_overrides(
 
 
 def _parse(setting: Setting, text: str, source: str) -> Any:
-    """A value from text: ``none`` unsets, lists are separated by commas or written as JSON."""
+    """Parse a value: ``none`` unsets it; lists are separated by commas or written as JSON."""
     is_list = isinstance(setting.default, tuple)
     if text.strip().lower() in ("", "none", "null"):
         if is_list:

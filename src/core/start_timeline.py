@@ -1,6 +1,7 @@
-"""When each part of a start began and ended, and how that is shown as one table.
+"""Records when each part of a start began and ended, and shows that as a table.
 
-Most parts follow each other. Some go on beside them, and behind ready: nobody waits for a compiler.
+Most parts follow each other. Some run beside them and end after the engine is ready, for example
+background compilation.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ _WIDTH: Final = 30
 
 
 class StartSpan(NamedTuple):
-    """One part of a start, or with ``ended == began`` a moment of it.
+    """One part of a start, or with ``ended == began`` one moment.
 
     Attributes
     ----------
     began, ended
-        In seconds; of which clock is the caller's affair. ``ended`` is None while it goes on.
+        Seconds of any one clock. ``ended`` is None while the part goes on.
     error
-        What it ended with.
+        The error that it ended with, or None.
     """
 
     name: str
@@ -30,7 +31,7 @@ class StartSpan(NamedTuple):
     error: BaseException | None = None
 
     def since(self, moment: float) -> StartSpan:
-        """The same, with times that are counted from this moment."""
+        """The same span with times relative to ``moment``."""
         ended = None if self.ended is None else self.ended - moment
         return self._replace(began=self.began - moment, ended=ended)
 
@@ -40,25 +41,25 @@ def _ignore(span: StartSpan, is_late: bool) -> None:
 
 
 class StartTimeline:
-    """Takes down one start, in seconds of ``time.monotonic``; from any thread.
+    """Records one start, in seconds of ``time.monotonic``. Any thread may call it.
 
     Parameters
     ----------
     on_ended
-        Called with each span that has ended, and with whether the start was over by then; in
-        whatever thread has ended it.
+        Called with each ended span, and with whether the start was over by then, in the thread
+        that ended the span.
     """
 
     def __init__(self, on_ended: Callable[[StartSpan, bool], None] = _ignore) -> None:
         self._on_ended = on_ended
         self._lock = threading.Lock()
-        # In the order in which they began.
+        # In the order of their begin.
         self._spans: dict[str, StartSpan] = {}
         self._phase = ""
         self._is_over = False
 
     def phase(self, name: str) -> None:
-        """What follows the phase before has begun, unless it had already."""
+        """Begin a phase and end the previous one. Does nothing if it is the current phase."""
         if name != self._phase:
             now = time.monotonic()
             self._end(self._phase, now, None)
@@ -66,27 +67,27 @@ class StartTimeline:
             self._begin(name, now)
 
     def begin(self, name: str) -> None:
-        """Something has begun that may go on beside phases, unless it had already."""
+        """Begin a part that may run beside phases. Does nothing if it has begun before."""
         self._begin(name, time.monotonic())
 
     def end(self, name: str, error: BaseException | None = None) -> None:
-        """It has ended; nothing is ended twice."""
+        """End a part. Does nothing if it has ended before."""
         self._end(name, time.monotonic(), error)
 
     def finish(self, error: BaseException | None = None) -> tuple[list[StartSpan], float]:
-        """The start is over, and with it the last phase: all that began so far, and the moment."""
+        """End the start and its last phase; returns all spans so far, and the time of the end."""
         now = time.monotonic()
         self._end(self._phase, now, error)
         with self._lock:
             self._is_over = True
             spans = list(self._spans.values())
-            # Through their tracebacks errors would keep a model alive.
+            # The tracebacks of errors would keep a model alive.
             self._spans = {span.name: span._replace(error=None) for span in spans}
         return spans, now
 
     @property
     def began(self) -> float:
-        """When the first part did; there must be one."""
+        """When the first part began; there must be one."""
         return next(iter(self._spans.values())).began
 
     def _begin(self, name: str, now: float) -> None:
@@ -105,14 +106,14 @@ class StartTimeline:
 
 
 def timeline_lines(spans: Sequence[StartSpan], width: int = _WIDTH) -> list[str]:
-    """A table: when each part began, how long it took, and a bar on a scale that all share.
+    """Lines of a table: when each part began, how long it took, and a bar on a common scale.
 
     Parameters
     ----------
     spans
-        Times since the start began, of which at least one is not 0.
+        With times relative to the start's begin; at least one is not 0.
     width
-        Of the scale, in characters.
+        Width of the scale in characters.
     """
     total = max(max(span.began, span.ended or 0.0) for span in spans)
     longest = max(len(span.name) for span in spans)
@@ -124,7 +125,7 @@ def timeline_lines(spans: Sequence[StartSpan], width: int = _WIDTH) -> list[str]
             took = "goes on"
         elif span.ended == span.began:
             took = ""
-        # Whatever happened is seen, however short.
+        # Each bar has at least one character, so that short parts are visible too.
         first = min(width - 1, round(width * span.began / total))
         bar = " " * first + "#" * max(1, round(width * end / total) - first)
         note = "" if span.error is None else f"{'':<{width - len(bar)}}  failed"

@@ -1,9 +1,9 @@
-"""All that the device half is told of one step: its plan, who is new in it, and who has ended.
+"""The message to the device half for one step: its plan, its new requests, and ended requests.
 
-Messages are plain data. Written down in the order of their launch, they have a fresh worker with
-the same weights compute the same tokens; sent to a peer, they have it write the same rows.
+Messages are plain data. A fresh worker with the same weights that runs recorded messages in launch
+order computes the same tokens. A peer that receives them writes the same rows.
 
-They are no log for strangers: installs hold the tokens of prompts, parameters what was asked.
+They are confidential: installs contain the tokens of prompts, and parameters are the clients'.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from src.core.sampling_params import SamplingParams
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the device half has to know of a request for as long as it may have a row.
+    """The data of a request that the device half needs until the request has ended.
 
-    Its tokens come with :class:`~src.core.plan.RowInstall`, every time that it is given a row.
+    Its tokens come with :class:`~src.core.plan.RowInstall`, each time that it gets a row.
 
     Attributes
     ----------
     key
-        The engine's own name for the request.
+        The engine's key of the request.
     prompt_len
         Tokens of its prompt.
     params
-        Validated already. They say as well whether log-probabilities of the prompt are wanted.
+        Validated sampling parameters, including whether prompt log-probabilities are wanted.
     seed
-        Resolved int64 seed, drawn already if the client gave none.
+        Resolved int64 seed; drawn if the client gave none.
     end_token_ids
         Token ids that end the output.
     bad_words_token_ids
-        Token sequences that must not be completed.
+        Token sequences that the output must not contain.
     grammar
         Handle of what ``params.structured_output`` was compiled to, ``None`` without it. Compiled
         grammars do not travel: whoever samples holds them by their handles.
@@ -67,7 +67,7 @@ class StepMessage(msgspec.Struct, frozen=True):
     Attributes
     ----------
     plan
-        Applied once those who are admitted are known, and those who ended are not any more.
+        Applied after ``admitted`` and ``ended`` were processed.
     admitted
         Requests that ``plan`` installs for the first time.
     ended

@@ -1,6 +1,6 @@
-"""One record per step: what the timeline, the step spans and the debug endpoints are made of.
+"""One record per step, for the timeline, the step spans and the debug endpoints.
 
-Times are seconds of ``time.monotonic``, the engine's one clock.
+Times are seconds of ``time.monotonic``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     planned, plan_ended
         When its planning began and ended.
     launched, launch_ended
-        When it was handed to the device's queue, and when the host was done with that.
+        When it was put on the device's queue, and when the host had finished that.
     device_start, device_end
         When the device worked on it.
     arrived
@@ -24,28 +24,28 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     commit_started, committed
         When committing its result began and ended.
     publish_started, published
-        When its readers began to be told, and when all of them were; steps that are committed in
-        one turn of the loop are published together.
+        When publishing to its readers began and ended. Steps that are committed in one turn of the
+        loop are published together.
     idle_before
         Seconds that the device waited for this step although there was work: the bubble.
     num_rows, num_tokens
         Rows and tokens computed.
     decode_rows, prefill_tokens
-        Rows that continue an output, and tokens of prompts (or of what is computed again after a
-        preemption); together they are ``num_tokens``.
+        Rows that decode, and prefill tokens (also those computed again after a preemption). The sum
+        is ``num_tokens``.
     context_tokens, attended_pairs
-        Positions that its rows attend to, and pairs of a computed token and one of them: what its
-        attention reads and what it calculates. Of a row that decodes both are its length.
+        Positions that its rows attend to, and pairs of a computed token and an attended position:
+        measures of what attention reads and computes. For a decoding row both are its length.
     sampled_rows
         Rows that sampled a token.
     installed_rows, cached_tokens
-        Rows handed out by its plan, and how many of their tokens the prefix cache had.
+        Rows installed by its plan, and how many of their tokens were prefix cache hits.
     preemptions
-        Requests that lost their row since the step before was planned.
+        Requests preempted since the step before was planned.
     running, waiting
-        Requests that held a row and that waited for one, once it was planned.
+        Running and waiting requests when it was planned.
     kv_usage
-        Held blocks over all blocks then, 0 to 1.
+        Held blocks over all blocks when it was planned, 0 to 1.
     """
 
     step_id: int

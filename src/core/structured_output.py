@@ -1,4 +1,4 @@
-"""What the text of an answer must conform to."""
+"""Constraints on the generated text: JSON, regular expression, choice or grammar."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ import msgspec
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 PARAM: Final = "structured_output"
-"""Its name among the parameters of a request."""
+"""The name of the sampling parameter."""
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The form that the generated text must have, whole, from its first character to its last.
+    """A constraint that the whole generated text must satisfy.
 
-    The constructors (``json``, ``json_object``, ``regex``, ``choice``, ``grammar``) are the easy
-    way to one.
+    Make one by ``json``, ``json_object``, ``regex``, ``choice`` or ``grammar``.
 
     Attributes
     ----------
     kind
         Which language ``value`` is written in.
     value
-        ``json_schema``: the schema as JSON text. ``regex``: the pattern, of which the whole text is
-        a match. ``choice``: the texts of which one is written. ``grammar``: a grammar in
-        llguidance's dialect of Lark. ``json_object``: empty.
+        ``json_schema``: the schema as JSON text. ``regex``: the pattern, which must match the whole
+        text. ``choice``: the allowed texts. ``grammar``: a grammar in llguidance's dialect of Lark.
+        ``json_object``: empty.
     any_whitespace
-        Whether free white space may stand between the tokens of JSON. Without it JSON is compact
-        (``", "`` and ``": "`` separate), and the model has fewer ways to waste its budget.
+        Whether any white space is allowed between JSON tokens. Otherwise JSON is compact, with the
+        separators ``", "`` and ``": "``, so that the model cannot waste tokens on white space.
     whitespace_pattern
-        Regular expression of the white space between the tokens of JSON, in place of any.
+        Regular expression for the white space between JSON tokens; ``None``: as above.
     """
 
     kind: Kind
@@ -44,7 +43,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     def json(
         cls, schema: Mapping[str, Any] | bool | str, *, any_whitespace: bool = True
     ) -> StructuredOutput:
-        """JSON that is valid under the schema, given as JSON text or as what ``json`` reads."""
+        """JSON that is valid under ``schema``, which is JSON text or a decoded schema."""
         text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
         return cls(kind="json_schema", value=text, any_whitespace=any_whitespace)
 
@@ -55,7 +54,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @classmethod
     def regex(cls, pattern: str) -> StructuredOutput:
-        r"""Text of which the whole is a match of the pattern: Rust's syntax, ``\d`` is 0 to 9."""
+        r"""Text that the pattern matches as a whole; Rust's syntax, with ``\d`` for 0 to 9."""
         return cls(kind="regex", value=pattern)
 
     @classmethod
@@ -65,5 +64,5 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @classmethod
     def grammar(cls, text: str) -> StructuredOutput:
-        """Text that the Lark grammar's ``start`` rule derives."""
+        """Text that matches the ``start`` rule of the Lark grammar."""
         return cls(kind="grammar", value=text)

@@ -10,7 +10,7 @@ def _installed_version() -> str:
     try:
         return importlib.metadata.version("slipstream-engine")
     except importlib.metadata.PackageNotFoundError:
-        # A checkout that is run without being installed.
+        # A checkout that is not installed.
         return "0+checkout"
 
 

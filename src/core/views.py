@@ -1,4 +1,4 @@
-"""What the debug endpoints show of a running engine, and what ``inspect`` and ``top`` read of it.
+"""Views of a running engine for the debug endpoints, and so for ``inspect`` and ``top``.
 
 Figures only: no prompt, no output, no token id. Times are seconds of ``time.monotonic``.
 """
@@ -14,11 +14,11 @@ from src.core.steps import StepRecord
 
 
 class RequestTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion in the timeline: its record and what it was asked for.
+    """A completion in the timeline: its record and its request's sizes.
 
-    The fields are those of :class:`~src.core.records.RequestRecord`; ``request_id`` and ``index``
-    are its name and its place among the request's completions, ``prompt_tokens`` and
-    ``max_tokens`` the length of its prompt and the bound of its output.
+    Most fields are those of :class:`~src.core.records.RequestRecord`. ``index`` is its index among
+    the request's completions. ``prompt_tokens`` is the length of its prompt, ``max_tokens`` the
+    limit of its output.
     """
 
     key: int
@@ -50,13 +50,13 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
     bubble
         Fraction of the time with work in which the device waited for the host, since the start.
     last_step
-        The newest step that is recorded, shown here or not; 0 for none.
+        The newest recorded step, even if it is not listed here; 0 for none.
     steps
         Oldest first.
     requests
-        Completions that ended lately, oldest first, then those that are alive.
+        Recently ended completions, oldest first, then unfinished ones.
     omitted
-        Completions that are alive and not listed.
+        Number of unfinished completions that are not listed.
     """
 
     now: float
@@ -69,20 +69,20 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
-    """One completion that is alive.
+    """One unfinished completion.
 
     Attributes
     ----------
     phase
-        ``waiting``, ``running`` or ``preempting``; ``ended`` for one whose end is being told.
+        ``waiting``, ``running`` or ``preempting``; ``ended`` if only its last event is outstanding.
     age, waited
-        Seconds since its arrival, and those of them until it got its first row.
+        Seconds since its arrival, and seconds from arrival to its first row.
     computed_tokens
-        Positions whose KV is computed and confirmed.
+        Positions whose KV is committed.
     row, blocks
-        Where it runs, -1 for nowhere, and how many blocks its table has.
+        Its row, -1 without one, and the number of blocks that it holds.
     expires_in
-        Seconds until its deadline.
+        Seconds until its deadline; ``None`` without one.
     """
 
     key: int
@@ -104,7 +104,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestsView(msgspec.Struct, frozen=True, kw_only=True):
-    """The completions that are alive, in the order of their arrival."""
+    """The unfinished completions, in the order of their arrival."""
 
     running: int
     waiting: int
@@ -119,14 +119,13 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     windows
-        Per group of layers, which has block tables of its own, the tokens that a query sees; null
-        is all.
+        Per group of layers: tokens that a query sees; null is all.
     free, cached, held
-        Blocks without content, with content that may be asked for again, and in use.
+        Blocks without content, with reusable content, and in use.
     references
-        Number of holders -> blocks that have so many, of the held ones.
+        Reference count -> number of held blocks with that count.
     map
-        The blocks in order, cut into cells of equal size: free, cached and held ones of each.
+        The blocks in order, cut into cells of equal size; (free, cached, held) counts per cell.
     """
 
     block_size: int
@@ -160,7 +159,7 @@ class PlanView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, plan: StepPlan) -> PlanView:
-        """What is shown of a plan; its lists, but for the installs, are the plan's own."""
+        """The view of a plan. It shares the plan's lists, except the installs."""
         installs = [
             InstallView(
                 install.row,

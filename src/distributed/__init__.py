@@ -1,4 +1,4 @@
-"""Process groups and collectives. Layers are written against `Group` whatever its size."""
+"""Process groups and collectives. Layers use `Group` for any number of ranks."""
 
 from src.distributed.group import Group
 

@@ -12,11 +12,11 @@ class Group:
     """A set of ranks that each hold a shard of every fused parameter.
 
     Frozen and hashable, so that a group can be part of the static specification of a compiled
-    segment. Only groups of one rank can compute so far; layers call the collectives all the same,
-    so that sharding them later changes no layer.
+    segment. Only groups of one rank can compute so far. Layers call the collectives anyway, so
+    that sharding will not change them.
 
     Raises:
-        ValueError: a rank that is not of the group.
+        ValueError: the rank is not in the group.
     """
 
     rank: int = 0
@@ -30,7 +30,7 @@ class Group:
         """Sum of `tensor` over the ranks; with one rank, `tensor` itself.
 
         Raises:
-            NotImplementedError: there are several ranks, and nothing connects them yet.
+            NotImplementedError: there are several ranks, which is not supported yet.
         """
         if self.size > 1:
             raise NotImplementedError(f"a group of {self.size} ranks cannot compute yet")
@@ -40,7 +40,7 @@ class Group:
         """This rank's share of a dimension of `size` that is split evenly over the ranks.
 
         Raises:
-            ValueError: it does not divide.
+            ValueError: ``size`` is not a multiple of the number of ranks.
         """
         if size % self.size:
             raise ValueError(f"a dimension of {size} cannot be divided among {self.size} ranks")

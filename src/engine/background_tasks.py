@@ -1,4 +1,4 @@
-"""What runs beside an engine for as long as it is open: heartbeat, watchdog, periodic line."""
+"""Tasks that run while an engine is open: heartbeat, watchdog and periodic log line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from src.observability.metrics import EngineMetrics
 
 
 class BackgroundTasks:
-    """Started and stopped with their engine, on its event loop."""
+    """Starts and stops the tasks with their engine, on its event loop."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class BackgroundTasks:
         self._stats_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch, on the running event loop."""
+        """Start the tasks on the running event loop."""
         self._heartbeat.start()
         if self._watchdog is not None:
             self._watchdog.start()
@@ -42,7 +42,7 @@ class BackgroundTasks:
             self._stats_task = asyncio.create_task(self._log_stats(), name="slipstream-stats")
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop the tasks."""
         self._heartbeat.stop()
         if self._watchdog is not None:
             self._watchdog.stop()

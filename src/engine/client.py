@@ -1,6 +1,6 @@
-"""`AsyncEngine`: what an asyncio program and the HTTP server know of the engine.
+"""`AsyncEngine`: the engine's interface for asyncio programs and the HTTP server.
 
-Importing this module is cheap; torch and the model come in when the engine starts, in a thread.
+Importing this module is cheap. Torch and the model are loaded in a thread when the engine starts.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Seconds that aborted requests have to leave the device.
+# Seconds to wait for the last step after all requests were aborted.
 _ABORT_GRACE = 5.0
-# Seconds after which those who were refused are told to come back, at most.
+# The largest `retry_after` of a refused request, in seconds.
 _MAX_RETRY_AFTER = 60.0
 
 
@@ -78,9 +78,9 @@ class AsyncEngine:
             async for delta in engine.stream([{"role": "user", "content": "Hello!"}]):
                 print(delta.text, end="")
 
-    Building one starts nothing. :meth:`start` begins to load in the background, :meth:`wait_ready`
-    waits for it; :meth:`open` does both and closes at the end. All methods belong to the event loop
-    that called :meth:`start`.
+    The constructor starts nothing. :meth:`start` begins to load in the background, and
+    :meth:`wait_ready` waits for it. :meth:`open` does both and closes at the end. Call all methods
+    on the event loop that called :meth:`start`.
     """
 
     def __init__(self, config: Config | None = None) -> None:
@@ -113,10 +113,10 @@ class AsyncEngine:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, config: Config | str | Path | None = None) -> AsyncIterator[AsyncEngine]:
-        """Start an engine, wait until it is ready, close it at the end.
+        """Start an engine, wait until it is ready, and close it at the end.
 
-        ``config`` is a TOML file or a whole configuration; without one ``SLIPSTREAM_CONFIG`` and
-        the ``SLIPSTREAM_...`` variables say what is served; the default is the bundled demo model.
+        ``config`` is a TOML file or a whole configuration. Without one, ``SLIPSTREAM_CONFIG`` and
+        the ``SLIPSTREAM_...`` variables apply. The default model is the bundled demo model.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class AsyncEngine:
         Raises
         ------
         RuntimeError
-            The engine was closed: it is opened once.
+            The engine was closed. An engine can be opened only once.
         """
         if self._status.phase == "closed":
             raise RuntimeError("this engine was closed; open a new one")
@@ -174,28 +174,28 @@ class AsyncEngine:
 
     @property
     def stall(self) -> Stall | None:
-        """What hangs, when work is pending and no step completes."""
+        """Describes a stall: work is pending and no step completes. ``None`` if there is none."""
         return self._observer.progress.stall(time.monotonic())
 
     @property
     def admits(self) -> bool:
-        """Whether a request would be queued now rather than refused."""
+        """Whether a new request would be queued now, not refused."""
         return self._status.ready and self._loaded.scheduler.admits
 
     async def wait_dead(self) -> BaseException:
-        """Wait until the engine has failed, while loading or later, or is closed; returns why."""
+        """Wait until the engine has failed, even while loading, or is closed; returns the error."""
         if self._dead is None:
             raise RuntimeError("the engine was not started")
         return await asyncio.shield(self._dead)
 
     async def drain(self, timeout: float) -> None:
-        """Admit nothing more and finish what was admitted; what is left after ``timeout`` s ends.
+        """Admit no more requests and finish the admitted ones; abort them after ``timeout`` s.
 
-        What was admitted is what runs and waits, and what is still on its way into the queue,
-        while its prompt is tokenized or its grammar compiled. What is left is aborted.
+        Admitted requests are those that run or wait, and those that are not queued yet because
+        their prompt is being tokenized or their grammar compiled.
 
-        An engine that is still loading admits nothing when it has loaded. A device that does not
-        come back is not waited for: this returns a few seconds after ``timeout`` at the latest.
+        An engine that is still loading will admit nothing once it has loaded. If the device hangs,
+        this returns a few seconds after ``timeout`` all the same.
         """
         self._draining = True
         loop = self._loop
@@ -204,7 +204,7 @@ class AsyncEngine:
         self._set_status("draining", 1.0, "finishing what runs")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                # Nobody is admitted any more, so that none comes after these.
+                # No request is admitted any more, so none can follow these.
                 await self._admissions.wait_none()
                 await loop.wait_idle()
                 return
@@ -217,15 +217,15 @@ class AsyncEngine:
             logger.error("the device did not finish its last step within %.0f s", _ABORT_GRACE)
 
     async def close(self) -> None:
-        """Abort what runs and release threads and memory."""
-        # First of all: whoever is told that it ends and tries again must not be admitted.
+        """Abort all requests and release threads and memory."""
+        # Comes first: a client that is told of the end and retries must not be admitted.
         self._set_status("closed", 1.0, "closed")
         self._startup_done.set()
         if self._dead is not None and not self._dead.done():
             self._dead.set_result(ShuttingDownError("the engine was closed"))
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._release())
-        # A caller that is cancelled meanwhile does not leave half an engine behind.
+        # Shielded, so that cancelling the caller does not leave the engine half closed.
         await asyncio.shield(self._closing)
 
     async def _release(self) -> None:
@@ -235,7 +235,7 @@ class AsyncEngine:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        # They would keep the model alive.
+        # The metrics' callbacks would keep the model alive.
         self.metrics.on_stopped()
         parts, self._parts, self._loop = self._parts, None, None
         if parts is not None:
@@ -279,7 +279,7 @@ class AsyncEngine:
         try:
             loaded = await asyncio.to_thread(loading.run)
         except asyncio.CancelledError:
-            # Built at this very moment, they are closed with the engine.
+            # If the parts were built at this very moment, `close` releases them.
             self._parts = loading.abandon()
             raise
         assert loaded is not None, "nobody abandoned it"
@@ -298,7 +298,7 @@ class AsyncEngine:
         self._start.ready(parts)
 
     def _set_status(self, phase: str, progress: float, detail: str) -> None:
-        # A report of the loading thread may arrive after the failure or the close that it preceded.
+        # The loading thread's reports may arrive late, after a failure or a close.
         if self._status.phase in ("failed", "closed"):
             return
         if phase == "ready" and self._draining:
@@ -306,14 +306,14 @@ class AsyncEngine:
         self._status = EngineStatus(phase, progress, detail)
 
     def admit(self) -> Admission:
-        """Let a request in that is submitted later; release it whatever becomes of the request.
+        """Admit a request that is submitted later. Always release the admission in the end.
 
-        An engine that is told to drain meanwhile waits until it is released.
+        An engine that begins to drain meanwhile waits until it is released.
 
         Raises
         ------
         NotReadyError, ShuttingDownError
-            Not now.
+            The engine is loading, draining or closed.
         EngineDeadError, ConfigError, ModelLoadError
             The engine has failed.
         """
@@ -321,7 +321,7 @@ class AsyncEngine:
         return self._admissions.open()
 
     def _check_admits(self, *, drains: bool = False) -> tuple[EngineParts, EngineLoop]:
-        """What serves requests; where it ``drains``, those who were let in before."""
+        """The parts and the loop, if it admits; ``drains``: also while it drains."""
         self._status.check(drains=drains)
         if self._parts is None or self._loop is None:
             raise self._status.not_ready()
@@ -347,7 +347,7 @@ class AsyncEngine:
 
     @property
     def timeline(self) -> Timeline:
-        """The last steps."""
+        """Records of the last steps."""
         return self._observer.timeline
 
     @property
@@ -372,7 +372,7 @@ class AsyncEngine:
     # Requests
 
     async def tokenize(self, prompt: Prompt, *, chat: ChatOptions | None = None) -> list[int]:
-        """Token ids of a prompt as :meth:`generate` would use them; also while it drains."""
+        """Token ids of a prompt as :meth:`generate` would use them. Works while draining too."""
         parts, _ = self._check_admits(drains=True)
         return await parts.builder.tokenize(prompt, chat)
 
@@ -382,14 +382,14 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> GenerationResult:
-        """All of the output of one prompt: a text, token ids, or chat messages.
+        """The whole output for one prompt: a text, token ids, or chat messages.
 
-        Cancelling the awaiting task aborts the request; its memory is free within one step.
+        Cancelling the awaiting task aborts the request, which frees its memory within one step.
 
         Parameters
         ----------
         params
-            Without them the checkpoint's own defaults.
+            ``None``: the checkpoint's own defaults.
         options
             See :class:`~src.engine.requests.prompts.RequestOptions`.
 
@@ -398,7 +398,7 @@ class AsyncEngine:
         InvalidRequestError, PromptTooLongError
             The request cannot be served as it is.
         QueueFullError, NotReadyError, ShuttingDownError
-            Not now; ``retry_after`` says when.
+            It cannot be queued now; ``retry_after`` says in how many seconds to try again.
         RequestAbortedError
             :meth:`abort` was called for it.
         EngineDeadError
@@ -416,11 +416,11 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Delta]:
-        """The output of one prompt as it comes; arguments and errors are :meth:`generate`'s.
+        """The output for one prompt as deltas; arguments and errors are those of :meth:`generate`.
 
-        One delta per completion and step; deltas coalesce while the reader is slow. Closing the
-        generator aborts the request. Where a reader may be cancelled at a place that leaves the
-        generator suspended, use :meth:`submit`, which aborts whatever happens.
+        There is one delta per completion and step; deltas coalesce while the reader is slow.
+        Closing the generator aborts the request. If a cancelled reader may leave the generator
+        suspended, use :meth:`submit` instead, which always aborts.
         """
         async with self.submit(prompt, params, **options) as submission:
             async for delta in submission:
@@ -435,10 +435,10 @@ class AsyncEngine:
         admission: Admission | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncIterator[Submission]:
-        """Queue a request and hand over its stream; leaving the block aborts what is unfinished.
+        """Queue a request and yield its stream; leaving the block aborts it if unfinished.
 
-        Arguments and errors are :meth:`generate`'s. With an ``admission`` of :meth:`admit` it is
-        queued also while the engine drains; who has got one releases it.
+        Arguments and errors are those of :meth:`generate`. With an ``admission`` from :meth:`admit`
+        the request is queued even while the engine drains; its caller releases the admission.
         """
         with Observed(self.telemetry, prompt, options) as observed:
             try:
@@ -452,7 +452,8 @@ class AsyncEngine:
                     error.retry_after = min(max(1.0, wait), _MAX_RETRY_AFTER)
                 self.metrics.on_refused(error)
                 raise
-            # They may be large, and have become token ids; the output may take long.
+            # The prompt may be large and is token ids by now. It should not live as long as the
+            # output takes.
             del prompt, options
             with self._admissions.named(submission.request_id, submission):
                 try:
@@ -475,7 +476,7 @@ class AsyncEngine:
         preparation = Preparation(parts.builder, parts.scheduler, params, options)
         with self._admissions.named(name, preparation):
             requests = await preparation.requests(prompt)
-        # It may have failed or been closed meanwhile, or drained for too long.
+        # The engine may have failed or been closed meanwhile, or the admission was revoked.
         parts, loop = self._check_admits(drains=not admission.revoked)
         submission = Submission(loop, parts.tokenizer, name, requests)
         if observed.active:
@@ -491,5 +492,5 @@ class AsyncEngine:
         return submission
 
     def abort(self, request_id: str) -> bool:
-        """End the request of this name; its reader sees the end. ``False`` when there is none."""
+        """Abort the requests with this id; their readers see it. ``False`` if there is none."""
         return self._admissions.abort(request_id)

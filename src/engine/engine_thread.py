@@ -1,9 +1,9 @@
-"""An engine on an event loop of its own, in a thread of its own, that ends whatever happens.
+"""Runs an engine on its own event loop in its own thread, and makes sure that the thread ends.
 
-There are three ways to the end, and each releases everything in order: ``close``; ``stop``, which
-does not wait and is safe anywhere, a garbage collector's finalizer included; and the end of the
-process. The thread is a daemon, since the interpreter waits for other threads *before* it calls its
-``atexit`` functions: nobody could tell them to stop.
+It ends in three ways, and each releases everything in order: ``close``; ``stop``, which does not
+wait and may be called anywhere, even from a garbage collector's finalizer; and the end of the
+process. The thread is a daemon, because the interpreter waits for other threads *before* it calls
+its ``atexit`` functions, so those could not stop it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EngineThread:
         except BaseException:
             self.stop()
             raise
-        # What was registered last is called first: before torch's own functions.
+        # Registered again, so that it is called before torch's `atexit` functions.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
 
@@ -57,7 +57,7 @@ class EngineThread:
         Raises
         ------
         RuntimeError
-            After the end.
+            The engine was closed.
         """
         call = _Call(function(*arguments))
         future: Future[T] | None = None
@@ -69,12 +69,13 @@ class EngineThread:
                 future = asyncio.run_coroutine_threadsafe(call.run(), self._loop)
             return future.result()
         except BaseException:
-            # Ctrl-C, say, before there is a future even; a call that has ended does not mind.
+            # For example Ctrl-C, perhaps before the future exists. Cancelling an ended call is
+            # harmless.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call.cancel)
             raise
         finally:
-            del future, call  # whose exceptions refer to this frame
+            del future, call  # their exceptions refer to this frame
 
     def stop(self) -> None:
         """Begin to end; returns at once."""
@@ -84,7 +85,7 @@ class EngineThread:
                 self._loop.call_soon_threadsafe(self._serving.cancel)
 
     def close(self) -> None:
-        """Abort what runs and release the model, its memory and the threads."""
+        """Abort all requests and release the model, its memory and the threads."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -97,7 +98,7 @@ class EngineThread:
             with contextlib.suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._serving)
         finally:
-            # A model that is still being loaded is released there.
+            # Waits for a helper that still loads a model; it releases the model itself.
             helpers.shutdown()
             with self._lock:
                 self._stopping = True
@@ -115,14 +116,14 @@ class EngineThread:
                 raise
             self._ready.set_exception(error)
         finally:
-            # Calls end with the engine.
+            # The engine is closed, so the remaining calls end too.
             rest = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.gather(*rest, return_exceptions=True)
             await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class _Call(Generic[T]):
-    """A coroutine that can be cancelled from the moment on that it is made."""
+    """A coroutine that can be cancelled even before it runs."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
@@ -137,22 +138,22 @@ class _Call(Generic[T]):
         try:
             return await self._coroutine
         finally:
-            # It keeps the exception that it ends with, and that the frames which know of this.
+            # A reference cycle otherwise: the task keeps its exception, whose frames refer to this.
             self._task = None
 
     def cancel(self) -> None:
-        """On the loop's thread."""
+        """Cancel it. Call this on the loop's thread."""
         self._cancelled = True
         if self._task is not None:
             self._task.cancel()
 
     def close(self) -> None:
-        """It is never run."""
+        """Close the coroutine, which will never run."""
         self._coroutine.close()
 
 
 class _Helpers(ThreadPoolExecutor):
-    """Threads for what blocks; when the interpreter ends and gives no more threads, none."""
+    """A thread pool. At interpreter exit, when no thread can start, it runs calls inline."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         try:

@@ -1,4 +1,4 @@
-"""`LLM`: a synchronous front for offline batches."""
+"""`LLM`: the synchronous interface for offline batches."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from src.engine.requests.submission import Submission
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
-# Seconds after which a full queue is tried again, if nothing of the batch has ended meanwhile.
+# Seconds after which a full queue is tried again, even if no request of the batch has ended.
 _PATIENCE = 0.05
 
 
 class LLM:
-    """An engine in a thread of its own, for programs without an event loop.
+    """An engine in its own thread, for programs without an event loop.
 
     ::
 
@@ -38,8 +38,8 @@ class LLM:
                 print(result.text)
 
     ``config`` is what :meth:`AsyncEngine.open` takes. The constructor returns when the model is
-    ready. One that is not closed is released when nothing refers to it any more, at the latest at
-    the end of the process. Several threads may use one.
+    ready. An unclosed LLM is released when nothing refers to it any more, or when the process ends.
+    Several threads may use the same LLM.
 
     Raises
     ------
@@ -50,7 +50,7 @@ class LLM:
     def __init__(self, config: Config | str | Path | None = None) -> None:
         self._thread = EngineThread(config)
         self.engine = self._thread.engine
-        # The end of the process is the thread's own affair.
+        # At the end of the process the thread closes itself, see `engine_thread`.
         weakref.finalize(self, self._thread.stop).atexit = False
 
     def __enter__(self) -> Self:
@@ -75,23 +75,23 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[GenerationResult]:
-        """Complete one prompt or many, batched; results are in the order of the prompts.
+        """Complete one prompt or many, batched; results are in the prompts' order.
 
         Parameters
         ----------
         prompts
             A text or token ids, or a sequence of either.
         params
-            For all prompts, or one for each; without them the checkpoint's own defaults.
+            For all prompts, or one for each; ``None``: the checkpoint's own defaults.
         progress
-            Show a progress bar; by default when standard error is a terminal.
+            Whether to show a progress bar. ``None``: if standard error is a terminal.
 
         Raises
         ------
         InvalidRequestError
             For the first prompt that cannot be served; the others are aborted.
         KeyboardInterrupt
-            After Ctrl-C; all are aborted.
+            After Ctrl-C; all prompts are aborted.
         """
         many = [prompts] if _is_single(prompts) else list(prompts)
         return self._thread.call(self._run, many, params, None, progress)
@@ -145,12 +145,12 @@ class LLM:
 
 
 class _Batch:
-    """Feeds an engine with prompts, in order, as its waiting queue has room."""
+    """Submits prompts to an engine in order, as its waiting queue has room."""
 
     def __init__(self, engine: AsyncEngine, chat: ChatOptions | None) -> None:
         self._engine = engine
         self._chat = chat
-        # Whoever holds it is next; the others have not even been tokenized.
+        # Its holder is the next prompt to be queued. The later ones are not even tokenized yet.
         self._turn = asyncio.Lock()
         self._ended = asyncio.Event()
 

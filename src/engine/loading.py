@@ -1,4 +1,4 @@
-"""An engine's parts, from the thread that builds them to a loop that may not want them any more."""
+"""Hands an engine's parts from the thread that builds them to the event loop."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """What was built, and what the event loop drives and reads it by."""
+    """The built parts, and the functions and classes by which the event loop uses them."""
 
     parts: EngineParts
     loop_class: type[EngineLoop]
     facts: ModelFacts
-    # Of the parts, and seconds for which work has waited.
+    # Called with the parts, and the seconds for which work has waited without progress.
     read: Callable[[EngineParts, float], Readings]
 
 
 class Loading:
-    """Builds one engine in a thread, which cannot be cancelled and may outlive the event loop.
+    """Builds one engine in a thread. A thread cannot be cancelled, and may outlive the event loop.
 
-    So who does not wait for it any more says so, and the thread itself closes what it built. Under
-    ``_lock`` one of the two comes first.
+    So a caller that stops waiting calls `abandon`, and the thread itself closes the parts that it
+    builds later. ``_lock`` decides which of the two came first.
 
     Parameters
     ----------
     report, timeline
-        As of `build_engine`.
+        See `build_engine`.
     """
 
     def __init__(self, config: Config, report: Report, timeline: StartTimeline) -> None:
@@ -47,14 +47,14 @@ class Loading:
         self._parts: EngineParts | None = None
 
     def run(self) -> Loaded | None:
-        """Build; ``None`` if it was abandoned, and nothing is left. Blocks.
+        """Build the parts; ``None`` if it was abandoned, and the parts are closed. Blocks.
 
         Raises
         ------
         ModelLoadError, ConfigError
             With one readable reason.
         """
-        # Here and not at the top: these bring torch in, which takes seconds.
+        # Imported here because these load torch, which takes seconds.
         with paused_collector():
             from src.engine.loop import EngineLoop
             from src.engine.startup import build_engine
@@ -69,7 +69,7 @@ class Loading:
         return None
 
     def abandon(self) -> EngineParts | None:
-        """Take nothing from `run` any more; parts that it has handed over are the caller's."""
+        """Stop waiting for `run`. Returns parts that are already built; the caller closes them."""
         with self._lock:
             self._is_abandoned = True
             return self._parts

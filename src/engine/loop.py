@@ -35,7 +35,7 @@ from src.engine.telemetry.observer import EngineObserver
 
 logger = logging.getLogger(__name__)
 
-# A device that fails this many steps in a row is not sound, whatever it says.
+# After this many failed steps in a row the device counts as lost, even if it reports no fault.
 _MAX_CONSECUTIVE_FAILURES = 3
 _UNSOUND = (
     "the model gave no valid logits for this request: there is a NaN or +inf among them, or "
@@ -67,22 +67,22 @@ class EngineLoop:
         self._depth = pipeline_depth
         self._choices: dict[int, Choice] = {}
         self._in_flight: deque[InFlight] = deque()
-        # Requests not yet seen by the worker, until a plan installs them.
+        # Requests that no plan has installed yet, so the worker does not know them.
         self._unannounced: dict[int, Request] = {}
-        # Keys that ended since the worker was last told which to forget.
+        # Keys of requests that ended since the worker was last told which requests to forget.
         self._forgettable: list[int] = []
         self._unpublished: list[tuple[Choice, RequestEvent]] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._pace = Pace() if scheduler.limits.plan_late else None
         self._plan_timer: asyncio.TimerHandle | None = None
-        # When the device was done with the last step that was committed.
+        # When the device finished the last committed step.
         self._device_free = 0.0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._failures = 0
         self._is_settled = True
-        # Why the loop will serve nobody any more.
+        # The error for new requests once the loop has ended, or None.
         self._ended: SlipstreamError | None = None
 
     def submit(self, choices: Sequence[Choice]) -> None:
@@ -91,7 +91,7 @@ class EngineLoop:
         Raises
         ------
         QueueFullError, InvalidRequestError
-            Whatever the scheduler refuses them for.
+            The scheduler refuses them.
         EngineDeadError, ShuttingDownError
             The loop has ended.
         """
@@ -113,7 +113,7 @@ class EngineLoop:
             self._watch_deadline(request.key, request.deadline)
 
     def turn_away(self, choices: Sequence[Choice], reason: FinishReason) -> None:
-        """End completions that never were queued: their reader sees that, and nothing else."""
+        """End completions that were never queued. Their reader gets the finish reason only."""
         for choice in choices:
             self._observer.submitted(choice)
             choice.take(RequestEvent(key=choice.request.key, finish_reason=reason))
@@ -122,8 +122,8 @@ class EngineLoop:
     def _watch_deadline(self, key: int, deadline: float) -> None:
         delay = deadline - time.monotonic()
         if delay > 0:
-            # Some loops round to milliseconds: a timer that is early is set again, since nothing
-            # else may cause a turn.
+            # Some event loops round to milliseconds, so this timer may fire early. Then it is set
+            # again, because perhaps nothing else wakes the loop.
             self._timers[key] = asyncio.get_running_loop().call_later(
                 delay, self._watch_deadline, key, deadline
             )
@@ -131,7 +131,7 @@ class EngineLoop:
             self._wake.set()
 
     def abort(self, key: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request now; its memory comes free when no launched step names it any more."""
+        """End a request now. Its memory is freed once no step in flight names the request."""
         event = self.scheduler.finish(key, reason)
         if event is not None:
             self._publish()
@@ -148,13 +148,13 @@ class EngineLoop:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Run until cancelled; on a fault that is not one step's every stream ends in an error."""
+        """Run until cancelled. On a fault outside a single step every stream ends in an error."""
         try:
             while True:
                 self._wake.clear()
                 self._turn()
                 if self._can_proceed or self._wake.is_set():
-                    # A checkpoint though there is more to do: readers and HTTP get their turn.
+                    # There is more to do, but readers and HTTP get their turn first.
                     await asyncio.sleep(0)
                 else:
                     await self._wake.wait()
@@ -176,7 +176,7 @@ class EngineLoop:
             self._commit(self._in_flight.popleft())
         expired = self.scheduler.expire(time.monotonic())
         if expired:
-            # What they have comes before their end.
+            # Their last tokens are published before their end.
             self._publish()
         for event in expired:
             self._deliver(event)
@@ -189,7 +189,7 @@ class EngineLoop:
             self._settle()
 
     def _plans_later(self) -> bool:
-        """Whether the step behind the running one waits for who may come; if so, it is timed."""
+        """Whether planning the next step is delayed for late arrivals; if so, sets a timer."""
         if self._pace is None:
             return False
         self._stop_timer()
@@ -227,7 +227,7 @@ class EngineLoop:
                     self._worker.hold_grammar(request.key, request.grammar)
             message = StepMessage(plan, [DeviceRequest.of(each) for each in admitted], forgettable)
             in_flight = self._worker.launch(message, self._wake.set)
-        # Nothing of it is on the device: as a step that failed there, it fails its requests.
+        # The step never reached the device. Its requests fail as if it had failed there.
         except Exception as error:
             in_flight = failed_step(plan, error)
             self._forgettable += forgettable
@@ -237,7 +237,8 @@ class EngineLoop:
         times.planned, times.plan_ended, times.launch_ended = planned, plan_ended, time.monotonic()
         self._observer.launched(plan, times, admitted, self.scheduler)
         self._is_settled = False
-        # What its rows should have got they did not: no step of theirs may follow before it failed.
+        # Rows lack the tokens of a step that was not launched. So no further step may be launched
+        # before its failure is committed.
         return is_launched
 
     def _commit(self, in_flight: InFlight) -> None:
@@ -264,11 +265,12 @@ class EngineLoop:
         self._observer.committed(in_flight.plan, times, started)
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
-        """End the requests of single rows that cannot go on; the others of the step do."""
-        # What they have comes before their end.
+        """End the requests whose rows failed. The other requests of the step go on."""
+        # Their last tokens are published before their end.
         self._publish()
         for key, reason, is_own in result.failures:
-            # Its own parameters have led it into a dead end, or what we made of its grammar has.
+            # The grammar allows no next token. Either the request's own parameters are the cause,
+            # or the engine's translation of its grammar is.
             kind = InvalidRequestError if is_own else DeadEndError
             self._fail_row(key, "grammar", kind(reason, param="structured_output"))
         for key, reason in result.refused:
@@ -281,7 +283,7 @@ class EngineLoop:
                 self._fail_row(owner, "logits", GenerationError(_UNSOUND, code="invalid_logits"))
 
     def _fail_row(self, key: int, reason: str, error: SlipstreamError) -> None:
-        # A step behind the one that it failed in may say so again.
+        # The next step in flight may report the same failure again.
         if key in self._choices:
             self._observer.row_failed(reason)
             self._fail(key, error)
@@ -289,12 +291,12 @@ class EngineLoop:
     def _contain(self, plan: StepPlan, error: Exception) -> StepResult:
         """Fail only the requests of a failed step, when the device is still sound."""
         self._failures += 1
-        # Of the steps before: what they gave comes before the end.
+        # Tokens of earlier steps are published before the end.
         self._publish()
         if isinstance(error, DeviceLostError) or self._failures >= _MAX_CONSECUTIVE_FAILURES:
             raise error
         logger.error("step %d failed", plan.step_id, exc_info=error)
-        # Whoever was waiting for it may keep it.
+        # A reader may keep the error for long; it should not keep stack frames alive.
         forget_locals(error)
         self._observer.step_failed()
         for key in self.scheduler.keys_of(plan):
@@ -315,7 +317,7 @@ class EngineLoop:
             return
         try:
             reason = choice.take(event)
-        # Whatever goes wrong with the text of one request is that request's affair.
+        # A failure in the text of one request must end this request only.
         except Exception as error:
             logger.exception("the text of a request failed")
             self._fail(event.key, _failure("the text of this request failed", error))
@@ -329,29 +331,29 @@ class EngineLoop:
             self._observer.ended(choice, reason)
 
     def _settle(self) -> None:
-        """With nothing left to do the pool proves that it is whole."""
+        """When idle, check that no block or row was lost, and tell the worker what to forget."""
         if not self._is_settled:
             self.scheduler.check_idle()
             self._is_settled = True
             self._observer.settled()
         if self._forgettable:
-            # No launch may follow for long that would say so.
+            # No launch may follow for a long time, so no step message would carry these keys.
             forgettable, self._forgettable = self._forgettable, []
             self._worker.forget(forgettable)
         self._idle.set()
 
-    # Ends that are no request's own; docs/failure-domains.md says who comes to which.
+    # Ends with an error; docs/failure-domains.md says which failure ends which requests.
 
     def _fail(self, key: int, error: SlipstreamError) -> None:
-        """End one request with an error; nothing, if publishing what it had has ended it."""
+        """End one request with an error, unless publishing its last tokens has ended it already."""
         if key in self._choices:
             self.scheduler.finish(key, FinishReason.ERROR)
             self._break_off(key, error)
 
     def _stop(self, error: SlipstreamError) -> None:
-        """End every request with an error, and admit none: the loop has ended.
+        """End every request with an error, and refuse new ones: the loop has ended.
 
-        The scheduler is asked nothing more, since its bookkeeping may be what failed.
+        The scheduler is not called any more, because its bookkeeping may be what failed.
         """
         self._ended = error
         self._stop_timer()
@@ -370,7 +372,7 @@ class EngineLoop:
         self._observer.ended(choice, FinishReason.ERROR, error)
 
     def _forget(self, key: int) -> Choice:
-        """What belongs to every end, with an error or without."""
+        """Remove a request that has ended, with an error or without."""
         if self._unannounced.pop(key, None) is None:
             self._forgettable.append(key)
         timer = self._timers.pop(key, None)

@@ -1,4 +1,4 @@
-"""From a configuration to a running engine's parts. Blocks, so it runs in a worker thread."""
+"""Builds an engine's parts from a configuration. Blocks, so it runs in a worker thread."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# (phase, progress of the whole start from 0 to 1, one readable line), from any thread
+# (phase, progress of the whole start from 0 to 1, one readable line); called from any thread
 Report = Callable[[str, float, str], None]
 
 
@@ -72,12 +72,12 @@ class EngineParts:
     scheduler: Scheduler
     worker: Worker
     kv_plan: KVCachePlan
-    # What serves it, by name.
+    # Name of the attention backend.
     attention: str
     plan_log: PlanLog | None
     profiler: StepProfiler
     compilation: ProgramCompilation | None
-    # What of it has to be closed; what began last goes first.
+    # Closes the parts, the last one first.
     ends: contextlib.ExitStack
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     Parameters
     ----------
     timeline
-        Is told of what goes on beside the phases that ``report`` is told of, and behind the end.
+        Records work that runs beside the phases of ``report``, and after the start has ended.
 
     Raises
     ------
@@ -115,18 +115,19 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         _require_deterministic(device)
         timeline.end("kernels")
     else:
-        # The references serve until what is compiled is there. A GPU's server sends with it, too.
+        # Until the kernels are built, references are used. On a GPU the library is needed as well:
+        # the HTTP server sends with it.
         ensure_built(wait=False, head_start=0.0 if _awaits_code(config) else HEAD_START)
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
     # Once for all: which kernels serve may change in between.
     in_strips = takes_strips()
-    # By default, where kernels gain and the model is bfloat16.
+    # The default is to round where that makes kernels faster and the model is bfloat16.
     rounds_inputs = config.model.quantize_activations
     if rounds_inputs is None and not multiplies_bytes():
         rounds_inputs = False
-    # A start that fails leaves no thread, no process and no open file either.
+    # A failed start must leave no thread, no process and no open file behind.
     with contextlib.ExitStack() as ends:
         compilation = None
         if config.compile.is_on:
@@ -157,7 +158,7 @@ def _begin_compilation(
     *,
     in_strips: bool,
 ) -> ProgramCompilation:
-    """Have compiled, while weights are read, whatever their shapes alone allow to compile."""
+    """Begin compiling from the weights' shapes, while the weights are read."""
     scheduler, graphs = config.scheduler, config.compile.cuda_graph_max_tokens
     most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, graphs)
     if device.type != "cpu":
@@ -184,7 +185,7 @@ def _begin_compilation(
 
 
 def _awaits_code(config: Config) -> bool:
-    # Eager and compiled code round apart: a deterministic engine never changes from one to another.
+    # Eager and compiled code round differently, so a deterministic engine must not switch.
     return config.compile.startup == "wait" or config.model.deterministic
 
 
@@ -203,10 +204,10 @@ def _require_deterministic(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _room_for_compilers() -> Iterator[Callable[[], None]]:
-    """A function by which this thread uses one of torch's as long as compilers want the CPUs.
+    """Yields a function that limits torch to one thread here while compilers use the CPUs.
 
-    All of a team would wait for the one that has lost its CPU: rounding 0.35 billion weights to
-    int8 took 21 s on two CPUs instead of 4.
+    Otherwise all threads of a team would wait for the one that has lost its CPU: rounding 0.35
+    billion weights to int8 took 21 s on two CPUs instead of 4.
     """
     threads = torch.get_num_threads()
 
@@ -231,8 +232,8 @@ def _load_model(
     compilation: ProgramCompilation | None,
 ) -> Model:
     def when_allocated(model: Model) -> None:
-        # Who would be served meanwhile would wait for Triton's compiler, which shares the
-        # interpreter with this one: three times as long, where nothing is in the cache.
+        # Only if nobody is served before: this compiler and Triton's share the interpreter, so
+        # the first requests would take three times as long while the cache is empty.
         if compilation is not None and device.type != "cpu" and _awaits_code(config):
             compilation.begin_just_in_time(model)
 
@@ -254,7 +255,7 @@ def _load_model(
             when_allocated=when_allocated,
         )
     if compilation is not None:
-        # Nor is memory measured beside it.
+        # Memory must not be measured while it compiles.
         compilation.wait_just_in_time()
     if config.model.quantization is not None:
         matrices = [v for name, v in model.parameters().items() if name.endswith(".values")]
@@ -283,7 +284,7 @@ def _build_parts(
     ends: contextlib.ExitStack,
 ) -> EngineParts:
     device = model.spec.device
-    # Before anything is captured or measured with it.
+    # Chosen before anything is measured or captured, because both use it.
     attention, described = None, None
     if device.type == "cuda":
         block_size = block_size_of(config.cache, device)
@@ -295,7 +296,7 @@ def _build_parts(
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
     worker, kv_plan, max_model_len, graph_plan = _build_runner(config, model, attention, ends)
     if compilation is not None:
-        # Once more, for it ends before the worker that it brings its code to.
+        # Registered again, so that it is closed before the worker that it swaps code into.
         ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
@@ -334,12 +335,13 @@ def _build_parts(
 def _build_runner(
     config: Config, model: Model, attention: Backend | None, ends: contextlib.ExitStack
 ) -> tuple[Worker, KVCachePlan, int, GraphPlan | None]:
-    """The worker with its KV memory, the context that this allows, and what is to be captured."""
+    """The worker, its KV memory's plan, the context length, and the plan of graphs."""
     device = model.spec.device
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
     ends.callback(step_device.close)
-    # Before the pool is there, and before graphs are tried: what fails here fails for its size.
+    # Measured before the pool and the graphs exist, so a failure here means that the step is too
+    # large.
     reserved = step_bytes(config, step_device, model, memory_gauge(device), attention)
     graph_plan = plan_graphs(config, step_device, model, capture_backend(device), attention)
     layers = model.kv_cache_spec()
@@ -382,7 +384,7 @@ def _settle_code(
     compilation: ProgramCompilation | None,
     graph_plan: GraphPlan | None,
 ) -> None:
-    """Compile, and then capture, as far as that is to be done before anybody is served."""
+    """Compile and capture, either now or in the background, as the configuration says."""
 
     def capture() -> None:
         if graph_plan is not None:
@@ -405,7 +407,7 @@ def _settle_code(
 
 
 def capture_backend(device: torch.device) -> CaptureBackend | None:
-    """What captures steps on ``device``; ``None`` where nothing can."""
+    """The capture backend of ``device``; ``None`` if it cannot capture."""
     return CudaCapture(device) if device.type == "cuda" else None
 
 
@@ -415,7 +417,7 @@ def resolve_device(name: str) -> torch.device:
     Raises
     ------
     ConfigError
-        CUDA was asked for and is not there.
+        CUDA was asked for and is not available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -463,7 +465,7 @@ def _default_sampling(model: Model) -> dict[str, Any]:
     generation = model.config.generation
     values = {name: getattr(generation, name) for name in _DEFAULT_SAMPLING}
     if generation.do_sample is False:
-        # What is left shapes a greedy choice too.
+        # Only the repetition penalty also changes a greedy choice.
         penalty = values["repetition_penalty"]
         values = {"temperature": 0.0, "repetition_penalty": penalty}
     return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What a family writes its program with: parameters, segments and mixers, one after the other."""
+"""The builder by which a family writes its program: parameters, segments and mixers in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from src.models.layers.rope import RopeConfig, rope_table
 from src.models.program import INPUT_IDS, POSITIONS, Mixer, Program, Segment, StepTensor
 from src.models.weights.parameters import Kind, Parameter, Placement
 
-# Of a parameter or a table: a string, which stands where its tensor will be when a segment is run.
+# Name of a parameter or a table (a string): the placeholder for its tensor in a segment's weights.
 Name: TypeAlias = Any
 
 
@@ -25,9 +25,9 @@ class ProgramBuilder:
     Attributes
     ----------
     max_positions
-        Rows of RoPE tables: no sequence may be longer, in tokens.
+        Rows of RoPE tables: the longest possible sequence, in tokens.
     rotates_in_op
-        Whether the device has a kernel that rotates queries and keys behind their segment.
+        Whether the device has a kernel by which mixers rotate queries and keys.
     """
 
     dtype: torch.dtype
@@ -37,9 +37,9 @@ class ProgramBuilder:
     deterministic: bool
     rotates_in_op: bool
     parameters: dict[str, Parameter] = field(default_factory=dict)
-    # Name -> what computes it.
+    # Name of a table -> the function that computes it.
     buffers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
-    # Parameter -> the one that it is.
+    # Parameter -> the parameter whose values it shares.
     aliases: dict[str, str] = field(default_factory=dict)
     _segments: list[Segment | Mixer] = field(default_factory=list)
     _head: Segment | None = None
@@ -55,7 +55,7 @@ class ProgramBuilder:
         fill: float | None = None,
         dtype: torch.dtype | None = None,
     ) -> Name:
-        """Declare a parameter, in the model's dtype unless it says another; returns its name."""
+        """Declare a parameter, by default in the model's dtype; returns its name."""
         if name in self.parameters:
             raise ValueError(f"there is a parameter {name} already")
         self.parameters[name] = Parameter(
@@ -70,12 +70,12 @@ class ProgramBuilder:
         return self.parameter(name, (size,), "vector", (Placement(tensor, shard=shard),), fill=fill)
 
     def alias(self, name: str, of: str) -> Name:
-        """Declare that a parameter is another one, unless a linear method holds it apart."""
+        """Declare that ``name`` (a tied head) shares the values of ``of``; returns ``name``."""
         self.aliases[name] = of
         return name
 
     def rope_table(self, rope: RopeConfig, rotary_dim: int, trained_positions: int) -> Name:
-        """The cosines and sines of a RoPE variant, one table for all layers that have it."""
+        """Name of the cosine and sine table of a RoPE variant; layers share equal tables."""
         make = _Table(rope, rotary_dim, trained_positions, self.max_positions)
         for name, known in self.buffers.items():
             if known == make:
@@ -110,7 +110,7 @@ class ProgramBuilder:
         reads: Sequence[str],
         writes: Sequence[StepTensor],
     ) -> None:
-        """Say what turns hidden states into logits."""
+        """Set the head, the segment that turns hidden states into logits."""
         self._head = Segment(function, spec, weights, tuple(reads), tuple(writes))
 
     def step_tensor(self, name: str, *shape: int) -> StepTensor:
@@ -118,11 +118,11 @@ class ProgramBuilder:
         return StepTensor(name, shape, self.dtype)
 
     def program(self) -> Program:
-        """All of it.
+        """The finished program.
 
         Raises:
-            ValueError: one reads what nobody before it writes, or hidden states or a head are
-                missing.
+            ValueError: a segment reads a step tensor that no earlier one writes, or hidden states
+                or a head are missing.
         """
         if self._head is None:
             raise ValueError("a program needs a head")

@@ -1,7 +1,7 @@
-"""What a model is, as plain frozen data: the description that a program is written from.
+"""The description of a model as plain frozen data, from which its program is written.
 
 A family reads `config.json` into a `ModelConfig`; `decoder.write_decoder` turns that into a program
-and its parameters. What families differ in are values here, not branches elsewhere.
+and its parameters. Differences between families are values here, not branches elsewhere.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
-# A parameter's tensors in the checkpoint, within their layer and without `.weight` or `.bias`: one
-# for each part of a fused parameter, or a single one where the checkpoint has it fused.
+# Names of a parameter's tensors in the checkpoint, within their layer and without `.weight` or
+# `.bias`: one per part of a fused parameter, or a single one if the checkpoint has it fused.
 Names: TypeAlias = tuple[str, ...]
 
 
@@ -32,15 +32,15 @@ class AttentionConfig:
     scale
         Factor of query-key products; None is ``head_dim ** -0.5``.
     window
-        How many tokens a query sees, itself included; None is all of them.
+        Tokens that a query sees, itself included; None is all.
     cap
-        Scores are ``cap * tanh(score / cap)``; None leaves them.
+        Soft cap: scores become ``cap * tanh(score / cap)``. None: no cap.
     rope
         None: queries and keys are not rotated.
     rotary_dim
-        How many elements of a head are rotated; None is all of them.
+        Elements of a head that are rotated; None is all.
     qk_norm
-        Whether queries and keys are normalized, each head by itself or all heads together.
+        How queries and keys are normalized: each head by itself, all heads together, or not.
     """
 
     num_heads: int
@@ -80,9 +80,9 @@ class ExpertsConfig:
     intermediate_size
         Of each expert.
     renormalize
-        Whether the weights of the chosen experts are made to sum up to 1.
+        Whether the weights of the chosen experts are scaled to sum up to 1.
     names
-        Gate, up and down of expert ``{}``.
+        Names of gate, up and down; ``{}`` stands for the expert's number.
     """
 
     num_experts: int
@@ -100,10 +100,10 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """One layer: attention and an MLP, each between optional norms, added to the residual stream.
+    """One layer: attention and an MLP with optional norms, each added to the residual stream.
 
-    ``..._norm`` is of what goes in, ``..._post_norm`` of what comes out, before it is added; their
-    values are the names of the tensors.
+    ``..._norm`` normalizes a block's input, ``..._post_norm`` its output before it is added. The
+    values are names of tensors; None: no norm.
     """
 
     attention: AttentionConfig
@@ -123,13 +123,13 @@ class ModelConfig:
     max_position_embeddings
         Tokens that it was trained for.
     rope
-        Of the layers that see the whole context: the longest sequence follows from it.
+        The RoPE of layers with full attention. The longest sequence follows from it.
     embedding_multiplier
-        Factor of the embedding, which is rounded to the model's dtype first.
+        Factor of the embedding. The factor is rounded to the model's dtype first.
     residual_multiplier
-        Factor of what a layer adds to the residual stream.
+        Factor of each block's output before it is added to the residual stream.
     logit_cap
-        As of `AttentionConfig.cap`, of the logits.
+        Soft cap of the logits, see `AttentionConfig.cap`.
     """
 
     architecture: str

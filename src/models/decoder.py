@@ -34,7 +34,7 @@ def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
     embedding = builder.parameter(
         "embedding", rows, "embedding", (Placement(f"{config.embedding_name}.weight"),)
     )
-    # As the reference multiplies: by a tensor of the model's dtype.
+    # The reference multiplies by a tensor of the model's dtype, so the factor is rounded to it.
     multiplier = float(torch.tensor(config.embedding_multiplier, dtype=builder.dtype))
     builder.segment(
         ends.embed,
@@ -130,7 +130,7 @@ class _LayerWriter:
         heads = builder.group.shard(config.num_heads)
         kv_heads = builder.group.shard(config.num_kv_heads)
         rotary_dim = 0 if config.rope is None else config.rotary_dim or dim
-        # What the kernel can: rotation of whole heads, behind a plain norm of each of them.
+        # The kernel supports rotation of whole heads, after a plain norm per head or none.
         leaves_rotation = (
             builder.rotates_in_op
             and rotary_dim == dim

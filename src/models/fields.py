@@ -1,7 +1,7 @@
 """Typed access to `config.json`.
 
-No model library is imported: a checkpoint's configuration is a JSON file, and everything that this
-engine cannot honour in it is refused by name.
+No model library is imported. The configuration is a JSON file, and every value in it that this
+engine cannot honour is refused by name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class Fields:
-    """Typed access to a JSON object; a refusal names field, value and expectation.
+    """Typed access to a JSON object. An error names the field, its value and what was expected.
 
-    `defaults` are the family's values for fields that the file leaves out; an explicit `null` is
-    kept, since families read it as "none".
+    `defaults` are the family's values for missing fields. An explicit `null` is kept, because
+    families read it as "none".
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, defaults: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class Fields:
         return ModelLoadError(f"{self._source}: {name} must be {expected}, got {value!r}")
 
     def raw(self, name: str) -> Any:
-        """The value as it stands, or None."""
+        """The unchecked value, or None."""
         return self._values.get(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -68,11 +68,11 @@ class Fields:
         return None if self._values.get(name) is None else self.number(name)
 
     def first_integer(self, *names: str) -> int:
-        """The first of some fields that is there: a positive integer."""
+        """A positive integer, from the first of these fields that is present."""
         return self.integer(next((n for n in names if self.raw(n) is not None), names[0]))
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers; none where there is no list."""
+        """A list of integers; empty if there is no list."""
         values = self._values.get(name) or []
         if not isinstance(values, list) or not all(type(value) is int for value in values):
             raise self.error(name, "a list of integers")
@@ -88,7 +88,7 @@ class Fields:
         return value
 
     def strings(self, name: str, length: int, among: Sequence[str]) -> tuple[str, ...] | None:
-        """A list of ``length`` strings of a few, or None."""
+        """A list of ``length`` strings out of ``among``, or None."""
         values = self.raw(name)
         if values is None:
             return None
@@ -99,7 +99,7 @@ class Fields:
         return tuple(values)
 
     def activation(self, *names: str) -> Activation:
-        """The first of some fields that is there, as one of `layers.activations`."""
+        """The activation named by the first of these fields that is present; silu if none is."""
         for name in names:
             value = self.raw(name)
             if value is not None:
@@ -123,11 +123,11 @@ class Fields:
         """RoPE's parameters.
 
         Args:
-            max_position_embeddings: what the model was trained for.
-            kind: of the layers, where `rope_parameters` differ by that. `rope_scaling` is of
-                layers that see the whole context.
-            theta: the field of the base, and its value without it, where they differ by kind.
-            partial: whether the family honours `partial_rotary_factor`; it is refused elsewhere.
+            max_position_embeddings: tokens that the model was trained for.
+            kind: kind of layers, if `rope_parameters` differ by kind. `rope_scaling` applies to
+                layers with full attention only.
+            theta: name of the field with this kind's base, and its default.
+            partial: whether the family honours `partial_rotary_factor`; otherwise it is refused.
         """
         raw = dict(self._values)
         if theta is not None:

@@ -11,7 +11,7 @@ from src.core.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The sampling defaults that a checkpoint ships; None where it says nothing."""
+    """The sampling defaults that a checkpoint ships; None where it has none."""
 
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -28,7 +28,7 @@ class GenerationDefaults:
 def parse_generation(
     config: Mapping[str, Any], generation: Mapping[str, Any] | None
 ) -> GenerationDefaults:
-    """Sampling defaults: what `generation_config.json` says, token ids else from `config.json`.
+    """Sampling defaults from `generation_config.json`; missing token ids from `config.json`.
 
     Raises:
         ModelLoadError: a value of the wrong type.

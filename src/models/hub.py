@@ -1,4 +1,4 @@
-"""From a directory or a Hugging Face hub id to a local directory."""
+"""Resolves a directory or a Hugging Face hub id to a local directory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def resolve_model(
         model: a local directory, or a hub id such as `owner/name`.
         revision: branch, tag or commit of a hub id; pin a commit for reproducible serving. Only
             safetensors, JSON files and the tokenizer are fetched, never code or pickles.
-        weights: whether weights are needed (dummy weights need none).
-        cache_dir: the hub's cache; its own default if None.
+        weights: whether to fetch weights; dummy weights need none.
+        cache_dir: the hub's cache; None: its default.
 
     Raises:
         ModelLoadError: there is no such directory or repository, access is refused, the hub cannot
@@ -86,8 +86,8 @@ def _download(model: str, revision: str | None, weights: bool, cache_dir: Path |
             "cache, and the hub cannot be reached (offline, or HF_HUB_OFFLINE is set)"
         ) from error
     except HfHubHTTPError.__bases__ as error:
-        # OSError, and the base of its HTTP library's errors (httpx, or from 2.0 on httpx2): a proxy
-        # that refuses, a connection that breaks in the middle of a file.
+        # OSError and the base class of the HTTP library's errors (httpx, or httpx2 from 2.0 on),
+        # for example a refusing proxy or a connection that breaks in the middle of a file.
         raise ModelLoadError(f"{model}{at} could not be fetched from the hub: {error}") from error
     if weights and not any(directory.glob("*.safetensors")):
         raise ModelLoadError(

@@ -37,7 +37,7 @@ WriteProgram = Callable[[ProgramBuilder, ModelConfig], None]
 
 
 class LayerKVSpec(NamedTuple):
-    """What one layer keeps per token of context."""
+    """The KV that one layer keeps per token of context."""
 
     num_kv_heads: int
     head_dim: int
@@ -53,7 +53,7 @@ class ModelSpec:
     Attributes
     ----------
     max_positions
-        Rows of the RoPE table: no sequence may be longer, in tokens.
+        Rows of the RoPE table: the longest possible sequence, in tokens.
     """
 
     vocab_size: int
@@ -64,19 +64,19 @@ class ModelSpec:
 
 
 class Model:
-    """A program with preallocated, fused parameters, of no value yet.
+    """A program with preallocated, fused parameters, which are not filled yet.
 
     Attributes:
         config: the checkpoint's configuration.
         group: the ranks that hold it.
         spec: shape, numerics and placement.
-        formats: which linear method holds which parameter.
-        aliases: parameter -> another one whose values it has.
-        program: what is computed.
-        table: every parameter by name; a tied head is the embedding and not among them.
-        weights: parameters, and tables that were computed, by name.
-        bound: per call of the program, the weights that its functions take.
-        mixer_weights: per mixer, the same.
+        formats: which linear method holds which kind of parameter.
+        aliases: parameter -> the parameter whose values it shares.
+        program: the calls and mixers to compute.
+        table: every parameter by name. A tied head is not in it, unless it has another format.
+        weights: values of parameters and computed tables, by name.
+        bound: per call of the program, the weights of its functions.
+        mixer_weights: per mixer, its weights.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Model:
         }
         for name, of in builder.aliases.items():
             if self.formats.of("head") is not None:
-                # Made of the other one's values, and held apart.
+                # It has a format of its own, so it is a separate parameter with equal values.
                 shape, own_dtype = self.table[of].shape, self.table[of].dtype
                 self.table[name] = Parameter(name, shape, "head", (), None, own_dtype)
         for parameter in self.table.values():
@@ -137,13 +137,13 @@ class Model:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """What runs the program's calls uncompiled."""
+        """The functions that run the program's calls uncompiled."""
         return (run_chain,) * len(self.program.calls)
 
     def replace(self, name: str, weight: Weight) -> None:
-        """Put another weight in a parameter's place. Not while a call runs.
+        """Replace a parameter's weight. Not while a call runs.
 
-        What computes mixers takes their weights when it is made: it must not have been yet.
+        A mixer's weights must be replaced before the engine builds its mixers, which keep them.
         """
         self.weights[name] = weight
         for user in self._users[name]:
@@ -159,15 +159,15 @@ class Model:
         *,
         includes_head: bool = True,
     ) -> Iterator[None]:
-        """Lay bfloat16 weights of the projections out in strips.
+        """Lay out the projections' bfloat16 weights in strips.
 
-        One matrix with each step of the iterator; between two of them the model can be used. What
-        another method holds, or cannot be cut, stays as it is, and so does an embedding that is
-        also the head.
+        Each step of the iterator lays out one matrix; between steps the model can be used. Weights
+        in another format, and weights that cannot be cut into strips, stay as they are. So does an
+        embedding that is also the head.
 
         Args:
-            lay_out: `ops.linear.to_strips`, or `KernelLibrary.lay_out`, which does it in place.
-            includes_head: whether the head is laid out, too.
+            lay_out: `ops.linear.to_strips`, or `KernelLibrary.lay_out`, which works in place.
+            includes_head: whether to lay out the head too.
         """
         for name, parameter in self.table.items():
             if parameter.kind == "matrix" or (parameter.kind == "head" and includes_head):
@@ -191,7 +191,7 @@ class Model:
             input_ids: int64 [T], below `vocab_size`.
             positions: int64 [T], each token's index in its own sequence, below `max_positions`.
             mix: computes a mixer, see `program.run_program`.
-            kept: int64 [K], the tokens whose hidden states are wanted. None: all.
+            kept: int64 [K], indices of the tokens whose hidden states are wanted. None: all.
         """
         given = {INPUT_IDS: input_ids, POSITIONS: positions}
         return run_program(self.program, functions, self.bound, given, mix, kept)
@@ -203,7 +203,7 @@ class Model:
     def call_arguments(self, call: Call, num_tokens: int) -> tuple[Any, ...]:
         """Arguments of a call, on the model's device, which may be meta.
 
-        Token ids and positions are 0, so that the call can be made; nothing else has a value.
+        Token ids and positions are 0, because they must be valid; other inputs are uninitialized.
         """
         device = self.spec.device
         tensors = [
@@ -215,21 +215,21 @@ class Model:
         return (call.chain, self.bound[call.slot], *tensors)
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
-        """What each layer keeps per token, in layer order, so that memory is planned by group."""
+        """The KV that each layer keeps per token, in layer order; the engine plans memory by it."""
         return tuple(
             LayerKVSpec(spec.num_kv_heads, spec.head_dim, spec.dtype, spec.window)
             for spec in (mixer.spec for mixer in self.program.mixers)
         )
 
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """How each layer attends, in layer order."""
+        """The attention of each layer, in layer order."""
         pairs = zip(self.program.mixers, self.mixer_weights, strict=True)
         return tuple(mixer.spec.attention(weights) for mixer, weights in pairs)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.
 
-        Of one that a linear method holds they are named ``<parameter>.<field>``.
+        The tensors of a quantized parameter are named ``<parameter>.<field>``.
         """
         tensors: dict[str, Tensor] = {}
         for name, weight in self.weights.items():
@@ -264,7 +264,7 @@ class Model:
         return type(outline)(*(allocate(part.shape, part.dtype, device) for part in outline))
 
     def _resolve(self, weights: Any) -> Any:
-        """Nested tuples of names (or None) with weights in place of names."""
+        """Replace names by weights in nested tuples of names (or None)."""
         if isinstance(weights, str):
             return self.weights[weights]
         if not isinstance(weights, tuple):

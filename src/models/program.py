@@ -1,9 +1,9 @@
 """A model as a program: a list of segments and mixers over named step tensors.
 
-A *segment* is a pure function of tensors whose rows are the tokens of a step: nothing of one token
-reaches another. A *mixer* is where the tokens of a sequence meet: attention, and later latent
-attention, state spaces, cross attention. It needs memory that outlives a step, so it is the
-engine's business; the program only says where it stands, what it is given and what it leaves.
+A *segment* is a pure function of tensors whose rows are the tokens of a step. Each token is
+computed independently of the others. A *mixer* combines the tokens of a sequence: attention, and
+later latent attention, state spaces, cross attention. It needs memory that outlives a step, so the
+engine computes it. The program only says where it is, which tensors it reads and which it writes.
 
 ::
 
@@ -16,9 +16,10 @@ engine's business; the program only says where it stands, what it is given and w
     norm           residual                         -> hidden
     head           hidden                           -> logits
 
-Segments that follow each other without a mixer between them are fused into one *call*: a `Chain` of
-functions, compiled once per chain and shapes of weights, whatever the depth. `run_program` is the
-interpreter that everything else (compiled calls, graphs, the CPU's single call) must agree with.
+Segments with no mixer between them are fused into one *call*: a `Chain` of functions. Code is
+compiled once per chain and shapes of weights, so compile time does not grow with depth.
+`run_program` is the reference interpreter: compiled calls, graphs and the CPU's single call must
+agree with it.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class StepTensor(NamedTuple):
 class Link:
     """One segment's function with its static argument and the names that it reads and writes.
 
-    ``function(spec, weights, *reads)`` returns a tensor, or a tuple of as many as it writes. It is
-    a module's own, and the representation of ``spec`` tells all of it, since both name compiled
-    code in a cache.
+    ``function(spec, weights, *reads)`` returns a tensor, or a tuple if it writes several. The
+    function must be defined at a module's top level, and ``repr(spec)`` must be complete, because
+    both are part of the key of compiled code in a cache.
     """
 
     function: Callable[..., Any]
@@ -62,7 +63,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Functions that run one after another as one call: the static argument of `run_chain`."""
+    """Functions that run one after the other as one call: the static argument of `run_chain`."""
 
     links: tuple[Link, ...]
     reads: tuple[str, ...]
@@ -75,9 +76,9 @@ class Chain:
 
 
 def run_chain(chain: Chain, weights: tuple[Any, ...], *given: Tensor) -> tuple[Tensor, ...]:
-    """Run a call: tensors by the chain's ``reads`` in, those by its ``writes`` out.
+    """Run a call on the tensors of the chain's ``reads``; returns those of its ``writes``.
 
-    ``weights`` has an entry for each link, whatever nested tuple of tensors its function takes.
+    ``weights`` has one entry per link: the nested tuple of tensors that its function takes.
     """
     tensors = dict(zip(chain.reads, given, strict=True))
     for link, own in zip(chain.links, weights, strict=True):
@@ -95,7 +96,7 @@ class Segment:
     Attributes
     ----------
     weights
-        Nested tuples with parameters' names (or None) in place of tensors.
+        Nested tuples of parameters' names (or None), which stand for their tensors.
     """
 
     function: Callable[..., Any]
@@ -107,18 +108,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """Where tokens of a sequence meet.
+    """A step that combines the tokens of a sequence.
 
     Attributes
     ----------
     kind
-        Selects what computes it: a key of the engine's table of mixers.
+        Key of the engine's table of mixers, which computes it.
     layer
-        Its number among the mixers: that of its memory.
+        Its index among the mixers, and so the index of its memory.
     spec
-        What the kind has to be told, the same in every step.
+        Static arguments, the same in every step.
     weights
-        Nested tuples with parameters' names (or None), for kinds that have weights.
+        Nested tuples of parameters' names (or None), for kinds that have weights.
     """
 
     kind: str
@@ -136,9 +137,9 @@ class Call:
     Attributes
     ----------
     slot
-        Its number among the calls: that of its weights and of its compiled code.
+        Its index among the calls, and so the index of its weights and its compiled code.
     weights
-        As of `Segment`, one for each link.
+        See `Segment`; one entry per link.
     """
 
     slot: int
@@ -147,9 +148,9 @@ class Call:
     inputs: tuple[StepTensor, ...]
 
 
-# (mixer, tensors by its `reads`) -> what it leaves
+# (mixer, tensors of its `reads`) -> the tensor of its `writes`
 Mix = Callable[[Mixer, Sequence[Tensor]], Tensor]
-# As `run_chain`.
+# Has the signature of `run_chain`.
 Function = Callable[..., tuple[Tensor, ...]]
 
 
@@ -163,9 +164,9 @@ class Program:
     head
         From `HIDDEN` to `LOGITS`.
     dead
-        Per step, the names that nobody reads behind it.
+        Per step: the names that it reads and that no later step reads.
     kept
-        What is read behind the last mixer, but for what that writes.
+        Names that are read behind the last mixer, without the one that the mixer writes.
     """
 
     def __init__(
@@ -193,11 +194,11 @@ class Program:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """All calls, by their slot; the head is the last one."""
+        """All calls, by their slot; the head is the last."""
         return (*(step for step in self.steps if isinstance(step, Call)), self.head)
 
     def _dead(self, index: int) -> tuple[str, ...]:
-        """Names whose value nobody reads behind step ``index``, which reads it."""
+        """Names that step ``index`` reads and that no later step reads."""
         step = self.steps[index]
         live = _read_first(self.steps[index + 1 :]) - _written(step)
         return tuple(dict.fromkeys(name for name in _reads(step) if name not in live))
@@ -211,21 +212,21 @@ def run_program(
     mix: Mix,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """Hidden states, [T, H] or [K, H].
+    """Run a program; returns hidden states [T, H] or [K, H].
 
     Args:
-        program: what to run.
+        program: the program to run.
         functions: per call, `run_chain` or a compiled replacement.
         weights: per call.
         tensors: `INPUT_IDS` int64 [T], `POSITIONS` int64 [T]: each token's index in its sequence.
         mix: computes a mixer.
-        kept: int64 [K], the tokens whose hidden states are wanted. What the last mixer leaves is of
-            these alone. None: all.
+        kept: int64 [K], indices of the tokens whose hidden states are wanted. ``mix`` must return
+            only these for the last mixer. None: all.
     """
     values = dict(tensors)
     for index, step in enumerate(program.steps):
         given = [values[name] for name in _reads(step)]
-        # Their memory serves what comes next, in a capture too.
+        # Dropped early, so that the next step can reuse their memory, also during a capture.
         for name in program.dead[index]:
             del values[name]
         if isinstance(step, Call):
@@ -270,7 +271,7 @@ def _written(step: Segment | Mixer | Call) -> set[str]:
 
 
 def _read_first(steps: Sequence[Segment | Mixer | Call]) -> set[str]:
-    """Names whose value before ``steps`` one of them reads, or the end does."""
+    """Names that ``steps`` read before they write them, and `HIDDEN` unless they write it."""
     live = {HIDDEN}
     for step in reversed(steps):
         live = live - _written(step) | set(_reads(step))

@@ -1,4 +1,4 @@
-"""From `architectures` of a checkpoint to the family that runs it."""
+"""Maps the `architectures` of a checkpoint to the family that runs it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def family_of(architecture: str) -> type[Family]:
     """The family that runs an architecture.
 
     Raises:
-        ModelLoadError: there is none; the message lists those there are.
+        ModelLoadError: there is none; the message lists the supported architectures.
     """
     try:
         return _BY_ARCHITECTURE[architecture]
@@ -59,7 +59,7 @@ def family_of(architecture: str) -> type[Family]:
 
 
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
-    """`architectures[0]`, after refusing what no family of ours can honour.
+    """`architectures[0]`, after refusing checkpoints that no family can run.
 
     Code that a checkpoint brings for an architecture that there is a family for is never run.
 

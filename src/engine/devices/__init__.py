@@ -1,7 +1,6 @@
 """How steps run on one kind of device: on the host itself, or queued on an accelerator.
 
-`device` is the protocol, `host` and `cuda` are its two implementations. The worker knows neither by
-name.
+`device` is the protocol; `host` and `cuda` implement it. The worker knows only the protocol.
 """
 
 from src.engine.devices.device import Device, HostCopyable, StepSpan

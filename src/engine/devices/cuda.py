@@ -1,7 +1,7 @@
-"""A CUDA device: a launch only enqueues, and a thread waits for the copy-out.
+"""A CUDA device: a launch only enqueues a step, and another thread waits for its copy-out.
 
-The *waiter thread* blocks on the event behind a step's copy-out with the interpreter lock released,
-so neither the event loop nor the next launch ever waits for the device.
+The *waiter thread* blocks on the event behind a step's copy-out. It releases the interpreter lock
+meanwhile, so neither the event loop nor the next launch ever waits for the device.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 from src.core.plan import StepResult, StepTimes
 from src.engine.devices.device import Output
 
-# Of engines that were closed. For every stream that has multiplied matrices torch keeps two times
-# 32 MiB for cuBLAS (Hopper) to the end of the process; they may not be taken from an engine, since
-# its captured steps have their addresses. So engines that follow one another have one stream.
+# Streams of closed engines, for reuse. For every stream that has multiplied matrices torch keeps
+# two cuBLAS workspaces of 32 MiB (Hopper) until the process ends. They cannot be freed while an
+# engine's captured steps have their addresses. So successive engines reuse one stream.
 _idle_streams: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
 
 
 class CudaSpan:
-    """Between two events on the steps' stream.
+    """A step between two events on the steps' stream.
 
-    The first is the last moment before the step's arithmetic is launched, so that a device that
-    waits for a slow host to write rows and inputs is not busy meanwhile.
+    The first event is recorded just before the step's arithmetic is launched, so that the time in
+    which the device waits for the host's inputs does not count as busy.
     """
 
     def __init__(self, times: StepTimes, waiter: ThreadPoolExecutor) -> None:
@@ -35,7 +35,7 @@ class CudaSpan:
         self._waiter = waiter
         self._started = _recorded_event()
         self._finished: torch.cuda.Event | None = None
-        # Device memory stays, with the span, until the copy out of it has run.
+        # Keeps the device tensors alive until the copy-out has run.
         self._source: object = None
 
     def computes(self) -> None:
@@ -80,7 +80,7 @@ class CudaSpan:
 
 
 class CudaDevice:
-    """See `Device`. Its stream is the steps' alone."""
+    """See `Device`. Only steps use its stream."""
 
     is_host = False
 
@@ -99,7 +99,7 @@ class CudaDevice:
 
     def begin(self, times: StepTimes) -> CudaSpan:
         """See `Device`."""
-        times.device_start = time.monotonic()  # until the events tell better
+        times.device_start = time.monotonic()  # replaced by the events' time
         return CudaSpan(times, self._waiter)
 
     def synchronize(self) -> None:
@@ -107,7 +107,7 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
 
     def failure(self) -> Exception | None:
-        """See `Device`: after a fault in a kernel every later call fails too."""
+        """See `Device`. After a fault in a kernel every later CUDA call fails."""
         try:
             self.synchronize()
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What the worker asks of a device."""
+"""The protocol between the worker and a device."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ Output = TypeVar("Output", bound=HostCopyable)
 
 
 class StepSpan(Protocol):
-    """One step between its begin and its delivery; made by `Device.begin`."""
+    """One step from its begin to its delivery; made by `Device.begin`."""
 
     def computes(self) -> None:
-        """What is launched from now on is the step's arithmetic: its inputs have been enqueued."""
+        """Say that the step's inputs have been enqueued and its arithmetic is launched next."""
 
     def copy_out(self, output: Output) -> Output:
-        """End the step with the copy of its results to the host; returns where they will be.
+        """End the step by copying its results to the host; returns the host tensors.
 
-        Nothing may be read there before :meth:`wait`, or in another function than ``read`` of
-        :meth:`deliver`.
+        They may be read only after :meth:`wait`, or in ``read`` of :meth:`deliver`.
         """
 
     def wait(self) -> None:
@@ -38,34 +37,34 @@ class StepSpan(Protocol):
     def deliver(
         self, read: Callable[[], StepResult], post: Callable[[StepResult | Exception], None]
     ) -> None:
-        """Once the results are on the host: fill in the step's times, and post what ``read`` gives.
+        """Once the results are on the host, fill in the step's times and post ``read()``.
 
-        What goes wrong after this has returned is posted; what goes wrong before is raised.
+        Errors before this returns are raised; later errors are posted.
         """
 
 
 class Device(Protocol):
-    """Where steps are computed. One thread launches steps; they end in the order of their launch.
+    """A device that computes steps. One thread launches steps; they end in launch order.
 
     Attributes
     ----------
     is_host
-        Whether the launching thread itself computes.
+        Whether the launching thread itself computes the steps.
     """
 
     is_host: bool
 
     def stream(self) -> AbstractContextManager[object]:
-        """What steps are launched in."""
+        """The context in which steps are launched."""
 
     def begin(self, times: StepTimes) -> StepSpan:
         """Begin a step, whose ``times`` the device will fill in."""
 
     def synchronize(self) -> None:
-        """Wait until everything that was launched, in any stream, has run."""
+        """Wait until everything that was launched, on any stream, has run."""
 
     def failure(self) -> Exception | None:
         """Why the device cannot be used any more, or ``None`` if it can."""
 
     def close(self) -> None:
-        """Deliver what is left; nothing is launched any more. Blocks; may be called twice."""
+        """Deliver the remaining steps and stop. Blocks; may be called twice."""

@@ -1,4 +1,4 @@
-"""The thread that steps are launched from, and computed in where the host is the device."""
+"""The device thread: it launches steps, and on the CPU also computes them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceThread:
-    """Does what it is given, one thing after the other, until it is closed.
+    """Runs functions one after the other in its thread, until it is closed.
 
-    Not an executor: that makes a future of everything, with a lock and a condition, of which a
-    step has no use, since its result goes another way.
+    Not an executor, because that makes a future with a lock and a condition for every call. A step
+    does not need one, since its result is delivered in another way.
 
     Parameters
     ----------
     begin
-        Called first, in the thread.
+        The first function to run in the thread.
     """
 
     def __init__(self, begin: Work) -> None:
@@ -34,7 +34,8 @@ class DeviceThread:
         self._lock = threading.Lock()
         self._is_closed = False
         self._queue.put(begin)
-        # A daemon, since the interpreter waits for other threads before anybody could end them.
+        # A daemon, because at exit the interpreter waits for other threads before `atexit`
+        # functions could stop them.
         self._thread = threading.Thread(
             target=_work, args=(self._queue,), name="slipstream-device", daemon=True
         )
@@ -43,12 +44,12 @@ class DeviceThread:
         weakref.finalize(self, self._queue.put, None).atexit = False
 
     def post(self, work: Work) -> None:
-        """Have it done after what was given before; what it raises is logged.
+        """Queue ``work`` behind earlier work. An error that it raises is logged.
 
         Raises
         ------
         RuntimeError
-            After the end.
+            The thread was closed.
         """
         with self._lock:
             if self._is_closed:
@@ -56,12 +57,12 @@ class DeviceThread:
             self._queue.put(work)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """As `post`, with the outcome in a future.
+        """Like `post`, but returns a future with the result or the error.
 
         Raises
         ------
         RuntimeError
-            After the end.
+            The thread was closed.
         """
         future: Future[T] = Future()
 
@@ -79,7 +80,7 @@ class DeviceThread:
         return future
 
     def close(self) -> None:
-        """Take nothing more, and wait until all is done that was given before."""
+        """Accept no more work, and wait until all queued work is done."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -91,10 +92,10 @@ def _work(queue: SimpleQueue[Work | None]) -> None:
     while (work := queue.get()) is not None:
         try:
             work()
-        # A panic of a library is no Exception, and nobody else would go on with the steps.
+        # A library's panic is not an Exception. The thread must survive it to run later steps.
         except BaseException:
             logger.exception("the device thread goes on without this")
-        # What it holds would live until the next one comes.
+        # Otherwise the objects that it refers to would live until the next work comes.
         del work
 
 
@@ -103,6 +104,6 @@ _running: weakref.WeakSet[DeviceThread] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that computes while the interpreter goes down would crash it."""
+    """Close all threads: one that computes while the interpreter exits would crash it."""
     for thread in list(_running):
         thread.close()

@@ -1,4 +1,4 @@
-"""The host as the device: the thread that launches a step computes it, and reads its results."""
+"""The host as the device: the thread that launches a step also computes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from src.engine.devices.device import Output
 
 
 class HostSpan:
-    """Results are where they will be read as soon as they exist."""
+    """A step on the host. Its results need no copy."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times

@@ -1,4 +1,4 @@
-"""Which device a tensor's device is."""
+"""Opens the device implementation for a torch device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 
 def open_device(device: torch.device) -> Device:
-    """The device that computes on tensors of ``device``; close it."""
+    """Open the device that computes on tensors of ``device``. The caller closes it."""
     return CudaDevice(device) if device.type == "cuda" else HostDevice()
 
 
 def give_back_memory(device_type: str) -> None:
-    """Give the system what nothing refers to any more, so that another engine may have it.
+    """Return unused memory to the system, so that another engine can use it.
 
-    Of host memory nothing is kept. torch keeps a GPU's for itself. May block for its steps.
+    Host memory is returned without this. On a GPU torch caches freed memory. May block for steps.
     """
     if device_type == "cuda":
         try:

@@ -12,8 +12,8 @@ from torch import Tensor
 def upload(values: Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Copy ``values`` to ``device`` without waiting for it.
 
-    On CUDA the source is a fresh pinned temporary: torch's pinned allocator keeps it until the copy
-    has run, so nobody has to know how deep the pipeline is.
+    On CUDA the source is a fresh pinned temporary. Torch's pinned allocator keeps it until the copy
+    has run, so this works for any pipeline depth.
     """
     if device.type == "cpu":
         return torch.as_tensor(values, dtype=dtype)
@@ -22,10 +22,10 @@ def upload(values: Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch
 
 
 def host_view(tensor: Tensor) -> np.ndarray | None:
-    """The same memory, if the host has it, for small writes between two steps.
+    """A numpy view of host memory, for small writes between two steps; ``None`` on a GPU.
 
-    For each of them torch releases the interpreter lock, and waits until the event loop gives it
-    back, which is often a whole turn later. numpy keeps it.
+    For each write torch releases the interpreter lock, and then waits until the event loop releases
+    it, often a whole turn later. numpy keeps the lock.
     """
     return tensor.numpy() if tensor.device.type == "cpu" else None
 

@@ -1,4 +1,4 @@
-"""Which kernels attend on a GPU: chosen once for an engine, when the model's shape is known."""
+"""Chooses the attention backend on a GPU, once per engine, when the model's shape is known."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 def require_attention(section: DeviceSection, device: torch.device) -> None:
-    """Refuse, before anything is loaded, to choose where there is no choice.
+    """Refuse a ``device.attention`` that the device does not have, before anything is loaded.
 
     Raises
     ------
     ConfigError
-        ``device.attention`` names what only a GPU has.
+        ``device.attention`` names a backend that only a GPU has.
     """
     if section.attention != "auto" and device.type != "cuda":
         raise ConfigError(
@@ -39,19 +39,19 @@ def require_attention(section: DeviceSection, device: torch.device) -> None:
 def choose_attention(
     section: DeviceSection, model: Model, block_size: int
 ) -> tuple[AttentionBackend, str]:
-    """What attends on the model's CUDA device, as ``device.attention`` says.
+    """Choose the attention backend for the model's CUDA device, as ``device.attention`` says.
 
-    Layers that a library does not honour, for it has no soft cap, say, are Triton's.
+    Layers that a library cannot compute, for example because it has no soft cap, use Triton.
 
     Returns
     -------
     tuple
-        The engine's own backend, and what serves, for the log.
+        The engine's own backend object, and a description for the log.
 
     Raises
     ------
     ConfigError
-        What it names is not there, or cannot serve this model.
+        The named library is not installed, or cannot serve this model.
     """
     own = PAGED_ATTENTION.load_cuda()
     device_kernel = AttentionKernel(own.name, own.run)
@@ -67,7 +67,7 @@ def choose_attention(
             passed_over.append(f"{name} {error}")
             continue
         finally:
-            # What the trial took is free again when KV memory is sized.
+            # The trial's memory must be free again before KV memory is sized.
             torch.cuda.empty_cache()
         backend = AttentionBackend(kernel, device_kernel)
         specs = model.attention_specs()

@@ -1,8 +1,9 @@
-"""Gets a program's calls compiled while the engine starts and serves, and swaps them in.
+"""Compiles a program's calls while the engine starts and serves, and swaps the code in.
 
-On the CPU other processes compile, from the configuration alone, so that they need not wait for the
-weights. On CUDA this process compiles just in time; where nobody is served before, as soon as there
-is room for the weights: calls on what that memory holds leave nothing anywhere but their code.
+On the CPU other processes compile. They need the configuration only, so they do not wait for the
+weights. On CUDA this process compiles just in time. If requests wait for compiled code anyway, it
+begins as soon as memory for the weights is allocated: the calls that compile use whatever values
+that memory holds, and have no effect besides the code.
 """
 
 from __future__ import annotations
@@ -46,40 +47,41 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# For the shapes alone: no more is known of the dimension that it stands for.
+# An example number of tokens; compiled code takes any number.
 _NUM_TOKENS = 8
 _NICENESS = 10
 _POLL = 0.1  # seconds
 HEAD_START = 3.0
-"""Seconds that weights and the first request have before compilers take processor time.
+"""Seconds before compilers start, so that weights and the first request have the CPU first.
 
-A model that fits a small machine is ready by then; it took three times as long beside compilers.
+A small model is ready by then. Beside running compilers its start took three times as long.
 """
 _NONE_LEFT = object()
 
 
 class ProgramCompilation:
-    """The compiled code of one engine, on its way.
+    """The compilation of one engine's program.
 
     Parameters
     ----------
     outline
-        The model that will be served, without its weights; on CUDA None, and nothing begins before
-        `begin_just_in_time`, or `finish`.
+        The model that will be served, without its weights. On CUDA None; then nothing is compiled
+        before `begin_just_in_time` or `finish`.
     num_threads
-        That kernels compute with.
+        Threads that kernels compute with.
     root
-        Of the caches.
+        Directory of the caches.
     timeline
-        Is told when compilation begins, and when its code serves or it has failed.
+        Records when compilation begins, and when its code is in use or it has failed.
     awaited
-        Whether nobody is served meanwhile, to whom compilers would have to yield. Otherwise they
-        begin a little later, see ``HEAD_START``.
+        Whether no request is served before compilation ends. Otherwise compilers run at low
+        priority and begin later, see ``HEAD_START``.
     most_tokens
-        Of a step, padding included; what is compiled ahead of time takes any number.
+        The most tokens of a step, padding included, for just-in-time compilation. Code that is
+        compiled ahead of time takes any number.
     in_strips
-        Whether compiled code takes weights in strips, see `Model.lay_out`; then those of the
-        model are laid out before it serves.
+        Whether compiled code takes weights in strips, see `Model.lay_out`. If so, the model's
+        weights are laid out before the code is used.
     """
 
     def __init__(
@@ -99,13 +101,13 @@ class ProgramCompilation:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._ahead: Compilation | None = None
-        # What is compiled just in time, per call of the program, and the seconds that it took.
+        # The compiled functions, one per call of the program, and the seconds that it took.
         self._just_in_time: Future[tuple[list[CompiledFunction], float]] | None = None
-        # Per call of the program, the number of its job.
+        # Per call of the program: the index of its job.
         self._jobs_of_calls: list[int] = []
         self._num_threads = num_threads
-        # What is laid out is what compiled code was made for: whether the head is the embedding may
-        # be known from the weights alone, and then it stays in rows.
+        # The layout must match the one that the code is compiled for. Where only the weights tell
+        # whether the head is tied to the embedding, the head keeps its row layout.
         self._in_strips = in_strips and outline is not None and outline.spec.dtype == torch.bfloat16
         self._lays_out_head = outline is not None and not outline.aliases
         if outline is not None:
@@ -129,9 +131,9 @@ class ProgramCompilation:
             )
 
     def finish(self, worker: Worker, model: Model) -> None:
-        """Wait for the compiled code, and have ``worker`` use it from its next step on. Blocks.
+        """Wait for the compiled code, and let ``worker`` use it from its next step on. Blocks.
 
-        Whatever goes wrong is logged, and the model goes on uncompiled.
+        Every error is logged, and the model goes on uncompiled.
         """
         try:
             if self._ahead is None:
@@ -145,7 +147,7 @@ class ProgramCompilation:
             self._timeline.end("compile", error)
             forget_locals(error)
         except Exception as error:
-            # Whatever a compiler says that the end of the process has overtaken is of no interest.
+            # Errors of a compiler that was interrupted by the end of the process are not reported.
             if not self._closed.is_set() and threading.main_thread().is_alive():
                 logger.exception("compilation failed: the model goes on uncompiled")
                 self._timeline.end("compile", error)
@@ -155,9 +157,9 @@ class ProgramCompilation:
             logger.info("compiled in %.1f s", worker.compile_seconds)
 
     def begin_just_in_time(self, model: Model) -> None:
-        """Compile in a thread, by calls on ``model``, whose weights need not have a value yet.
+        """Compile in a thread, by calls on ``model``. Its weights may be uninitialized.
 
-        Once, and not where code is compiled ahead of time. `finish` tells what goes wrong.
+        Call it once, and never where code is compiled ahead of time. `finish` reports errors.
         """
         self._begin()
         regions: Future[tuple[list[CompiledFunction], float]] = Future()
@@ -169,12 +171,12 @@ class ProgramCompilation:
             except BaseException as error:
                 regions.set_exception(error)
 
-        # No daemon, see `finish_in_background`.
+        # Not a daemon thread, see `finish_in_background`.
         threading.Thread(target=run, name="slipstream-compile-regions").start()
         self._just_in_time = regions
 
     def wait_just_in_time(self) -> None:
-        """Wait for what `begin_just_in_time` has begun, if it has. Blocks."""
+        """Wait until just-in-time compilation has ended, if it was begun. Blocks."""
         regions = self._just_in_time
         if regions is not None:
             wait([regions])
@@ -186,7 +188,7 @@ class ProgramCompilation:
     def finish_in_background(
         self, worker: Worker, model: Model, then: Callable[[], None] = lambda: None
     ) -> None:
-        """As `finish`, in a thread; ``then`` is called there once it is known which code serves."""
+        """Run `finish` in a thread, and call ``then`` there, unless this was closed meanwhile."""
 
         def finish() -> None:
             self.finish(worker, model)
@@ -196,8 +198,8 @@ class ProgramCompilation:
         self._thread = threading.Thread(
             target=finish,
             name="slipstream-compile",
-            # One that waits for other processes may be left behind. One that compiles may not: a
-            # process that ends in the middle of generated code is aborted by the C++ runtime.
+            # A thread that waits for other processes may be abandoned at exit. A thread that
+            # compiles may not: the C++ runtime aborts a process that exits in generated code.
             daemon=self._ahead is not None,
         )
         self._thread.start()
@@ -208,10 +210,10 @@ class ProgramCompilation:
             self._thread.join()
 
     def close(self) -> None:
-        """Stop; processes are killed. Blocks for steps that are launched, and one trial of code.
+        """Stop, and kill compiler processes. Blocks for launched steps and one trial of code.
 
-        What compiles just in time goes on to the end of the region that it is in, for which this
-        waits: the model is its until then.
+        Just-in-time compilation uses the model until the end of its current function. This waits
+        for that.
         """
         self._closed.set()
         if self._ahead is not None:
@@ -242,7 +244,7 @@ class ProgramCompilation:
         worker.swap_in(code, time.monotonic() - self._started)
 
     def _lay_out(self, worker: Worker, matrices: Iterator[None]) -> None:
-        """One matrix after another, between steps."""
+        """Lay out the matrices on the device thread, one between any two steps."""
         started = time.monotonic()
         is_done = False
         while not is_done:
@@ -276,12 +278,12 @@ class ProgramCompilation:
         worker.swap_in(Code(compiled), seconds)
 
     def _compiled(self, model: Model) -> list[CompiledFunction]:
-        """Per call of the program its function: one for all that are alike, each compiled once."""
-        # Here and not at the top: it brings the compiler in.
+        """The function of each call of the program; calls that are alike share one."""
+        # Imported here because it loads torch's compiler.
         from src.compile.just_in_time import CompiledFunction
 
         if model.spec.device.type == "cpu":
-            # It generates code for as many threads.
+            # The compiler generates code for this number of threads.
             torch.set_num_threads(self._num_threads)
         most = max(self._most_tokens, MOST_WARM_UP_TOKENS)
         alike = _alike(model)
@@ -297,7 +299,7 @@ class ProgramCompilation:
 
 
 def _alike(model: Model) -> list[list[Call]]:
-    """The calls of a program, by what code for them depends on: chain, and shapes of weights."""
+    """Groups of calls that can share code: equal chain, and equal shapes of weights."""
     groups: dict[Any, list[Call]] = {}
     for call in model.program.calls:
         key = (call.chain, without_data(model.bound[call.slot]))
@@ -306,11 +308,11 @@ def _alike(model: Model) -> list[list[Call]]:
 
 
 def _numbers(alike: list[list[Call]]) -> list[int]:
-    """Per call, by its slot, the number of its group."""
+    """The group's index of each call, in the order of their slots."""
     of_slot = {call.slot: number for number, calls in enumerate(alike) for call in calls}
     return [of_slot[slot] for slot in range(len(of_slot))]
 
 
 def _token_arguments(call: Call) -> tuple[int, ...]:
-    """Positions of `run_chain`'s arguments that count tokens."""
+    """Indices of `run_chain`'s arguments whose first dimension is tokens."""
     return tuple(range(2, 2 + len(call.chain.reads)))

@@ -1,4 +1,4 @@
-"""A model's program for the kernel library's interpreter, as far as that knows what is in it."""
+"""Translates a model's program for the kernel library's interpreter, where that supports it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from src.ops.cpu.step import StepAttention, StepInstruction, StepProgram, takes_
 def compiled_program(
     model: Model, functions: Sequence[LoadedFunction], cache: KVCache
 ) -> StepProgram | None:
-    """The program with compiled functions; ``None`` where it has what the interpreter lacks.
+    """The program with compiled functions; ``None`` if the interpreter does not support it.
 
-    Mixers are attention that does not rotate, and what one leaves is read before the next one: they
-    write the same memory.
+    The interpreter supports attention without rotation only. All attention outputs use one buffer,
+    so each has to be read before the next attention.
     """
     program = model.program
     if not _is_known(program):

@@ -1,4 +1,4 @@
-"""From token ids to hidden states: the model's program, with mixers over KV memory."""
+"""The forward pass from token ids to hidden states: the model's program and its mixers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class WorkerClosedError(SlipstreamError):
 
 
 class Code(NamedTuple):
-    """What a step runs.
+    """The code that a step runs.
 
     Attributes
     ----------
     functions
-        Per call of the program: compiled, or the model's own.
+        One per call of the program: compiled, or the model's own.
     step
-        Everything from rows to tokens in one call; ``None``: call by call.
+        The whole step from rows to tokens as one call; ``None``: the step runs call by call.
     """
 
     functions: Sequence[Function]
@@ -42,8 +42,8 @@ class ForwardPass:
     Parameters
     ----------
     attention
-        What attends on a GPU; ``None`` for the device's own kernels. Kept, for its handle is what
-        calls have of it.
+        The attention backend on a GPU; ``None`` for the device's own kernels. A reference is kept,
+        because attention calls refer to it by its handle only.
     """
 
     def __init__(self, model: Model, kv_cache: KVCache, attention: Backend | None = None) -> None:
@@ -60,7 +60,7 @@ class ForwardPass:
         self._stopped = False
 
     def stop(self) -> None:
-        """Let no pass go on behind the call that it is in, in whatever thread."""
+        """Make every forward pass, in any thread, fail at its next mixer."""
         self._stopped = True
 
     def __call__(self, inputs: StepInputs, functions: Sequence[Function]) -> Tensor:
@@ -76,7 +76,7 @@ class ForwardPass:
             if inputs.last is not None and mixer.layer == self._last:
                 self._check()
                 return self._mixers[mixer.layer].mix_sampled(inputs, inputs.last, given)
-            # Not empty_like: a slice of one token would hand its row stride on.
+            # Not empty_like, because for one token that would keep the stride of a slice.
             out = given[0].new_empty(len(given[0]), *mixer.writes.shape)
             self.mix(inputs, mixer, given, self.view_of(mixer, out, given))
             return out
@@ -92,15 +92,15 @@ class ForwardPass:
         mix: Mix,
         kept: Tensor | None = None,
     ) -> Tensor:
-        """The same with other mixers; arguments as of `Model.forward`."""
+        """Hidden states, with ``mix`` as the mixers; arguments as of `Model.forward`."""
         return self.model.forward(functions, input_ids, positions, mix, kept)
 
     def view_of(self, mixer: Mixer, out: Tensor, given: Sequence[Tensor]) -> Tensor:
-        """What a mixer leaves, [T, *mixer.writes.shape], as `mix` computes into it."""
+        """View a mixer's output buffer [T, *mixer.writes.shape] in the shape that `mix` takes."""
         return self._mixers[mixer.layer].view_of(out, given)
 
     def mix(self, inputs: StepInputs, mixer: Mixer, given: Sequence[Tensor], out: Tensor) -> None:
-        """Compute a mixer into ``out``, see `view_of`; what is given may be overwritten.
+        """Compute a mixer into ``out``, see `view_of`. The tensors ``given`` may be overwritten.
 
         Raises
         ------

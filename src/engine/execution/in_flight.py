@@ -13,14 +13,14 @@ from src.core.plan import StepPlan, StepResult, StepTimes
 class InFlight:
     """Owns a step from its launch until its result is committed.
 
-    Not by a future of asyncio: that tells of itself one turn of the event loop later.
+    Not an asyncio future, because that calls back one turn of the event loop later.
     """
 
     plan: StepPlan
     times: StepTimes
-    # Called on the event loop when the outcome is there.
+    # Called on the event loop when the outcome has arrived.
     then: Callable[[], object] | None = None
-    # The result, or what the step failed with, once its copy-out has arrived.
+    # The result, or the error of a failed step, once it has arrived.
     outcome: StepResult | Exception | None = None
     # Keeps the step's device tensors alive until the copy-out has run.
     holds: list[object] = field(default_factory=list)
@@ -31,7 +31,7 @@ class InFlight:
         return self.outcome is not None
 
     def arrive(self, outcome: StepResult | Exception) -> None:
-        """On the event loop: this is what came of it."""
+        """Set the outcome. Call it on the event loop."""
         self.times.arrived = time.monotonic()
         self.outcome = outcome
         if self.then is not None:

@@ -1,4 +1,4 @@
-"""Turns a plan of integers into the device inputs of one step.
+"""Turns a step plan into the device inputs of one step.
 
 Suffixes: ``_t`` one entry per token of the step, ``_b`` per row of the plan, ``_s`` per row that
 samples.
@@ -20,13 +20,13 @@ from src.engine.sampling import SampleBatch
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRows:
-    """What calls of attention are told of tokens and of the rows that they belong to.
+    """The metadata of attention calls: tokens, and the rows that they belong to.
 
     Attributes
     ----------
     slot_mappings_t
-        Per group of layers [T] int64: where each token's key and value go, block * block_size +
-        offset; -1, nowhere, for padding.
+        Per group of layers [T] int64: the cache slot of each token's key and value, block *
+        block_size + offset. -1 for padding, which is not written.
     query_start_loc
         [B + 1] int32: first token of each row.
     seq_lens_b
@@ -34,9 +34,9 @@ class AttentionRows:
     block_tables_b
         Per group of layers [B, max blocks of these rows] int32.
     max_query_len, max_seq_len
-        Host bounds of the above, so that no kernel launch waits for a length.
+        Upper bounds known on the host, so that no kernel launch waits for a device value.
     decode_schedules
-        Group of layers -> what their attention is told to read, as far as it has been asked for;
+        Group of layers -> decode schedule of its attention, filled by the first layer that asks;
         see `src.ops.decode_schedule`.
     """
 
@@ -49,7 +49,7 @@ class AttentionRows:
     decode_schedules: dict[int, Tensor | None] = field(default_factory=dict)
 
     def without_rows(self) -> AttentionRows:
-        """The same tokens, of no row: they are written, and nothing attends."""
+        """The same tokens without rows: their KV is written, and no attention is computed."""
         return AttentionRows(
             slot_mappings_t=self.slot_mappings_t,
             query_start_loc=self.query_start_loc[:1],
@@ -67,16 +67,16 @@ class StepInputs(AttentionRows):
     Attributes
     ----------
     input_ids_t, positions_t
-        [T] int64; tokens of padding come last.
+        [T] int64; padding tokens come last.
     sample_index_s
-        [S] int64: token index whose hidden state is sampled from.
+        [S] int64: index of the token whose hidden state is sampled from.
     samplers
         The rows that sample.
     sampled_rows_s, sampled_positions_s
         [S] int64: their rows, and the positions of the tokens to be sampled.
     last
-        The tokens that are sampled from, as rows of one token each that are written already: all
-        that the last layer computes behind its keys and values. ``None``: it computes every token.
+        The sampled tokens as rows of one token each, whose KV is written already. The last layer
+        then computes attention for these only. ``None``: it computes every token.
     """
 
     input_ids_t: Tensor
@@ -89,9 +89,9 @@ class StepInputs(AttentionRows):
 
 
 def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> StepInputs:
-    """Gather the inputs of ``plan`` from the rows, with one host-to-device copy.
+    """Gather the inputs of ``plan`` from the rows.
 
-    Fewer tokens than ``padded_tokens`` are followed by padding, which is of no row.
+    Fewer tokens than ``padded_tokens`` are followed by padding, which uses the padding row.
     """
     rows_b = np.fromiter((step.row for step in plan.rows), np.int64, len(plan.rows))
     starts_b = np.fromiter((step.start for step in plan.rows), np.int64, len(plan.rows))
@@ -152,7 +152,10 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
 
 
 def only_sampled(inputs: StepInputs, state: RowState) -> StepInputs:
-    """The same for a step of which nobody wants other hidden states than those it samples from."""
+    """Inputs whose last layer computes only the hidden states that are sampled from.
+
+    For steps that score no prompt, since scores need the hidden state of every token.
+    """
     count = len(inputs.samplers.rows)
     if count == len(inputs.input_ids_t):
         return inputs
@@ -170,10 +173,10 @@ def only_sampled(inputs: StepInputs, state: RowState) -> StepInputs:
 
 
 def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
-    """Inputs of a step of padding: a row with nothing to do, and tokens that are written nowhere.
+    """Inputs of a step of padding: one empty row, and tokens whose KV is not written.
 
-    The row, and bounds of more than one query token, have every kernel of attention launched that a
-    request's step may launch.
+    With the row, and with bounds of more than one query token, every attention kernel is launched
+    that a request's step may launch.
     """
     device = state.device
     zeros_t = torch.zeros(num_tokens, dtype=torch.int64, device=device)
@@ -200,12 +203,13 @@ def is_decode(plan: StepPlan) -> bool:
 
 
 def decode_rows(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:
-    """All that a captured decode step of B rows is told, padding last: [4 B + 1] int64.
+    """The host input of a captured decode step of B rows, padding last: [4 B + 1] int64.
 
-    First int32, in pairs: `query_start_loc` [B + 1], `seq_lens` [B], and nothing; then, each B
-    long: rows; positions of their tokens; positions of the tokens to be sampled, 0 for padding.
-    Whatever the device need not work out by small kernels of its own. The first stands where its
-    alignment is the same for every B, since that of its pointer selects a kernel's variant.
+    The first B + 1 entries are int32 pairs: `query_start_loc` [B + 1], `seq_lens` [B], and one
+    unused. Then three arrays [B] follow: rows; positions of their tokens; positions of the tokens
+    to be sampled, 0 for padding.
+    All of it is computed on the host to save small kernels. `query_start_loc` comes first, so that
+    its alignment is the same for every B: the pointer's alignment selects a kernel's variant.
     """
     count = len(plan.rows)
     packed = np.zeros(4 * padded_rows + 1, np.int64)
@@ -221,7 +225,7 @@ def decode_rows(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarra
 
 
 def decode_samplers(plan: StepPlan, positions_s: Tensor) -> SampleBatch:
-    """The rows of a decode step, which all sample; ``positions_s`` [B] int64 is on the device."""
+    """The sample batch of a decode step; ``positions_s`` [B] int64 is on the device."""
     return SampleBatch(
         [step.row for step in plan.rows], [step.start + 1 for step in plan.rows], positions_s
     )

@@ -21,22 +21,23 @@ from src.ops.host_memory import lazy_zeros
 logger = logging.getLogger(__name__)
 
 _DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
-# Of what is free beside the largest step. The rest of a GPU is for what its allocator cannot use.
+# Fraction of the memory that is free beside the largest step. On a GPU the rest is for
+# fragmentation.
 _DEFAULT_FRACTION = {"cpu": 0.25, "cuda": 0.9}
 
 
 @dataclass(frozen=True)
 class KVCachePlan:
-    """How many blocks there are and what they cost.
+    """The number of blocks and their size.
 
     Attributes
     ----------
     block_size
-        Tokens.
+        Tokens per block.
     bytes_per_block
-        Over all slots, keys and values.
+        Bytes of a block over all slots, keys and values together.
     windows
-        Per group of layers, which has block tables of its own, the tokens that a query sees.
+        Per group of layers: tokens that a query sees; ``None`` is all.
     """
 
     block_size: int
@@ -45,11 +46,11 @@ class KVCachePlan:
     windows: tuple[int | None, ...] = (None,)
 
     def blocks_held(self, num_tokens: int) -> int:
-        """Blocks of all groups that a request of so many tokens holds at a time at least."""
+        """Blocks of all groups that a request of ``num_tokens`` tokens needs at least."""
         return sum(blocks_held(num_tokens, self.block_size, window) for window in self.windows)
 
     def longest(self, most: int) -> int:
-        """Tokens, up to ``most``, of the longest request that fits, with nobody beside it."""
+        """Tokens, up to ``most``, of the longest request that fits when it runs alone."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -69,14 +70,14 @@ class KVCachePlan:
 class KVCache:
     """The pool's tensors.
 
-    ``keys[i]`` and ``values[i]``: [blocks, block_size, num_kv_heads, head_dim] of layer i. Those of
-    layers in different groups may be the same memory, of which there are as many blocks as the pool
-    has, or a multiple of them (`page_blocks`).
+    ``keys[i]`` and ``values[i]``: [blocks, block_size, num_kv_heads, head_dim] of layer i. Layers
+    of different groups may share memory. The number of blocks is the pool's, or a multiple of it
+    (`page_blocks`).
 
     Attributes
     ----------
     memory
-        Each piece of it once: keys, then values, of each slot.
+        Every allocated tensor once: keys, then values, of each slot.
     """
 
     plan: KVCachePlan
@@ -96,22 +97,23 @@ def plan_kv_cache(
     max_model_len_is_fixed: bool,
     reserved_bytes: int = 0,
 ) -> tuple[KVCachePlan, int]:
-    """Choose the number of blocks; returns the plan and the context length that it allows.
+    """Choose the number of blocks; returns the plan and the context length in tokens.
 
-    Where nobody said how large, the pool is no larger than what all of ``max_num_seqs`` sequences
-    of ``max_model_len`` tokens take; who says so also has room for the prefix cache beyond that.
-    Layers with a window give most of that back while a sequence grows: for them it is the prefix
-    cache's. A context length that the user did not fix is lowered to what fits.
+    If no size is configured, the pool is at most what ``max_num_seqs`` sequences of
+    ``max_model_len`` tokens take. A configured size may be larger; the excess serves the prefix
+    cache. Layers with a window return most of their blocks while a sequence grows, which also
+    leaves room for the prefix cache. A context length that the user did not fix is lowered to what
+    fits.
 
     Parameters
     ----------
     reserved_bytes
-        Of what is free now, that something else will take.
+        Bytes of the free memory that will be taken for other purposes.
 
     Raises
     ------
     ConfigError
-        When not even one block fits, or a fixed ``max_model_len`` does not.
+        Not even one block fits, or a fixed ``max_model_len`` does not.
     """
     block_size = block_size_of(section, device)
     layout = lay_out(layers, block_size)
@@ -144,7 +146,7 @@ def plan_kv_cache(
         )
         max_model_len = longest
     if device.type == "cpu" and plan.total_bytes > free:
-        # Given as it is touched: nothing else tells before it is too late.
+        # The system gives memory when it is touched, so the allocation itself does not fail.
         logger.warning(
             "KV memory of %.2f GiB is more than the %.2f GiB that are free: when it is used, the "
             "system may end this process",
@@ -164,14 +166,14 @@ def plan_kv_cache(
 
 
 def block_size_of(section: CacheSection, device: torch.device) -> int:
-    """Tokens of a block."""
+    """Tokens per block."""
     return section.block_size or _DEFAULT_BLOCK_SIZE[device.type]
 
 
 def allocate_kv_cache(
     layers: Sequence[LayerKVSpec], plan: KVCachePlan, device: torch.device, *, poison: bool = False
 ) -> KVCache:
-    """Allocate the pool; with ``poison`` as NaN, so that reading what was never written shows.
+    """Allocate the pool. ``poison`` fills it with NaN, which shows reads of unwritten memory.
 
     Host memory is given by the system as it is touched, so a large pool costs nothing until then.
     """
@@ -179,7 +181,7 @@ def allocate_kv_cache(
     of_layer: dict[int, tuple[Tensor, Tensor]] = {}
     memory: list[Tensor] = []
     for slot in range(len(layout.slot_bytes)):
-        # Keys and values of the first layer in it, which those of the others are too.
+        # Keys and values of the slot's first layer; the slot's other layers are views of them.
         shared: list[Tensor] = []
         for group in layout.groups:
             if slot >= len(group.layers):
@@ -228,7 +230,7 @@ def _told(layout: KVLayout) -> str:
 
 
 def _budget(section: CacheSection, device_type: str, free: int) -> int:
-    """Bytes of KV memory where they are a part of what is free."""
+    """Bytes of KV memory as a fraction of the free memory."""
     if section.memory_fraction is not None:
         return int(section.memory_fraction * free)
     return int(_DEFAULT_FRACTION[device_type] * free)
@@ -237,7 +239,7 @@ def _budget(section: CacheSection, device_type: str, free: int) -> int:
 def free_memory(device: torch.device) -> int:
     """Bytes that may still be allocated on ``device``, at least 0."""
     if device.type == "cuda":
-        # What torch keeps of tensors that are gone is free for those to come.
+        # Memory that torch's allocator keeps of freed tensors counts as free.
         give_back_memory(device.type)
         return torch.cuda.mem_get_info(device)[0]
     return available_memory()

@@ -1,11 +1,10 @@
 """Which layers share block tables, and how their keys and values lie in one pool.
 
 Layers that see the same tokens form a class. Classes are cut into groups of equally many layers,
-and every group has block tables of its own. The pool has as many slots as a group has layers: slot
-i is the memory of every group's i-th layer, and a block of the pool, all slots of it, belongs to
-one group's table at a time. So a block is worth the same to every group, and one list of free
-blocks serves them all, however much of it each wants. Where all layers are alike there is one
-group, and a slot for each layer.
+and every group has its own block tables. The pool has as many slots as a group has layers. Slot i
+is the memory of every group's i-th layer. A block of the pool spans all slots and belongs to one
+group's table at a time. So every group can use every block, and one list of free blocks serves all
+groups in any proportion. If all layers are alike there is one group, and one slot per layer.
 
 Source of the scheme: vLLM's hybrid KV cache manager (docs.vllm.ai, "Hybrid KV Cache Manager").
 """
@@ -21,13 +20,13 @@ from typing import Final
 
 from src.models import LayerKVSpec
 
-# Classes whose sizes differ by less than this factor are not cut: the smaller one leaves slots
-# empty instead.
+# Classes whose numbers of layers differ by less than this factor are not cut. The smaller class
+# then leaves slots empty.
 _UNCUT: Final = 1.5
 
 
 class KVKind(enum.Enum):
-    """What a group's layers keep, and for how long."""
+    """The attention kind of a group, which decides how long its KV is kept."""
 
     FULL_ATTENTION = "full attention"
     SLIDING_WINDOW = "sliding window"
@@ -40,17 +39,17 @@ class KVGroupSpec:
     Attributes
     ----------
     kind
-        What they keep.
+        The attention kind.
     layers
-        Their numbers; the i-th has slot i of the pool.
+        Numbers of the layers; the i-th uses slot i of the pool.
     window
-        Tokens that a query of theirs sees, itself included; ``None`` is all.
+        Tokens that a query sees, itself included; ``None`` is all.
     block_size
-        Tokens of a block.
+        Tokens per block.
     page_blocks
-        Blocks of these layers' size that a block of the pool has room for, of which the first is
-        used. More than 1 where another group's tokens take more bytes: the numbers in the tables of
-        kernels, which count blocks of the layer's own size, are multiples of it.
+        How many blocks of these layers' byte size fit one block of the pool; the first is used.
+        More than 1 where another group's tokens take more bytes. Kernels count blocks of the
+        layer's own size, so the numbers in their block tables are multiples of this.
     """
 
     kind: KVKind
@@ -67,7 +66,7 @@ class KVLayout:
     Attributes
     ----------
     slot_bytes
-        Bytes of a block in each slot, of keys and as many of values.
+        Bytes of one block's keys in each slot; its values take as many.
     """
 
     groups: tuple[KVGroupSpec, ...]
@@ -75,17 +74,17 @@ class KVLayout:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Per group, the tokens that a query sees."""
+        """Per group: tokens that a query sees; ``None`` is all."""
         return tuple(group.window for group in self.groups)
 
     @property
     def page_blocks(self) -> tuple[int, ...]:
-        """Per group, what the numbers in its tables are multiples of."""
+        """Per group: see :class:`KVGroupSpec`."""
         return tuple(group.page_blocks for group in self.groups)
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of a block of the pool: keys and values in all slots."""
+        """Bytes of one block of the pool: keys and values in all slots."""
         return 2 * sum(self.slot_bytes)
 
     @cached_property
@@ -108,7 +107,7 @@ def lay_out(layers: Sequence[LayerKVSpec], block_size: int) -> KVLayout:
         classes.setdefault((layer.sliding_window, sizes[number]), []).append(number)
     counts = [len(members) for members in classes.values()]
     count = max(counts) if max(counts) < _UNCUT * min(counts) else min(counts)
-    # A whole number of every group's blocks, or their places would not coincide.
+    # A page has to be a whole number of every group's blocks, so that block boundaries coincide.
     page = math.lcm(*(size for _, size in classes))
     groups = [
         _group(window, members[start : start + count], block_size, page // size)
@@ -126,5 +125,5 @@ def _group(
 
 
 def _bytes_per_token(layer: LayerKVSpec) -> int:
-    """Of keys, and as many of values."""
+    """Bytes of one token's keys; its values take as many."""
     return layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize

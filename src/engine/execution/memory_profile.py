@@ -1,4 +1,4 @@
-"""What the largest step takes of an accelerator's memory, found out before KV memory is taken."""
+"""Measures the device memory of the largest step, before KV memory is sized."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryGauge(Protocol):
-    """Counts the bytes that tensors take of a device."""
+    """Counts the bytes that tensors take on a device."""
 
     def begin(self) -> None:
-        """Count from here on."""
+        """Start counting."""
 
     def peak(self) -> int:
-        """Bytes that were taken at most since :meth:`begin`, beside those that were taken then."""
+        """Peak bytes since :meth:`begin`, without the bytes that were taken before."""
 
 
 class CudaGauge:
-    """By torch's allocator; its steps on the device have been enqueued, and need not have run."""
+    """Asks torch's allocator, so steps need only be enqueued, not finished."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,7 +51,7 @@ class CudaGauge:
 
 
 def memory_gauge(device: torch.device) -> MemoryGauge | None:
-    """What measures ``device``; ``None`` for the host, whose memory is given as it is touched."""
+    """The gauge of ``device``; ``None`` for the host, whose memory is given as it is touched."""
     return CudaGauge(device) if device.type == "cuda" else None
 
 
@@ -62,14 +62,14 @@ def step_bytes(
     gauge: MemoryGauge | None,
     attention: Backend | None = None,
 ) -> int:
-    """Bytes that a step takes at most beside weights and KV memory, with rows and their sampling.
+    """The most bytes that a step takes beside weights and KV memory, rows and sampling included.
 
-    Blocks for the steps that it takes to see that. 0 without a ``gauge``.
+    Blocks while it runs such a step. 0 without a ``gauge``.
 
     Raises
     ------
     ConfigError
-        Such a step does not even fit without KV memory.
+        The step does not fit even without KV memory.
     """
     if gauge is None:
         return 0
@@ -86,7 +86,7 @@ def step_bytes(
             "weights: lower them"
         ) from error
     taken = gauge.peak()
-    # What the allocator keeps of it is free for KV memory.
+    # Memory that the allocator kept becomes free for KV memory.
     give_back_memory(model.spec.device.type)
     logger.info("the largest step takes %.0f MiB beside KV memory", taken / MIB)
     return taken
@@ -95,12 +95,12 @@ def step_bytes(
 def compute_largest_step(config: Config, model: Model, attention: Backend | None = None) -> None:
     """A step of as many tokens as fit a step, and a sample of as many rows as there may be.
 
-    Padding, so that nothing is written. The rows ask for everything that takes memory by the width
-    of the vocabulary or by the length of the context.
+    All tokens are padding, so no KV is written. The rows ask for every sampling feature whose
+    memory grows with the vocabulary or with the context.
     """
     spec, scheduler = model.spec, config.scheduler
     block_size = block_size_of(config.cache, spec.device)
-    # One block, which padding does not write to.
+    # A pool of one block, which padding never writes.
     plan = KVCachePlan(block_size, 1, bytes_per_block=0)
     cache = allocate_kv_cache(model.kv_cache_spec(), plan, spec.device)
     rows = RowState(
@@ -110,14 +110,14 @@ def compute_largest_step(config: Config, model: Model, attention: Backend | None
         device=spec.device,
         page_blocks=cache.layout.page_blocks,
     )
-    # As of rows that are full, which penalties read.
+    # Rows look full of tokens, because penalties read them.
     rows.tokens.zero_()
     sampler = Sampler(SamplingState(scheduler.max_num_seqs, spec.vocab_size, spec.device))
     inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
     hidden = ForwardPass(model, cache, attention)(inputs, model.functions)
     count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     logits = model.logits(model.functions, hidden[:count])
-    # `hidden` is held until prompts are scored, in slices of no more positions than rows here.
+    # In a real step `hidden` lives until prompts are scored, in slices of at most this many rows.
     batch = _demanding_batch(sampler, config, count, spec.max_positions)
     mask = torch.zeros(logits.shape, dtype=torch.float32, device=spec.device)
     batch = SampleBatch(batch.rows, batch.positions, mask=mask)

@@ -1,4 +1,4 @@
-"""What computes the mixers of a program: one class for each kind, one object for each layer."""
+"""Computes the mixers of a program: one class per kind, one object per layer."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from src.ops.declaration import Backend
 
 
 class LayerMixer(Protocol):
-    """A mixer of one layer, with its memory."""
+    """The mixer of one layer, with its KV memory."""
 
     def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
-        """What is left for the program, [T, *writes.shape], as `mix` takes it.
+        """View the output buffer [T, *writes.shape] in the shape that `mix` takes.
 
-        Apart from `mix`, so that a step that is replayed makes no view of it again.
+        Separate from `mix`, so that the replay of a captured step need not make the view again.
         """
 
     def mix(self, inputs: StepInputs, given: Sequence[Tensor], out: Tensor) -> None:
-        """Write the memory of a step's tokens, and compute into ``out``, see `view_of`."""
+        """Write the KV of a step's tokens, and compute the output into ``out``, see `view_of`."""
 
     def mix_sampled(
         self, inputs: StepInputs, rows: AttentionRows, given: Sequence[Tensor]
     ) -> Tensor:
-        """The same for the tokens that are sampled from alone, [S, ...].
+        """The output [S, ...] of the sampled tokens only.
 
-        The memory of every token is written, for the steps to come.
+        The KV of every token is written, because later steps read it.
         """
 
 
 class PagedAttention:
     """Attention of one layer over paged keys and values.
 
-    What it is given is query [T, Q, D], key and value [T, K, D]. Where the program leaves rotation
-    to it (`AttentionMixerSpec.rotates`), queries are overwritten.
+    Inputs are query [T, Q, D], key and value [T, K, D]. If the program leaves rotation to it
+    (`AttentionMixerSpec.rotates`), queries are overwritten.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PagedAttention:
         self._weights: AttentionMixerWeights = weights
         self._keys = kv_cache.keys[mixer.layer]
         self._values = kv_cache.values[mixer.layer]
-        # Of layers: whose block tables are this one's.
+        # The layer's group, which selects its block tables.
         self._group = kv_cache.layout.group_of[mixer.layer]
 
     def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
@@ -134,7 +134,7 @@ class PagedAttention:
         )
 
     def _schedule(self, rows: AttentionRows) -> Tensor | None:
-        """Which keys a GPU's programs read: laid out by the first layer of this group."""
+        """The decode schedule of this group; the step's first layer of the group computes it."""
         group = self._group
         if group not in rows.decode_schedules:
             rows.decode_schedules[group] = step_schedule(
@@ -148,8 +148,7 @@ class PagedAttention:
         return rows.decode_schedules[group]
 
 
-# Kind of a program's mixer -> (mixer, its weights, KV memory, the engine's choice) -> what computes
-# it.
+# Kind of mixer -> its class, called with the mixer, its weights, KV memory and attention backend.
 MIXERS: Mapping[str, Callable[[Mixer, Any, KVCache, Backend | None], LayerMixer]] = {
     "attention": PagedAttention
 }

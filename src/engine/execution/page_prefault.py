@@ -1,4 +1,4 @@
-"""Takes KV memory from the system before a step writes it, while there is nothing to compute."""
+"""Touches pages of KV memory while the engine is idle, before a step has to write them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _AHEAD_BYTES: Final = 256 * MIB
 
 
 class PagePrefault:
-    """Keeps a stretch of a pool on the host taken ahead of the blocks that were ever used.
+    """Keeps some memory of a host pool touched ahead of the highest block that was ever used.
 
-    The system gives a page when it is first written to, and zeroes it: in the middle of a step,
-    and where a virtual machine's host has to find it too, that takes longer than what is computed
-    for the tokens in it. Taking the whole pool at once would take memory that may never be used.
-    The pool hands out its blocks in ascending order until it has to use some again.
+    The system allocates and zeroes a page at its first write. In the middle of a step, and in a
+    virtual machine whose host has to find the page too, that takes longer than computing the tokens
+    in it. Touching the whole pool at once would take memory that may never be used. The pool
+    allocates its blocks in ascending order until it reuses some.
 
     Parameters
     ----------
     cache
         A pool in host memory, as :func:`~src.engine.execution.kv_cache.allocate_kv_cache` makes it.
     ahead_bytes
-        How far, over all slots.
+        Bytes over all slots to keep touched ahead.
     take_pages
         :func:`~src.ops.host_memory.take`.
     """
@@ -45,28 +45,28 @@ class PagePrefault:
         self._num_blocks = plan.num_blocks
         self._ahead = max(1, ahead_bytes // plan.bytes_per_block)
         self._used = 0
-        # Per tensor, in bytes. Smaller ones come from torch, which has touched them.
+        # Bytes touched per tensor. Small tensors come from torch, which has touched them already.
         self._taken = [0 if t.nbytes >= LARGE_PAGE else t.nbytes for t in self._tensors]
-        # Blocks that are taken in all of them.
+        # Blocks that are touched in all tensors.
         self._least = min(map(self._blocks_of, range(len(self._tensors))))
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to take, for the blocks that are used by now."""
+        """Whether enough memory is touched ahead of the blocks used so far."""
         return self._least >= min(self._num_blocks, self._used + self._ahead)
 
     def follow(self, plan: StepPlan) -> None:
-        """Note the blocks that a step begins to use."""
+        """Note the blocks that a step's plan allocates."""
         tables = [table for install in plan.installs for table in install.block_ids]
         tables += [append.block_ids for append in plan.block_appends]
         self._used = max(self._used, 1 + max(map(max, filter(None, tables)), default=-1))
 
     def take_next(self) -> None:
-        """Take one page of the slot that has the fewest blocks; milliseconds at most."""
+        """Touch one page of the tensor with the fewest touched blocks; takes milliseconds."""
         index = min(range(len(self._tensors)), key=self._blocks_of)
         tensor = self._tensors[index]
         per_block = tensor.nbytes // self._num_blocks
-        # What a step was quicker to touch is there.
+        # Skips pages that steps have touched meanwhile.
         start = max(self._taken[index], self._used * per_block // LARGE_PAGE * LARGE_PAGE)
         if start < tensor.nbytes and not self._take_pages(tensor, start, LARGE_PAGE):
             self._least = self._num_blocks

@@ -1,4 +1,4 @@
-"""torch's own profiler around some steps, started and stopped on the thread that runs them."""
+"""Runs torch's profiler around some steps, started and stopped on the device thread."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch.profiler import ProfilerActivity, profile
 
 T = TypeVar("T")
 
-# Of the gzipped trace, which is kept in memory.
+# Limit of the gzipped trace, which is kept in memory.
 MAX_TRACE_BYTES: Final = 64 * 1024 * 1024
 
 
 class ProfileTooLargeError(RuntimeError):
-    """The trace does not fit the bound."""
+    """The trace has more than ``MAX_TRACE_BYTES``."""
 
 
 class OnDeviceThread(Protocol):
     """Runs a function on the device thread, between two steps."""
 
     def __call__(self, function: Callable[[], T]) -> Future[T]:
-        """Queue it behind the steps that were launched before."""
+        """Queue ``function`` behind the launched steps."""
 
 
 class StepProfiler:
     """One profile at a time: :meth:`start`, steps, :meth:`stop`, :meth:`export`.
 
-    The profiler sees the thread that starts it, so both ends run where the steps do.
+    The profiler records the thread that starts it, so it starts and stops on the device thread.
     """
 
     def __init__(self, on_device_thread: OnDeviceThread) -> None:
@@ -44,7 +44,7 @@ class StepProfiler:
         return self._on_device_thread(self._start)
 
     def stop(self) -> Future[None]:
-        """Record no more, behind the steps that are launched; stops nothing twice."""
+        """Stop recording behind the launched steps. Does nothing if none was started."""
         return self._on_device_thread(self._stop)
 
     def export(self) -> bytes:

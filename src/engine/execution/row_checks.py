@@ -1,7 +1,7 @@
-"""What the device half makes sure of before it takes a request into a row.
+"""The device half's last check of a request before it gets a row.
 
-Requests are validated where they are built. This is the second lock: on the device one bad number
-fails a whole kernel, and with it everybody who is in the step, or the process.
+Requests are validated where they are built. This is a second check, because on the device one bad
+number fails a whole kernel, and so every request of the step, or even the process.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from src.core.sampling_params import MAX_LOGPROBS, SamplingParams
 def check_install(
     install: RowInstall, params: SamplingParams, vocab_size: int, max_model_len: int
 ) -> None:
-    """Refuse what would fail in a kernel; what only fails on the host fails there.
+    """Refuse values that would fail in a kernel. Values that fail on the host need no check here.
 
     Raises
     ------
     ValueError
-        A token is none of the model's, there are too many of them, or too many log-probabilities
-        are asked for.
+        A token id is not in the vocabulary, there are too many tokens, or too many
+        log-probabilities are asked for.
     """
     token_ids = install.token_ids
-    # In C, since a context may be long.
+    # `min` and `max` run in C, since a context may be long.
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         strange = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise ValueError(f"token ids must be from 0 to {vocab_size - 1}, got {strange}")

@@ -1,4 +1,4 @@
-"""Which request has which row, and what the rows are told of it."""
+"""Tracks which request owns which row, and writes plans into the rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from src.engine.sampling.prompt_logprobs import still_unscored
 
 
 class RowOwners:
-    """Brings step messages into the rows: tokens, blocks, sampling parameters, grammars.
+    """Applies step messages to the rows: tokens, blocks, sampling parameters, grammars.
 
     Call it on the device thread only: for every step first :meth:`meet`, then :meth:`apply`. The
-    token buffer, the sampler and the grammars know rows; this alone knows whose they are.
+    token buffer, the sampler and the grammars know rows only; this class knows their requests.
 
     Parameters
     ----------
     vocab_size
-        Of the model, which tokens are checked against.
+        The model's; token ids are checked against it.
 
     Attributes
     ----------
@@ -38,9 +38,10 @@ class RowOwners:
         self._grammars = grammars
         self._vocab_size = vocab_size
         self.unscored: list[DeviceRequest | None] = [None] * rows.padding_row
-        # Key -> request that has not ended.
+        # Key -> request that was admitted and has not ended.
         self._known: dict[int, DeviceRequest] = {}
-        # Row -> key of its newest owner, and key -> the rows that it was installed in.
+        # Row -> key of the request that was last installed in it. Key -> all rows that the request
+        # was installed in.
         self._owners: list[int | None] = [None] * rows.padding_row
         self._rows_of: dict[int, set[int]] = {}
 
@@ -50,7 +51,7 @@ class RowOwners:
         return len(self._known)
 
     def meet(self, message: StepMessage) -> None:
-        """Know those whom its plan installs for the first time, and no more those who ended."""
+        """Add the requests that the message admits, and forget those that ended."""
         for request in message.admitted:
             self._known[request.key] = request
         self.forget(message.ended)
@@ -58,13 +59,13 @@ class RowOwners:
     def apply(self, plan: StepPlan) -> list[tuple[int, str]]:
         """Write a plan into the rows.
 
-        Returns who could not be installed, by key, and why; their rows ask for nothing.
+        Returns (key, reason) of each request that could not be installed. Its row is cleared.
         """
         refused = []
         for install in plan.installs:
             try:
                 self._install(install)
-            # Whatever it is about this request, the others of the step have no part in it.
+            # A bad request must not fail the other requests of the step.
             except Exception as error:
                 self._clear(install)
                 refused.append((install.request_key, f"{type(error).__name__}: {error}"))
@@ -74,7 +75,7 @@ class RowOwners:
         return refused
 
     def forget(self, ended: Sequence[int]) -> None:
-        """Keep nothing of these: no step that comes behind names the rows that they had."""
+        """Forget ended requests, and vacate their rows. No later step names these owners."""
         for key in ended:
             self._known.pop(key, None)
             self._grammars.forget(key)
@@ -85,7 +86,7 @@ class RowOwners:
                     self._sampler.vacate(row)
 
     def neutralize(self, plan: StepPlan) -> None:
-        """Make harmless what a failed step left in its rows, which steps behind it still name."""
+        """Make the rows of a failed step harmless, since the next step in flight may name them."""
         for install in plan.installs:
             request = self._known[install.request_key]
             self.unscored[install.row] = still_unscored(request, install)
@@ -103,7 +104,7 @@ class RowOwners:
         self._grammars.install(install.row, request, install.token_ids[install.prompt_len :])
 
     def _clear(self, install: RowInstall) -> None:
-        """Have a row ask for nothing: its owner could not be installed, and steps name it still."""
+        """Make a row harmless whose request could not be installed, since steps still name it."""
         self.unscored[install.row] = None
         self._rows.install_harmless(install)
         self._sampler.state.neutralize(install.row)

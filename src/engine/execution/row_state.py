@@ -1,4 +1,4 @@
-"""What lives on the device for as long as a request holds its row."""
+"""Device-resident state of the rows: token buffer and block tables."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from src.core.plan import BlockAppend, RowInstall, StepPlan
 from src.engine.devices import transfer
 from src.engine.devices.transfer import upload
 
-# No token and no block has this number: consuming what was never produced fails loudly.
+# No token and no block has this number, so using an entry that was never written fails loudly.
 POISON = -1
 
 
 class RowState:
-    """Token buffer and block tables of every row, and of one more that padding is of.
+    """Token buffer and block tables of every row, and of one more row for padding.
 
     A step's inputs are gathered from here and its sampled tokens are scattered back, so the next
-    step can be launched before the host has seen a token. What a plan writes reaches the device by
-    :meth:`flush`, all of it in one upload.
+    step can be launched before the host has seen a token. Writes of a plan are staged;
+    :meth:`flush` brings all of them to the device in one upload.
 
     Parameters
     ----------
     page_blocks
-        Per group of layers, what the numbers of blocks are multiplied by in its tables:
-        `KVGroupSpec.page_blocks`.
+        Per group of layers: block numbers in its tables are multiplied by this
+        (`KVGroupSpec.page_blocks`).
 
     Attributes
     ----------
     padding_row
-        The row after the last: its tokens are some token of the vocabulary, and it has no block, so
-        that nothing is ever written for it but those tokens.
+        Index of the row after the last. Its tokens are valid token ids, and it has no block, so no
+        KV is ever written for it.
     max_model_len
-        Tokens that a row holds.
+        Tokens that a row has room for.
     tokens
         [max_num_seqs + 1, max_model_len] int32: (row, position) -> token id.
     block_tables
         [groups, max_num_seqs + 1, max_blocks] int32: (group of layers, row, position //
-        block_size) -> block; negative where a window has gone past.
+        block_size) -> block; negative where there is none, or where a window has passed it.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class RowState:
         self.tokens[self.padding_row].zero_()
         self._page_blocks = tuple(page_blocks)
         self._host = transfer.host_view(self._memory)
-        # Where the host has not the memory: flat index and values of each write, and the rows whose
-        # former values go before that.
+        # Used if the host cannot write the memory. Row -> staged writes (flat index, values), and
+        # the rows that are reset to POISON before.
         self._staged: dict[int, list[tuple[int, list[int]]]] = {}
         self._replaced: set[int] = set()
 
@@ -80,7 +80,7 @@ class RowState:
         self._replace(install, install.token_ids)
 
     def install_harmless(self, install: RowInstall) -> None:
-        """Give the row its blocks, and tokens that every model has: its own may be what failed."""
+        """Give the row its blocks, and zeros as tokens: the request's own may have failed."""
         self._replace(install, [0] * min(len(install.token_ids), self.max_model_len))
 
     def _replace(self, install: RowInstall, token_ids: list[int]) -> None:
@@ -98,14 +98,14 @@ class RowState:
             self._write(row, self._table_index(group, row), numbers, self._max_blocks)
 
     def append_blocks(self, append: BlockAppend) -> None:
-        """Continue one of the row's block tables."""
+        """Append blocks to one of the row's block tables."""
         numbers = self._numbers(append.group, append.block_ids)
         begin = self._table_index(append.group, append.row) + append.index
         self._write(append.row, begin, numbers, self._max_blocks - append.index)
 
     def _write(self, row: int, begin: int, values: list[int], room: int) -> None:
         if len(values) > room:
-            # Behind it in memory is what another request has.
+            # The memory behind it belongs to another row.
             raise ValueError(f"row {row} has room for {room} more, got {len(values)}")
         if self._host is not None:
             self._host[begin : begin + len(values)] = values
@@ -113,7 +113,7 @@ class RowState:
             self._staged.setdefault(row, []).append((begin, values))
 
     def flush(self) -> None:
-        """Bring a step's writes to the device: one upload, whatever there is to write."""
+        """Bring all staged writes to the device in one upload."""
         if not self._staged:
             return
         writes = [write for of_row in self._staged.values() for write in of_row]
@@ -145,32 +145,31 @@ class RowState:
         return self.tokens.numel() + rows_before * self._max_blocks
 
     def _numbers(self, group: int, block_ids: list[int]) -> list[int]:
-        """Blocks of the pool as the layers of a group count them."""
+        """Block ids of the pool as block numbers of a group's layers."""
         factor = self._page_blocks[group]
         return block_ids if factor == 1 else [factor * block for block in block_ids]
 
     def gather(self, rows_t: Tensor, positions_t: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids [T] and slots [groups, T], int64, of positions [T] int64 of rows [T] int64.
+        """Token ids [T] int64 and slots [groups, T] int64 of (row, position) pairs [T] int64.
 
         A slot is block * block_size + offset, and negative where the row has no block: nothing is
         written there.
         """
         input_ids_t = self.tokens[rows_t, positions_t].to(torch.int64)
         blocks_t = self.block_tables[:, rows_t, positions_t // self.block_size]
-        # Of a wider type than the blocks, as their product with the size would not be.
+        # The result is int64, while block * block_size in int32 could overflow.
         slots_t = torch.add(positions_t % self.block_size, blocks_t, alpha=self.block_size)
         return input_ids_t, slots_t
 
     def tables_of(self, rows_b: Tensor, num_blocks: int | None = None) -> tuple[Tensor, ...]:
-        """Per group of layers, the first ``num_blocks`` of the tables of rows [B] int64: [B, N]."""
+        """Per group of layers: the first ``num_blocks`` entries of the rows' tables, [B, N]."""
         return self.block_tables[:, rows_b, :num_blocks].unbind()
 
     def neutralize(self, plan: StepPlan) -> None:
-        """After a failed step: give its rows the blocks that are theirs, and tokens like any other.
+        """After a failed step: give its rows their own blocks, and valid tokens.
 
-        A step that is queued behind it still names its rows. Their results are dropped, but they
-        must not make that step fail for the rows that joined it, nor write keys and values where a
-        row's former owner had its blocks.
+        The next step in flight still names these rows. Their results are dropped, but they must not
+        fail that step for its other rows, nor write KV into blocks of a row's former owner.
         """
         for install in plan.installs:
             self.install_harmless(install)
@@ -183,7 +182,7 @@ class RowState:
     def scatter_tokens(self, rows_s: Tensor, positions_s: Tensor, token_ids_s: Tensor) -> None:
         """Write sampled tokens back into their rows: [S] int64 each.
 
-        Where no token could be sampled, which is a negative one, a harmless one is written: the
-        step behind names the row still, and must not fail for the others.
+        A negative id means that no token could be sampled. Then 0 is written, because the next step
+        in flight still names the row, and must not fail for its other rows.
         """
         self.tokens[rows_s, positions_s] = token_ids_s.clamp(min=0).to(torch.int32)

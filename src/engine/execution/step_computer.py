@@ -1,21 +1,21 @@
-"""What a planned step computes, from its rows to the tokens that they sample.
+"""Computes a planned step, from its rows to their sampled tokens.
 
-Three ways lead there, and give the same tokens: a captured graph; one call of the kernel library
-with compiled code; and one after the other, gather, forward pass, head and sampler::
+There are three ways, and all give the same tokens: a captured graph; one call of the kernel library
+with compiled code; or call by call, that is gather, forward pass, head and sampler::
 
                        captured graph        one call              call by call
     function           _replay               _in_one_call          compute itself
-    when               CUDA: a decode step   CPU: code that was    else; the forward is
-                       of a captured size    compiled ahead        a graph, if captured
+    when               CUDA: a decode step   CPU: code that was    otherwise; the forward
+                       of a captured size    compiled ahead        is a graph, if captured
     draws              the graph, then (a)   the call, or (b)      the sampler
     masks are awaited  before the sampler    in the call, before   behind the forward,
                                              its draw; (b) behind  before the head
     scatters tokens    the graph, then (a)   the call, or (b)      `scatter_tokens`
 
-(a): the sampler draws once more, from the graph's logits, if rows ask for more than a temperature
-and a seed, masks among that, and `scatter_tokens` writes over what the graph wrote.
-(b): the call ends with logits if rows ask for more than that, masks aside, or if scores of a prompt
-are wanted; then it is the sampler that draws, and `scatter_tokens` that writes.
+(a): If rows ask for more than a temperature and a seed, for example for masks, the sampler draws
+again from the graph's logits, and `scatter_tokens` overwrites the graph's tokens.
+(b): If rows ask for more than temperature, seed and masks, or for log-probabilities of a prompt,
+the call ends with logits. Then the sampler draws and `scatter_tokens` writes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from src.ops.cpu.step import CompiledStep, MaskGate, StepRows
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one step leaves on the device until the copy-out has run."""
+    """The device results of one step, kept until the copy-out has run."""
 
     samples: SampleOutput | None
     prompt_scores: PromptLogprobs | None
@@ -73,19 +73,21 @@ class StepOutput:
 
 
 class StepComputer:
-    """A model with its KV memory, rows and sampler. Of the device thread, but for `try_out`.
+    """A model with its KV memory, rows and sampler.
+
+    Call it on the device thread only, except `try_out`.
 
     Parameters
     ----------
     unscored
-        Row -> its newest owner, while that waits for scores of its prompt.
+        Row -> the request that still waits for log-probabilities of its prompt, or ``None``.
 
     Attributes
     ----------
     code
-        What steps run, from the next one on.
+        The code that the next step runs.
     graphs
-        Captured steps of ``code``, if there are any.
+        Captured steps of ``code``, or ``None``.
     """
 
     def __init__(
@@ -109,14 +111,14 @@ class StepComputer:
     def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
         """Compute the step; the plan has been applied to its rows.
 
-        ``computes`` is called, unless the step is one call on the host, when its inputs have been
-        enqueued and nothing else.
+        ``computes`` is called when the step's inputs, but nothing else, have been enqueued. It is
+        not called if the step is one call on the host.
         """
         self._rows.flush()
         graph = None if self.graphs is None else self.graphs.find(plan)
         if isinstance(graph, DecodeGraph):
             return self._replay(plan, graph, computes)
-        # One look: the compiler may swap it between two steps.
+        # Read once, because the compiler's thread may swap it at any time.
         code = self.code
         if graph is None and code.step is not None:
             return self._in_one_call(plan, code.step, code.functions)
@@ -134,7 +136,7 @@ class StepComputer:
         return self._output(plan, samples, hidden, code.functions, masks)
 
     def try_out(self, code: Code, num_tokens: int) -> None:
-        """Run padding through code that is not in use yet; nothing is written anywhere."""
+        """Run padding through code that is not in use yet; no KV and no row is written."""
         if code.step is not None:
             hidden = code.step.try_out(num_tokens)
         else:
@@ -142,7 +144,7 @@ class StepComputer:
         self._model.logits(code.functions, hidden)
 
     def warm_up(self, num_tokens: int) -> None:
-        """Run padding and a draw by the code in use: what Triton compiles is compiled here."""
+        """Run padding and a draw with the code in use, so that Triton compiles its kernels."""
         hidden = self._forward(padding_inputs(num_tokens, self._rows), self.code)
         logits = self._model.logits(self.code.functions, hidden[:1])
         row = torch.full((1,), self._rows.padding_row, device=self._rows.device)
@@ -152,10 +154,10 @@ class StepComputer:
     def compiled_step(
         self, caller: Caller, functions: Sequence[LoadedFunction]
     ) -> CompiledStep | None:
-        """A step in one call, of functions that were compiled ahead of time.
+        """Build a step in one call from functions that were compiled ahead of time.
 
-        ``None`` where the program has what the kernel library's interpreter does not know: it then
-        runs call by call.
+        ``None`` if the kernel library's interpreter does not support the program. Then steps run
+        call by call.
         """
         model, cache, rows = self._model, self._forward_pass.kv_cache, self._rows
         floats, ints = self._sampler.state.tables
@@ -194,7 +196,7 @@ class StepComputer:
                 token_ids = step.draw(numbers, len(sampling), gate)
             except ValueError:
                 if awaited is not None and awaited.done():
-                    # Why there are no masks says more than that there are none.
+                    # If computing the masks failed, raise that error: it says more.
                     awaited.result()
                 raise
             samples = SampleOutput(token_ids, None, (), ()) if sampling else None
@@ -212,7 +214,7 @@ class StepComputer:
     def _replay(
         self, plan: StepPlan, graph: DecodeGraph, computes: Callable[[], object]
     ) -> StepOutput:
-        """A step that is one captured graph, and what its rows ask for beyond a draw."""
+        """Run a decode step as one captured graph, and sample again if its rows ask for more."""
         num_rows = len(plan.rows)
         awaited = self._grammars.masks([step.row for step in plan.rows])
         out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row), computes)
@@ -246,7 +248,7 @@ class StepComputer:
         return samples
 
     def _choose(self, logits: Tensor, batch: SampleBatch, masks: RowMasks | None) -> SampleOutput:
-        """One token per row of the batch, of logits [S, V], which may be overwritten."""
+        """Sample one token per row of the batch from logits [S, V], which may be overwritten."""
         if masks is not None:
             batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
         return self._sampler.sample(logits, batch, self._rows.tokens)
@@ -259,7 +261,7 @@ class StepComputer:
         functions: Sequence[Function],
         masks: RowMasks | None,
     ) -> StepOutput:
-        """What the step leaves; without ``hidden`` nobody asks for scores of a prompt."""
+        """The step's output; without ``hidden`` no prompt is scored."""
         scores = None
         if hidden is not None:
             scores = score_prompts(
@@ -273,7 +275,7 @@ class StepComputer:
 
 
 def _open(gate: MaskGate, done: Future[RowMasks]) -> None:
-    """Let a step draw whose masks are there, or fail one whose masks will not be."""
+    """Let the waiting step draw with its masks, or make it fail if computing them failed."""
     try:
         masks = done.result()
     except BaseException:

@@ -1,4 +1,4 @@
-"""The results of steps, on their way from other threads to the event loop."""
+"""Passes results of steps from other threads to the event loop."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
-# What C says; Python raises an error.
+# The C function returns this on an error; the Python function raises.
 _FAILED: Final = -1
 
 
 class StepResults(Generic[T]):
-    """Has something taken on the event loop that any thread posts.
+    """A queue that any thread posts to, and that the event loop takes from.
 
-    By an eventfd, on Linux. `call_soon_threadsafe` writes to a socket, and Linux takes who writes
-    to another thread's socket to be about to sleep, and may put the reader on its CPU; here the
-    writer goes on with the next step. Nor does it release the interpreter lock: the loop, which
-    this wakes, would take it for a whole turn, while the device waits for the next step.
+    On Linux the loop is woken by an eventfd. `call_soon_threadsafe` writes to a socket instead, and
+    Linux assumes that a thread which writes to another thread's socket is about to sleep. So it may
+    move the reader to the writer's CPU, but here the writer goes on with the next step. Also, the
+    write keeps the interpreter lock. Otherwise the loop that it wakes would take the lock for a
+    whole turn, while the device waits for the next step.
 
     Parameters
     ----------
     take
-        Called on the loop with what was posted, in that order.
+        Called on the loop with each posted item, in order.
     """
 
     def __init__(self, take: Callable[[T], None]) -> None:
@@ -40,13 +41,13 @@ class StepResults(Generic[T]):
         self._close_event()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take what is posted from now on, on this loop, which is the running one."""
+        """Take posted items on this loop from now on; it must be the running one."""
         if loop is self._loop:
             return
         assert self._loop is None, "an engine lives on one event loop"
         self._loop = loop
         if hasattr(os, "eventfd"):
-            # Without one, or a loop that can listen to it, there is the other way.
+            # If there is no eventfd, or the loop cannot watch it, `call_soon_threadsafe` is used.
             with contextlib.suppress(OSError, NotImplementedError):
                 self._open_event(loop)
 
@@ -60,7 +61,7 @@ class StepResults(Generic[T]):
         self._event, self._signal = event, _signaling()
 
     def post(self, arrival: T) -> None:
-        """From any thread; the loop may be gone by then."""
+        """Post an item from any thread. Does nothing once the loop is closed."""
         self._posted.append(arrival)
         event, signal = self._event, self._signal
         if event is not None and signal is not None and signal(event, 1) != _FAILED:
@@ -70,7 +71,7 @@ class StepResults(Generic[T]):
                 self._loop.call_soon_threadsafe(self._take_posted)
 
     def close(self) -> None:
-        """From any thread, once nobody posts; what is posted before is taken still."""
+        """Close from any thread, once no thread posts any more. Posted items are still taken."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end)
@@ -86,7 +87,7 @@ class StepResults(Generic[T]):
             try:
                 self._take(self._posted.popleft())
             except Exception as error:
-                # What was posted behind it is nobody's fault.
+                # An error in one item must not stop the items behind it.
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a result could not be taken", "exception": error}
                 )
@@ -104,7 +105,7 @@ class StepResults(Generic[T]):
 
 
 def _signaling() -> Callable[[int, int], object]:
-    """What `os.eventfd_write` does, by a call that keeps the interpreter lock if there is one."""
+    """A function like `os.eventfd_write`, if possible one that keeps the interpreter lock."""
     try:
         signal = ctypes.PyDLL(None).eventfd_write
     except (OSError, AttributeError):

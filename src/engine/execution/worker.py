@@ -1,8 +1,8 @@
-"""Runs planned steps on the device, in order, one behind the other.
+"""Runs planned steps on the device, one after the other, in order.
 
-Steps are launched by one *device thread*, which computes them where the host is the device and only
-enqueues them elsewhere (`devices`). Either way the event loop never waits for the device, and step
-N+1 is queued behind step N before anybody has seen step N's tokens.
+Steps are launched by one *device thread*. On the CPU it computes them; on an accelerator it only
+enqueues them (`devices`). Either way the event loop never waits for the device, and step N+1 is
+queued behind step N before the host has seen step N's tokens.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from src.ops.declaration import Backend
 
 T = TypeVar("T")
 
-# More than one, so that nothing is taken for a constant; few, since it costs time at every start.
+# More than one, so that the compiler takes no size for a constant. Few, since every start pays.
 _WARM_UP_TOKENS = 8
-# On a GPU: few, and enough for every kernel that has another form for large steps.
+# On a GPU: one small step, and one large enough for kernels that have a variant for large steps.
 _KERNEL_WARM_UP_TOKENS = (8, 1040)
 MOST_WARM_UP_TOKENS = max(_WARM_UP_TOKENS, *_KERNEL_WARM_UP_TOKENS)
-"""Of what runs before requests do."""
-# Without a step for so long, the device thread may do something else for a moment.
+"""The most tokens of any warm-up step."""
+# Seconds without a step after which the device thread does idle work.
 _IDLE_SECONDS = 0.05
 
 
@@ -70,13 +70,13 @@ class Worker:
     Parameters
     ----------
     functions
-        What runs the calls of the model's program, compiled or not.
+        The functions of the program's calls, compiled or not.
     device
         Closed with the worker.
     num_threads
-        That kernels compute with on the host.
+        Threads that kernels compute with on the host.
     attention
-        As of :class:`ForwardPass`.
+        See :class:`ForwardPass`.
     """
 
     def __init__(
@@ -104,21 +104,21 @@ class Worker:
             self._forward_pass, Code(functions), rows, sampler, self._grammars, unscored
         )
         self._num_threads = num_threads
-        # Of the device thread: what computes a step is not settled.
+        # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True
         self.compiled = False
-        # Seconds that the compilation took, once it has ended.
+        # Seconds that compilation took; 0 before it has ended.
         self.compile_seconds = 0.0
         self._closing = False
-        # Steps, counted by the event loop: all, and those that have not arrived.
+        # Counted on the event loop: all launched steps, and those whose result has not arrived.
         self._num_launched = 0
         self._num_outstanding = 0
         self._awaits_pause = False
         self._arrivals = StepResults(self._arrive)
-        # Where the host computes, once there are kernels.
+        # Keeps the device thread off the loop's CPU; set on the host once kernels are built.
         self._places: Places | None = None
         self._device_thread = DeviceThread(self._use_threads)
-        # Weights and KV memory were written on other streams than the steps'.
+        # Weights and KV memory were written on other streams than the one of the steps.
         device.synchronize()
 
     @property
@@ -128,24 +128,24 @@ class Worker:
 
     @property
     def num_graphs(self) -> int:
-        """Compiled graphs that are in use: each counts once, however many layers call it."""
+        """Number of compiled graphs in use. A graph that several layers share counts once."""
         made = (getattr(each, "artifact", None) for each in self._computer.code.functions)
         return len({artifact for artifact in made if artifact is not None})
 
     @property
     def graph_stats(self) -> GraphStats:
-        """What captured steps did so far."""
+        """Counters of captured steps."""
         return GraphStats() if self._computer.graphs is None else self._computer.graphs.stats
 
     def hold_grammar(self, handle: int, grammar: CompiledGrammar) -> None:
-        """Keep what a message that admits a request will name by ``handle``, the request's key.
+        """Keep the grammar of a request that a message will admit; ``handle`` is the request's key.
 
-        It is let go of when a message, or :meth:`forget`, says that the request has ended.
+        It is released when a message, or :meth:`forget`, says that the request has ended.
         """
         self._grammars.hold(handle, grammar)
 
     def launch(self, message: StepMessage, then: Callable[[], object]) -> InFlight:
-        """Queue a step behind those launched before; returns at once.
+        """Queue a step behind the launched ones; returns at once.
 
         ``then`` is called on the event loop once the result has arrived.
         """
@@ -161,7 +161,7 @@ class Worker:
         return in_flight
 
     def forget(self, ended: Sequence[int]) -> None:
-        """As a launch does with the keys of ``ended``, where there is nothing to launch."""
+        """Forget ended requests without a launch; see ``StepMessage.ended``."""
         for key in ended:
             self._grammars.abandon(key)
 
@@ -169,27 +169,27 @@ class Worker:
             self._row_owners.forget(ended)
             self._grammars.begin()
 
-        # Closed at this very moment, it lets go of everything.
+        # A worker that is closed at this moment releases everything anyway.
         with contextlib.suppress(RuntimeError):
             self._device_thread.post(forget)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run something on the device thread, behind the steps that are launched."""
+        """Run ``function`` on the device thread, behind the launched steps."""
         return self._device_thread.call(function)
 
     def swap_in(self, code: Code, seconds: float | None = None) -> None:
         """Try compiled code on padding, then use it from the next step on.
 
-        Blocks; meant for a thread of its own while steps go on with the code of before. The padding
+        Blocks. Call it on a separate thread while steps go on with the previous code. The padding
         writes neither KV memory nor rows, so it disturbs no step. Code that is compiled at its
-        first call is so here.
+        first call is compiled here.
 
         Parameters
         ----------
         seconds
-            That its compilation took before.
+            Seconds that its compilation took before this call.
         """
-        # What is compiled here is for the number of threads that the calling thread computes with.
+        # Code that is compiled here is made for the calling thread's number of threads.
         self._use_threads()
         started = time.monotonic()
         with torch.inference_mode():
@@ -201,7 +201,7 @@ class Worker:
         self.compiled = True
 
     def warm_up(self) -> None:
-        """Have every kernel compiled that a request's step may launch. Blocks."""
+        """Compile every kernel that a request's step may launch. Blocks."""
 
         def run() -> None:
             with torch.inference_mode(), self._device.stream():
@@ -214,15 +214,15 @@ class Worker:
     def compiled_step(
         self, caller: Caller, functions: Sequence[LoadedFunction]
     ) -> CompiledStep | None:
-        """A step in one call of compiled functions; ``None`` if the program has more than that."""
+        """A step in one call; ``None`` if the kernel library does not support the program."""
         return self._computer.compiled_step(caller, functions)
 
     def _use_threads(self) -> None:
-        """Have the calling thread compute as a step does.
+        """Set the calling thread's number of compute threads to that of a step.
 
-        What torch computes between the kernels is too little for a team, whose threads spin while
-        they wait for each other, and take the event loop's CPU. Where there are no kernels, and no
-        compilers that want the CPUs, it computes all.
+        With the CPU kernels torch uses one thread. It computes too little between them for a team,
+        whose threads spin while they wait, and so take the event loop's CPU. It also uses one while
+        compilers run. Otherwise torch computes everything, with all threads.
         """
         has_kernels = kernel_library() is not None or is_compiling()
         torch.set_num_threads(1 if has_kernels else self._num_threads)
@@ -233,8 +233,8 @@ class Worker:
     ) -> None:
         """Capture steps of the code in use, and replay them from the next step on. Blocks.
 
-        Without ``everything`` only the shapes of few users are captured now, between two steps, and
-        the others one by one whenever there is nothing to do. No other code may be swapped in after
+        Without ``everything`` only the shapes of small batches are captured now, between two steps,
+        and the others one by one while the engine is idle. No other code may be swapped in after
         this.
 
         Raises
@@ -245,7 +245,7 @@ class Worker:
 
         def begin() -> None:
             code = self._computer.code
-            # Its buffers too are zeroed in the stream in which graphs read them.
+            # The pool's buffers are zeroed on the stream on which graphs read them.
             with torch.inference_mode(), self._device.stream():
                 graphs = GraphPool(
                     backend, ladder, self._forward_pass, code, self._rows, self._sampler
@@ -264,18 +264,18 @@ class Worker:
         begun.result()
 
     def use_pauses(self) -> None:
-        """Begin with what is done while there are no steps, which is begun again after each pause.
+        """Begin the idle work. It stops when a step comes, and goes on when the engine is idle.
 
-        That is capturing the steps that are not captured yet, or taking memory.
+        Idle work is capturing the remaining steps, or touching pages of KV memory.
         """
         if self._pause_work() is not None:
-            # Closed at this very moment, it takes no more.
+            # A worker that is closed at this moment accepts no more work.
             with contextlib.suppress(RuntimeError):
                 self._device_thread.post(self._use_pause)
 
     def _pause_work(self) -> Callable[[], None] | None:
-        """A piece of what is left to do in pauses; ``None`` as well where somebody would wait."""
-        # Closed, it has nothing left to do it with.
+        """The next piece of idle work; ``None`` if there is none, or if a step is outstanding."""
+        # A closed worker has released everything that the work needs.
         if self._closing or self._num_outstanding > 0:
             return None
         graphs = self._computer.graphs
@@ -287,7 +287,7 @@ class Worker:
         return None
 
     def _use_pause(self) -> None:
-        """On the device thread: one piece, and then another one, unless a step came meanwhile."""
+        """On the device thread: do one piece of idle work and queue the next."""
         work = self._pause_work()
         if work is not None:
             with torch.inference_mode(), self._device.stream():
@@ -295,7 +295,7 @@ class Worker:
             self.use_pauses()
 
     def _arrive(self, arrival: tuple[InFlight, StepResult | Exception]) -> None:
-        """On the event loop: a step has; when none is launched for a while, use that."""
+        """On the event loop: hand over a step's outcome, and watch for an idle time."""
         in_flight, outcome = arrival
         self._num_outstanding -= 1
         try:
@@ -310,20 +310,19 @@ class Worker:
             loop.call_later(_IDLE_SECONDS, self._look_for_pause, self._num_launched)
 
     def _look_for_pause(self, num_launched: int) -> None:
-        """Use it, unless a step was launched after the first ``num_launched`` of them."""
+        """Begin idle work, unless more than ``num_launched`` steps have been launched by now."""
         self._awaits_pause = False
-        # That nothing is outstanding at this moment says little: so it is between any two steps.
+        # No outstanding step at this moment is not enough: that is so between any two steps.
         if self._num_launched == num_launched:
             self.use_pauses()
         else:
             self._await_pause()
 
     def close(self) -> None:
-        """Let the launched steps end, stop the threads, and let go of the model. Blocks.
+        """Let the launched steps end, stop the threads, and release the model. Blocks.
 
-        What compiles in another thread at its first call ends at the end of the region that it is
-        in. Whoever still refers to this, an error or a request that somebody keeps, does not keep
-        weights and KV memory.
+        A thread that compiles code by its first call ends with the function that it is compiling.
+        An error or a request that still refers to this worker does not keep weights and KV memory.
         """
         if self._closing:
             return
@@ -345,7 +344,8 @@ class Worker:
         try:
             with torch.inference_mode(), self._device.stream():
                 self._execute(in_flight, message)
-        # A panic of a library is no Exception. Whatever it is, nobody may wait for the step.
+        # A library's panic is not an Exception, but it must end the step too, or the loop would
+        # wait for the step forever.
         except BaseException as raised:
             error = raised
             if not isinstance(error, Exception):
@@ -354,9 +354,9 @@ class Worker:
             self._fail(in_flight, self._neutralize(in_flight.plan, error))
 
     def _neutralize(self, plan: StepPlan, error: Exception) -> Exception:
-        """Make harmless what a failed step left in its rows; returns what the step failed with.
+        """Make the rows of a failed step harmless; returns the error that the step failed with.
 
-        Where not even that is possible the device is lost, and nobody may wait for the step.
+        If even that fails, returns :class:`DeviceLostError`.
         """
         try:
             with torch.inference_mode(), self._device.stream():
@@ -391,7 +391,7 @@ class Worker:
         )
 
     def _follow(self, plan: StepPlan, output: StepOutput, span: StepSpan) -> None:
-        """Let the grammars know what the step samples, as soon as it is on the host."""
+        """Let the grammars read the step's sampled tokens as soon as these are on the host."""
         samples = output.samples
         if samples is None:
             return

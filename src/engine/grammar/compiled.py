@@ -1,4 +1,4 @@
-"""A grammar that is ready to be followed."""
+"""A compiled grammar, its time budget, and the check of a text against it."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from src.engine.grammar.constraints import Constraint
 from src.engine.grammar.limits import MATCHER_LEXER_FUEL, MAX_LEXER_STATES, STEP_MAX_ITEMS
 
-# Seconds that one call may take; that it takes in the ordinary; and that calls may take beyond
-# the ordinary, all together.
+# Seconds: the most that one call may take; what an ordinary call takes; and the most by which all
+# calls together may exceed ordinary calls.
 _LONGEST_CALL: Final = 0.25
 ORDINARY_CALL: Final = 0.003
 _EXCESS: Final = 2.0
-# Of each second that passes, the part by which the excess is forgiven.
+# Seconds of excess that are forgiven per second that passes.
 _FORGIVEN: Final = 0.05
 
-# A judge works on the event loop, where others wait for every call: of what a call may take in the
-# ordinary, the part that one of its tokens may; and seconds that any call may take.
+# A judge runs on the event loop, so its calls delay others. Part of an ordinary call's time that
+# one of its tokens may take, and the most seconds of one call.
 _OF_A_CALL: Final = 1 / 30
 _LONGEST_JUDGEMENT: Final = 0.02
 
-# Tokens after which a matcher that computes no masks computes one: that gives the lexer its fuel.
-# A lexer that runs out of it is lost, to all that share it.
+# Tokens after which a matcher that needs no mask computes one, because that refuels the lexer. A
+# lexer that runs out of fuel is unusable for all matchers that share it.
 REFUELED_TOKENS: Final = 8
-# Seconds of compiling within which the thread that follows grammars may compile one anew.
+# A grammar that compiled within this many seconds may be recompiled on the grammar thread.
 _QUICKLY_COMPILED: Final = 0.05
 
-# How the library speaks of a token that was not in the mask.
+# The library's message for a token that was not in the mask.
 _NOT_ALLOWED: Final = "doesn't satisfy the grammar"
 _MAX_MESSAGE_CHARS: Final = 300
 _QUOTED_LINE: Final = re.compile(r"\n *[0-9]+ \|")
 
 
-# Where a grammar leaves no choice the library would choose the tokens; the model does, so that a
-# mask follows from the text alone, whatever tokens a request forbids.
+# Where a grammar leaves no choice the library would force tokens. With this option the model
+# chooses them, so that a mask depends on the text only, whatever tokens a request forbids.
 _OPTIONS: Final = '%llguidance {"no_forcing": true}'
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A grammar's text that nobody has read yet: Lark, or GBNF that is to be turned into that."""
+    """An unchecked grammar text: Lark, or GBNF that has to be converted to Lark."""
 
     text: str
     is_gbnf: bool = False
@@ -56,7 +56,7 @@ class GrammarError(Exception):
 
 
 def parser_limits() -> LLParserLimits:
-    """What bounds the work on one grammar."""
+    """The limits for llguidance's work on one grammar."""
     return LLParserLimits(
         step_lexer_fuel=MATCHER_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,
@@ -66,7 +66,7 @@ def parser_limits() -> LLParserLimits:
 
 
 def with_options(lark: str) -> str:
-    """A grammar with what all are compiled with."""
+    """The grammar with the options that all grammars are compiled with."""
     return f"{lark}\n{_OPTIONS}\n"
 
 
@@ -76,7 +76,7 @@ def compile_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     Raises
     ------
     GrammarError
-        The grammar has a fault or does not end well within its limits, or nothing matches it.
+        The grammar is invalid, exceeds its limits, or no text matches it.
     """
     text = with_options(lark)
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
@@ -87,12 +87,12 @@ def compile_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
 
 
 def raise_fault(matcher: LLMatcher) -> None:
-    """Raise what has put a matcher into its error state.
+    """Raise the error of a matcher, if it is in its error state.
 
     Raises
     ------
     GrammarError
-        If it is in that.
+        The matcher is in its error state.
     """
     if matcher.is_error():
         raise GrammarError(fault_of(matcher))
@@ -100,7 +100,7 @@ def raise_fault(matcher: LLMatcher) -> None:
 
 def fault_of(matcher: LLMatcher) -> str:
     """Why a matcher is in its error state, in one short line."""
-    # The lines of the grammar that follow are the client's own.
+    # The message quotes lines of the client's grammar, which are cut off.
     message = _QUOTED_LINE.split(matcher.get_error().partition("<non-verbose/>")[0])[0]
     if message.strip() == "NoExtensionBias":
         return "no text conforms to it, or none that the model's tokens can spell"
@@ -108,19 +108,19 @@ def fault_of(matcher: LLMatcher) -> str:
 
 
 def is_stuck(matcher: LLMatcher) -> bool:
-    """Whether a matcher is in its error state because nothing continues, or another thing did.
+    """Whether a matcher's error is that no token continues the text, or that a token did not fit.
 
-    Of a lexer that is lost it says that too; any other bound it names.
+    A lost lexer gives the same errors. Exceeded limits give others.
     """
     message = matcher.get_error()
     return message.strip().startswith("NoExtensionBias") or _NOT_ALLOWED in message
 
 
 class TimeBudget:
-    """What following one grammar may take, of all its rows together.
+    """The time that all rows of one grammar together may take to follow it.
 
-    Many rows of one grammar wait for each other, so a budget of each row would be many. It fills up
-    again, slowly: a grammar that is a little slow may be followed for as long as the server runs.
+    Rows of one grammar wait for each other, so budgets per row would add up. The budget refills
+    slowly: a slightly slow grammar may be followed forever.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -129,7 +129,7 @@ class TimeBudget:
         self._updated = clock()
 
     def allows(self, seconds: float, num_calls: float = 1) -> bool:
-        """Whether calls that took so long together are within it; they are counted."""
+        """Count ``num_calls`` calls of ``seconds`` together; whether they are within the budget."""
         now = self._clock()
         forgiven = (now - self._updated) * _FORGIVEN
         self._updated = now
@@ -144,27 +144,27 @@ class CompiledGrammar:
     Parameters
     ----------
     matcher
-        At the beginning of the output; never moved.
+        A matcher at the beginning of the output; it is only copied, never advanced.
     tokenizer
         Of the vocabulary that it was compiled for.
     lanes
-        The same as constraints. Those of different lanes can be followed side by side. There may
-        be none.
+        The grammar as constraints, one per lane. Different lanes can be advanced in parallel. May
+        be empty.
     recompile
-        Makes another matcher like the first, with a lexer of its own.
+        Makes another matcher like the first, with its own lexer.
     compile_seconds
-        How long it took to make the first one.
+        Seconds that it took to make the first matcher.
 
     Attributes
     ----------
     budget
-        Of all that follow it.
+        Shared by all rows that follow the grammar.
     is_worn
-        Whether a lane's lexer has taken all that it may: nobody begins with a constraint any more.
+        Whether a lane's lexer has reached its limit. New rows then begin with a matcher.
     is_spent
-        Whether the matchers' lexer, which they share, has too: nobody can begin at all.
+        Whether the matchers' shared lexer has reached its limit too. No row can begin then.
     num_renewals
-        Lexers that matchers have had before this one.
+        How often the matchers' lexer was replaced.
     """
 
     def __init__(
@@ -185,25 +185,25 @@ class CompiledGrammar:
         self.num_renewals = 0
 
     def begin(self, lane: int) -> Constraint | None:
-        """One of a lane's constraints, at the beginning of the output, if there is any."""
+        """A new constraint of a lane at the beginning of the output; ``None`` if none is usable."""
         if not self._lanes or self.is_worn:
             return None
         return self._lanes[lane % len(self._lanes)].clone()
 
     def begin_matcher(self) -> LLMatcher:
-        """A matcher at the beginning of the output."""
+        """A new matcher at the beginning of the output."""
         return self._matcher.deep_copy()
 
     def examine(self) -> None:
-        """A matcher has failed: find out whether another one could begin."""
+        """After a matcher has failed: find out whether a new one can begin, and set `is_spent`."""
         probe = self.begin_matcher()
         probe.compute_bitmask()
         self.is_spent = probe.is_error()
 
     def renew(self) -> bool:
-        """Where the matchers' lexer is lost, give those that begin another one; whether it did.
+        """If the matchers' lexer is lost, replace it for new matchers; returns whether it did.
 
-        Blocks for as long as a quick compilation takes; a slow grammar stays as it is.
+        Blocks for a quick compilation. A grammar that compiles slowly is not renewed.
         """
         self.examine()
         if not self.is_spent or self._recompile is None:
@@ -214,21 +214,21 @@ class CompiledGrammar:
         return True
 
     def judge(self) -> TextJudge:
-        """Follows the text of one output."""
+        """A judge for the text of one output."""
         return TextJudge(self._matcher.deep_copy(), self._tokenizer.greedy_tokenize, self.budget)
 
 
 class TextJudge:
-    """Tells whether a text that grows is complete under a grammar.
+    """Tells whether a growing text is complete under a grammar, so that a stop string may end it.
 
-    It goes by the text, and not by the tokens that the model chose: a stop string may end within
-    one. Text that the grammar does not know, such as special tokens that are hidden from it, is
-    beyond it: everything is complete from there on. Where the matcher gives up instead, over its
-    limits or over the budget of all who follow the grammar, nobody can tell any more, and nothing
-    is: a stop string is plain text then, since a cut at it could break what was asked for.
+    It follows the text, not the model's tokens, because a stop string may end within a token. If
+    the text leaves the grammar, for example by special tokens that the grammar does not know, then
+    everything behind counts as complete. If the matcher exceeds its limits or the grammar's budget,
+    nothing counts as complete: stop strings are plain text then, because a cut could break the
+    requested form.
 
-    Text that is held back is taken once, character by character, however many stop strings end in
-    it: where it is complete is remembered until it is let out.
+    Held-back text is consumed once, character by character, however many stop strings end in it.
+    Whether it is complete after each character is remembered until the text is let out.
     """
 
     def __init__(
@@ -240,17 +240,17 @@ class TextJudge:
         self._is_beyond = False
         self._has_given_up = False
         self._num_tokens = 0
-        # Text that the matcher has taken and that was not let out, the tokens of each character,
-        # and whether it is complete after each number of them.
+        # Text that the matcher has consumed and that was not let out; the number of tokens of each
+        # of its characters; and whether the text is complete after each number of characters.
         self._ahead = ""
         self._ahead_tokens: list[int] = []
         self._ahead_complete: list[bool] = []
-        # What the grammar does not know, where that follows.
+        # The character behind that text which the grammar does not allow, if one was tried.
         self._barred: str | None = None
 
     def advance(self, text: str) -> None:
-        """The text goes on with this."""
-        # Without text there is nothing to follow: it may be held back.
+        """Add text that was let out."""
+        # The text may be empty, if all of it is held back.
         if not text or self._is_beyond or self._has_given_up:
             return
         known = self._back_to(text)
@@ -264,7 +264,7 @@ class TextJudge:
             self._is_beyond = True
 
     def completes(self, text: str) -> bool:
-        """Whether the text would be complete if it went on with this and ended."""
+        """Whether the output would be complete if it ended after ``text``."""
         if self._has_given_up or self._is_beyond:
             return not self._has_given_up
         if not self._ahead_complete:
@@ -277,7 +277,7 @@ class TextJudge:
         return self._ahead_complete[len(text)] and not self._has_given_up
 
     def _look_ahead(self, character: str) -> bool:
-        """Take what is held back; whether the grammar knows it there."""
+        """Consume one held-back character; whether the grammar allows it."""
         token_ids = self._tokenize(character)
         taken = self._consume(token_ids)
         if taken < len(token_ids) or not token_ids:
@@ -291,10 +291,10 @@ class TextJudge:
         return not self._has_given_up
 
     def _back_to(self, text: str) -> int:
-        """Give back what was taken ahead and does not begin the text; how much of it does."""
+        """Roll back held-back text to its common prefix with ``text``; returns that length."""
         if text.startswith(self._ahead) or self._ahead.startswith(text):
             return min(len(text), len(self._ahead))
-        # Of strings, not of paths.
+        # commonprefix compares strings here, not paths.
         known = len(commonprefix([text, self._ahead]))  # noqa: RUF071
         if not self._matcher.rollback(sum(self._ahead_tokens[known:])):
             self._has_given_up = True
@@ -303,7 +303,7 @@ class TextJudge:
         return known
 
     def _consume(self, token_ids: list[int]) -> int:
-        """How many of the tokens the matcher took."""
+        """Consume tokens; returns how many the matcher took."""
         taken = 0
         while taken < len(token_ids) and not self._has_given_up:
             chunk = token_ids[taken : taken + REFUELED_TOKENS - self._num_tokens]
@@ -312,7 +312,7 @@ class TextJudge:
             self._charge(started, len(chunk) * _OF_A_CALL)
             taken += count
             is_short = count < len(chunk)
-            # Without fuel the lexer takes nothing either: only behind a mask that is believed.
+            # A lexer without fuel also takes nothing, so a refusal counts only just after a mask.
             if is_short and self._num_tokens == count == 0:
                 break
             self._num_tokens += count

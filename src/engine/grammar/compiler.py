@@ -1,7 +1,7 @@
-"""Compiles grammars off the event loop, within bounds, and remembers the last of them.
+"""Compiles grammars off the event loop, within bounds, and caches the latest.
 
-Each grammar is tried in another process first (`trial`): what crashes or hangs a compiler does so
-to that one. What passes is compiled here, in a thread, in about the same time.
+Each grammar is first tried in another process (`trial`), which a bad grammar may crash or hang. A
+grammar that passes is compiled here, in a thread, in about the same time.
 """
 
 from __future__ import annotations
@@ -55,34 +55,34 @@ from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Grammars that are compiled at a time; one that takes long holds up one of them.
+# Grammars that are compiled at the same time. A slow one occupies one worker.
 _WORKERS: Final = 2
-# Grammars that may wait for that.
+# The most grammars that may be waiting or compiling.
 _MAX_WAITING: Final = 256
-# Seconds for a process to begin, on a busy machine.
+# Seconds for a trial process to start, on a busy machine.
 _START_SECONDS: Final = 60.0
-# Of what a grammar leaves out, in a line of the log.
+# The most unenforced parts of a grammar that are listed in a log line.
 _MAX_NOTES: Final = 8
-# Seconds until those are to come back for whom none began.
+# `retry_after` in seconds if no trial process could be started.
 _RETRY_AFTER: Final = 5.0
 
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """A vocabulary as matchers are compiled with it, and as constraints are, if there are any."""
+    """A vocabulary in the forms for matchers and, if available, for constraints."""
 
     matchers: LLTokenizer
     constraints: ConstraintTokenizer | None
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> Tokenizers:
-        """Those of a vocabulary; some tenths of a second for a large one."""
+        """Build both forms; takes some tenths of a second for a large vocabulary."""
         return cls(vocabulary.build(), constraint_tokenizer(vocabulary))
 
 
 @dataclass
 class _Compilation:
-    """One that is under way: ``job`` in the pool, ``done`` on the event loop, and who wants it."""
+    """A running compilation: its ``job`` in the pool, its task, and the number of waiters."""
 
     job: Future[CompiledGrammar]
     done: asyncio.Task[CompiledGrammar]
@@ -90,7 +90,7 @@ class _Compilation:
 
 
 def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
-    """A grammar, ready to be followed.
+    """Compile a grammar.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
 
 
 class GrammarCompiler:
-    """The grammars of one model. Nothing is built before the first is asked for.
+    """Compiles and caches the grammars of one model. Builds nothing before the first request.
 
     Parameters
     ----------
@@ -138,21 +138,21 @@ class GrammarCompiler:
         self._idle: queue.LifoQueue[_Trial] = queue.LifoQueue()
         self._trials: set[_Trial] = set()
         self._closed = False
-        # Of the event loop alone: the last grammars, the newest last.
+        # Used on the event loop only: the cached grammars, the newest last.
         self._known: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
         self._compiling: dict[StructuredOutput, _Compilation] = {}
 
     async def compile(self, output: StructuredOutput) -> CompiledGrammar:
-        """The grammar, compiled now or before.
+        """The compiled grammar, from the cache or compiled now.
 
         Raises
         ------
         InvalidRequestError
-            It cannot be compiled, or takes too long or too much.
+            It cannot be compiled, or takes too much time or memory.
         QueueFullError
-            Too many wait for theirs.
+            Too many grammars wait to be compiled.
         UnavailableError
-            There is no process to try it in.
+            The trial process could not be started.
         ShuttingDownError
             The compiler was closed, before or meanwhile.
         """
@@ -163,20 +163,20 @@ class GrammarCompiler:
             return known
         compilation = self._compiling.get(output) or self._begin(output)
         compilation.num_waiting += 1
-        # Somebody else may wait for the same one: who goes away does not take it along.
+        # Shielded, because other requests may wait for the same grammar.
         try:
             return await asyncio.shield(compilation.done)
         except SlipstreamError as error:
-            # A copy for each: one that is raised over and over keeps every traceback.
+            # A copy for each waiter: an error that is raised repeatedly keeps every traceback.
             raise copy.copy(error) from None
         finally:
             compilation.num_waiting -= 1
-            # Unless a thread has begun with it, what nobody waits for any more holds up nobody.
+            # If no request waits any more, a compilation that has not begun is cancelled.
             if compilation.num_waiting == 0 and compilation.job.cancel():
                 self._compiling.pop(output, None)
 
     def close(self) -> None:
-        """End the processes; what is being compiled is refused."""
+        """Kill the trial processes. Running compilations fail."""
         with self._lock:
             self._closed = True
             trials = list(self._trials)
@@ -203,7 +203,7 @@ class GrammarCompiler:
         try:
             return await asyncio.wrap_future(job)
         except asyncio.CancelledError:
-            # A pool that is shut down gives up what it had not begun.
+            # A pool that is shut down cancels jobs that it had not begun.
             self._check_open()
             raise
 
@@ -212,7 +212,7 @@ class GrammarCompiler:
             raise ShuttingDownError("the engine was closed")
 
     def _finished(self, output: StructuredOutput, compilation: _Compilation) -> None:
-        # One that nobody waited for has left already, and another may be there instead.
+        # A cancelled compilation was removed before, and there may be a newer one.
         if self._compiling.get(output) is compilation:
             del self._compiling[output]
         done = compilation.done
@@ -230,7 +230,7 @@ class GrammarCompiler:
             lark = self._tried(candidate, vocabulary)
             return compile_grammar(tokenizers, lark)
         except GrammarError as error:
-            # A process that closing has killed has nothing to say of its grammar.
+            # If `close` has killed the trial process, the error is not the grammar's.
             self._check_open()
             raise refusal(str(error)) from None
 
@@ -246,7 +246,7 @@ class GrammarCompiler:
             return self._built
 
     def _tried(self, candidate: Candidate, vocabulary: Vocabulary) -> str:
-        """The Lark that is to be compiled, once another process has survived it."""
+        """Try the candidate in a trial process; returns the Lark text to compile here."""
         trial = self._idle_trial() or self._start_trial(vocabulary)
         try:
             verdict = trial.verdict(candidate, self._bounds.compile_seconds)
@@ -271,7 +271,7 @@ class GrammarCompiler:
                 return None
             if trial.is_usable:
                 return trial
-            # Its end is no fault of the grammar that comes next.
+            # It ended while idle, which is not the next grammar's fault.
             self._discard(trial)
 
     def _start_trial(self, vocabulary: Vocabulary) -> _Trial:
@@ -285,7 +285,7 @@ class GrammarCompiler:
         with self._lock:
             self._trials.add(trial)
         try:
-            # Behind that: who closes ends all that are there.
+            # After adding it, because `close` kills only the processes in `_trials`.
             self._check_open()
             trial.set_up(setup)
         except BaseException:
@@ -303,7 +303,7 @@ class GrammarCompiler:
 
 
 def _no_trial() -> UnavailableError:
-    # No fault of the grammar's, nor for ever: the machine lacks memory or time.
+    # Not the grammar's fault, and temporary: the machine lacks memory or time.
     return UnavailableError(
         "the process that tries grammars did not start",
         retry_after=_RETRY_AFTER,
@@ -312,10 +312,10 @@ def _no_trial() -> UnavailableError:
 
 
 class _Trial:
-    """One process of `trial`."""
+    """One `trial` process."""
 
     def __init__(self) -> None:
-        # The server's keys are no concern of it.
+        # Without the server's settings, since these may contain keys.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "src.engine.grammar.trial"],
@@ -328,23 +328,23 @@ class _Trial:
         self._is_killed = False
 
     def set_up(self, setup: Setup) -> None:
-        """Tell it the vocabulary, and wait until it has that.
+        """Send the vocabulary, and wait until the process is ready.
 
         Raises
         ------
         UnavailableError
-            It does not come up.
+            The process does not start.
         """
         if self._ask(msgspec.msgpack.encode(setup), _START_SECONDS) is None:
             raise _no_trial()
 
     def verdict(self, candidate: Candidate, seconds: float) -> Verdict:
-        """What it says of a grammar.
+        """Try a grammar.
 
         Raises
         ------
         GrammarError
-            It says nothing: it ran out of time, memory or stack, and is gone.
+            The process ran out of time, memory or stack, and has ended.
         """
         answer = self._ask(msgspec.msgpack.encode(candidate), seconds)
         if answer is None:
@@ -356,12 +356,12 @@ class _Trial:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be asked again."""
-        # One that was killed a moment ago may not have ended yet.
+        """Whether the process can try another grammar."""
+        # A process that was just killed may not have ended yet.
         return not self._is_killed and self._process.poll() is None
 
     def kill(self) -> None:
-        """End it; who waits for its answer learns that there is none."""
+        """Kill the process. A thread that waits for its answer gets none."""
         self._end()
         self._process.wait()
 
@@ -370,10 +370,10 @@ class _Trial:
         self._process.kill()
 
     def close(self) -> None:
-        """Let go of it, once it has ended."""
+        """Close the pipes, once the process has ended."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            # What was not written yet has no reader any more.
+            # Unwritten data cannot be flushed to an ended process.
             with contextlib.suppress(OSError):
                 pipe.close()
 
@@ -381,7 +381,7 @@ class _Trial:
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
-        # Its end is the end of what is read here.
+        # Killing the process ends the read below.
         timer = threading.Timer(seconds, self._end)
         timer.start()
         answer = None
@@ -391,7 +391,7 @@ class _Trial:
                 answer = read_frame(answers)
         finally:
             timer.cancel()
-            # One that has begun to fire kills behind the answer: it is known afterwards.
+            # A timer that is firing may kill the process after its answer: wait, to know it.
             timer.join()
         if answer is None:
             self.kill()

@@ -1,9 +1,9 @@
 """Constraints of llguidance's C interface, which can be followed without the interpreter lock.
 
-The library's wheel exports that interface (llguidance.h) beside its Python one. What its matchers
-and its constraints compute is the same, and in both clones share the lexer of what they were cloned
-from. But a constraint has an address, so that the kernel library takes the tokens of all rows and
-computes their masks in one call.
+The library's wheel exports the C interface (llguidance.h) beside its Python one. Matchers (Python)
+and constraints (C) compute the same, and clones share the lexer of their original. But a constraint
+has an address, so the kernel library can pass tokens to all rows and compute their masks in one
+call.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from src.core.cpus import usable_cpus
 from src.engine.grammar.limits import STEP_LEXER_FUEL, STEP_MAX_ITEMS
 from src.engine.grammar.vocabulary import Vocabulary
 
-# Of the lexers of one grammar's lanes, about 2 KB each, for as long as it is kept; a schema of some
-# properties has several hundred.
+# Limit for the lexers of all lanes of one grammar. A state takes about 2 KB while the grammar is
+# cached; a schema of some properties has several hundred states.
 MAX_LANE_STATES: Final = 10_000
-# More threads do not help: a batch's masks are some tens of microseconds each.
+# More threads do not help, because a mask takes only some tens of microseconds.
 _MAX_LANES: Final = 4
-# Before the name of a token that is no text, by the library's convention.
+# The library's prefix for the name of a special token.
 _SPECIAL: Final = b"\xff"
-# Structures have no size in them: those of another minor version may be others.
+# Structures contain no size field, so another minor version may have other layouts.
 _VERSION: Final = b"llguidance@1.9."
 _MAX_MESSAGE_BYTES: Final = 500
 
@@ -69,7 +69,7 @@ class _ConstraintInit(ctypes.Structure):
         ("max_grammar_size", c_size_t),
         ("precompute_large_lexemes", c_bool),
         ("verbose_errors", c_bool),
-        # The library fills it in, and a later one may have more to fill in.
+        # Space for fields that a later version of the library may fill in.
         ("later", ctypes.c_char * 512),
     )
 
@@ -86,9 +86,9 @@ class CInterface:
     Raises
     ------
     AttributeError
-        A symbol is missing, or the version is another one.
+        A symbol is missing, or the version does not match.
     OSError
-        The file cannot be loaded this way.
+        The file cannot be loaded as a shared library.
     """
 
     def __init__(self, path: str) -> None:
@@ -120,7 +120,7 @@ class CInterface:
 
     @property
     def matcher_functions(self) -> tuple[int, int]:
-        """Addresses of what takes a token and of what computes a mask."""
+        """Addresses of the functions that commit a token and that compute a mask."""
         given = self.commit_token, self.compute_mask
         commit, compute = (ctypes.cast(function, c_void_p).value or 0 for function in given)
         return commit, compute
@@ -128,7 +128,7 @@ class CInterface:
 
 @functools.cache
 def c_interface() -> CInterface | None:
-    """That of the installed wheel; ``None`` if it has none."""
+    """The C interface of the installed wheel; ``None`` if it has none."""
     try:
         return CInterface(_lib.__file__)
     except (AttributeError, OSError):
@@ -137,12 +137,12 @@ def c_interface() -> CInterface | None:
 
 @functools.cache
 def num_lanes() -> int:
-    """Lexers of one grammar: as many threads as follow matchers side by side."""
+    """Lanes per grammar: the number of threads that advance constraints in parallel."""
     return max(1, min(_MAX_LANES, usable_cpus() // 2))
 
 
 def constraint_tokenizer(vocabulary: Vocabulary) -> ConstraintTokenizer | None:
-    """What constraints are compiled with; ``None`` if this wheel has none."""
+    """The vocabulary for constraints; ``None`` if the wheel has no C interface."""
     library = c_interface()
     return None if library is None else ConstraintTokenizer(library, vocabulary)
 
@@ -153,7 +153,7 @@ class ConstraintTokenizer:
     Attributes
     ----------
     vocab_size
-        Of its masks.
+        Width of the masks.
     """
 
     def __init__(self, library: CInterface, vocabulary: Vocabulary) -> None:
@@ -187,7 +187,7 @@ class ConstraintTokenizer:
     def compile(self, lark: str, max_lexer_states: int) -> Constraint | None:
         """A constraint at the beginning, with its first mask computed; ``None`` if that fails."""
         text = lark.encode()
-        # It would end the string there.
+        # A zero byte would end the C string.
         if b"\0" in text:
             return None
         init = _ConstraintInit()
@@ -198,7 +198,7 @@ class ConstraintTokenizer:
         init.max_lexer_states = max_lexer_states
         init.verbose_errors = False
         root = Constraint(self._library, self._library.new_constraint(init, text), self)
-        # What that leaves in the lexer is the others' too.
+        # Clones share the lexer, so this mask warms it for all of them.
         first = root.clone()
         if self._library.compute_mask(first.address, _MaskResult()):
             return None
@@ -206,16 +206,15 @@ class ConstraintTokenizer:
 
 
 class Constraint:
-    """Where one output stands in its grammar.
+    """The state of one output in its grammar.
 
-    Its lexer is that of all that were cloned from the same one, and so are the bound of that and
-    what goes wrong with it. It does not tell an output that is complete from one that nothing
-    continues.
+    All clones of one constraint share its lexer, with the lexer's limit and its errors. A
+    constraint does not distinguish a complete output from one that no token continues.
 
     Attributes
     ----------
     address
-        For functions of the C interface: after each mask it takes one token.
+        For functions of the C interface. After each mask it takes one token.
     tokenizer
         Of the vocabulary that it was compiled for.
     """
@@ -225,14 +224,14 @@ class Constraint:
     def __init__(self, library: CInterface, address: int, tokenizer: ConstraintTokenizer) -> None:
         self._library = library
         self.address = address
-        # It must live as long.
+        # Kept alive for as long as the constraint.
         self.tokenizer = tokenizer
 
     def __del__(self) -> None:
         self._library.free_constraint(self.address)
 
     def clone(self) -> Constraint:
-        """Another one that stands there too."""
+        """A copy in the same state."""
         address = self._library.clone_constraint(self.address)
         return Constraint(self._library, address, self.tokenizer)
 

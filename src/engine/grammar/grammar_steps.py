@@ -1,4 +1,4 @@
-"""Steps of many matchers in one call: each takes a token and computes the mask that follows."""
+"""Advances many matchers in one call: each takes a token and computes the next mask."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from src.ops.cpu.build import kernel_library
 
 NO_TOKEN: Final = -1
 
-# Microseconds of a move, and for each token of the vocabulary; and those that are worth a thread.
+# Estimated microseconds per matcher, and per token of the vocabulary; and how many justify threads.
 _MOVE_COST: Final = 10.0
 _TOKEN_COST: Final = 1e-3
 _WORTH_A_THREAD: Final = 1000.0
 
 
 class Outcome(IntEnum):
-    """What became of a move, as of the kernel library (abi.h)."""
+    """The outcome of advancing one matcher; the kernel library's values (abi.h)."""
 
     MOVED = 0
     MATCHER_FAILED = 1
@@ -35,7 +35,7 @@ class Outcome(IntEnum):
 
 
 class Made(NamedTuple):
-    """How many moves were made, and what became of the last one."""
+    """How many matchers were advanced, and the outcome and the duration of the last one."""
 
     num_moves: int
     outcome: int
@@ -43,14 +43,14 @@ class Made(NamedTuple):
 
 
 class GrammarSteps:
-    """Matchers of different rows that one thread moves one after the other, and their tokens.
+    """Matchers of different rows that one thread advances one after the other, and their tokens.
 
     Parameters
     ----------
     matchers, rows
-        Of each: constraints, or matchers of the Python interface.
+        The matchers (all constraints, or all matchers of the Python interface) and their rows.
     entries
-        Where their tokens are among those of a batch.
+        Indices of their tokens among those of a batch.
 
     Attributes
     ----------
@@ -75,11 +75,11 @@ class GrammarSteps:
         return len(self.rows)
 
     def take(self, token_ids: np.ndarray) -> None:
-        """These are a batch's tokens, int64 [S]."""
+        """Set the tokens from those of a batch, int64 [S]."""
         self.numbers[:, 2] = token_ids[self.entries]
 
     def only(self, chosen: Sequence[int]) -> Self:
-        """Some of them, with their tokens."""
+        """A selection of them, with their tokens."""
         some = type(self)(
             [self.matchers[i] for i in chosen],
             [self.rows[i] for i in chosen],
@@ -90,14 +90,14 @@ class GrammarSteps:
 
 
 class Mover:
-    """Makes moves, and leaves masks in a table; used by one thread.
+    """Advances matchers, and writes their masks into a table. One thread uses it.
 
     Parameters
     ----------
     table
-        Where masks are left, with what else their requests want.
+        Receives the masks, restricted by the requests' other parameters.
     vocab_size
-        Of the masks.
+        Width of the masks.
     """
 
     def __init__(self, table: MaskTable, vocab_size: int) -> None:
@@ -108,7 +108,7 @@ class Mover:
         self._compiled: Callable[[np.ndarray], tuple[int, int, float]] | None = None
 
     def can_constrain(self) -> bool:
-        """Whether it can move constraints."""
+        """Whether constraints can be used: the C interface and the kernel library are available."""
         if self._compiled is None:
             library, kernels = c_interface(), kernel_library()
             if library is None or kernels is None:
@@ -119,7 +119,7 @@ class Mover:
         return True
 
     def lane(self, row: int) -> int:
-        """Which lane's matcher a row is to have: lanes move side by side."""
+        """The lane of a row. Lanes are advanced in parallel."""
         return row % self._num_lanes
 
     def prepare(
@@ -128,9 +128,9 @@ class Mover:
         rows: Sequence[int],
         entries: Sequence[int],
     ) -> list[GrammarSteps]:
-        """GrammarSteps of matchers, for many steps: constraints apart from the others.
+        """Group matchers for many steps: constraints and other matchers are separate.
 
-        They are of several lanes where that is worth while.
+        They are also split by lane, if there is enough work for several threads.
         """
         is_much = len(rows) * self._cost >= _WORTH_A_THREAD
         lanes = self._num_lanes if is_much else 1
@@ -140,10 +140,10 @@ class Mover:
         return [GrammarSteps(matchers, rows, entries).only(chosen) for chosen in parts.values()]
 
     def make(self, parts: Sequence[GrammarSteps]) -> list[Made]:
-        """Make moves, the parts side by side.
+        """Advance matchers, the parts in parallel.
 
-        Each part is made up to the first move that has another outcome than ``MOVED`` or takes
-        longer than ``ORDINARY_CALL``; what is behind it has not been made.
+        Each part stops after the first matcher with another outcome than ``MOVED``, or that takes
+        longer than ``ORDINARY_CALL``. The matchers behind it are not advanced.
         """
         first, *rest = parts
         if not rest:
@@ -154,11 +154,11 @@ class Mover:
         try:
             return [self._make(first), *(other.result() for other in others)]
         finally:
-            # Nothing moves any more when this is over, however it ends.
+            # Also after an error: no matcher may be in use when this returns.
             wait(others)
 
     def close(self) -> None:
-        """Stop its threads."""
+        """Stop the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 
@@ -170,7 +170,7 @@ class Mover:
 
 
 def make_by_python(moves: GrammarSteps, table: MaskTable) -> Made:
-    """The same for matchers of the Python interface."""
+    """Advance matchers of the Python interface; see `Mover.make`."""
     made = Made(0, Outcome.MOVED, 0.0)
     tokens: list[int] = moves.numbers[:, 2].tolist()
     for matcher, row, token_id in zip(moves.matchers, moves.rows, tokens, strict=True):

@@ -1,6 +1,6 @@
-"""A `StructuredOutput` in llguidance's Lark, once its size and its depth are known to be sane.
+"""Translates a `StructuredOutput` to llguidance's Lark, after checking its size and its depth.
 
-Nothing here reads the grammar in earnest: that is done by the compiler, elsewhere.
+The grammar itself is not parsed here; the compiler does that.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from src.core.errors import InvalidRequestError
 from src.core.structured_output import PARAM, StructuredOutput
 from src.engine.grammar.compiled import Candidate
 
-# One that nothing closes too: looking for its end from each of its quotes anew takes minutes.
+# Also matches an unclosed string. Otherwise the search would start again at each quote, which takes
+# minutes.
 _STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _BRACKET: Final = re.compile(r"[\[\]{}]")
 _ANY_OBJECT: Final = '{"type": "object"}'
-# Bounded: a model that falls into white space comes out of it again.
+# Bounded, so that a model cannot write white space forever.
 _WHITE_SPACE: Final = r"[ \t\r\n]{1,64}"
 _SEPARATORS: Final = {
     "item_separator": ", ",
@@ -35,12 +36,12 @@ def refusal(message: str) -> InvalidRequestError:
 
 
 def grammar_candidate(output: StructuredOutput, bounds: StructuredOutputSection) -> Candidate:
-    """What the compiler is to try.
+    """The text for the compiler to try.
 
     Raises
     ------
     InvalidRequestError
-        It is longer or nested deeper than the bounds, or empty, or no Unicode text.
+        The constraint is too long, nested too deeply, empty, or not valid Unicode.
     """
     pieces = (output.value,) if isinstance(output.value, str) else output.value
     _check_text((*pieces, output.whitespace_pattern or ""), bounds)
@@ -58,7 +59,7 @@ def grammar_candidate(output: StructuredOutput, bounds: StructuredOutputSection)
         case "grammar":
             _check_filled(pieces)
             text = _one(output)
-            # What llama.cpp and xgrammar read.
+            # GBNF is the format of llama.cpp and xgrammar.
             return Candidate(text, is_gbnf="::=" in text)
 
 
@@ -85,7 +86,7 @@ def _check_filled(pieces: tuple[str, ...]) -> None:
 
 
 def _check_depth(schema: str, most: int) -> None:
-    """Count brackets outside of strings: a parser that recurses has not seen the text yet."""
+    """Count brackets outside of strings, before a recursive parser sees the text."""
     depth = deepest = 0
     for bracket in _BRACKET.findall(_STRING.sub("", schema)):
         depth += 1 if bracket in "{[" else -1
@@ -114,7 +115,7 @@ def _json_options(output: StructuredOutput) -> dict[str, Any]:
 
 
 def _regex(pattern: str) -> str:
-    """As a terminal of Lark, with what that wants escaped; digits are 0 to 9 alone."""
+    """The pattern as an escaped terminal of Lark; digit classes match 0 to 9 only."""
     return f"start: /{regex_to_lark(pattern, 'd')}/"
 
 
@@ -124,6 +125,6 @@ def _choice(texts: tuple[str, ...], most: int) -> str:
     if len(texts) > most:
         raise refusal(f"a choice may have at most {most} texts, got {len(texts)}")
     _check_filled(texts)
-    # One terminal: the parser would follow thousands of rules side by side.
+    # One terminal, not one rule per text: the parser would follow thousands of rules in parallel.
     alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
     return f"start: CHOICE\nCHOICE: {alternatives}"

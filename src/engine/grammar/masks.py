@@ -1,4 +1,4 @@
-"""What rows may sample, a bit per token: what grammars allow, and what requests want besides."""
+"""Token masks of rows, one bit per token: grammars combined with requests' other parameters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from src.engine.sampling.per_params import PerParams
 from src.ops.cpu.build import kernel_library
 
 _BITS = 32
-# What a request wants besides its grammar, as numbers of the kernel library (abi.h).
+# Constraints of a request besides its grammar; the kernel library's values (abi.h): none, some, or
+# some with `ignore_eos`.
 _NO_WISH, _HAS_WISH, _GOES_ON = range(3)
 
 
-# [256, 8] float32: what is added to the logits of eight tokens by the bits of their byte.
+# [256, 8] float32: byte of a mask -> the values to add to the logits of its eight tokens.
 _ADDENDS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
 ).astype(np.float32)
@@ -28,17 +29,17 @@ _ADDENDS = np.where(
 
 @dataclass(frozen=True)
 class RowMasks:
-    """What one batch may sample. It holds until its tokens are followed.
+    """The masks of one batch. They are valid until the batch's tokens are followed.
 
     Attributes
     ----------
     table
-        [R, W] int32 on the host: bit ``v % 32`` of word ``v // 32`` says that token ``v`` may be
+        [R, W] int32 on the host: bit ``v % 32`` of word ``v // 32`` is set if token ``v`` may be
         sampled.
     rows
-        Of each entry of the batch, its row of ``table``; -1 where it may sample anything.
+        Per entry of the batch: its row of ``table``; -1 if it is unconstrained.
     added
-        [S, V] float32, the same to be added to logits on the CPU, if that was asked for.
+        [S, V] float32, the masks as values to add to logits on the CPU, if that was asked for.
     failures
         Of rows whose grammar cannot go on; they may sample anything.
     """
@@ -49,20 +50,20 @@ class RowMasks:
     failures: Sequence[RowFailure]
 
     def to(self, device: torch.device, vocab_size: int) -> Tensor:
-        """[S, V] float32 on the device: 0 for what may be sampled, -inf for what may not."""
+        """[S, V] float32 on the device: 0 for allowed tokens, -inf for others."""
         if self.added is not None:
             return torch.from_numpy(self.added)
-        # A bit per token on the way.
+        # Uploaded as one bit per token.
         packed = packed_masks(self.table.numpy(), self.rows).view(np.uint8)
         return unpacked(upload(packed, torch.uint8, device), vocab_size)
 
 
 class MaskTable:
-    """The masks of all rows, and what brings their requests' other wishes into them.
+    """The masks of all rows, restricted by the requests' other parameters.
 
-    End tokens are in a grammar's mask where the output may end. With ``ignore_eos`` they are left
-    only where nothing else is; where ``allowed_token_ids`` leaves nothing, an output that may end
-    ends.
+    End tokens are in a grammar's mask where the output may end. With ``ignore_eos`` they stay only
+    if no other token is allowed. If ``allowed_token_ids`` excludes all other tokens, an output that
+    may end gets its end tokens back.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class MaskTable:
     Attributes
     ----------
     table, masks
-        [R, W] int32, as of :class:`RowMasks`; one memory, seen as a tensor and as an array.
+        [R, W] int32, see :class:`RowMasks`; the same memory as a tensor and as an array.
     """
 
     def __init__(self, max_num_rows: int, vocab_size: int) -> None:
@@ -82,7 +83,7 @@ class MaskTable:
         shape = (max_num_rows, -(-vocab_size // _BITS))
         self.table = torch.zeros(shape, dtype=torch.int32)
         self.masks: np.ndarray = self.table.numpy()
-        # [R, W] int32 and [R] uint8: tokens that end the output, and that it may consist of.
+        # [R, W] int32: tokens that end the output, and allowed tokens. [R] uint8: see `_NO_WISH`.
         self._ends = np.zeros(shape, np.int32)
         self._allowed = np.zeros(shape, np.int32)
         self._wishes = np.zeros(max_num_rows, np.uint8)
@@ -90,7 +91,7 @@ class MaskTable:
         self._compiled: Callable[[Sequence[int]], Sequence[int] | None] | None = None
 
     def install(self, row: int, request: DeviceRequest) -> None:
-        """``row`` is this request's from now on."""
+        """Give ``row`` to a request."""
         params = request.params
         self._ends[row] = self._packed(request.end_token_ids)
         # The model's own end tokens are in the grammar's masks already.
@@ -102,7 +103,7 @@ class MaskTable:
         self._allowed[row] = -1 if is_free else self._packed_allowed(params)
 
     def check_size(self, vocab_size: int) -> None:
-        """Raise ValueError unless masks of so many tokens fit."""
+        """Raise ValueError unless ``vocab_size`` is the width of these masks."""
         if vocab_size != self._vocab_size:
             raise ValueError(f"expected masks of {self._vocab_size} tokens, got {vocab_size}")
 
@@ -112,13 +113,13 @@ class MaskTable:
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Masks, ends, allowed and wishes, as the kernel library wants them."""
+        """Masks, end tokens, allowed tokens and kinds of constraints, for the kernel library."""
         return self.masks, self._ends, self._allowed, self._wishes
 
     def restrict(self, rows: Sequence[int]) -> Sequence[int] | None:
-        """Bring the wishes of these rows into their masks, in place.
+        """Restrict the masks of these rows by their requests' other parameters, in place.
 
-        Returns whether anything is possible, of each; ``None`` if something is in all of them.
+        Returns per row whether its mask allows any token; ``None`` if all of them do.
         """
         library = kernel_library()
         if library is None:
@@ -128,12 +129,12 @@ class MaskTable:
         return self._compiled(rows)
 
     def restrict_by_numpy(self, rows: Sequence[int]) -> Sequence[int] | None:
-        """The same without a compiler."""
+        """Like `restrict`, without the kernel library."""
         chosen = [row for row in rows if self._wishes[row] != _NO_WISH]
         given, ends, allowed = self.masks[chosen], self._ends[chosen], self._allowed[chosen]
         may_end = (given & ends).any(1, keepdims=True)
         others = given & ~ends & allowed
-        # Where there is something else: no end at all, or those that are allowed themselves.
+        # If other tokens are allowed: no end tokens with `ignore_eos`, else the allowed end tokens.
         kept = np.where(self._wishes[chosen, None] == _GOES_ON, 0, allowed)
         ends &= np.where(others.any(1, keepdims=True), kept, -1)
         self.masks[chosen] = others | np.where(may_end, ends, 0)
@@ -166,8 +167,8 @@ def added_masks(packed: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def unpacked(packed: Tensor, vocab_size: int) -> Tensor:
-    """The same on any device, from [S, B] uint8."""
-    # Not from a list: on CUDA that copies it from the host, and waits.
+    """Like `added_masks` on any device, from [S, B] uint8."""
+    # Not made from a list, because on CUDA that is a copy from the host, which waits.
     weights = torch.ones(8, dtype=torch.uint8, device=packed.device)
     weights = weights << torch.arange(8, dtype=torch.uint8, device=packed.device)
     barred = ((packed[:, :, None] & weights) == 0).flatten(1)[:, :vocab_size]

@@ -1,8 +1,8 @@
-"""A process that tries to compile grammars, so that the server need not find out.
+"""A process that tries to compile grammars, so that a bad grammar cannot harm the server.
 
-A grammar may make a compiler run for minutes, take all memory or exhaust its stack, and no thread
-can be ended for that. This process can: it limits its own memory and stack, and is killed when it
-takes too long.
+A grammar may make the compiler run for minutes, take all memory or exhaust the stack, and a thread
+cannot be killed. This process limits its own memory and stack, and is killed when it takes too
+long.
 
 Run as ``python -m src.engine.grammar.trial``. Frames on standard input and output are a length
 (4 bytes, big-endian) and MessagePack: first a :class:`Setup` and an empty answer, then
@@ -26,18 +26,18 @@ from src.engine.grammar.compiled import Candidate, GrammarError, compile_matcher
 from src.engine.grammar.schemas import Refusal, Rewritten, prepare
 from src.engine.grammar.vocabulary import Vocabulary
 
-# A fraction of what the server's threads have: what fits here fits there.
+# Smaller than the stack of the server's threads, so a grammar that fits here fits there.
 _STACK_BYTES: Final = 1 << 20
-# Of a grammar whose schemas are rewritten: choices are unfolded, within one another too.
+# Limit of a grammar after its schemas are rewritten, since unfolded choices multiply.
 _MAX_CHARACTERS: Final = 1 << 22
 _LENGTH: Final = struct.Struct(">I")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What the process is told first.
+    """The first message to the process.
 
-    ``memory_bytes`` is what it may take beyond its own, ``seconds`` after which it ends itself if
-    nobody is left to do it.
+    ``memory_bytes`` is how much memory it may allocate in addition. After ``seconds`` for one
+    grammar it ends itself, in case the server is gone.
     """
 
     vocabulary: Vocabulary
@@ -46,9 +46,9 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct):
-    """What became of a grammar: the Lark that is to be compiled, or what is wrong with it.
+    """The result for a grammar: the Lark to compile, or what is wrong with it.
 
-    ``dropped`` is what its schemas say that is not enforced, where they allow for that.
+    ``dropped`` are parts of its schemas that are not enforced, if the schemas permit that.
     """
 
     lark: str = ""
@@ -106,12 +106,12 @@ def _try(tokenizer: LLTokenizer, content: bytes, verdict: Verdict) -> None:
 
 
 def prepared(candidate: Candidate) -> Rewritten:
-    """A candidate as Lark whose schemas the compiler takes, and what is not enforced of them.
+    """The candidate as Lark with supported schemas, and the parts that are not enforced.
 
     Raises
     ------
     GrammarError
-        It cannot be read, or cannot be enforced.
+        It cannot be parsed, or cannot be enforced.
     """
     if candidate.is_gbnf:
         return Rewritten(_lark(candidate.text))
@@ -127,17 +127,17 @@ def prepared(candidate: Candidate) -> Rewritten:
 
 
 def _lark(text: str) -> str:
-    """Lark for a text in GBNF."""
+    """Convert GBNF to Lark."""
     try:
         lark: str = any_to_lark(text)
-    # The converter raises whatever it meets.
+    # The converter raises all kinds of errors.
     except Exception as error:
         raise GrammarError(f"it cannot be read as GBNF: {error}") from None
     return lark
 
 
 def _limit_memory(memory_bytes: int) -> None:
-    """Take no more memory than that, and give way to the server."""
+    """Limit this process's memory, and lower its priority below the server's."""
     if sys.platform != "linux":
         return
     import resource

@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance sees it: the bytes that each token adds to the text."""
+"""A model's vocabulary for llguidance: the bytes that each token adds to the text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """What tells one vocabulary from another.
+    """The bytes of all tokens, and the special tokens.
 
     Attributes
     ----------
     tokens
-        Token id -> what it adds after another token; empty for ids that add nothing. As many as the
-        model's logits are wide.
+        Token id -> the bytes that it adds behind another token; empty if it adds none. Its length
+        is the width of the model's logits.
     special_ids
-        Tokens that are no text, but may be named in a grammar.
+        Tokens that are not text, but can be named in a grammar.
     end_ids
-        Those that end an output, at least one.
+        Tokens that end an output, at least one.
     """
 
     tokens: list[bytes]
@@ -40,7 +40,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return cls(tokens, special, sorted({i for i in end_ids if 0 <= i < size}))
 
     def build(self) -> LLTokenizer:
-        """The form that llguidance wants; some tenths of a second for a large vocabulary."""
+        """Build llguidance's tokenizer; takes some tenths of a second for a large vocabulary."""
         wrapper = _Wrapper(self)
         built = LLTokenizer(wrapper, n_vocab=len(self.tokens), eos_token=self.end_ids)
         wrapper.greedy = built.greedy_tokenize
@@ -48,7 +48,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class _Wrapper(TokenizerWrapper):
-    """The attributes that ``LLTokenizer`` reads, and the call by which it tokenizes."""
+    """The attributes that ``LLTokenizer`` reads, and the call that it tokenizes with."""
 
     is_tokenizer_wrapper = True
 
@@ -60,7 +60,7 @@ class _Wrapper(TokenizerWrapper):
         self.greedy: Callable[[str], list[int]] | None = None
 
     def __call__(self, text: str | bytes) -> list[int]:
-        # Masks do not depend on it: grammars leave all tokenizations of a text open.
+        # Masks do not depend on this, because grammars allow every tokenization of a text.
         return [] if self.greedy is None else self.greedy(_as_text(text))
 
 

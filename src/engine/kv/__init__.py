@@ -1,1 +1,1 @@
-"""Which blocks of KV memory are whose, and which hold a known prefix: integers and digests only."""
+"""Bookkeeping of KV blocks: the block pool and the prefix cache. Integers and digests only."""

@@ -1,15 +1,15 @@
 """The block pool: which blocks of KV memory are free, cached or held.
 
-Every block is in exactly one of three places::
+Every block is in exactly one of three states::
 
-    free     nobody holds it, its content is worth nothing       (a stack)
-    cached   nobody holds it, its content may be asked for again (an LRU, oldest evicted first)
-    held     one or more requests have it in their block tables  (a reference count)
+    free     no request holds it, its content is of no use        (a stack)
+    cached   no request holds it, its content may be used again   (an LRU, oldest evicted first)
+    held     one or more requests have it in their block tables   (a reference count)
 
     free + cached + held == total, always.
 
-The pool knows block ids and reference counts only. It does not know which tokens, which layers or
-how many bytes a block holds: several groups of layers with tables of their own draw from it.
+The pool knows block ids and reference counts only. It does not know which tokens, layers or how
+many bytes a block holds. Several groups of layers take blocks from it for their own block tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class InvariantError(AssertionError):
-    """The engine's own bookkeeping is inconsistent: a bug, never a client's fault."""
+    """The engine's bookkeeping is inconsistent: a bug, never a client's fault."""
 
 
 class BlockPool:
@@ -30,14 +30,14 @@ class BlockPool:
     num_blocks
         How many blocks there are.
     on_evict
-        Called with the id of a cached block whose content is about to be given up.
+        Called with the id of a cached block that is about to be evicted.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._references = [0] * num_blocks
-        # Whether the block's content is worth keeping once nobody holds it.
+        # Whether the block becomes cached, not free, when its last holder releases it.
         self._keep = bytearray(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -51,7 +51,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and whose content may be asked for again."""
+        """Blocks that no request holds and whose content may be used again."""
         return len(self._cached)
 
     @property
@@ -61,12 +61,12 @@ class BlockPool:
 
     @property
     def num_shifts(self) -> int:
-        """How often a block went from cached to held by its content, or back."""
+        """How often a block went from cached to held by sharing, or back to cached."""
         return self._num_shifts
 
     def count_held(self, blocks: Sequence[int]) -> int:
-        """How many of ``blocks`` somebody holds; O(their number)."""
-        # Without a loop in Python: there may be thousands.
+        """How many of ``blocks`` are held; O(their number)."""
+        # No Python loop, because there may be thousands.
         return len(blocks) - list(map(self._references.__getitem__, blocks)).count(0)
 
     @property
@@ -75,7 +75,7 @@ class BlockPool:
         return len(self._free) + len(self._cached) + self._num_held == self.num_blocks
 
     def snapshot(self) -> tuple[list[int], list[int]]:
-        """Holders of every block, and the cached blocks, oldest first; copies."""
+        """Copies of every block's reference count, and of the cached blocks, oldest first."""
         return self._references[:], list(self._cached)
 
     def is_held(self, block: int) -> bool:
@@ -83,12 +83,12 @@ class BlockPool:
         return self._references[block] > 0
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out ``count`` blocks: worthless ones first, then the least recently used cached.
+        """Allocate ``count`` blocks: free ones first, then the least recently used cached ones.
 
         Raises
         ------
         InvariantError
-            If there are fewer; the caller has to look at ``num_free`` first.
+            If there are fewer. The caller has to check ``num_free`` first.
         """
         if count > self.num_free:
             raise InvariantError(f"{count} blocks asked for, {self.num_free} are free")
@@ -120,8 +120,8 @@ class BlockPool:
     def release(self, table: Sequence[int]) -> None:
         """Take one holder from each block of a table.
 
-        The table is walked from its tail, so that a sequence's tail is evicted before its head: a
-        tail is of no use without what comes before it.
+        The table is walked from its end, so that a sequence's tail is evicted before its head. A
+        cached tail is of no use without the blocks before it.
         """
         for block in reversed(table):
             left = self._references[block] - 1
@@ -137,13 +137,13 @@ class BlockPool:
                     self._free.append(block)
 
     def keep(self, block: int) -> None:
-        """Say that a held block's content is worth keeping when its last holder leaves."""
+        """Mark a held block to become cached when its last holder releases it."""
         if self._references[block] == 0:
             raise InvariantError(f"block {block} is marked for keeping but nobody holds it")
         self._keep[block] = 1
 
     def forget(self) -> None:
-        """Make every block's content worthless, held ones' too; ``on_evict`` is not called."""
+        """Forget the content of every block, held ones too; ``on_evict`` is not called."""
         self._keep = bytearray(self.num_blocks)
         self._free.extend(self._cached)
         self._cached.clear()
@@ -151,19 +151,19 @@ class BlockPool:
     def frees_some(self, tables: Sequence[Sequence[int]]) -> bool:
         """Whether releasing all these tables would free at least one block."""
         references = self._references
-        # Almost always the last block of a table is its own, so this ends at the first one.
+        # The last block of a table is almost never shared, so this usually ends at the first one.
         if any(references[block] == 1 for table in tables for block in reversed(table)):
             return True
         counts = Counter(block for table in tables for block in table)
         return any(references[block] == count for block, count in counts.items())
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Prove that the pool is whole when exactly ``tables`` hold blocks; O(total blocks).
+        """Check every reference count against ``tables``, which are all that exist; O(all blocks).
 
         Raises
         ------
         InvariantError
-            Saying which count is off.
+            A count is wrong; the message says which.
         """
         expected = [0] * self.num_blocks
         for table in tables:

@@ -1,14 +1,14 @@
-"""The prefix cache: from the content of a prefix to the blocks that hold its last tokens' KV.
+"""The prefix cache: finds the blocks that hold the KV of a known prefix.
 
-The KV of a block depends on its own tokens and on all before them, so a block is named by a chain
-of hashes: ``digest(i) = sha256(digest(i - 1) + tokens of block i + its media)``. In the chain's
-root is whatever else keys and values depend on, and the cache salt. sha256 rather than a fast hash,
-because two clients share this table and a collision that somebody can construct would hand one the
-other's context.
+The KV of a block depends on its own tokens and on all tokens before it. So a block is identified by
+a chain of hashes: ``digest(i) = sha256(digest(i - 1) + tokens of block i + its media)``. The root
+of the chain contains everything else that the KV depends on, and the cache salt. The hash is sha256
+and not a faster one, because clients share this table: whoever could construct a collision would
+read another client's context.
 
-Each group of layers has blocks of its own, so a name is a digest and a group. Layers that see the
-whole context need all blocks of a prefix, those with a sliding window the last few: how long a
-prefix is known is what all groups agree on.
+Each group of layers has its own blocks, so a block's name is a digest and a group. Layers with full
+attention need all blocks of a prefix. Layers with a sliding window need the last few. A prefix
+counts as cached up to the length at which every group has the blocks that it needs.
 
 Source of the scheme: vLLM's automatic prefix caching (docs.vllm.ai, "Automatic Prefix Caching").
 """
@@ -26,42 +26,42 @@ from typing import Final
 from src.core.blocks import blocks_for
 from src.engine.kv.block_pool import BlockPool, InvariantError
 
-# Evictions that are remembered, for matches to be corrected by; who missed more starts anew.
+# The latest evictions that are remembered to correct matches. A match that missed more starts over.
 _MAX_REMEMBERED: Final = 4096
 
 
 @lru_cache(256)  # nearly all requests have the same
 def chain_root(content_key: str, layout: str, salt: str, adapter: bytes = b"") -> bytes:
-    """What the digests of a sequence begin with: equal only where its KV may be shared.
+    """The root of a sequence's digests. Sequences with different roots never share KV.
 
     Parameters
     ----------
     content_key
-        Of the model whose keys and values they are.
+        Identifies the model.
     layout
-        Of blocks: how many tokens, and of which groups of layers.
+        Block size and groups of layers, see ``SchedulerLimits.layout``.
     salt
-        The request's.
+        The request's cache salt.
     adapter
-        Digest of the weights that are added to the model's for this sequence.
+        Digest of adapter weights that this sequence uses, or empty.
     """
     parts = (content_key.encode(), layout.encode(), salt.encode(), adapter)
-    # With lengths, or the end of one could be taken for the beginning of the next.
+    # Lengths are included, or the end of one part could be taken for the start of the next.
     told = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     return hashlib.sha256(b"slipstream-kv\0" + told).digest()
 
 
 class HashChain:
-    """The digests of one sequence's full blocks, computed once each and only when asked for.
+    """The digests of one sequence's full blocks, each computed once and on demand.
 
-    A sequence only grows at its end, so a digest never changes; it survives preemption.
+    A sequence only grows at its end, so a digest never changes, not even by preemption.
 
     Parameters
     ----------
     root
-        Of :func:`chain_root`.
+        From :func:`chain_root`.
     media
-        Block -> what its KV depends on besides its tokens.
+        Block index -> digest of the media in it, which its KV depends on besides its tokens.
     """
 
     __slots__ = ("_block_size", "_digests", "_media", "_num_shared", "_root", "_trunk")
@@ -72,20 +72,20 @@ class HashChain:
         self._block_size = block_size
         self._root = root
         self._media = media or None
-        # Of the blocks behind the first ``_num_shared``, which are the trunk's.
+        # Digests of the blocks from index ``_num_shared`` on. Those before are in the trunk.
         self._digests: list[bytes] = []
         self._trunk: HashChain | None = None
         self._num_shared = 0
 
     def branch(self, num_tokens: int) -> HashChain:
-        """The chain of a sequence that has the first ``num_tokens`` tokens in common with this."""
+        """A chain for another sequence that shares its first ``num_tokens`` tokens with this."""
         branch = HashChain(self._block_size, self._root, self._media)
         branch._trunk = self
         branch._num_shared = num_tokens // self._block_size
         return branch
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """The name of full block ``index`` of the sequence ``token_ids``."""
+        """The digest of full block ``index`` of the sequence ``token_ids``."""
         if index < self._num_shared:
             assert self._trunk is not None
             return self._trunk.digest(index, token_ids)
@@ -101,21 +101,21 @@ class HashChain:
                 parent = self.digest(number - 1, token_ids) if number else self._root
             content = parent + tokens.tobytes()
             if self._media is not None:
-                # Behind tokens of a fixed length, so it cannot be taken for them.
+                # The tokens before it have a fixed length, so the media digest is unambiguous.
                 content += self._media.get(number, b"")
             digests.append(hashlib.sha256(content).digest())
         return digests[index - num_shared]
 
 
 class Match:
-    """The longest known prefix of one sequence, kept from one look to the next.
+    """The longest cached prefix of one sequence, kept and updated between lookups.
 
     Attributes
     ----------
     length
-        Its blocks, as far as all groups of layers know it.
+        Number of blocks up to which every group of layers has what it needs.
     evictions
-        The cache's count of evictions that this knows of.
+        The cache's eviction count at the last update.
     """
 
     __slots__ = ("_counted_at", "_num_held", "_runs", "evictions", "length")
@@ -123,25 +123,25 @@ class Match:
     def __init__(self, num_groups: int = 1) -> None:
         self.length = 0
         self.evictions = 0
-        # Per group that sees everything, its known run, which may be longer than all agree on; per
-        # group with a window, the known blocks in it before the end.
+        # Per group with full attention: its cached blocks from the start, perhaps more than
+        # ``length``. Per group with a window: the cached blocks in the window before the end.
         self._runs: list[list[int]] = [[] for _ in range(num_groups)]
-        # When held blocks were counted last, on the pool's clock; -1 since they changed.
+        # The pool's ``num_shifts`` when held blocks were last counted; -1: they must be recounted.
         self._counted_at = -1
         self._num_held = 0
 
     def run(self, group: int) -> list[int]:
-        """What is known of a group, to be extended."""
+        """The cached blocks of a group, perhaps more than ``length``."""
         return self._runs[group]
 
     def blocks(self, group: int = 0) -> list[int]:
-        """The last blocks of the prefix, those that the group needs of it; not shared yet."""
+        """The blocks of the prefix that a group needs; they are not shared yet."""
         run = self._runs[group]
         return run if len(run) <= self.length else run[: self.length]
 
     @property
     def is_begun(self) -> bool:
-        """Whether anything is known of any group."""
+        """Whether any group has a cached block."""
         return any(self._runs)
 
     @property
@@ -150,12 +150,12 @@ class Match:
         return sum(min(len(run), self.length) for run in self._runs)
 
     def cut(self, group: int, length: int) -> None:
-        """Give up what lies behind the first ``length`` blocks of a group."""
+        """Keep only the first ``length`` blocks of a group."""
         del self._runs[group][length:]
         self._counted_at = -1
 
     def forget(self) -> None:
-        """Give up everything."""
+        """Drop all blocks of all groups."""
         for group in range(len(self._runs)):
             self.cut(group, 0)
 
@@ -165,23 +165,23 @@ class Match:
         self._counted_at = -1
 
     def recount(self) -> None:
-        """Count held blocks anew: one may have lost its content, and have got it again since."""
+        """Make the next ``num_held`` count again: a block may have been evicted and refilled."""
         self._counted_at = -1
 
     def settle(self, length: int) -> None:
-        """Note what all groups agree on."""
+        """Set the length that all groups agree on."""
         if length != self.length:
             self.length = length
             self._counted_at = -1
 
     def replace(self, group: int, blocks: list[int]) -> None:
-        """Note the known blocks in a group's window."""
+        """Set the cached blocks in a group's window."""
         if self._runs[group] != blocks:
             self._runs[group] = blocks
             self._counted_at = -1
 
     def num_held(self, pool: BlockPool) -> int:
-        """How many of the blocks somebody holds; counted only if that may have changed."""
+        """How many of the blocks are held; counted again only if that may have changed."""
         if self._counted_at != pool.num_shifts:
             self._num_held = sum(
                 pool.count_held(self.blocks(group)) for group in range(len(self._runs))
@@ -191,18 +191,18 @@ class Match:
 
 
 class PrefixCache:
-    """Full blocks by content, over the blocks of one pool.
+    """Maps the content of full blocks to blocks of one pool.
 
     Parameters
     ----------
     num_blocks
-        Size of the pool, which this creates as ``pool``: eviction there is forgetting here.
+        Size of the pool, which this creates as ``pool``. A block evicted there is forgotten here.
     block_size
-        Tokens of a block.
+        Tokens per block.
     windows
-        Per group of layers, tokens that a query sees, itself included; ``None`` is all.
+        Per group of layers: tokens that a query sees, itself included; ``None`` is all.
     enabled
-        When false, nothing is ever registered and so nothing found.
+        If false, callers register nothing, so nothing is ever found.
     """
 
     def __init__(
@@ -215,12 +215,12 @@ class PrefixCache:
     ) -> None:
         self.pool = BlockPool(num_blocks, on_evict=self._forget)
         self.enabled = enabled
-        # Registrations of sequences that were admitted in an earlier epoch are refused.
+        # Counts resets. Sequences admitted in an earlier epoch register nothing.
         self.epoch = 0
         self._block_size = block_size
         self._num_groups = len(windows)
         self._full = [group for group, window in enumerate(windows) if window is None]
-        # Group -> blocks before a token at the beginning of a block that it may see.
+        # Group with a window -> blocks that a token at the start of a block sees before its own.
         self._seen = {
             group: blocks_for(window - 1, block_size)
             for group, window in enumerate(windows)
@@ -228,32 +228,32 @@ class PrefixCache:
         }
         self._block_of: list[dict[bytes, int]] = [{} for _ in windows]
         self._digest_of: list[bytes | None] = [None] * num_blocks
-        # Of named blocks: the group, and the place in the sequences, that they belong to.
+        # Of registered blocks: their group, and their index in the sequence.
         self._group_of = [0] * num_blocks
         self._index_of = [0] * num_blocks
         self._num_evictions = 0
-        # The last evictions, (group, place, block).
+        # The latest evictions: (group, index in the sequence, block).
         self._evicted: deque[tuple[int, int, int]] = deque(maxlen=_MAX_REMEMBERED)
 
     def __len__(self) -> int:
         return sum(map(len, self._block_of))
 
     def match(self, chain: HashChain, token_ids: Sequence[int]) -> Match:
-        """The longest known prefix of a sequence, its blocks not yet shared.
+        """The longest cached prefix of a sequence; its blocks are not shared yet.
 
-        At least the last token is always left to compute, since its logits are what the next
-        token is sampled from: at most ``(len(token_ids) - 1) // block_size`` blocks.
+        The last token is never part of it, because the next token is sampled from its logits. So
+        it has at most ``(len(token_ids) - 1) // block_size`` blocks.
         """
         match = Match(self._num_groups)
         self.follow(match, chain, token_ids)
         return match
 
     def follow(self, match: Match, chain: HashChain, token_ids: Sequence[int]) -> None:
-        """Bring a match up to date, to what :meth:`match` would find.
+        """Update a match to what :meth:`match` would find now.
 
-        Where a group sees everything the cost is what has changed since the last look, not the
-        length of the prefix: evictions may have cut the match, registrations may have made it
-        longer. Windows are looked for again from its end: a look-up for each block at most.
+        For groups with full attention the cost depends on the changes since the last update, not
+        on the prefix's length: evictions may have cut the match, registrations may have extended
+        it. Windows are searched again from the end, with at most one lookup per block.
         """
         self._cut_evicted(match)
         length = (len(token_ids) - 1) // self._block_size
@@ -283,15 +283,15 @@ class PrefixCache:
             match.recount()
             for group, index, block in islice(reversed(self._evicted), missed):
                 run = match.run(group)
-                # What is in a window is looked for again anyway.
+                # Windows are searched again anyway.
                 if group not in self._seen and index < len(run) and run[index] == block:
                     match.cut(group, index)
 
     def _agree(self, length: int, chain: HashChain, token_ids: Sequence[int]) -> int:
-        """The most blocks, up to ``length``, of which every window has what it sees of them.
+        """The longest prefix, up to ``length`` blocks, for which every window is cached.
 
-        What a shorter prefix has is known to a group that sees everything; not so to the others
-        when one of them shortens it, so they are asked until none does.
+        A group with full attention that has a prefix also has every shorter one. A window group
+        may not: so when one group shortens the prefix, all window groups are asked again.
         """
         while True:
             before = length
@@ -307,12 +307,12 @@ class PrefixCache:
                 return length
 
     def register(self, digest: bytes, block: int, index: int, group: int = 0) -> bool:
-        """Offer a held block, whose KV is computed and confirmed, under its content's name.
+        """Register a held block, whose KV is committed, under its digest; returns whether it was.
 
-        ``index`` is its place in its sequence.
+        ``index`` is the block's index in its sequence.
 
-        If another block has that name already, this one stays nameless and its content is given up
-        with its last holder: tables are never rewritten under a running step.
+        If another block has this digest already, the new one is not registered and becomes free
+        with its last holder. Block tables are never rewritten while a step may read them.
         """
         known = self._block_of[group]
         if digest in known:
@@ -325,12 +325,12 @@ class PrefixCache:
         return True
 
     def reset(self) -> None:
-        """Forget all content, that of running sequences too."""
+        """Forget all cached content, also that of running requests."""
         self.epoch += 1
         for known in self._block_of:
             known.clear()
         self._digest_of = [None] * self.pool.num_blocks
-        # More than anybody can look up: every match starts anew.
+        # The count exceeds the remembered evictions, so every match starts over.
         self._evicted.clear()
         self._num_evictions += 1
         self.pool.forget()

@@ -1,1 +1,1 @@
-"""A request's way in and out: prompts, preparation, submission, streams."""
+"""A request before and after the scheduler: prompts, preparation, submission, streams."""

@@ -1,6 +1,6 @@
-"""Requests that were let in: those that are not queued yet, and all by their names.
+"""Admitted requests: admissions of those that are not queued yet, and all requests by id.
 
-An engine that drains finishes the first too.
+A draining engine also finishes requests that are admitted but not queued yet.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from src.engine.requests.submission import Submission
 
 
 class Admission:
-    """One request's right to be queued, also when the engine has begun to drain meanwhile.
+    """One request's right to be queued, even if the engine has begun to drain meanwhile.
 
     Attributes
     ----------
     revoked
-        Whether draining took too long for it: it is not queued any more.
+        Whether draining timed out before the request was queued. It may not be queued any more.
     """
 
     __slots__ = ("_open", "revoked")
@@ -36,15 +36,15 @@ class Admission:
         self.release()
 
     def release(self) -> None:
-        """It is queued, or gives up. Harmless when done twice."""
+        """Say that the request is queued, or was given up. May be called twice."""
         self._open.discard(self)
 
 
 class Admissions:
-    """The admissions that are not released, and the requests that have not ended."""
+    """The open admissions, and the requests that have not ended."""
 
     def __init__(self) -> None:
-        # By name: on their way into the queue, and behind that.
+        # By request id, which need not be unique. A Preparation is not queued yet.
         self.unfinished: dict[str, list[Preparation | Submission]] = {}
         self._open: set[Admission] = set()
         self._none_open = asyncio.Event()
@@ -54,20 +54,20 @@ class Admissions:
         return len(self._open)
 
     def open(self) -> Admission:
-        """Let a request in."""
+        """Admit a request."""
         admission = Admission(self)
         self._open.add(admission)
         self._none_open.clear()
         return admission
 
     def discard(self, admission: Admission) -> None:
-        """It is open no more."""
+        """Remove a released or revoked admission."""
         self._open.discard(admission)
         if not self._open:
             self._none_open.set()
 
     def revoke(self) -> None:
-        """Take back those that are open, and end what is on its way into the queue."""
+        """Revoke all open admissions, and end the requests that are not queued yet."""
         for admission in list(self._open):
             admission.revoked = True
             self.discard(admission)
@@ -77,12 +77,12 @@ class Admissions:
                     each.abort()
 
     async def wait_none(self) -> None:
-        """Wait until none is open."""
+        """Wait until no admission is open."""
         await self._none_open.wait()
 
     @contextlib.contextmanager
     def named(self, name: str, request: Preparation | Submission) -> Iterator[None]:
-        """Within it :meth:`abort` finds the request by its name."""
+        """Register a request under its id for :meth:`abort`, within the context."""
         namesakes = self.unfinished.setdefault(name, [])
         namesakes.append(request)
         try:
@@ -93,7 +93,7 @@ class Admissions:
                 del self.unfinished[name]
 
     def abort(self, name: str) -> bool:
-        """End the requests of this name; whether there are any."""
+        """Abort the requests with this id; returns whether there are any."""
         found = self.unfinished.get(name, [])
         for each in found:
             each.abort()

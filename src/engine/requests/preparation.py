@@ -1,4 +1,4 @@
-"""A request on its way into the waiting queue."""
+"""Prepares a request before it enters the waiting queue."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class Preparation:
-    """Has a prompt tokenized and its grammar compiled, while the request has time and is wanted.
+    """Tokenizes a prompt and compiles its grammar, until the request's deadline or its abort.
 
-    Its deadline and an abort end it as they end a request that waits. Work that a thread has begun
-    goes on there, for nobody.
+    The deadline and an abort end it as they end a waiting request. Work that a thread has begun
+    still runs to its end there, and its result is dropped.
 
     Parameters
     ----------
     params, options
-        Of the request; they are checked.
+        Of the request; already checked.
 
     Attributes
     ----------
     ended
-        Why it is not to be queued; ``None`` as long as it is.
+        Why the request ended before it was queued; ``None`` if it did not.
     tokenized
-        When its prompt was, or when it ended.
+        When its prompt was tokenized, or when it ended before that.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Preparation:
         self._limit = asyncio.timeout(options.get("timeout"))
 
     async def requests(self, prompt: Prompt) -> list[Request]:
-        """One request per completion; where it has :attr:`ended`, with what was known by then.
+        """One request per completion. If it has :attr:`ended`, they may lack the prompt's tokens.
 
         Raises
         ------
         InvalidRequestError, PromptTooLongError
             The request cannot be served as it is.
         QueueFullError
-            The queue has no room for it, whatever else is to be found out about it.
+            The waiting queue has no room for it.
         """
         try:
             async with self._limit:
@@ -80,22 +80,23 @@ class Preparation:
         )
 
     def abort(self) -> None:
-        """End it. Does nothing after the end."""
+        """End the preparation. Does nothing after the end."""
         if self.ended is None and not self._limit.expired():
             self.ended = FinishReason.ABORT
-            # Its time is over now.
+            # Makes the timeout expire now.
             self._limit.reschedule(0.0)
 
     async def _prepare(self, prompt: Prompt) -> list[Request]:
         options, builder, queue = self._options, self._builder, self._scheduler
-        # A full queue refuses at once. Token ids cost as little as to look, and may be too many
-        # for any queue.
+        # A full queue refuses before the prompt is tokenized. Token ids need no tokenizing, so for
+        # them the check below is soon enough; it also knows how many there are.
         if not _is_token_ids(prompt):
             queue.check_queue(self._params.n, self._params.n)
         token_ids = await builder.tokenize(prompt, options.get("chat"))
         self._prompt_token_ids, self.tokenized = token_ids, time.monotonic()
         builder.max_tokens(len(token_ids), self._params)
-        # Others may have filled it meanwhile, and a grammar takes longer than all the rest.
+        # Checked again, because others may have filled the queue meanwhile, and compiling a grammar
+        # takes longer than everything else.
         queue.check_queue(self._params.n, self._params.n * len(token_ids))
         return await builder.requests(
             token_ids,

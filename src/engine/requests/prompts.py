@@ -1,4 +1,4 @@
-"""From what a caller hands over to requests of token ids."""
+"""Turns a caller's prompt, parameters and options into requests of token ids."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
 _RENDER_ARGUMENTS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
 
-# Characters up to which tokenizing costs the event loop less than a thread would.
+# Up to this many characters tokenizing on the event loop is cheaper than in a thread.
 _INLINE_CHARS = 2048
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How chat messages become a prompt; the fields of ``ChatTemplate.render``.
+    """How chat messages become a prompt; most fields are those of ``ChatTemplate.render``.
 
-    ``template`` is the source of one to take instead of the checkpoint's.
-    ``add_special_tokens`` says whether the tokenizer adds bos (and what else the model wants), to a
-    plain text too; ``None`` adds it to a plain text, and not to messages, whose template has it.
+    ``template`` is the source of a template to use instead of the checkpoint's.
+    ``add_special_tokens`` says whether the tokenizer adds bos and other special tokens, to messages
+    and to plain text. ``None`` adds them to plain text only, because templates contain their own.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -56,23 +56,23 @@ class ChatOptions:
 
 
 class RequestOptions(TypedDict, total=False):
-    """What may be said of a request beside its prompt and its sampling parameters.
+    """Options of a request beside its prompt and its sampling parameters.
 
     Attributes
     ----------
     request_id
-        The caller's name for it, for ``AsyncEngine.abort``; made up when not given.
+        The caller's id for it, used by ``AsyncEngine.abort``; generated if not given.
     priority
         Smaller goes first, under ``scheduler.policy = "priority"``.
     timeout
-        Seconds after its arrival at which it ends with what it has.
+        Seconds after its arrival at which it ends with the output so far.
     cache_salt
-        Prefix-cache entries are shared only between requests of the same salt.
+        Prefix-cache entries are shared only between requests with the same salt.
     chat
         How messages become a prompt.
     trace
-        The trace that it belongs to, ``None`` for one that is not sampled. Without this it gets one
-        of its own, where requests are traced.
+        The trace that it belongs to; ``None`` if that trace is not sampled. Without this option the
+        request gets its own trace, if requests are traced.
     """
 
     request_id: str | None
@@ -95,7 +95,7 @@ _NEVER_NONE: Final = ("priority", "cache_salt")
 
 
 class RequestBuilder:
-    """Validates, tokenizes and resolves; the only place that does."""
+    """Validates parameters, tokenizes prompts and resolves defaults. Nothing else does."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class RequestBuilder:
         self._keys = itertools.count()
 
     def check(self, params: SamplingParams, options: RequestOptions) -> None:
-        """Check what does not depend on the prompt.
+        """Check all parameters and options that do not depend on the prompt.
 
         Raises
         ------
@@ -132,10 +132,10 @@ class RequestBuilder:
         Raises
         ------
         InvalidRequestError
-            It is empty, malformed, or holds ids that the model does not have. A tokenizer may have
-            more tokens than the model's embedding has rows: their text is refused.
+            It is empty or malformed, or has token ids that the model does not have. A tokenizer may
+            have more tokens than the model's embedding has rows; text with such tokens is refused.
         PromptTooLongError
-            It is longer than the context before it was even tokenized.
+            It is longer than the context. Very long text is refused without tokenizing it.
         """
         options = chat or ChatOptions()
         adds = options.add_special_tokens
@@ -162,15 +162,15 @@ class RequestBuilder:
         timeout: float | None,
         cache_salt: str,
     ) -> list[Request]:
-        """One request per completion, with everything resolved; the rest is checked already.
+        """One fully resolved request per completion. The arguments must have been checked.
 
-        ``arrival`` is when it reached the engine, in seconds of ``time.monotonic``; its
-        ``timeout`` counts from there.
+        ``arrival`` is when it reached the engine, in seconds of ``time.monotonic``. ``timeout`` is
+        in seconds from ``arrival``.
 
         Raises
         ------
         InvalidRequestError
-            A parameter goes with none of such a prompt, or a grammar cannot be compiled.
+            A parameter does not fit the prompt's length, or a grammar cannot be compiled.
         PromptTooLongError
             Prompt and output do not fit the context.
         """
@@ -183,13 +183,13 @@ class RequestBuilder:
             seed = secrets.randbits(63)
         grammar = grammar_times = None
         if params.structured_output is not None:
-            # Where no grammar allows more, an end token ends the output, ignored or not.
+            # When the grammar is complete, only an end token can follow, even with `ignore_eos`.
             end_token_ids |= self._model_end_token_ids
             grammar, grammar_times = await self._compile(params, params.structured_output)
         bad_words: tuple[tuple[int, ...], ...] = ()
         if params.bad_words:
             bad_words = await asyncio.to_thread(self._bad_words, params)
-        # All completions have the same prompt: the first one's scores serve them all.
+        # All completions have the same prompt, so only the first computes its log-probabilities.
         unscored = params
         if params.prompt_logprobs is not None:
             unscored = msgspec.structs.replace(params, prompt_logprobs=None)
@@ -215,9 +215,10 @@ class RequestBuilder:
     def unprepared(
         self, prompt_token_ids: list[int], params: SamplingParams, *, arrival: float, priority: int
     ) -> list[Request]:
-        """The completions of a request that ended before all was known, its prompt perhaps.
+        """The completions of a request that ended before it was prepared.
 
-        They are for its reader and for the records, and never queued.
+        They are for its reader and for records only, and are never queued. The prompt's tokens may
+        be missing.
         """
         return [
             Request(
@@ -234,7 +235,7 @@ class RequestBuilder:
     async def _compile(
         self, params: SamplingParams, constraint: StructuredOutput
     ) -> tuple[CompiledGrammar, tuple[float, float]]:
-        """The grammar of a request, and when it was asked for and there."""
+        """The grammar of a request, and when its compilation began and ended."""
         self._check_stop_tokens(params)
         asked = time.monotonic()
         grammar = await self._grammars.compile(constraint)
@@ -246,14 +247,14 @@ class RequestBuilder:
         return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
 
     def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
-        # No token spells more characters than the longest, so a text over this bound cannot fit and
-        # is not tokenized at all.
+        # A text of more characters than the context's tokens can spell cannot fit, and is refused
+        # without tokenizing it.
         if len(text) > self._info.max_model_len * self._tokenizer.max_token_chars:
             raise PromptTooLongError.of_text(len(text), self._info.max_model_len, param="prompt")
         return self._ids_of(text, add_special_tokens, "prompt")
 
     def _ids_of(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """The only way from a text to ids that a step may see."""
+        """Encode a text and refuse ids that the model does not have. All texts go through here."""
         ids = self._tokenizer.encode(text, add_special_tokens)
         size = self._info.vocab_size
         if max(ids, default=0) >= size:
@@ -272,7 +273,7 @@ class RequestBuilder:
                 f"chat_template_kwargs: {clash[0]!r} has a field of its own",
                 param="chat_template_kwargs",
             )
-        # A template is the checkpoint's program: it runs in a thread, since it may be slow.
+        # A template is a program that may be slow, so it runs in a thread.
         return await asyncio.to_thread(
             self._template(chat).render,
             prompt,
@@ -291,7 +292,7 @@ class RequestBuilder:
     def _checked(self, prompt: Sequence[Any]) -> list[int]:
         self._room(len(prompt))
         most = self._info.vocab_size - 1
-        # In C, since a context may be long; who fails here learns below which one is wrong.
+        # The fast check runs in C, since a context may be long. The loop below finds the wrong one.
         if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) <= most:
             return list(prompt)
         for token_id in prompt:
@@ -305,12 +306,12 @@ class RequestBuilder:
         return list(prompt)
 
     def max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
-        """Output tokens at most, resolved.
+        """The most output tokens of a request with ``prompt_len`` prompt tokens.
 
         Raises
         ------
         InvalidRequestError, PromptTooLongError
-            The context does not leave what is asked for.
+            The context does not have room for the tokens that are asked for.
         """
         context, room = self._info.max_model_len, self._room(prompt_len)
         if params.max_tokens is not None and params.max_tokens > room:
@@ -336,7 +337,7 @@ class RequestBuilder:
         return room
 
     def _check_stop_tokens(self, params: SamplingParams) -> None:
-        """A token of text that ended the output would cut it anywhere."""
+        """Refuse text tokens as stop tokens, since they could cut structured output anywhere."""
         for token_id in params.stop_token_ids:
             if token_id not in self._tokenizer.special_ids:
                 raise InvalidRequestError(
@@ -346,7 +347,7 @@ class RequestBuilder:
                 )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        # A word is spelt by other tokens at the start of a text than after a space.
+        # The tokens of a word at the start of a text differ from those after a space.
         spellings: dict[tuple[int, ...], None] = {}
         for word in params.bad_words:
             for text in (word, " " + word.lstrip()):
@@ -357,14 +358,14 @@ class RequestBuilder:
 
 
 def check_options(params: SamplingParams | None, options: RequestOptions) -> None:
-    """What a program hands over beside a prompt is what it is taken for.
+    """Check the types of a request's parameters and options.
 
     Raises
     ------
     InvalidRequestError
-        Something is of another type.
+        A value has the wrong type.
     TypeError
-        There is no option of such a name.
+        An option's name is unknown.
     """
     unknown = options.keys() - _OPTION_TYPES.keys()
     if unknown:
@@ -383,7 +384,7 @@ def check_options(params: SamplingParams | None, options: RequestOptions) -> Non
 
 
 def with_defaults(params: SamplingParams | None, defaults: Mapping[str, Any]) -> SamplingParams:
-    """The caller's parameters, or the checkpoint's own when the caller gave none."""
+    """The caller's parameters, or the checkpoint's defaults if the caller gave none."""
     return msgspec.structs.replace(SamplingParams(), **defaults) if params is None else params
 
 
@@ -408,5 +409,5 @@ def _wrong_prompt(given: object) -> InvalidRequestError:
 
 
 def _wrapped(seed: int) -> int:
-    """Into int64."""
+    """Wrap a seed around into int64."""
     return (seed - INT64_MIN) % (1 << 64) + INT64_MIN

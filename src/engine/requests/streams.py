@@ -1,4 +1,4 @@
-"""From committed tokens to what a reader sees: a stream per request, a choice per completion."""
+"""From committed tokens to a reader's deltas: a stream per request, a choice per completion."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from src.core.request import Request
 from src.observability.tracing import RequestTrace
 from src.text.output import OutputText
 
-# Takes a delta at once and whole, or refuses it untouched.
+# Takes a whole delta at once and returns True, or returns False and leaves it untouched.
 Sink: TypeAlias = Callable[[Delta], bool]
 
 
 class RequestStream:
-    """The deltas of one request that its reader has not taken yet.
+    """Holds the deltas of one request until its reader takes them.
 
-    Deltas of one choice coalesce while the reader is slow, so what waits is bounded by the output
-    itself and a reader that never reads costs nobody else anything.
+    Deltas of one choice coalesce while the reader is slow, so the waiting deltas are bounded by the
+    output itself, and a reader that never reads does not disturb others.
     """
 
     def __init__(self, request_id: str, num_prompt_tokens: int, num_choices: int) -> None:
@@ -33,10 +33,11 @@ class RequestStream:
         self._cached_tokens = 0
         self._pending: dict[int, list[Delta]] = {}
         self._error: SlipstreamError | None = None
-        # What the reader waits for: not an event, which costs more than all the rest of a token.
+        # The reader waits for this future. An asyncio event would cost more than all other work
+        # for a token.
         self._news: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
-        # Where the reader waits for the end: whether it wants to be woken before that.
+        # While the reader waits for the end: whether to wake it before that.
         self._enough: Callable[[], bool] | None = None
         # Output tokens of the longest completion that has ended.
         self.longest = 0
@@ -59,12 +60,12 @@ class RequestStream:
     def count(self, index: int, num_tokens: int, cached_tokens: int) -> None:
         """Account for newly committed tokens of a choice."""
         self._completion_tokens += num_tokens
-        # The others find what the first one has computed: no saving that the request began with.
+        # Only the first choice counts: the others hit the blocks that it has just computed.
         if index == 0:
             self._cached_tokens = max(self._cached_tokens, cached_tokens)
 
     def put(self, delta: Delta) -> None:
-        """Hand over the next delta of a choice."""
+        """Add the next delta of a choice, or give it to the sink."""
         sink = self._sink
         if sink is not None and delta.finish_reason is None and sink(delta):
             return
@@ -77,16 +78,16 @@ class RequestStream:
             self._tell()
 
     def fail(self, error: SlipstreamError) -> None:
-        """End the stream with an error; what was not taken yet is still delivered first."""
+        """End the stream with an error. Waiting deltas are still delivered before it."""
         if not self.finished:
             self._error = error
             self._tell()
 
     def divert(self, sink: Sink) -> None:
-        """Hand the next deltas to ``sink`` as they are made, without waking the reader.
+        """Give the next deltas to ``sink`` as they are made, without waking the reader.
 
-        Until it refuses one, or the last one has come: then the reader has its turn again. That
-        wake-up costs more than all else that is done for a token.
+        This ends when the sink refuses a delta, or with the last delta; the reader then gets that
+        delta. A wake-up costs more than all other work for a token.
         """
         if not self._pending and not self.finished:
             self._sink = sink
@@ -97,9 +98,9 @@ class RequestStream:
             news.set_result(None)
 
     async def wait_end(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Wait until nothing more comes: what comes until then is kept, and wakes nobody.
+        """Wait for the end. Deltas that come before are kept and do not wake the reader.
 
-        ``enough`` is asked whenever there is more; where it says yes, this ends before the end.
+        ``enough`` is called for each delta. If it returns true, this returns before the end.
         """
         self._sink, self._enough = None, enough
         try:
@@ -110,15 +111,15 @@ class RequestStream:
             self._enough = None
 
     async def take(self) -> list[Delta]:
-        """Wait for news and return one delta per choice that has any; empty at the end.
+        """Wait for deltas and return one per choice that has any; an empty list at the end.
 
         Raises
         ------
         SlipstreamError
-            The one handed to :meth:`fail`.
+            The error that was given to :meth:`fail`.
         """
         if self._pending:
-            # A reader that is never out of data would keep the loop to itself.
+            # Without this a reader that always has data would never yield to the event loop.
             await asyncio.sleep(0)
         while not self._pending:
             if self._error is not None:
@@ -152,7 +153,7 @@ def _joined(deltas: list[Delta]) -> Delta:
 
 
 class Choice:
-    """One completion on its way: takes the scheduler's events, puts deltas into its stream."""
+    """One completion: turns the scheduler's events into deltas of its stream."""
 
     def __init__(
         self, request: Request, index: int, text: OutputText, stream: RequestStream
@@ -161,21 +162,21 @@ class Choice:
         self.index = index
         self.finished = False
         self.num_tokens = 0
-        # Whether its text may end it, so that it must be read before the next step is planned.
+        # Whether it has stop strings, so that its text is needed before the next step is planned.
         self.watches_text = bool(request.params.stop)
         self.record = RequestRecord(
             arrival=request.arrival,
             queued=time.monotonic(),
             grammar_times=request.grammar_times,
         )
-        # Where it is traced, and the pieces of its text where its trace is to have them.
+        # Its trace, and the pieces of its text if the trace records them.
         self.trace: RequestTrace | None = None
         self.pieces: list[str] | None = None
         self._text = text
         self._stream = stream
 
     def follow(self, trace: RequestTrace) -> None:
-        """It is part of this trace."""
+        """Make it part of a trace."""
         self.trace = trace
         self.record.trace_id = trace.trace_id
         if trace.token_times:
@@ -196,8 +197,8 @@ class Choice:
     def take(self, event: RequestEvent) -> FinishReason | None:
         """Turn an event into a delta; returns why the choice ended, if it did.
 
-        That may be a stop string that only the text shows: the caller then ends the request in the
-        scheduler. Tokens after the one that completed the stop string are dropped.
+        If a stop string ended it, the scheduler does not know that; the caller has to end the
+        request there. Tokens after the one that completed the stop string are dropped.
         """
         if event.finish_reason is None and not self.watches_text:
             self._go_on(event)
@@ -241,7 +242,7 @@ class Choice:
         return finish_reason
 
     def _go_on(self, event: RequestEvent) -> None:
-        """What nearly all events are: more tokens, and nothing in them that could be the end."""
+        """The fast path of :meth:`take`: more tokens, no end, and no stop strings to look for."""
         token_ids, stream = event.token_ids, self._stream
         text = self._text.go_on(token_ids)
         if self.pieces is not None:

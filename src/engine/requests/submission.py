@@ -1,4 +1,4 @@
-"""One request from the moment it is queued: its choices, its stream, its abort."""
+"""A queued request: its choices, its stream and its abort."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Submission:
-    """An asynchronous iterator of a request's deltas, with a synchronous :meth:`abort`.
+    """An asynchronous iterator over a request's deltas, with a synchronous :meth:`abort`.
 
     ``requests`` are the completions of one prompt, in order of their index.
     """
@@ -44,7 +44,7 @@ class Submission:
         prompt: Sequence[int] | AfterPrompt = self.prompt_token_ids
         for index, request in enumerate(requests):
             text = _text_of(request, tokenizer, prompt)
-            # Read for all of them: of special tokens alone it is read to its beginning.
+            # All choices share this, because reading the prompt's end may mean reading all of it.
             prompt = text.after_prompt
             self._choices.append(Choice(request, index, text, self._stream))
 
@@ -59,12 +59,12 @@ class Submission:
         return self._stream.usage
 
     def start(self, ended: FinishReason | None = None) -> None:
-        """Queue all completions, or none of them; or end them, if they have ``ended`` before that.
+        """Queue all completions or none. If they have ``ended`` already, only tell their reader.
 
         Raises
         ------
         QueueFullError, InvalidRequestError
-            Whatever the scheduler refuses one of them for.
+            The scheduler refuses them.
         """
         if ended is None:
             self._loop.submit(self._choices)
@@ -72,29 +72,29 @@ class Submission:
             self._loop.turn_away(self._choices, ended)
 
     def abort(self) -> None:
-        """End what is unfinished. Does nothing after the end."""
+        """Abort the unfinished completions. Does nothing after the end."""
         for choice in self._choices:
             if not choice.finished:
                 self._loop.abort(choice.request.key)
 
     def divert(self, sink: Sink) -> None:
-        """Hand the next deltas to ``sink`` as they are made: see :meth:`RequestStream.divert`.
+        """Give the next deltas to ``sink`` as they are made, see :meth:`RequestStream.divert`.
 
-        Does nothing with several completions, whose deltas of a step are better taken together.
+        Does nothing if there are several completions: their deltas are better taken together.
         """
         if len(self._choices) == 1:
             self._stream.divert(sink)
 
     async def take(self) -> list[Delta]:
-        """Wait for news and return one delta per completion that has any; empty at the end."""
+        """Wait for deltas and return one per completion that has any; an empty list at the end."""
         return await self._stream.take()
 
     async def wait_end(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Wait until it has ended, or ``enough`` says yes; see :meth:`RequestStream.wait_end`."""
+        """Wait for the end, or until ``enough`` is true; see :meth:`RequestStream.wait_end`."""
         await self._stream.wait_end(enough)
 
     async def result(self) -> GenerationResult:
-        """All of the output, for a reader that wakes once.
+        """Wait for the end and return the whole output. The reader wakes only once.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class _ResultCollector:
         self._deltas.setdefault(delta.index, []).append(delta)
 
     def result(self, usage: Usage) -> GenerationResult:
-        """The whole; every completion must have ended."""
+        """The joined result; every completion must have ended."""
         prompt_logprobs = next(
             (d.prompt_logprobs for d in self._deltas[0] if d.prompt_logprobs is not None), None
         )

@@ -1,8 +1,8 @@
 """From raw logits to one token per row: every sampling parameter, on the device, without a wait.
 
-`state` holds what each row asks for, `selection` gathers it for one batch, `logits` and
-`truncation` change the logits of the rows that ask, `sampler` puts it in order and draws, and
-`logprobs` reports. docs/sampling.md has the semantics.
+`state` holds each row's sampling parameters, `selection` gathers them for one batch, `logits` and
+`truncation` change the logits of rows that ask for it, `sampler` applies all of that in order and
+draws, and `logprobs` reports log-probabilities. docs/sampling.md has the semantics.
 """
 
 from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs

@@ -1,7 +1,7 @@
-"""What requests may do to logits before truncation and sampling, each in place.
+"""Changes of logits before truncation and sampling, all in place.
 
-Tokens are addressed flat, as ``entry * V + token``, in the contiguous logits [S, V] of a batch, so
-that one indexing serves all rows that ask and no other row is touched.
+Tokens have flat indices, ``entry * V + token``, in the contiguous logits [S, V] of a batch. So one
+indexing operation serves all rows that ask for a change, and no other row is touched.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# What a banned token's logit becomes: it can never win against a token that is not banned, but it
-# does against those outside of allowed_token_ids (-inf), which therefore always hold.
+# The logit of a banned token. It is always below tokens that are not banned, but above tokens
+# outside of allowed_token_ids (-inf), so that these are never chosen.
 BANNED = -1e30
 
-# Logits that are penalized stay below this in size, whatever the penalty: banned tokens would win
-# against what is lower still, and -inf is for those that may never be chosen. It is the largest
-# float32 below 1e30, and no temperature makes it infinite.
+# Penalized logits are clamped to this size, so that they stay above banned tokens, and above the
+# -inf of tokens that may never be chosen. It is the largest float32 below 1e30, and no temperature
+# makes it infinite.
 _LARGEST = 9.9999994e29
 
-# Penalties work on at most this many elements of temporaries at a time.
+# Penalties use temporaries of at most this many elements at a time.
 _MAX_PENALTY_ELEMENTS = 1 << 26
 
 
 def keep_only(logits: Tensor, entries: Tensor, targets: Tensor) -> None:
-    """Set ``entries`` [n] int64 of the batch to -inf but for the flat ``targets`` [m] int64."""
+    """Set ``entries`` [n] int64 of the batch to -inf, except the flat ``targets`` [m] int64."""
     flat = logits.view(-1)
     kept = flat[targets]
     # Not ``logits[entries] = -inf``: on CUDA that copies the number from the host, and waits.
@@ -63,18 +63,18 @@ class BadWords(NamedTuple):
 
 @dataclass(frozen=True)
 class BadSequences:
-    """Bad words of two tokens or more: W sequences, of n rows that have some.
+    """Bad words of two tokens or more: W sequences of n rows.
 
     Attributes
     ----------
     prefixes
         [W, P] int32: the tokens before the last, right-aligned, -1 on the left.
     is_padding
-        [W, P] bool: where that is.
+        [W, P] bool: where ``prefixes`` is -1.
     targets
-        [W] int64: the last token, flat.
+        [W] int64: the last token, as a flat index.
     owners
-        [W] int64: which of the n it belongs to.
+        [W] int64: index of the sequence's row among the n.
     rows, entries, prompt_lens
         [n] int64: the row, its entry in the batch, the length of its prompt.
     """
@@ -88,12 +88,12 @@ class BadSequences:
     prompt_lens: Tensor
 
 
-# No token, and not what pads prefixes.
+# Not a token id, and not the padding of prefixes.
 _OUTSIDE = -2
 
 
 def ban_completions(logits: Tensor, bad: BadSequences, positions: Tensor, tokens: Tensor) -> None:
-    """Ban the last token of every bad sequence whose other tokens end the row's output.
+    """Ban the last token of every bad sequence whose other tokens are the end of the output.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def ban_completions(logits: Tensor, bad: BadSequences, positions: Tensor, tokens
     length = bad.prefixes.shape[1]
     offsets = torch.arange(-length, 0, device=logits.device)  # [P]
     columns = positions[bad.entries][:, None] + offsets  # [n, P]
-    # Once for each row: the words may be a hundred times as many.
+    # Computed once per row, because there may be a hundred times as many words.
     tails = tokens[bad.rows[:, None], columns.clamp(min=0)]
     tails = tails.masked_fill_(columns < bad.prompt_lens[:, None], _OUTSIDE)
     equal = tails[bad.owners] == bad.prefixes
@@ -143,8 +143,8 @@ def penalize(
 ) -> None:
     """Apply repetition, frequency and presence penalties.
 
-    Nothing is remembered between steps: the row's tokens are counted where they lie, so a reused
-    row, a resumed request or a step launched ahead cannot meet stale counts.
+    Nothing is kept between steps: the tokens are counted in the row's token buffer. So a reused
+    row, a resumed request or a step launched ahead never sees stale counts.
 
     Repetition (N. Keskar et al., "CTRL", 2019, section 4.1, in its sign-aware form) concerns tokens
     in prompt or output, presence and frequency those in the output.
@@ -156,7 +156,7 @@ def penalize(
     tokens
         [max_num_rows, max_model_len] int32: (row, position) -> token id, valid below ``positions``.
     max_position
-        The largest of the asking rows' positions, at least 1.
+        The largest position of these rows, at least 1.
     """
     elements = max_position + (logits.shape[1] if penalties.counts_output else 0)
     step = max(1, _MAX_PENALTY_ELEMENTS // elements)
@@ -189,5 +189,5 @@ def _penalize(
         count = counts.gather(1, ids)  # [n, L]
         values -= penalties.frequency[part] * count
         values -= penalties.presence[part] * (count > 0)
-    # Bans stay as they are: a small penalty would lift them.
+    # Banned tokens keep their logit, because a small penalty would raise it.
     flat[targets] = torch.where(before > BANNED, values, before)

@@ -33,7 +33,7 @@ class LogprobTensors:
     top_logprobs: Tensor
 
     def to_host(self) -> LogprobTensors:
-        """Start the copy to (pinned) host memory; on CUDA a later event says when it is there."""
+        """Start the copy to (pinned) host memory; on CUDA it is complete after a later event."""
         return LogprobTensors(
             *(
                 tensor.to("cpu", non_blocking=True)
@@ -48,7 +48,7 @@ class LogprobTensors:
         )
 
     def to_lists(self, counts: Sequence[int] | None = None) -> list[TokenLogprobs]:
-        """Host objects, after the copy-out; ``counts`` [N] cuts each ``top`` to so many entries."""
+        """Host objects, after the copy-out; ``counts`` [N] limits the entries of each ``top``."""
         columns = (
             self.token_ids.tolist(),
             self.chosen.tolist(),
@@ -73,7 +73,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors
     token_ids
         [N] int64.
     k
-        Likeliest tokens to report beside it; at most V are.
+        Number of likeliest tokens to report beside it; at most V are reported.
     """
     logprobs = logits.log_softmax(1)  # [N, V]
     chosen = token_ids[:, None]

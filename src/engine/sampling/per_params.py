@@ -1,4 +1,4 @@
-"""What is made of sampling parameters, once for all completions that have them."""
+"""A cache of objects made from sampling parameters, shared by completions that have them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ P = ParamSpec("P")
 
 
 class PerParams(Generic[P, T]):
-    """Makes something of parameters when it is first asked for, and keeps it as long as they live.
+    """Makes an object from parameters at the first call, and keeps it as long as they live.
 
-    Completions of one prompt share their parameters, and one that was preempted comes back with its
-    own. They go by identity: to compare or hash them costs what this is to save. What else is given
-    follows from the parameters.
+    Completions of one prompt share their parameters object, and a preempted request keeps its own.
+    The key is the object's identity, because comparing or hashing parameters is what this saves.
+    Other arguments must be determined by the parameters.
     """
 
     def __init__(self, make: Callable[Concatenate[SamplingParams, P], T]) -> None:
@@ -28,7 +28,7 @@ class PerParams(Generic[P, T]):
         return len(self._made)
 
     def __call__(self, params: SamplingParams, *args: P.args, **kwargs: P.kwargs) -> T:
-        """What was made of these."""
+        """The object for these parameters."""
         key = id(params)
         if key not in self._made:
             self._made[key] = self._make(params, *args, **kwargs)

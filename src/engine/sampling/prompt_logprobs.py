@@ -13,7 +13,7 @@ from src.core.plan import RowInstall, RowStep, StepPlan
 from src.core.step_message import DeviceRequest
 from src.engine.sampling import LogprobTensors, gather_logprobs
 
-# Positions scored at once: bounds the [positions, vocab_size] logits that exist at a time.
+# Positions scored at a time, which bounds the [positions, vocab_size] logits.
 _SLICE = 128
 
 
@@ -30,7 +30,7 @@ class PromptLogprobs:
         )
 
     def of_row(self, index: int) -> list[TokenLogprobs] | None:
-        """What the row at ``index`` of the plan asked for; ``None`` if it did not ask."""
+        """The log-probabilities of the plan's row at ``index``; ``None`` if it has none."""
         parts = self.slices.get(index)
         if parts is None:
             return None
@@ -38,21 +38,21 @@ class PromptLogprobs:
 
 
 def are_sound(scores: Sequence[TokenLogprobs]) -> bool:
-    """Whether all are numbers: of logits with a NaN or +inf, or of -inf alone, none is."""
+    """Whether all are numbers. Invalid logits (a NaN, a +inf, or only -inf) give NaN."""
     return not any(math.isnan(score.logprob) for score in scores)
 
 
 def still_unscored(request: DeviceRequest, install: RowInstall) -> DeviceRequest | None:
-    """The request, if it waits for scores of its prompt when it is installed like this.
+    """The request, if it still waits for log-probabilities of its prompt when it is installed.
 
-    They are delivered with its first token, so one that resumes with output has got them.
+    They are delivered with its first token, so a request that resumes with output has them already.
     """
     has_output = len(install.token_ids) > install.prompt_len
     return None if has_output or request.params.prompt_logprobs is None else request
 
 
 def asks_for_scores(plan: StepPlan, unscored: Sequence[DeviceRequest | None]) -> bool:
-    """Whether the step computes what the request of a row, if it is ``unscored``, waits for."""
+    """Whether the step computes prompt log-probabilities that one of its requests waits for."""
     return any(_num_scored(step, unscored[step.row]) for step in plan.rows)
 
 
@@ -68,11 +68,11 @@ def score_prompts(
     Parameters
     ----------
     unscored
-        By row, whoever waits for scores.
+        Row -> the request that still waits for log-probabilities of its prompt, or ``None``.
     hidden
         [T, hidden_size], the step's tokens in the plan's order.
     tokens
-        [max_num_seqs + 1, max_model_len] int32, the token buffer; the last row is padding's.
+        [max_num_seqs + 1, max_model_len] int32, the token buffer; the last row is for padding.
     logits
         Hidden states [P, hidden_size] to float32 [P, vocab_size].
     """
@@ -94,8 +94,8 @@ def score_prompts(
 
 
 def _num_scored(step: RowStep, request: DeviceRequest | None) -> int:
-    """Positions of the step that predict a prompt token which its request wants scored."""
+    """Number of the step's positions that predict a prompt token to be scored."""
     if request is None or request.params.prompt_logprobs is None:
         return 0
-    # The last prompt position predicts the first output token: that is no prompt score.
+    # The last prompt position predicts the first output token, which is not a prompt token.
     return max(0, min(step.num_tokens, request.prompt_len - 1 - step.start))

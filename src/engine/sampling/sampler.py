@@ -1,4 +1,4 @@
-"""From raw logits to one token per row, without asking the device anything."""
+"""From raw logits to one token per row, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -92,20 +92,20 @@ class Sampler:
         self.state = state
         self._selection: Selection | None = None
         self._key: tuple[int, list[int]] | None = None
-        # Of the batch that was asked about last: whether its rows only draw once their end tokens
-        # may be chosen, and (entry, first position at which they may).
+        # Of the last batch given to `only_draws`: whether its rows need no more than a draw as soon
+        # as end tokens are allowed, and (entry, first position at which they are allowed).
         self._draws = False
         self._end_positions: list[tuple[int, int]] = []
         self._draws_key: tuple[int, list[int]] | None = None
 
     def vacate(self, row: int) -> None:
-        """Let go of what the row's owner asked for; nothing names the row before it has another."""
+        """Drop the row's parameters. No step may name the row until it is installed again."""
         self.state.vacate(row)
         if self._key is not None and row in self._key[1]:
             self._selection = self._key = None
 
     def only_draws(self, batch: SampleBatch) -> bool:
-        """Whether :meth:`draw` gives all that these rows ask for."""
+        """Whether :meth:`draw` is enough for these rows."""
         key = (self.state.version, list(batch.rows))
         if self._draws_key != key:
             params = self.state.params(batch.rows)
@@ -123,9 +123,9 @@ class Sampler:
         )
 
     def draw(self, logits: Tensor, rows_s: Tensor, positions_s: Tensor) -> Tensor:
-        """One token id per entry, [S] int64, by temperature and seed alone.
+        """Draw one token id per entry, [S] int64, by temperature and seed only.
 
-        It needs nothing of the host once the state is flushed, so it can be captured.
+        Once the state is flushed it needs nothing from the host, so it can be captured.
 
         Parameters
         ----------
@@ -142,8 +142,8 @@ class Sampler:
     def sample(self, logits: Tensor, batch: SampleBatch, tokens: Tensor) -> SampleOutput:
         """Choose one token per entry of the batch. Does not synchronize with the device.
 
-        A row with a NaN or +inf among its logits, or with nothing but -inf, gives -1: its request
-        cannot go on. So does one whose parameters leave nothing above -inf.
+        A row gives -1 if its logits are invalid (a NaN, a +inf, or only -inf), or if its parameters
+        leave no logit above -inf. Its request cannot go on.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class Sampler:
             positions_s = upload(batch.positions, torch.int64, self.state.device)
         end_ban = selection.end_ban(batch.positions) if selection.end_bans else None
 
-        # What follows may hide what is no number, which `gumbel_argmax` would see.
+        # Checked here, because the changes below may hide NaN and inf from `gumbel_argmax`.
         is_sound = None
         if selection.changes_logits or batch.mask is not None:
             is_sound = sound_rows(logits)
@@ -195,7 +195,7 @@ class Sampler:
         logprobs = None
         if raw is not None:
             entries = selection.scored_entries
-            # Of a row without a token nobody reads them.
+            # Log-probabilities of a row without a token are not read.
             chosen = (token_ids if entries is None else token_ids[entries]).clamp(min=0)
             logprobs = gather_logprobs(raw, chosen, max(selection.top_counts))
         return SampleOutput(token_ids, logprobs, selection.scored, selection.top_counts)

@@ -1,4 +1,4 @@
-"""Who asks for what in one batch: gathered once, kept while the same rows sample."""
+"""The sampling parameters of one batch, gathered once and kept while the same rows sample."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EntryIds:
 
 @dataclass(frozen=True)
 class TruncatedRows:
-    """Entries of one path of truncation; ``entries`` [n] int64 is ``None`` for the whole batch."""
+    """Entries with one kind of truncation; ``entries`` [n] int64, or ``None`` for all."""
 
     entries: Tensor | None
     rows: Truncation
@@ -54,14 +54,14 @@ class TruncatedRows:
 
 
 class Selection:
-    """The resolved wishes of the rows of a batch, in the batch's order.
+    """The resolved sampling parameters of a batch's rows, in the batch's order.
 
     Attributes
     ----------
     seeds, temperatures
         [S] int64 and float32, on the device.
     allowed, banned, bias, bias_values, bad_sequences, penalties, truncated
-        What some entries ask for; ``None`` or empty if none does.
+        Changes that some entries ask for; ``None`` or empty if none does.
     penalized
         Entries with penalties, on the host.
     end_bans
@@ -175,8 +175,8 @@ class Selection:
         ).view(2, -1)
         entries, prompt_lens = packed
         numbers = floats[entries].float()
-        # Any number over 0 may be asked for: neither 0 nor inf may become of it, whose products
-        # with inf and 0 are no numbers.
+        # Any penalty over 0 is valid. In float32 it must not become 0 or inf, whose products with
+        # inf and 0 are NaN.
         repetition = numbers[:, REPETITION, None].clamp(_SMALLEST, _LARGEST)
         return Penalties(
             entries=entries,

@@ -1,4 +1,4 @@
-"""What every row asks of the sampler: flags and lengths on the host, numbers on the device."""
+"""Sampling parameters of every row: flags and lengths on the host, numbers on the device."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ _NOBODY = DeviceRequest(key=-1, prompt_len=0, params=SamplingParams(temperature=
 
 @dataclass(frozen=True)
 class RowParams:
-    """One request's parameters, resolved so that the sampler only has to look.
+    """One request's parameters, resolved for the sampler.
 
     Attributes
     ----------
     temperature
         0 for greedy.
     top_k
-        0 when off: not asked for, no smaller than the vocabulary, or greedy.
+        0 when off: not asked for, at least the vocabulary's size, or greedy.
     top_p
         1 when off or greedy.
     min_p_offset
-        temperature * log(min_p), how far under the maximum a logit may lie; -inf when off.
+        temperature * log(min_p): a logit is kept if it is at least the maximum plus this; -inf when
+        off.
     first_end_position
         End tokens are banned at positions below this one.
     end_ids, allowed_ids, banned_ids, bias_ids, bias_values
         On the device, [*] int64 and [*] float32 (values), or ``None``. ``banned_ids`` are bad words
         of one token.
     bad_words
-        Those of two tokens or more, on the device.
+        Bad words of two tokens or more, on the device.
     logprobs
-        Likeliest tokens to report beside the chosen one; ``None`` is no report at all.
+        Number of likeliest tokens to report beside the chosen one; ``None``: no report.
     """
 
     prompt_len: int
@@ -73,7 +74,7 @@ class RowParams:
 
     @property
     def counts_output(self) -> bool:
-        """Whether it matters how often a token is in the output."""
+        """Whether penalties need the tokens of the output."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
@@ -83,7 +84,7 @@ class RowParams:
 
     @property
     def only_draws(self) -> bool:
-        """Whether it asks for no more than a temperature, end tokens that wait aside."""
+        """Whether it needs no more than a temperature and a seed, apart from `min_tokens`."""
         ids = (self.allowed_ids, self.banned_ids, self.bias_ids)
         truncates = self.top_k != 0 or self.top_p < 1.0 or self.min_p_offset > -math.inf
         return (
@@ -98,13 +99,13 @@ class RowParams:
 class SamplingState:
     """Per-row sampling parameters, one slot per row, and on the device one more for padding.
 
-    Everything that sampling must decide on the host is kept on the host, so that it never asks the
-    device. Device writes are staged and go out with the next gather, on the stream of that step.
+    Everything that the host needs for its decisions is kept on the host, so that it never reads
+    from the device. Device writes are staged, and flushed by the next gather, on the step's stream.
 
     Parameters
     ----------
     max_num_rows
-        Rows, ``max_num_seqs``.
+        Number of rows, ``max_num_seqs``.
     vocab_size
         Width of the logits.
     """
@@ -115,9 +116,9 @@ class SamplingState:
         self._params: list[RowParams | None] = [None] * max_num_rows
         # Row -> its numbers in the device tables, float64 [6] and int64 [2].
         self._staged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # They may be as many as the vocabulary has.
+        # Cached, because there may be as many ids as the vocabulary has.
         self._allowed_ids = PerParams(lambda params: self._ids(params.allowed_token_ids or ()))
-        # They are thousands of tokens at worst, and all of a prompt's completions have them.
+        # Cached, because there may be thousands of tokens, which all completions of a prompt share.
         self._bad_words = PerParams(self._resolve_bad_words)
         self._version = 0
         # [max_num_rows + 1, 6] float64: row -> the columns named above; padding is greedy
@@ -132,30 +133,30 @@ class SamplingState:
 
     @property
     def version(self) -> int:
-        """Grows whenever a row changes hands."""
+        """Grows whenever a row gets new parameters."""
         return self._version
 
     def install(self, row: int, request: DeviceRequest, prompt_len: int) -> None:
         """Give ``row`` to ``request``; nothing of its former owner remains.
 
-        ``prompt_len`` is in tokens, also when the request resumes with output of its own.
+        ``prompt_len`` is in tokens, without output tokens of a resumed request.
         """
         self._put(row, self._resolve(request, prompt_len))
 
     def neutralize(self, row: int) -> None:
-        """Have ``row`` ask for nothing but a likeliest token, until it is installed again.
+        """Make ``row`` greedy, without any other parameter, until it is installed again.
 
-        For a row whose owner could not be installed: a step that is queued behind names it still.
+        For a row whose request could not be installed, since steps in flight still name it.
         """
         self._put(row, self._resolve(_NOBODY, 0))
 
     def vacate(self, row: int) -> None:
-        """Let go of the owner of ``row``, which nothing names until it is installed again."""
+        """Drop the parameters of ``row``. No step may name it until it is installed again."""
         self._params[row] = None
         self._staged.pop(row, None)
 
     def _put(self, row: int, params: RowParams) -> None:
-        # What is no number, or too large a one, fails here, and not in a flush with all others.
+        # A value that does not fit the table's dtype fails here, for this row only, not in `flush`.
         numbers = _numbers(params)
         self._params[row] = params
         self._staged[row] = numbers
@@ -184,11 +185,11 @@ class SamplingState:
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
-        """What :meth:`gather` reads."""
+        """The device tables that :meth:`gather` reads: float64 [R + 1, 6] and int64 [R + 1, 2]."""
         return self._floats, self._ints
 
     def flush(self) -> None:
-        """Bring what was installed to the device, so that :meth:`gather` has nothing to write."""
+        """Write staged rows to the device, so that :meth:`gather` has nothing to write."""
         if not self._staged:
             return
         floats, ints = zip(*self._staged.values(), strict=True)
@@ -207,7 +208,7 @@ class SamplingState:
     def _resolve(self, request: DeviceRequest, prompt_len: int) -> RowParams:
         params = request.params
         samples = not params.is_greedy
-        # An id of no logit has no bias either.
+        # Ids outside of the logits are ignored.
         bias = {
             token_id: value
             for token_id, value in (params.logit_bias or {}).items()
@@ -226,9 +227,9 @@ class SamplingState:
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
             first_end_position=prompt_len + params.min_tokens,
-            # Sorted: a set's order must not decide the order of anything.
+            # Sorted, because the order of a set is not deterministic.
             end_ids=self._ids(sorted(request.end_token_ids)) if params.min_tokens else None,
-            # The masks of a grammar have them in already, and know where the output may end.
+            # With a grammar these are in its masks already, which know where the output may end.
             allowed_ids=self._allowed_ids(params)
             if params.allowed_token_ids and request.grammar is None
             else None,
@@ -240,15 +241,15 @@ class SamplingState:
         )
 
     def _ids(self, ids: Iterable[int]) -> Tensor | None:
-        # A model may name end tokens that its own head does not produce.
+        # A model may have end tokens that are outside of its logits.
         inside = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
         return upload(inside, torch.int64, self.device) if inside else None
 
     def _resolve_bad_words(
         self, params: SamplingParams, given: Sequence[tuple[int, ...]]
     ) -> tuple[Tensor | None, BadWords | None]:
-        """Those of one token, and the others."""
-        # An empty word would ban nothing; the same word twice, nothing more.
+        """Ids of bad words of one token, and the longer ones."""
+        # Empty and repeated words have no effect.
         words = [word for word in dict.fromkeys(given) if word]
         single = self._ids(word[0] for word in words if len(word) == 1)
         longer = [word for word in words if len(word) > 1 and 0 <= word[-1] < self.vocab_size]

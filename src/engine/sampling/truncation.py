@@ -8,10 +8,10 @@ equal logits are kept or dropped together and the result does not depend on any 
 - top-p keeps v where strictly likelier tokens have less than top_p of the mass that min-p and
   top-k left.
 
-Without ties at the threshold these are the sets that sorting gives. Sums of mass are sums of
-integers (weights relative to the maximum, in units of 2**-34), hence exact in any order: the kept
-set of a row does not depend on its batch. Each row takes a path that depends on its own parameters
-alone, for the same reason.
+Without ties at the threshold these are the sets that sorting gives. Masses are integers (weights
+relative to the maximum, in units of 2**-34), so their sums are exact in any order, and the kept set
+of a row does not depend on its batch. For the same reason the algorithm for a row depends only on
+the row's own parameters.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Up to this k the k largest values of a row are selected by torch.topk, sorted, and top-p looks at
-# those alone. Over it, or without top-k, thresholds are found in the whole row: by radix selection,
-# which asks the device nothing, or faster where looking at data costs nothing, on the CPU.
+# Up to this k torch.topk selects the k largest values of a row, sorted, and top-p uses only those.
+# Above it, or without top-k, thresholds are found in the whole row: on a GPU by radix selection,
+# which never waits for the device, on the CPU by faster methods that read the data.
 MAX_SHORT_K = 1024
 
 # Weights are at most 1. 2**18 tokens of 2**34 units add up to 2**52, which float64 holds exactly.
@@ -37,7 +37,7 @@ _DIGITS = ((21, 11), (10, 11), (0, 10))
 
 @dataclass(frozen=True)
 class Truncation:
-    """Rows of one path, ``n`` of them.
+    """Parameters of ``n`` rows with the same kind of truncation.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Truncation:
     top_p: Tensor | None
 
     def part(self, rows: slice) -> Truncation:
-        """The same for some of the rows."""
+        """The parameters of some of the rows."""
         return Truncation(
             self.temperatures[rows],
             None if self.min_p_offsets is None else self.min_p_offsets[rows],
@@ -71,12 +71,12 @@ class Truncation:
 
 
 def is_short(top_k: int) -> bool:
-    """Whether a row with this k takes the path of :func:`truncate_short`."""
+    """Whether a row with this k is truncated by :func:`truncate_short`."""
     return 0 < top_k <= MAX_SHORT_K
 
 
 def truncate_min_p(logits: Tensor, rows: Truncation) -> None:
-    """Min-p alone. ``logits`` [n, V] float32 gets -inf, in place, where a token is dropped."""
+    """Min-p only. Sets dropped tokens of ``logits`` [n, V] float32 to -inf, in place."""
     floor = _floor(logits.amax(1, keepdim=True), rows)
     logits.masked_fill_(logits < floor, -torch.inf)
 
@@ -91,7 +91,7 @@ def truncate_short(logits: Tensor, rows: Truncation) -> None:
     if rows.top_p is not None:
         index = torch.arange(rows.max_top_k, device=logits.device)  # [K]
         kept = (index < rows.top_k) & (largest >= floor)  # [n, K]
-        # float64: the weight of a token is then the same whatever the tensor's shape.
+        # In float64 the weight of a token does not depend on the tensor's shape.
         exponents = (largest - largest[:, :1]).double() / rows.temperatures.double()
         masses = _to_units(torch.where(kept, exponents.exp(), 0.0))  # [n, K] int64
         # Tokens tied with the k-th that are not among the first k count as well.
@@ -107,7 +107,7 @@ def truncate_short(logits: Tensor, rows: Truncation) -> None:
 
 
 def truncate_long(logits: Tensor, rows: Truncation) -> None:
-    """Any mixture of min-p, top-k and top-p, in place."""
+    """Any combination of min-p, top-k and top-p, in place."""
     if logits.device.type != "cpu":
         _truncate_long(logits, rows, kth_by_radix, lowest_by_radix)
         return
@@ -136,7 +136,7 @@ def _truncate_long(
 
 
 def kth_by_selection(logits: Tensor, top_k: Tensor) -> Tensor:
-    """Of one row [1, V], the k-th largest logit [1, 1]. Waits for ``top_k``: for the CPU."""
+    """The k-th largest logit [1, 1] of one row [1, V]. Reads ``top_k``, so only for the CPU."""
     k = int(top_k)
     if not k:
         return logits.new_full((1, 1), -torch.inf)
@@ -144,10 +144,10 @@ def kth_by_selection(logits: Tensor, top_k: Tensor) -> Tensor:
 
 
 def lowest_by_pruning(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Of one row [1, V], the smallest weight that top-p keeps, [1, 1]. Waits: for the CPU.
+    """The smallest weight [1, 1] that top-p keeps of one row [1, V]. Reads it: only for the CPU.
 
-    Tokens with less than the V-th part of the mass that may be dropped cannot hold all of it
-    together, so every one of them is dropped. Only the others are sorted, typically few.
+    Let D be the mass that may be dropped. All tokens with less than D / V together have less than
+    D, so all of them are dropped. Only the others, typically few, are sorted.
     """
     total = int(_to_units(weights).sum())
     target = float(top_p) * float(total)
@@ -194,8 +194,8 @@ def _to_units(weights: Tensor) -> Tensor:
 def _lowest_kept(keys: Tensor, masses: Tensor, target: Tensor) -> Tensor:
     """The smallest key with mass for which all larger keys together have less mass than ``target``.
 
-    A radix selection by mass: three histograms, from the most significant digit of the keys down,
-    each within the bucket that the one before has chosen.
+    A radix selection by mass: three histograms, from the most significant digit of the keys on,
+    each within the bucket that the previous one has chosen.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The door and the queue behind it: limits, refusals, waiting order, deadlines."""
+"""Admission: the scheduler's limits, refusals, the waiting queue and deadlines."""
 
 from __future__ import annotations
 
@@ -15,54 +15,53 @@ from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError
 from src.core.request import Request
 from src.engine.scheduling.request_state import Phase, Rank, RequestState
 
-# Waiting requests that are stepped over in one step, at most, because they do not fit or because
-# somebody is computing their prefix: the cost of a step must not grow with the queue.
+# The most waiting requests that admission passes over in one step: those that do not fit, and those
+# whose prefix a running request is computing. The cost of a step must not grow with the queue.
 MAX_MISFITS_PER_STEP: Final = 8
 MAX_PREFIX_WAITS_PER_STEP: Final = 32
 _DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
 _PLANS_LATE: Final = ("cpu",)
-# Dead heap entries are tolerated up to this number or half of the heap, whichever is more.
+# A heap is rebuilt when more than this number and more than half of its entries are dead.
 _MIN_DEAD: Final = 64
 _FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_PREFIX_WAITS_PER_STEP)
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds a scheduler; all counts, resolved.
+    """The limits of a scheduler, all resolved to numbers.
 
     Attributes
     ----------
     max_num_seqs
-        Rows: requests that run at the same time.
+        Number of rows: requests that run at the same time.
     max_num_batched_tokens
-        Tokens of one step at most, decode and prefill together.
+        The most tokens of one step, decode and prefill together.
     max_mixed_prefill_tokens
-        Prefill tokens at most of a step in which rows decode. ``None``: what these leave of the
-        budget.
+        The most prefill tokens in a step with decoding rows. ``None``: the rest of the budget.
     prefill_tokens_per_decode
-        So many for each of these rows, if that is more.
+        Raises that limit to this many prefill tokens per decoding row, if that is more.
     block_size, num_blocks
-        Tokens of a block, and blocks of the pool.
+        Tokens per block, and blocks of the pool.
     windows
-        Per group of layers, tokens that a query sees, itself included; ``None`` is all. Each group
-        has block tables of its own.
+        Per group of layers: tokens that a query sees, itself included; ``None`` is all. Each group
+        has its own block tables.
     content_key
-        Names what the keys and values of equal tokens depend on: the model.
+        Identifies the model. Prefix cache entries of different models never match.
     max_model_len
-        Tokens of a request at most, prompt and output together.
+        The most tokens of a request, prompt and output together.
     policy
         ``fcfs`` orders by arrival, ``priority`` by the request's priority and then arrival.
     max_waiting_requests, max_waiting_tokens
         Bounds of the waiting queue. An empty queue takes any request.
     max_bypasses
-        Admissions that may overtake a first-in-line request that does not fit.
+        How many admissions may overtake the first waiting request while it does not fit.
     lookahead_tokens
-        Admission leaves the blocks that running rows and the newcomer will take in this many
-        tokens, so that what was just admitted is not preempted at once.
+        Admission keeps free the blocks that running requests and the new one need for this many
+        further tokens, so that a new request is not preempted at once.
     enable_prefix_caching
-        Whether computed blocks are found again by content.
+        Whether computed blocks are registered and reused by content.
     plan_late
-        For who calls the scheduler: whether a step is planned shortly before the one that runs
-        ends (:class:`~src.engine.scheduling.pace.Pace`), or as soon as that one runs.
+        Read by the loop, not by the scheduler: whether it plans a step shortly before the running
+        step ends (:class:`~src.engine.scheduling.pace.Pace`), or as soon as that step runs.
     """
 
     max_num_seqs: int
@@ -99,11 +98,11 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> str:
-        """How keys and values of a sequence are laid out in blocks, for their names."""
+        """Describes how a sequence's KV is laid out in blocks; part of every block's digest."""
         return f"{self.block_size} {self.windows}"
 
     def blocks_held(self, num_tokens: int) -> int:
-        """Blocks of all groups that a row holds at least, to go through so many tokens alone."""
+        """Blocks of all groups that a request of ``num_tokens`` tokens needs at least."""
         return sum([blocks_held(num_tokens, self.block_size, window) for window in self.windows])
 
     @classmethod
@@ -118,7 +117,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         content_key: str,
         max_model_len: int,
     ) -> SchedulerLimits:
-        """Those of an engine with these settings, once its memory and its model are known."""
+        """The limits of an engine with these settings, once its KV memory and model are known."""
         section = config.scheduler
         mixed = section.max_mixed_prefill_tokens or _DEFAULT_MIXED_PREFILL.get(device_type)
         plan_late = section.plan_late
@@ -141,7 +140,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_request(request: Request, limits: SchedulerLimits) -> None:
-    """Refuse what can never run.
+    """Refuse a request that can never run.
 
     Raises
     ------
@@ -163,7 +162,7 @@ def check_request(request: Request, limits: SchedulerLimits) -> None:
             f"the prompt has {prompt_len} tokens and max_tokens is {request.max_tokens}: "
             f"{total} together, but the model's context is {limits.max_model_len} tokens"
         )
-    # The last token's KV is never computed.
+    # The KV of the last token is never computed.
     needed = limits.blocks_held(total - 1)
     if needed > limits.num_blocks:
         raise PromptTooLongError(
@@ -176,17 +175,17 @@ def check_request(request: Request, limits: SchedulerLimits) -> None:
 class WaitingQueue:
     """Waiting requests in order of rank.
 
-    The first few are kept sorted, where admission looks at them; the rest is a heap. A request that
-    ends while it waits in the heap stays there as a dead entry until it surfaces, or until dead
-    entries outnumber the living and the heap is built anew. Every operation is O(log n) amortized,
-    looking at the first few O(1).
+    Admission looks at the first few requests only. These are kept in a sorted list; the rest is a
+    heap. A request that ends in the heap stays there as a dead entry, until it reaches the top or
+    until the heap is rebuilt because most entries are dead. Every operation is O(log n) amortized;
+    looking at the first few is O(1).
     """
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.num_tokens = 0
-        # Sorted by rank; every one ranks before everything in the heap; none is dead.
+        # Sorted by rank. All of them rank before everything in the heap, and none is dead.
         self._front: list[RequestState] = []
         self._heap: list[tuple[Rank, RequestState]] = []
         self._num_dead = 0
@@ -195,14 +194,14 @@ class WaitingQueue:
         return len(self._front) + len(self._heap) - self._num_dead
 
     def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
-        """Refuse newcomers, of ``num_tokens`` together, if the queue has no room for all of them.
+        """Refuse new requests, of ``num_tokens`` together, unless the queue has room for them all.
 
         Raises
         ------
         InvalidRequestError
-            If they did not even fit an empty queue, which takes any single request.
+            Even an empty queue could not hold them. An empty queue takes any single request.
         QueueFullError
-            Saying which bound was met.
+            The queue is too full now; the message names the limit.
         """
         if num_requests > self.max_requests:
             raise InvalidRequestError(
@@ -228,7 +227,7 @@ class WaitingQueue:
             )
 
     def push(self, state: RequestState) -> None:
-        """Put a request at its rank's place."""
+        """Insert a request by its rank."""
         self.num_tokens += len(state.token_ids)
         if self._front and state.rank < self._front[-1].rank:
             insort(self._front, state, key=attrgetter("rank"))
@@ -239,7 +238,7 @@ class WaitingQueue:
             heapq.heappush(self._heap, (state.rank, state))
 
     def peek(self, index: int) -> RequestState | None:
-        """The request that is ``index`` places behind the first, if there is one."""
+        """The waiting request at place ``index``, counted from 0; ``None`` if there is none."""
         while len(self._front) <= index and self._heap:
             _, state = heapq.heappop(self._heap)
             if state.phase is Phase.WAITING:
@@ -265,7 +264,7 @@ class WaitingQueue:
         self._forget_dead()
 
     def _forget_dead(self) -> None:
-        """Build the heap anew when most of it is dead; nobody is kept for nobody."""
+        """Rebuild the heap when most entries are dead, or empty it when all of them are."""
         dead, size = self._num_dead, len(self._heap)
         if dead > max(_MIN_DEAD, size // 2) or 0 < dead == size:
             self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
@@ -292,7 +291,7 @@ class Deadlines:
             self._forget_dead()
 
     def pop_expired(self, now: float) -> RequestState | None:
-        """One unfinished request whose deadline is at or before ``now``; no longer watched."""
+        """Take out one unfinished request whose deadline is at or before ``now``, if any."""
         while self._heap and self._heap[0][0] <= now:
             state = heapq.heappop(self._heap)[2]
             if state.phase is not Phase.ENDED:
@@ -302,7 +301,7 @@ class Deadlines:
         return None
 
     def _forget_dead(self) -> None:
-        """As :meth:`WaitingQueue._forget_dead`."""
+        """See :meth:`WaitingQueue._forget_dead`."""
         dead, size = self._num_dead, len(self._heap)
         if dead > max(_MIN_DEAD, size // 2) or 0 < dead == size:
             self._heap = [entry for entry in self._heap if entry[2].phase is not Phase.ENDED]

@@ -1,4 +1,4 @@
-"""When the step behind a running one is planned."""
+"""Decides when the next step is planned while one runs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from typing import Final
 from src.core.plan import StepPlan
 from src.engine.scheduling.scheduler import Scheduler
 
-# Of a forecast, at most, and seconds before its end: a step may be quicker, and the loop late.
+# The next step is planned at this part of the running step's forecast duration, less this many
+# seconds: the step may end earlier than forecast, and the loop may be late.
 _MOST: Final = 0.875
 _LEAD: Final = 0.003
-# What is left of that part after a step that came too late, and what each in time gives back.
+# A step planned too late multiplies that part by `_RETREAT`. One in time adds `_ADVANCE` to it.
 _RETREAT: Final = 0.8
 _ADVANCE: Final = 0.01
-# Less is not worth a timer.
+# Seconds; a shorter delay is not worth a timer.
 _LEAST: Final = 0.001
-# What a step still counts for after the next one: thirty steps tell.
+# Factor on the weight of older steps at each new one: about the last thirty steps count.
 _MEMORY: Final = 0.97
 _MIN_STEPS: Final = 4
-# Seconds that a step takes, whatever its clock says.
+# Seconds; measured durations are raised to this, since the weight is their inverse.
 _QUICKEST: Final = 1e-5
 
 
 class Pace:
     """Forecasts how long a step takes, so that the next one is planned just before its end.
 
-    A plan that waits on the device's queue is closed: whoever comes meanwhile joins the step after
-    it. Planned late it takes in everybody who came while the step before it ran, and the device
-    still has it in time. Where it has not, since a forecast was too long, planning took long or the
-    loop was late, it waits for a turn of the loop; and later steps are planned earlier, until
-    enough of them were in time.
+    A plan on the device's queue cannot change: a request that arrives meanwhile joins the step
+    after it. A plan that is made late includes all requests that arrived during the running step,
+    and still reaches the device in time. If it comes too late, the device waits for a turn of the
+    loop. That happens when the forecast was too long, planning was slow or the loop was busy. Then
+    later steps are planned earlier, until enough of them were in time.
     """
 
     def __init__(self) -> None:
-        # Rows that decode wait for weights to be read, prompts for arithmetic.
+        # Decode is bound by reading weights, prefill by arithmetic: each has its own forecast.
         self._decode, self._prefill = _Line(), _Line()
         self._part = _MOST
         self._is_timed = False
@@ -41,21 +42,21 @@ class Pace:
     def decide(
         self, scheduler: Scheduler, running: StepPlan | None, start: float, now: float
     ) -> float:
-        """Asked before every plan: seconds until it should be made, 0 is now.
+        """Seconds until the next plan should be made; 0 is now. Call it before every plan.
 
         Parameters
         ----------
         running
-            The step that it follows, ``None`` if none runs.
+            The last launched step, ``None`` if no step is in flight.
         start
-            When that one began.
+            When the device began it.
         """
         was_timed, self._is_timed = self._is_timed, False
         if running is None:
             if was_timed and scheduler.has_work:
                 self.missed()
             return 0.0
-        # Without a free row nobody who comes could join it.
+        # Without a free row no new request could join, so waiting gains nothing.
         if not scheduler.has_free_row:
             return 0.0
         delay = self.wait(running, start, now)
@@ -65,23 +66,23 @@ class Pace:
         return delay
 
     def met(self) -> None:
-        """A step was planned late, and while the one before it ran."""
+        """Note that a delayed plan was made while the step before it still ran."""
         self._part = min(_MOST, self._part + _ADVANCE)
 
     def missed(self) -> None:
-        """A step was to be planned late, and the one before it has ended by then."""
+        """Note that the running step ended before the delayed plan was made."""
         self._part *= _RETREAT
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """A step has taken the device so long."""
+        """Note how many seconds a step took on the device."""
         self._line_of(plan).add(plan.num_tokens, max(seconds, _QUICKEST))
 
     def forecast(self, plan: StepPlan) -> float:
-        """Seconds that the device will take; 0 before enough steps of its kind were seen."""
+        """Seconds that a step will take; 0 until enough steps of its kind were observed."""
         return self._line_of(plan).at(plan.num_tokens)
 
     def wait(self, running: StepPlan, start: float, now: float) -> float:
-        """Seconds until the step behind one that began at ``start`` is planned; 0 is at once."""
+        """Seconds until the next step is planned, if ``running`` began at ``start``; 0 is now."""
         delay = start + self._part * self.forecast(running) - _LEAD - now
         return delay if delay >= _LEAST else 0.0
 
@@ -90,15 +91,15 @@ class Pace:
 
 
 class _Line:
-    """Seconds by tokens: a price per step and one per token, by least squares.
+    """Step duration as a linear function of its tokens, fitted by weighted least squares.
 
-    The last steps count for more than those before, and a step for as much as it was short, since
-    long ones scatter more.
+    Recent steps have more weight. The weight of a step is the inverse of its duration, because the
+    durations of long steps vary more.
     """
 
     def __init__(self) -> None:
         self._count = 0
-        # Weighted sums: of 1, tokens and seconds; of tokens by tokens and by seconds.
+        # Weighted sums of 1, tokens, seconds, tokens squared, and tokens times seconds.
         self._ones = self._tokens = self._seconds = self._squares = self._products = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
@@ -116,6 +117,7 @@ class _Line:
         mean_tokens, mean_seconds = self._tokens / self._ones, self._seconds / self._ones
         spread = self._squares / self._ones - mean_tokens * mean_tokens
         together = self._products / self._ones - mean_tokens * mean_seconds
-        # Steps that are all alike do not tell what a token costs; and none makes a step shorter.
+        # If all steps had about the same number of tokens, the slope is unknown and taken as 0. A
+        # negative slope is noise.
         per_token = max(0.0, together / spread) if spread > 0.5 else 0.0
         return max(0.0, mean_seconds + per_token * (tokens - mean_tokens))

@@ -1,4 +1,4 @@
-"""A plan while it is being written, and the counters that tell what became of plans."""
+"""A step plan under construction, and the scheduler's counters."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class SchedulerStats(msgspec.Struct):
     Attributes
     ----------
     steps, scheduled_tokens
-        Plans handed out and the tokens in them.
+        Plans made, and the tokens in them.
     admissions, preemptions
-        Rows given to requests (a resumed request counts again), and taken from them.
+        Rows given to requests (a resumed request counts again), and requests preempted.
     recomputed_tokens
-        Positions whose KV was given up by preemption.
+        Positions whose KV was lost by preemption.
     prefix_cache_queries, prefix_cache_hits
         Tokens looked up and found in the prefix cache, at admissions that may read it.
     bypasses
-        Admissions that overtook a first-in-line request that did not fit.
+        Admissions that overtook the first waiting request, which did not fit.
     shortages
-        Row-steps put off because no block was free.
+        How often a row was left out of a step because no block was free.
     discarded_tokens
-        Tokens sampled for requests that had ended meanwhile: what the pipeline's depth costs.
+        Tokens sampled for requests that had ended meanwhile: the cost of the pipeline's depth.
     """
 
     steps: int = 0
@@ -49,13 +49,13 @@ class PlanBuilder:
     budget
         Tokens that may still be planned.
     num_tokens
-        Those that are.
+        Tokens that are planned.
     prefill_limit
-        Tokens of prompts that a step like this takes at most.
+        The most prompt tokens that this step may take.
     states
         The requests of ``rows``, in their order.
     short
-        Whether a running row had to wait for memory, or took it from another.
+        Whether a running row had to wait for memory, or got it by preempting another.
     """
 
     __slots__ = (
@@ -89,10 +89,10 @@ class PlanBuilder:
         self.num_tokens += num_tokens
 
     def leave(self, budget: int) -> None:
-        """Plan no more than so many tokens from here on."""
+        """Lower the remaining budget and the prefill limit to ``budget`` tokens."""
         self.budget = min(self.budget, budget)
         self.prefill_limit = min(self.prefill_limit, budget)
 
     def plan(self) -> StepPlan:
-        """The plan as it is to be launched."""
+        """The finished plan."""
         return StepPlan(self.step_id, self.installs, self.appends, self.rows)

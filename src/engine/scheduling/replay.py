@@ -1,24 +1,24 @@
-"""A scheduler's life as lines of integers, and the same life lived again without a device.
+"""The plan log: all calls of a scheduler as JSON lines, and their replay without a device.
 
-A plan log is JSON lines in the order in which things happened to the scheduler. Each is an array
-that begins with what happened::
+Lines are in the order of the calls. Each is an array that begins with the kind of call::
 
-    ["limits", version, {...}]                          it was built
+    ["limits", version, {...}]                          the scheduler was built
     ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...]]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
-    ["plan", step_id, installs, block_appends, rows]    it was asked for a step
-    ["nothing"]                                         ... and there was nothing to launch
-    ["commit", step_id, [[token, ...], ...]]            a result came back, row by row
+    ["plan", step_id, installs, block_appends, rows]    a step was planned
+    ["nothing"]                                         there was nothing to launch
+    ["commit", step_id, [[token, ...], ...]]            a result came back, tokens of each row
     ["reset"]                                           the prefix cache was emptied
     ["cut", why]                                        the log ends before the engine did
 
-with installs ``[row, generation, key, number of tokens, prompt_len, block_ids]``, these for
-each group of layers, block appends ``[row, group, index, block_ids]`` and rows
+Installs are ``[row, generation, key, number of tokens, prompt_len, block_ids]``, with one list of
+block ids per group of layers. Block appends are ``[row, group, index, block_ids]``. Rows are
 ``[row, generation, start, num_tokens, samples]``.
 
-A token is any integer that stands for the same prefix everywhere; :data:`END_TOKEN` is one that
-ended its request. Times are not in it: a deadline is a line at the place where it was noticed.
+A token need not be the real token id. It is an integer for which equal prefixes stay equal, and
+:data:`END_TOKEN` stands for a token that ended its request. The log has no times: a deadline is a
+line at the place where it was noticed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ END_TOKEN: Final = -1
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that happened; the module's text has the fields of each."""
+    """One line of the log; the module's docstring has the fields of each kind."""
 
 
 class LimitsLine(_Line, frozen=True, tag="limits"):
@@ -91,7 +91,7 @@ class NothingLine(_Line, frozen=True, tag="nothing"):
 
 
 class CommitLine(_Line, frozen=True, tag="commit"):
-    """A result was committed; the tokens of each row of the plan."""
+    """A result was committed; ``token_ids`` are the tokens of each row of the plan."""
 
     step_id: int
     token_ids: list[list[int]]
@@ -122,11 +122,11 @@ _decoder: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
 
 
 class ReplayError(ValueError):
-    """What was given is not a plan log."""
+    """The input is not a plan log."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Where a replay first departs from the log: the line's number from 1, and what is there."""
+    """The first line where a replay differs from the log: its number from 1, and both texts."""
 
     line: int
     recorded: str
@@ -134,18 +134,18 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a replay.
+    """The result of a replay.
 
     Attributes
     ----------
     num_lines, num_plans
         Lines and plans that were replayed.
     stats
-        The scheduler's own counters at the end.
+        The scheduler's counters at the end.
     difference
-        The first one, after which nothing was replayed; ``None`` if there is none.
+        The first difference, where the replay stops; ``None`` if there is none.
     cut
-        Why the log ends before the engine did, if it does.
+        Why the log ends before the engine did; ``None`` if it is complete.
     """
 
     num_lines: int
@@ -156,7 +156,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_line(plan: StepPlan) -> PlanLine:
-    """A plan without its tokens."""
+    """The log line of a plan. Tokens are counted, not listed."""
     return PlanLine(
         plan.step_id,
         [
@@ -169,12 +169,12 @@ def plan_line(plan: StepPlan) -> PlanLine:
 
 
 def read_lines(lines: Iterable[str | bytes]) -> Iterator[Line]:
-    """The lines of a log.
+    """Decode the lines of a log.
 
     Raises
     ------
     ReplayError
-        Naming the line that is none.
+        A line is not valid; the message has its number.
     """
     for number, line in enumerate(lines, 1):
         try:
@@ -184,7 +184,7 @@ def read_lines(lines: Iterable[str | bytes]) -> Iterator[Line]:
 
 
 def replay(lines: Iterable[Line]) -> ReplayReport:
-    """Do to a new scheduler what was done to the recorded one, and compare every plan.
+    """Repeat the recorded calls on a new scheduler, and compare every plan.
 
     Raises
     ------
@@ -218,7 +218,7 @@ def replay(lines: Iterable[Line]) -> ReplayReport:
 
 
 class _Replay:
-    """A scheduler and the plans that it has in flight."""
+    """A scheduler and its plans in flight."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.scheduler = Scheduler(limits)
@@ -226,7 +226,7 @@ class _Replay:
         self._plans: dict[int, StepPlan] = {}
 
     def apply(self, line: Line) -> str | None:
-        """Do what a line says; returns what happened instead, if anything else did."""
+        """Repeat the call of a line. Returns what happened instead, or ``None`` if it agrees."""
         try:
             return self._apply(line)
         except (InvariantError, ValueError, KeyError) as error:

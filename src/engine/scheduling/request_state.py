@@ -1,14 +1,14 @@
-"""One request's life between arrival and its last event.
+"""The state of one request between its arrival and its last event.
 
 ::
 
     WAITING    -- admit -->    RUNNING     takes a row and blocks
-    RUNNING    -- preempt -->  PREEMPTING  keeps both, is not planned any more
+    RUNNING    -- preempt -->  PREEMPTING  keeps both, is no longer planned
     PREEMPTING -- fence -->    WAITING     tokens kept, row and KV given up
     any        -- end -->      ENDED       row and blocks are given up at the fence
 
-Two counters run at different speeds. ``launched`` is what the device was told to compute,
-``committed`` what is known to have come back. Between them lie the steps in flight.
+Two counters advance at different times. ``launched`` counts the positions that the device was told
+to compute, ``committed`` those whose results have come back. Between them are the steps in flight.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from src.core.plan import RowResult, RowStep
 from src.core.request import Request
 from src.engine.kv.prefix_cache import HashChain, Match
 
-# (priority class, arrival number): smaller goes first. Unique, kept for life.
+# (priority class, arrival number): smaller goes first. Unique; a request keeps it for life.
 Rank = tuple[int, int]
 
 
 class Phase(enum.Enum):
-    """Where a request stands; the module's diagram has the transitions."""
+    """The phase of a request; the module's diagram shows the transitions."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -41,51 +41,50 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     Attributes
     ----------
     key, prompt_len
-        The request's, at hand.
+        Copies of the request's key and its number of prompt tokens.
     rank
-        Its place in every order: admission, planning, memory.
+        Its place in every order: admission, planning, preemption.
     chain
-        Digests of its full blocks; those of a prompt are shared by its completions.
+        Digests of its full blocks. The completions of one request share those of the prompt.
     match
-        Its prefix in the cache as of the last try to admit it, while it waits.
+        While it waits: its cached prefix, as found at the last attempt to admit it.
     in_progress
-        While it runs: digest of its next full block that is not in the cache yet, if it is the one
-        that others may wait for.
+        While it runs: digest of the next block that it fills, if other requests may wait for it.
     prefix_leader
-        Key of the running request that was last looked at as one to wait for, and whether to.
+        Key of the running request last considered as one to wait for, and whether to wait for it.
     token_ids
         The prompt and the committed output.
     limit
-        Tokens it may have at most, prompt and output together.
+        The most tokens that it may have, prompt and output together.
     phase
-        Only the scheduler changes it.
+        Only the scheduler and its allocator change it.
     row, generation
-        Where its device state is, while it is running or behind its fence.
+        Its row on the device, from admission until the fence has passed; -1 without a row.
     block_ids
-        Its block tables, one for each group of layers.
+        Its block tables, one per group of layers.
     behind
-        Per group, the blocks at the table's beginning that a window has gone past: they were given
-        back, and ``NO_BLOCK`` is in their place.
+        Per group: the number of blocks at the table's beginning that the window has passed. They
+        were released, and ``NO_BLOCK`` is in their place.
     capacity
-        Positions that all of its tables hold.
+        Positions that the shortest of its tables has blocks for.
     launched
         Positions whose KV the launched steps compute.
     target
-        Tokens that exist once the launched steps are done: ``token_ids`` and those being sampled.
+        Tokens that exist once the launched steps are done: ``token_ids`` and the sampled ones.
     committed
         Positions whose KV is computed by committed steps.
     registered
-        Full blocks that were offered to the prefix cache.
+        Full blocks that were offered to the prefix cache, hits included.
     cache_epoch
         The prefix cache's epoch at admission.
     last_step
-        The last launched step that names it; its fence has passed once that is committed.
+        The last launched step that names it. Once that is committed, its fence has passed.
     bypasses
-        Admissions of later requests while this one was first in line and did not fit.
+        Admissions that overtook this request while it was first in line and did not fit.
     cached_tokens
-        Prompt tokens found in the prefix cache at first admission; ``None`` before.
+        Prompt tokens found in the prefix cache at the first admission; ``None`` before.
     announced
-        Whether it had its first event.
+        Whether its first event was made.
     prompt_logprobs
         Entries collected so far, for prompt positions from 1; ``None`` once delivered or when not
         asked for.
@@ -120,28 +119,28 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def max_kv_tokens(self) -> int:
-        """Positions of KV it can ever need: the last token's is never computed."""
+        """The most positions of KV it can need: the KV of the last token is never computed."""
         return self.limit - 1
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all its tokens are launched: it ends when the steps in flight are committed."""
+        """Whether its last token is launched: it ends once the steps in flight are committed."""
         return self.target >= self.limit
 
     @property
     def may_read_cache(self) -> bool:
-        """Whether cached KV may stand for computing: not while prompt logits are still owed."""
+        """Whether it may use cached prefixes: not while it needs logits of its prompt."""
         return self.prompt_logprobs is None
 
     def held_blocks(self) -> list[list[int]]:
-        """Per group of layers, the blocks that it holds, in their order."""
+        """Per group of layers: the blocks that it holds, in the table's order."""
         return [
             table[behind:] if behind else table
             for table, behind in zip(self.block_ids, self.behind, strict=True)
         ]
 
     def launch(self, step_id: int, num_tokens: int) -> RowStep:
-        """Note that step ``step_id`` computes the next ``num_tokens`` positions, and say which."""
+        """Advance by ``num_tokens`` positions, which step ``step_id`` computes."""
         start = self.launched
         self.launched = start + num_tokens
         samples = self.launched == self.target
@@ -158,7 +157,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         behind: list[int],
         capacity: int,
     ) -> None:
-        """Start running on a row with block tables of ``capacity`` positions."""
+        """Enter phase RUNNING with this row and these block tables."""
         self.phase = Phase.RUNNING
         self.row = row
         self.generation = generation
@@ -167,7 +166,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         self.capacity = capacity
 
     def start_from(self, num_cached: int, *, registered: int, epoch: int) -> None:
-        """Begin computing behind ``num_cached`` positions whose KV is there already."""
+        """Begin computing behind the first ``num_cached`` positions, whose KV is cached."""
         self.launched = self.committed = num_cached
         self.target = len(self.token_ids)
         self.registered = registered
@@ -176,7 +175,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
             self.cached_tokens = num_cached
 
     def leave_row(self) -> None:
-        """Forget the row and the blocks; the tokens and their digests stay."""
+        """Forget the row and the blocks. The tokens and their digests stay."""
         self.row = self.generation = -1
         self.block_ids = []
         self.behind = []
@@ -185,7 +184,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     def collect_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
         """Add a chunk's entries, for prompt positions from ``start + 1``.
 
-        A chunk that is computed again after preemption brings entries that are there already.
+        After preemption a chunk is computed again. Entries that are there already are skipped.
         """
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.extend(entries[len(self.prompt_logprobs) - start :])
@@ -193,7 +192,10 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     def event(
         self, row: RowResult | None = None, finish_reason: FinishReason | None = None
     ) -> RequestEvent:
-        """What to tell about it: a row's tokens, an end, or both. The first one tells more."""
+        """The event for a row's tokens, an end, or both.
+
+        The first event of a request also has its cached tokens and prompt log-probabilities.
+        """
         if self.announced and finish_reason is None and row is not None:
             # Nearly all events are this one.
             return RequestEvent(key=self.key, token_ids=row.token_ids, logprobs=row.logprobs)

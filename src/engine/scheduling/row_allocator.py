@@ -1,13 +1,13 @@
-"""Requests that hold a row and blocks: taking them, growing, and giving them back at the fence.
+"""Gives rows and blocks to requests, and takes them back behind the fence.
 
-A row has a block table for each group of layers, and one pool has the blocks of all. A group that
-sees the whole context has blocks for all known tokens from admission on. One with a sliding window
-gets them with the tokens that are planned, and gives back what the window has gone past: so a row
-holds no more of them at any length than the window and what is in flight need.
+A row has one block table per group of layers. All groups take their blocks from one pool. A group
+with full attention has blocks for all known tokens from admission on. A group with a sliding window
+gets blocks with the tokens that are planned, and returns the blocks that the window has passed. So
+at any length it holds no more blocks than the window and the steps in flight need.
 
-A step that was launched may still read and write its rows and their blocks. So a request that ends
-or is preempted is only *marked* here (``leave``); its row and blocks come back when the last
-launched step that names it is committed (``release``).
+A step in flight may still read and write its rows and their blocks. So a request that ends or is
+preempted is only *marked* (``leave``). Its row and blocks are taken back when the last launched
+step that names it is committed (``release``).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _by_rank = attrgetter("rank")
 
 
 class RowAllocator:
-    """Who holds which row and which blocks.
+    """Knows which request holds which row and which blocks.
 
     Attributes
     ----------
     running
-        Phase RUNNING, sorted by rank.
+        Requests in phase RUNNING, sorted by rank.
     leaving
-        Ended or being preempted, behind their fence.
+        Requests that ended or are being preempted, until the fence has passed.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -50,7 +50,7 @@ class RowAllocator:
         self.rows = RowTable(limits.max_num_seqs)
         self.running: list[RequestState] = []
         self.leaving: list[RequestState] = []
-        # Per group of layers, the blocks that a row alone needs at a time, at any length.
+        # Per group of layers: the most blocks that one row needs at a time, however long it is.
         self._most = [
             sys.maxsize if window is None else blocks_held(sys.maxsize, limits.block_size, window)
             for window in limits.windows
@@ -59,13 +59,13 @@ class RowAllocator:
         self._windows = [
             (group, window) for group, window in enumerate(limits.windows) if window is not None
         ]
-        # Digest of a known block that is about to be computed -> by whom.
+        # Digest of a block that is being computed -> the running request that computes it.
         self._in_progress: dict[bytes, RequestState] = {}
 
     # Coming in.
 
     def cached_prefix(self, state: RequestState) -> Match:
-        """The cached blocks that a waiting request could start from."""
+        """The longest cached prefix that a waiting request could start from."""
         if not self.cache.enabled or not state.may_read_cache:
             return Match(len(self._most))
         if state.match is None:
@@ -74,16 +74,16 @@ class RowAllocator:
         return state.match
 
     def waits_for_prefix(self, state: RequestState, match: Match, prefill_limit: int) -> bool:
-        """Whether a running request is about to compute most of what this one would have to.
+        """Whether a running request is computing at least half of this request's missing prefix.
 
-        Then waiting for it costs a step or two, and saves time and blocks. What is waited for is on
-        its way to the device: while there is budget to admit anybody, every running row has got all
-        that it wants of it. ``prefill_limit`` is what the step takes of prompts at most.
+        Waiting for it costs a step or two, and saves compute and blocks. The prefix is certain to
+        come: admission happens only when every running row got all the tokens it asked for.
+        ``prefill_limit`` is the most prompt tokens that this step takes.
         """
         block_size = self.limits.block_size
         start = match.length * block_size
         missing = len(state.token_ids) - start
-        # What is little of a step is computed again sooner than waited for.
+        # A short prefix is computed again sooner than waited for.
         enough = max(block_size + 1, prefill_limit // 16)
         if not self._in_progress or not state.may_read_cache or missing < enough:
             return False
@@ -100,7 +100,10 @@ class RowAllocator:
         return state.prefix_leader[1]
 
     def lookahead(self, state: RequestState) -> int:
-        """Blocks that a running request will take in its next few tokens, beyond what it gives."""
+        """Blocks that a running request will need soon, less those that its windows return.
+
+        Soon means within ``limits.lookahead_tokens`` tokens.
+        """
         soon = min(state.target + self.limits.lookahead_tokens, state.max_kv_tokens)
         blocks = blocks_for(soon, self.limits.block_size)
         missing = 0
@@ -111,16 +114,16 @@ class RowAllocator:
         return missing
 
     def fits(self, state: RequestState, match: Match, reserve: int) -> bool:
-        """Whether a request's known tokens and the next few fit, with ``reserve`` blocks left.
+        """Whether a request's known tokens and its lookahead fit, with ``reserve`` blocks left.
 
-        With nobody resident this is true of all that passed the door.
+        With no running request this is true of every request that `check_request` accepted.
         """
         soon = min(len(state.token_ids) + self.limits.lookahead_tokens, state.max_kv_tokens)
         blocks = blocks_for(soon, self.limits.block_size)
         needed = sum([min(blocks, most) for most in self._most])
         missing = needed + reserve - self.pool.num_free
-        # Only hits that somebody holds help: the others are counted as free, but will not be. To
-        # count them takes a while, so first what needs no counting.
+        # Only hits that some request holds reduce the need: the other hits are in `num_free`
+        # already. Counting held hits is slow, so the cheap tests come first.
         if missing <= 0:
             return True
         if missing > min(match.num_blocks, self.pool.num_held):
@@ -128,17 +131,17 @@ class RowAllocator:
         return missing <= match.num_held(self.pool)
 
     def install(self, state: RequestState, match: Match) -> RowInstall:
-        """Give a request a row and blocks, starting from its hits.
+        """Give a request a row and blocks, starting behind its prefix hits.
 
-        Groups that see everything get blocks for all its known tokens, the others none but hits:
-        see :meth:`extend`.
+        Groups with full attention get blocks for all known tokens. Groups with a window only get
+        their hits here; :meth:`extend` gives them more.
         """
         state.match = None
         block_size = self.limits.block_size
         tokens, length = state.token_ids, match.length
         windows = self.limits.windows
         hits = [match.blocks(group) for group in range(len(windows))]
-        # Hits first: what is held is not evicted for the rest.
+        # Hits are shared first, so that allocating the other blocks cannot evict them.
         for blocks in hits:
             self.pool.share(blocks)
         tables, behind = [], []
@@ -159,14 +162,14 @@ class RowAllocator:
         return RowInstall(row, generation, state.key, list(tokens), state.prompt_len, copies)
 
     def extend(self, state: RequestState, num_tokens: int) -> list[BlockAppend]:
-        """Blocks for a running request's next ``num_tokens`` known tokens, or for fewer of them.
+        """Give a running request blocks for up to ``num_tokens`` more known tokens.
 
-        It takes what is free, but for what the others will take in their next few tokens.
+        It leaves as many free blocks as the other running requests need soon (`lookahead`).
         """
         size = self.limits.block_size
         wanted = blocks_for(state.launched + num_tokens, size)
         short = self.short_groups(state)
-        # Tables that end where the next token begins all end there.
+        # All short tables end at the capacity, so each lacks the same number of blocks.
         missing = wanted - state.capacity // size
         spare = self.pool.num_free - sum(
             self.lookahead(other) for other in self.running if other is not state
@@ -174,7 +177,7 @@ class RowAllocator:
         return self.append_blocks(state, short, max(0, min(missing, spare // len(short))))
 
     def short_groups(self, state: RequestState) -> list[int]:
-        """The groups whose tables end first: behind its capacity they have no block."""
+        """The groups whose block tables end at the request's capacity; others reach further."""
         end = state.capacity // self.limits.block_size
         return [group for group, table in enumerate(state.block_ids) if len(table) == end]
 
@@ -194,9 +197,9 @@ class RowAllocator:
         return appends
 
     def take_in(self, state: RequestState) -> None:
-        """Offer the blocks that are now full of committed tokens to the prefix cache.
+        """Register the blocks that are now full of committed tokens in the prefix cache.
 
-        Those that no token behind the committed ones will see are given back.
+        Blocks that no later token can see, because the window has passed them, are released.
         """
         full = state.committed // self.limits.block_size
         if self.cache.enabled and state.cache_epoch == self.cache.epoch:
@@ -215,13 +218,13 @@ class RowAllocator:
         self._advance(state)
 
     def _first_seen(self, position: int, window: int) -> int:
-        """The first block that a query at ``position``, or behind it, sees."""
+        """The first block that a query at ``position`` or later sees."""
         return max(0, position - window + 1) // self.limits.block_size
 
     def _advance(self, state: RequestState) -> None:
-        """Let others know which block it computes next, as far as its tokens are known."""
+        """Publish the digest of the block that a request computes next, if its tokens are known."""
         self._withdraw(state)
-        # What a preempted one has in flight is registered, but it computes no more.
+        # A preempted request still registers blocks of its steps in flight, but computes no more.
         if state.phase is not Phase.RUNNING or state.cache_epoch != self.cache.epoch:
             return
         index = state.registered
@@ -237,7 +240,7 @@ class RowAllocator:
             state.in_progress = None
 
     def reset_cache(self) -> None:
-        """Forget all cached prefixes; nothing that running requests compute is cached either."""
+        """Forget all cached prefixes. Blocks of requests that run now will not be cached either."""
         for state in self.running:
             self._withdraw(state)
         self.cache.reset()
@@ -245,12 +248,12 @@ class RowAllocator:
     # Making room.
 
     def blocks_are_coming(self) -> bool:
-        """Whether committing the steps in flight will free a block for certain.
+        """Whether committing the steps in flight is certain to free a block.
 
-        A row that goes frees its blocks, and one that goes on those that its windows go past.
+        A leaving row frees its blocks. A row that goes on frees the blocks that its windows pass.
 
-        Nearly every row that goes frees its last block at least: others can share that when it is
-        full and committed, but before anybody is admitted then, a running row has taken its next.
+        Nearly every leaving row frees at least its last block. Others can share that block only
+        when it is full and committed, and before anyone is admitted then, its owner has its next.
         """
         tables = [blocks for state in self.leaving for blocks in state.held_blocks()]
         for state in self.running:
@@ -261,9 +264,9 @@ class RowAllocator:
         return self.pool.frees_some(tables)
 
     def _passed_blocks(self, state: RequestState) -> list[list[int]]:
-        """Per group with a window, the blocks that committing the steps in flight gives back."""
+        """Per group with a window: the blocks that are released once all steps are committed."""
         size = self.limits.block_size
-        # They are given back whenever a block has become full.
+        # Blocks are released only when a further block has become full.
         full = state.launched // size
         if full <= state.registered:
             return []
@@ -273,9 +276,9 @@ class RowAllocator:
         ]
 
     def victim(self, needy: RequestState) -> RequestState | None:
-        """Whom to preempt for ``needy``: somebody behind it, or nobody.
+        """The request to preempt for ``needy``, always of lower rank; ``None`` if there is none.
 
-        The least important class first, in it the least to recompute, then the latest.
+        Least important priority class first, then fewest tokens to recompute, then latest arrival.
         """
         behind = [state for state in self.running if state.rank > needy.rank]
         return min(
@@ -287,32 +290,31 @@ class RowAllocator:
     # Going out.
 
     def leave(self, state: RequestState, phase: Phase) -> None:
-        """Mark a running request as ended or being preempted; nothing is given back yet."""
+        """Mark a running request as ended or being preempted. It keeps its row and blocks."""
         state.phase = phase
         self._withdraw(state)
         self.running.remove(state)
         self.leaving.append(state)
 
     def release(self, state: RequestState) -> None:
-        """Take row and blocks back: no launched step names the request any more."""
+        """Take row and blocks back: no step in flight names the request any more."""
         self.leaving.remove(state)
         for blocks in state.held_blocks():
             self.pool.release(blocks)
         self.rows.release(state.row, state.generation)
         state.leave_row()
 
-    # Proofs.
+    # Checks of invariants.
 
     def check_idle(self) -> None:
-        """Prove by counters that nobody holds a block or a row; O(1).
+        """Check by counters that no block and no row is held; O(1).
 
-        A block whose last reference was lost track of is still counted as held, and one that was
-        given back twice breaks the sum.
+        A leaked block is still counted as held. A block that was released twice breaks the sum.
 
         Raises
         ------
         InvariantError
-            With what is off.
+            A block or a row is held, or the sum is wrong.
         """
         pool = self.pool
         if not pool.is_whole or pool.num_held:
@@ -326,12 +328,12 @@ class RowAllocator:
             )
 
     def check(self) -> None:
-        """Prove that every block and row is where it should be; O(blocks).
+        """Check every block and row against the requests' tables; O(blocks).
 
         Raises
         ------
         InvariantError
-            With what is not.
+            A table, a reference count or a row is wrong.
         """
         holders = [*self.running, *self.leaving]
         if any(state not in self.running for state in self._in_progress.values()):
@@ -356,7 +358,7 @@ class RowAllocator:
                 raise InvariantError(f"request {state.key}: a gap in what it holds")
         for group, window in self._windows:
             held = len(state.block_ids[group]) - state.behind[group]
-            # What was computed since the last block became full, and what is planned ahead of it.
+            # Positions computed since the last block became full, and those planned ahead.
             ahead = state.capacity - state.registered * size
             if held > blocks_for(window - 1, size) + blocks_for(ahead, size):
                 raise InvariantError(f"request {state.key} holds {held} blocks of {window} tokens")

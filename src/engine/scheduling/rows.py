@@ -1,7 +1,7 @@
 """Rows: the fixed slots of device-resident request state.
 
-A row is handed out again only behind its fence (``row_allocator.py``). The generation says which
-hand-out of a row a plan or a result speaks of.
+A row is given to the next request only behind its fence (``row_allocator.py``). Its generation
+counts how often it was given out, so plans and results of an earlier owner can be told apart.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from src.engine.kv.block_pool import InvariantError
 
 
 class RowTable:
-    """Which rows are taken, and how often each was handed out."""
+    """Knows which rows are taken, and the generation of each."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
-        # The lowest free row first keeps the rows in use dense on the device.
+        # A heap: taking the lowest free row keeps the used rows dense on the device.
         self._free = list(range(num_rows))
         self._generation = [0] * num_rows
         self._taken = bytearray(num_rows)
@@ -36,7 +36,7 @@ class RowTable:
         return row, self._generation[row]
 
     def release(self, row: int, generation: int) -> None:
-        """Give a row back; the caller has seen its fence pass."""
+        """Give a row back. The caller makes sure that its fence has passed."""
         if not self._taken[row] or self._generation[row] != generation:
             raise InvariantError(
                 f"row {row} generation {generation} is released, but it is "

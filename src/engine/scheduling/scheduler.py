@@ -1,4 +1,4 @@
-"""What the device computes next, decided with integers: no device, no clock, no randomness.
+"""The scheduler: decides what the device computes next. No device, no clock, no randomness.
 
 Same calls, same plans. ``docs/scheduling.md`` has the rules and why none of them can starve or
 deadlock; ``docs/kv-memory.md`` has blocks and the prefix cache.
@@ -9,10 +9,11 @@ One step is planned in this order, under one token budget:
 2. running rows with more than one (prefill chunks), by rank;
 3. admissions, by rank, unless a running row is short of memory.
 
-What follows decoding rows gets less than the budget leaves: they would wait for it.
+In a step with decoding rows prefill may not use the whole remaining budget, because the decoding
+rows would wait for it.
 
-A row is admitted only when every running one got a token and budget is left, so there are never
-more running rows than budget, and no row waits for its turn in 1.
+A request is admitted only when every running row got a token and budget is left. So there are never
+more running rows than tokens in the budget, and no decoding row waits for budget.
 """
 
 from __future__ import annotations
@@ -61,10 +62,8 @@ class Scheduler:
         self._in_flight: deque[tuple[StepPlan, list[RequestState]]] = deque()
         self._last_launched = 0
         self._last_committed = 0
-        # Keys in the order in which they were preempted, until somebody takes them.
+        # Keys of preempted requests, oldest first, until `take_preempted` returns them.
         self._preempted: list[int] = []
-
-    # What the engine asks about the scheduler.
 
     @property
     def has_work(self) -> bool:
@@ -73,7 +72,7 @@ class Scheduler:
 
     @property
     def has_free_row(self) -> bool:
-        """Whether somebody who comes now could run without waiting for another's end."""
+        """Whether a row is free, so that a new request need not wait for another one to end."""
         return self._allocator.rows.num_free > 0
 
     @property
@@ -83,12 +82,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row, preempted ones too."""
+        """Requests in the waiting queue, preempted ones included."""
         return len(self._waiting)
 
     @property
     def waiting_tokens(self) -> int:
-        """Known tokens of the waiting requests."""
+        """Tokens of all waiting requests: their prompts, and the output of preempted ones."""
         return self._waiting.num_tokens
 
     @property
@@ -98,7 +97,7 @@ class Scheduler:
 
     @property
     def block_counts(self) -> tuple[int, int, int]:
-        """Blocks that are held, cached and free; together all of them."""
+        """Number of held, cached and free blocks. The sum is all blocks."""
         pool = self._allocator.pool
         return pool.num_held, pool.num_cached, pool.num_free - pool.num_cached
 
@@ -112,11 +111,11 @@ class Scheduler:
 
     @property
     def pool(self) -> BlockPool:
-        """The blocks, to be looked at."""
+        """The block pool, for reading only."""
         return self._allocator.pool
 
     def state(self, key: int) -> RequestState | None:
-        """What is known of an unfinished request, to be looked at."""
+        """The state of an unfinished request, for reading only; ``None`` if there is none."""
         return self._requests.get(key)
 
     def keys_of(self, plan: StepPlan) -> list[int]:
@@ -146,7 +145,7 @@ class Scheduler:
                 return states
         raise ValueError(f"step {plan.step_id} is not in flight")
 
-    # What happens to requests from outside.
+    # Requests come in, and end from outside.
 
     def take_preempted(self) -> list[int]:
         """Keys of the requests preempted since the last call, in that order."""
@@ -154,7 +153,7 @@ class Scheduler:
         return taken
 
     def check_room(self, requests: Sequence[Request]) -> None:
-        """Refuse requests that belong together, unless :meth:`add` would take all of them now.
+        """Refuse the completions of one request unless :meth:`add` would take all of them now.
 
         Raises
         ------
@@ -169,12 +168,12 @@ class Scheduler:
         self._waiting.check_room(num_tokens, len(requests))
 
     def check_queue(self, num_requests: int, num_tokens: int) -> None:
-        """Refuse requests of one prompt, before they are made, unless they fit the queue now.
+        """Refuse completions of ``num_tokens`` prompt tokens together, unless the queue has room.
 
         Raises
         ------
         InvalidRequestError
-            If they never fit it together.
+            If the queue can never hold all of them together.
         QueueFullError
             If they do not fit now.
         """
@@ -183,8 +182,8 @@ class Scheduler:
     def add(self, request: Request, sibling: int | None = None) -> None:
         """Put a request into the waiting queue.
 
-        ``sibling`` is the key of one before it that has the same prompt, the very same list, and
-        salt: the prompt is hashed once for both.
+        ``sibling`` is the key of an earlier completion of the same request. If both have the same
+        prompt list object, cache salt and media, they share the prompt's block hashes.
 
         Raises
         ------
@@ -228,7 +227,7 @@ class Scheduler:
         return HashChain(self.limits.block_size, root, request.media_keys)
 
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
-        """End a request from outside; ``None`` if it is unknown or has ended.
+        """End a request from outside and return its last event; ``None`` if it has ended before.
 
         Tokens that launched steps still sample for it are dropped.
         """
@@ -240,7 +239,7 @@ class Scheduler:
         return state.event(finish_reason=reason)
 
     def expire(self, now: float) -> list[RequestEvent]:
-        """End the requests whose deadline is at or before ``now``, on the requests' clock."""
+        """End the requests whose deadline is at or before ``now`` (``time.monotonic`` seconds)."""
         events = []
         while (state := self._deadlines.pop_expired(now)) is not None:
             self._end(state)
@@ -248,20 +247,21 @@ class Scheduler:
         return events
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; nothing that running requests compute is cached either."""
+        """Forget all cached prefixes. Blocks of requests that run now will not be cached either."""
         self._allocator.reset_cache()
 
     # Planning.
 
     def schedule(self) -> StepPlan | None:
-        """The next step, to be launched at once; ``None`` if nothing can be launched now.
+        """Plan the next step, which must be launched at once; ``None`` if there is none to launch.
 
         With no step in flight it is ``None`` only if there is no request.
         """
         builder = PlanBuilder(self._last_launched + 1, self.limits.max_num_batched_tokens)
         prefills: list[RequestState] = []
         decoding = 0
-        # A copy: a victim leaves the list, always from behind the row that needs its memory.
+        # Iterates over a copy, because a preempted request leaves the list. It always ranks behind
+        # the request that needs its memory.
         for state in self._allocator.running[:]:
             if state.phase is not Phase.RUNNING or state.target >= state.limit:
                 continue
@@ -271,7 +271,8 @@ class Scheduler:
                 decoding += state.launched >= state.prompt_len
                 builder.add(state, 1)
         if decoding and self.limits.max_mixed_prefill_tokens is not None:
-            # With many rows prompts would be a small part of a step, and wait for their turn.
+            # The limit grows with the decoding rows: with many of them a fixed one would be a small
+            # part of each step, and prompts would wait too long.
             per_row = self.limits.prefill_tokens_per_decode * decoding
             builder.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
         for state in prefills:
@@ -291,10 +292,11 @@ class Scheduler:
         return plan
 
     def _plan_chunk(self, state: RequestState, builder: PlanBuilder) -> None:
-        """Plan known tokens of a running row, as many as budget and memory allow."""
+        """Plan a prefill chunk of a running row, as long as budget and memory allow."""
         num_tokens = min(state.target - state.launched, builder.budget)
         if state.launched + num_tokens > state.capacity:
-            # Of a group with a window: the others have had their blocks since admission.
+            # Only groups with a sliding window can lack blocks here. The other groups got theirs
+            # at admission.
             builder.appends += self._allocator.extend(state, num_tokens)
             if state.launched == state.capacity and not self._grow(state, builder):
                 return
@@ -302,12 +304,12 @@ class Scheduler:
         builder.add(state, num_tokens)
 
     def _grow(self, state: RequestState, builder: PlanBuilder) -> bool:
-        """Give a running row its next block of each group; false if it has to wait for one."""
+        """Give a running row its next blocks, preempting others if need be; false if it waits."""
         allocator = self._allocator
         groups = allocator.short_groups(state)
         while allocator.pool.num_free < len(groups):
             builder.short = True
-            # While blocks are on their way back, taking another victim would be a waste.
+            # While steps in flight will free blocks anyway, nobody else is preempted.
             victim = None if allocator.blocks_are_coming() else allocator.victim(state)
             if victim is None:
                 self.stats.shortages += 1
@@ -320,9 +322,9 @@ class Scheduler:
         return True
 
     def _admit(self, builder: PlanBuilder) -> None:
-        """Give rows to waiting requests, first in line first."""
+        """Give rows to waiting requests, in order of rank."""
         allocator = self._allocator
-        # Whoever is admitted needs a row and, since a hit never covers everything, a block.
+        # Every admission needs a row and at least one block: a prefix hit never covers everything.
         if not (len(self._waiting) and allocator.rows.num_free and allocator.pool.num_free):
             return
         reserve = sum(map(allocator.lookahead, allocator.running))
@@ -366,7 +368,7 @@ class Scheduler:
     # Results.
 
     def commit(self, result: StepResult) -> list[RequestEvent]:
-        """Take in the result of the oldest launched step.
+        """Commit the result of the oldest step in flight, and return the requests' events.
 
         Raises
         ------
@@ -427,10 +429,10 @@ class Scheduler:
             self._deadlines.discard(state)
         return state.event(row, reason)
 
-    # Leaving: mark at once, give back behind the fence.
+    # Leaving: the request is marked at once; its row and blocks come back behind the fence.
 
     def _end(self, state: RequestState) -> None:
-        """End a request wherever it stands."""
+        """End a request in whatever phase it is."""
         del self._requests[state.key]
         if state.phase is Phase.RUNNING:
             self._leave(state, Phase.ENDED)
@@ -446,23 +448,23 @@ class Scheduler:
             self._pass_fence(state)
 
     def _pass_fence(self, state: RequestState) -> None:
-        """No launched step names a leaving request any more."""
+        """Take back row and blocks of a leaving request: no step in flight names it any more."""
         self._allocator.release(state)
         if state.phase is Phase.PREEMPTING:
             state.phase = Phase.WAITING
             self._waiting.push(state)
 
-    # Proofs.
+    # Checks of invariants.
 
     def check(self) -> None:
-        """Prove that blocks, rows and requests are all accounted for, one by one; O(blocks).
+        """Check that every block, row and request is accounted for; O(blocks).
 
         For tests: it is too slow for a scheduler at work.
 
         Raises
         ------
         InvariantError
-            With what is not.
+            Something is lost, or counted twice.
         """
         allocator = self._allocator
         allocator.check()
@@ -472,7 +474,7 @@ class Scheduler:
             raise InvariantError(f"{len(self._requests)} requests, {expected} accounted for")
 
     def check_idle(self) -> None:
-        """Prove that an idle scheduler holds nothing, by its counters; O(1).
+        """Check by counters that an idle scheduler holds nothing; O(1).
 
         Raises
         ------
@@ -489,7 +491,7 @@ class Scheduler:
         self._allocator.check_idle()
 
     def pool_is_whole(self) -> bool:
-        """Whether free + cached + held blocks add up to all, and none is held for nobody; O(1)."""
+        """Whether free + cached + held == total, and no block is held without a request; O(1)."""
         allocator = self._allocator
         nobody = not allocator.running and not allocator.leaving
         return allocator.pool.is_whole and not (nobody and allocator.pool.num_held)

@@ -1,1 +1,1 @@
-"""What the engine tells about itself: observer, timeline, health, status, plan log."""
+"""The engine's telemetry: observer, timeline, health, status, plan log."""

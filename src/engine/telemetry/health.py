@@ -1,8 +1,8 @@
-"""Forward progress: whether pending work gets done, and what hangs where it does not.
+"""Forward progress: whether pending work gets done, and what hangs if it does not.
 
-A process that answers is not an engine that works: a kernel that never ends leaves every endpoint
-alive. So the engine is judged by its steps. While there is work, one must complete every now and
-then; otherwise `/health` says which part of a step is being waited for. The event loop is watched
+A process that answers requests may still hang: a kernel that never ends leaves every endpoint
+alive. So the engine is judged by its steps. While there is work, steps must complete; otherwise
+`/health` says which part of a step is being waited for. The event loop is watched
 from outside, by a thread: a loop that hangs cannot say so itself.
 """
 
@@ -23,11 +23,11 @@ from src.engine.telemetry.status import Stall
 
 logger = logging.getLogger(__name__)
 
-# The first steps may wait for compilers of kernels: so many steps, so many times the patience.
+# The first steps may wait for compilers of kernels, so they get this many times the patience.
 FIRST_STEPS: Final = 8
 FIRST_PATIENCE: Final = 5.0
 
-# Seconds without a turn after which the event loop is said to hang.
+# Seconds without a turn after which the event loop is reported to hang.
 LOOP_PATIENCE: Final = 10.0
 BEAT_INTERVAL: Final = 0.25
 # Seconds between two reports of the same kind.
@@ -35,14 +35,14 @@ REPORT_INTERVAL: Final = 60.0
 
 
 class Progress:
-    """What is pending and when a step completed last; told by the loop's observer.
+    """Tracks pending work and the last completed step. The loop's observer writes it.
 
-    Read from any thread.
+    Any thread may read it.
 
     Parameters
     ----------
     patience
-        Seconds without a completed step that are no stall; 0 waits for ever.
+        Seconds without a completed step after which pending work is stalled; 0: never.
     """
 
     def __init__(self, patience: float) -> None:
@@ -50,7 +50,7 @@ class Progress:
         self._in_flight: deque[StepTimes] = deque()
         self._unfinished = 0
         self._num_steps = 0
-        # When a step completed last, or when there was something to do again.
+        # When the last step completed, or when work arrived after an idle time.
         self._since = 0.0
 
     def submitted(self, now: float) -> None:
@@ -64,7 +64,7 @@ class Progress:
         self._unfinished -= 1
 
     def launched(self, times: StepTimes) -> None:
-        """A step was handed to the device's queue."""
+        """A step was put on the device's queue."""
         self._in_flight.append(times)
 
     def committed(self, now: float) -> None:
@@ -74,16 +74,16 @@ class Progress:
         self._since = now
 
     def stopped(self) -> None:
-        """Nothing is waited for any more."""
+        """The loop has ended, so no work is pending."""
         self._in_flight.clear()
         self._unfinished = 0
 
     def waited(self, now: float) -> float:
-        """Seconds that work has been pending since a step completed; 0 without work."""
+        """Seconds that work has been pending since the last completed step; 0 without work."""
         return max(0.0, now - self._since) if self._unfinished or self._in_flight else 0.0
 
     def stall(self, now: float) -> Stall | None:
-        """What hangs, if a step should have completed long ago."""
+        """The stall, if work has been pending for longer than the patience."""
         waited = self.waited(now)
         bound = self._patience * (FIRST_PATIENCE if self._num_steps < FIRST_STEPS else 1.0)
         if not bound or waited <= bound:
@@ -125,7 +125,7 @@ class Heartbeat:
         self._schedule(asyncio.get_running_loop())
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,12 +141,12 @@ class Heartbeat:
 
 
 class Watchdog:
-    """A thread that logs what hangs: a step, or the event loop with the place where it is.
+    """A thread that logs a hanging step or event loop, with the loop's stack.
 
     Parameters
     ----------
     patience
-        Seconds without a completed step; bounds those without a turn of the loop too.
+        Seconds without a completed step. Also an upper bound for those without a turn of the loop.
     """
 
     def __init__(self, progress: Progress, heartbeat: Heartbeat, patience: float) -> None:
@@ -162,11 +162,11 @@ class Watchdog:
     def start(self) -> None:
         """Watch the event loop of the calling thread until :meth:`stop`."""
         self._loop_thread = threading.get_ident()
-        # A daemon, since it may be needed until the very end of a process that hangs.
+        # A daemon, so that it keeps watching a process that hangs while it exits.
         threading.Thread(target=self._run, name="slipstream-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more; the thread ends soon."""
+        """Stop watching. The thread ends soon after."""
         self._stopped.set()
 
     def _run(self) -> None:

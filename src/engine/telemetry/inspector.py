@@ -1,7 +1,7 @@
-"""Looks at a running engine from the side: for the debug endpoints, never for serving.
+"""Views of a running engine for the debug endpoints.
 
-What walks live state runs on the event loop and is bounded by what the caller asks for and by a
-constant. It returns copies, so that they can be turned into text elsewhere.
+Methods that read live state run on the event loop, and their size is bounded by the caller's
+arguments and by constants. They return copies, so that another thread can encode them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_REQUESTS: Final = 1000
 MAX_CELLS: Final = 1024
 MAX_PROFILED_STEPS: Final = 100
-# Seconds for the steps to profile to come.
+# Seconds to wait for the steps of a profile.
 PROFILE_SECONDS: Final = 60.0
 
 
@@ -37,8 +37,8 @@ PROFILE_SECONDS: Final = 60.0
 class Profile:
     """A profile of some steps.
 
-    ``phase`` is ``running``, ``done`` or ``failed``; ``trace`` a gzipped Chrome trace when it is
-    done, ``detail`` why it failed.
+    ``phase`` is ``running``, ``done`` or ``failed``. ``trace`` is a gzipped Chrome trace once it is
+    done. ``detail`` says why it failed.
     """
 
     phase: str
@@ -48,12 +48,12 @@ class Profile:
 
 
 class Inspector:
-    """Views of one engine; all methods belong to its event loop.
+    """Views of one engine. Call all methods on its event loop.
 
     Parameters
     ----------
     loaded
-        Gives the engine's parts, or raises :class:`NotReadyError` before they are there.
+        Returns the engine's parts, or raises :class:`NotReadyError` before they are loaded.
     """
 
     def __init__(self, observer: EngineObserver, loaded: Callable[[], EngineParts]) -> None:
@@ -63,9 +63,9 @@ class Inspector:
         self._profiling: asyncio.Task[None] | None = None
 
     def timeline(self, steps: int | None = None, after: int = 0) -> TimelineView:
-        """The newest ``steps`` steps, of those that come after step ``after``.
+        """The newest ``steps`` steps behind step ``after``.
 
-        Of the ended completions there are those that these steps may have served.
+        Ended completions are included if these steps may have served them.
         """
         timeline, now = self._observer.timeline, time.monotonic()
         last_step = 0 if timeline.last is None else timeline.last.step_id
@@ -88,11 +88,11 @@ class Inspector:
         )
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, those of running requests too."""
+        """Forget all cached prefixes, also those of running requests."""
         self._loaded().scheduler.reset_prefix_cache()
 
     def requests(self, limit: int = MAX_REQUESTS) -> RequestsView:
-        """The first ``limit`` completions that are alive."""
+        """The first ``limit`` unfinished completions."""
         scheduler = self._loaded().scheduler
         now = time.monotonic()
         tracks = self._observer.requests
@@ -129,7 +129,7 @@ class Inspector:
         )
 
     async def pool(self, cells: int = 256) -> PoolView:
-        """The blocks; the map has at most ``cells`` cells."""
+        """The block pool; the map has at most ``cells`` cells."""
         scheduler = self._loaded().scheduler
         references, cached = scheduler.pool.snapshot()
         return await asyncio.to_thread(
@@ -142,7 +142,7 @@ class Inspector:
         left_out = 0 if count is None else max(0, len(plans) - count)
         return plans[left_out:]
 
-    # The profiler of torch.
+    # torch's profiler.
 
     @property
     def profile(self) -> Profile | None:
@@ -155,9 +155,9 @@ class Inspector:
         Raises
         ------
         InvalidRequestError
-            For too many steps.
+            ``steps`` is out of range.
         ConflictError
-            While another one runs.
+            Another profile is being taken.
         """
         if not 1 <= steps <= MAX_PROFILED_STEPS:
             raise InvalidRequestError(
@@ -186,12 +186,12 @@ class Inspector:
                     async with asyncio.timeout(PROFILE_SECONDS):
                         await timeline.wait_for(parts.scheduler.stats.steps + steps)
             finally:
-                # Even when it is cancelled: nothing would stop it later.
+                # Also after a cancellation, because nothing else would stop the profiler.
                 stopped = profiler.stop()
             await asyncio.wrap_future(stopped)
             trace = await asyncio.to_thread(profiler.export)
             self._profile = Profile("done", steps, trace)
-        # A profiler that fails must not fail those who are served.
+        # A failing profiler must not disturb requests.
         except Exception as error:
             logger.exception("the profile failed")
             self._profile = Profile("failed", steps, detail=f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""One submitted prompt as telemetry sees it, from its arrival to the last of its completions."""
+"""Telemetry of one submitted prompt, from its arrival to the end of its last completion."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from src.text.tokenizer import Tokenizer
 
 
 class Observed:
-    """A context around one submission; inactive where telemetry is off.
+    """A context around one submission; inactive if telemetry is off.
 
-    A request of HTTP brings its trace along, as ``trace`` in its options, and ends it itself; one
-    of an embedding program gets a trace here.
+    An HTTP request has its trace already, in the option ``trace``, and ends it itself. A request of
+    an embedding program gets a trace here.
     """
 
     def __init__(self, telemetry: Telemetry, prompt: Prompt, options: RequestOptions) -> None:
@@ -30,7 +30,7 @@ class Observed:
         if not self.active:
             return
         self._arrival = time.monotonic()
-        # A chat may come as the token ids that its messages were rendered to.
+        # A chat may arrive as token ids, if its messages were rendered before.
         is_chat = options.get("chat") is not None or _is_messages(prompt)
         self._operation = "chat" if is_chat else "text_completion"
         if "trace" in options:
@@ -51,7 +51,7 @@ class Observed:
         tokenized: float,
         tokenizer: Tokenizer,
     ) -> None:
-        """Its completions exist, and are about to be queued; ``tokenized`` is when it was."""
+        """Record the completions just before they are queued; ``tokenized`` is a time."""
         self._choices = choices
         trace = self._trace
         if trace is None:
@@ -81,7 +81,7 @@ class Observed:
     ) -> None:
         if not self.active:
             return
-        # Who is cancelled has gone away: that is no error of ours.
+        # A cancellation means that the client went away; it is not recorded as an error.
         records = [choice.record for choice in self._choices]
         failures = [error if isinstance(error, Exception) else None, *(r.error for r in records)]
         failure = next((each for each in failures if each is not None), None)
@@ -101,7 +101,7 @@ def _shown(
         return None
     if isinstance(prompt, str) or _is_messages(prompt):
         return prompt  # type: ignore[no-any-return]
-    # No token is shorter than a character, but for parts of one.
+    # A token is at least one character, except for tokens that are parts of a character.
     return tokenizer.decode(request.prompt_token_ids[:most])
 
 

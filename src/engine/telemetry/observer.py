@@ -1,8 +1,8 @@
-"""Everything the engine tells about itself while it runs goes through here.
+"""The engine loop's observer, which all telemetry of a running engine goes through.
 
-The loop says what happens; this writes each completion's record, the step timeline and the metrics.
-Nothing here decides anything, and nothing here waits. Nor does a fault in it reach the loop: what
-only watches must not fail those who are served, so every method contains its own.
+The loop reports events; the observer writes each completion's record, the step timeline and the
+metrics. It makes no decisions and never blocks. Its errors must not fail requests, so every method
+catches its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
-# Seconds between two reports of a fault in here.
+# Seconds between two log lines about errors in the observer.
 _REPORT_INTERVAL = 60.0
 _KEPT_PLANS = 64
 
@@ -44,7 +44,7 @@ def _contained(method: Method) -> Method:
     def contained(self: EngineObserver, *arguments: Any) -> None:
         try:
             method(self, *arguments)
-        # Whatever it is, the loop goes on.
+        # Every error is caught, so that the loop goes on.
         except Exception as error:
             self._report(error)
 
@@ -61,9 +61,9 @@ class EngineObserver:
     progress
         Whether pending work gets done.
     requests
-        The completions that are alive, and the last that ended.
+        The unfinished completions, and the last ended ones.
     plans
-        The last plans; not the tokens, which are whole prompts.
+        The last plans, without tokens, since these are whole prompts.
     """
 
     def __init__(
@@ -76,24 +76,24 @@ class EngineObserver:
         self._steps = StepRecorder(self.timeline)
         self._metrics = metrics
         self._telemetry = telemetry
-        # Step -> the traced requests that it served, where its own span is sampled.
+        # Step with a sampled span -> traces of the requests that it served.
         self._served: dict[int, list[RequestTrace]] = {}
         self._choices: dict[int, Choice] = {}
         self.requests = RequestTracks(self._choices, section.timeline_requests)
         self.plans: deque[PlanView] = deque(maxlen=_KEPT_PLANS)
-        # Seconds that the completion which was admitted last had waited, and when it was.
+        # Of the last admitted completion: the seconds that it waited, and when it was admitted.
         self._last_wait = self._last_admitted = 0.0
-        # Row -> the completion that holds it, and how many of its tokens are computed as prefill.
+        # Row -> the completion that holds it, and the number of tokens that it computes as prefill.
         self._rows: dict[int, tuple[Choice, int]] = {}
-        # Key -> the row that the completion was installed in last.
+        # Key -> the last row of the completion.
         self._row_of: dict[int, int] = {}
-        # Steps that were launched and committed last. Completions that have ended, each with its
-        # row and the last step that may name it.
+        # Ids of the last launched and the last committed step. Ended completions as (last step that
+        # may name it, row, completion).
         self._last_launched = self._last_committed = 0
         self._leaving: deque[tuple[int, int, Choice]] = deque()
 
     def queue_wait(self, now: float) -> float:
-        """Seconds that a newcomer would wait in a full queue: as long as others did, or longer."""
+        """Estimated seconds in a full queue: the last wait, plus the time since that admission."""
         return self._last_wait + max(0.0, now - self._last_admitted) if self._last_admitted else 0.0
 
     @_contained
@@ -108,19 +108,19 @@ class EngineObserver:
     def launched(
         self, plan: StepPlan, times: StepTimes, admitted: Sequence[Request], scheduler: Scheduler
     ) -> None:
-        """A plan was handed to the device; ``admitted`` run for the first time."""
+        """A plan was launched; ``admitted`` are the requests that run for the first time."""
         self.progress.launched(times)
         self._steps.launched(scheduler)
         self.plans.append(PlanView.of(plan))
         self._last_launched = plan.step_id
         if not plan.installs:
             return
-        # The device may begin before the call that hands the step over has ended.
+        # `launched`, not the time now: the device may begin before the launching call returns.
         now = times.launched
         for install in plan.installs:
             choice = self._choices[install.request_key]
             choice.record.admitted.append(now)
-            # It has lost the row of before, which may be free still.
+            # After a preemption the completion no longer holds its previous row.
             self._vacate(self._row_of.get(install.request_key), choice)
             self._row_of[install.request_key] = install.row
             self._rows[install.row] = (choice, len(install.token_ids))
@@ -131,7 +131,7 @@ class EngineObserver:
 
     @_contained
     def committed(self, plan: StepPlan, times: StepTimes, started: float) -> None:
-        """A step's result was committed; ``started`` is when that began."""
+        """A step's result was committed; ``started`` is when the commit began."""
         self.progress.committed(started)
         prefill_rows = prefill_tokens = unfinished_rows = starts = more_pairs = 0
         for step in plan.rows:
@@ -141,7 +141,7 @@ class EngineObserver:
                 prefill_rows += 1
                 prefill_tokens += step.num_tokens
                 unfinished_rows += not step.samples
-                # Beyond those of its last token, which attends to all of the row.
+                # Pairs of all its tokens but the last, which attends to the whole row.
                 more_pairs += (step.num_tokens - 1) * (2 * step.start + step.num_tokens) // 2
                 choice.record.chunks.append(
                     ChunkRecord(
@@ -164,7 +164,7 @@ class EngineObserver:
 
     @_contained
     def step_failed(self) -> None:
-        """A step failed on the device, which is still sound."""
+        """A step failed, but the device still works."""
         self._metrics.on_step_failed()
 
     @_contained
@@ -174,7 +174,7 @@ class EngineObserver:
 
     @_contained
     def publishing(self) -> None:
-        """Readers are told of the committed steps from now on."""
+        """Publishing of the committed steps begins."""
         self._steps.publishing()
 
     @_contained
@@ -199,7 +199,7 @@ class EngineObserver:
     def ended(
         self, choice: Choice, reason: FinishReason, error: BaseException | None = None
     ) -> None:
-        """A completion ended; nothing more is told about it."""
+        """A completion ended. It is not reported again."""
         self.progress.ended()
         del self._choices[choice.request.key]
         row = self._row_of.pop(choice.request.key, None)
@@ -226,13 +226,13 @@ class EngineObserver:
             )
 
     def _vacate(self, row: int | None, choice: Choice) -> None:
-        """Forget who holds the row, if that is still this one."""
+        """Forget a row's completion, if it still is ``choice``."""
         if row is not None and row in self._rows and self._rows[row][0] is choice:
             del self._rows[row]
 
     @_contained
     def turned(self, scheduler: Scheduler) -> None:
-        """The loop has turned once: write down its steps, and who lost its row."""
+        """The loop has turned once: record its published steps and its preemptions."""
         for record in self._steps.published():
             self._metrics.on_step(record)
             if self._served and (served := self._served.pop(record.step_id, None)) is not None:
@@ -245,12 +245,12 @@ class EngineObserver:
 
     @_contained
     def settled(self) -> None:
-        """There is nothing left to do: the device's wait from now on is nobody's fault."""
+        """No work is left, so the device's idle time from now on is not a bubble."""
         self._steps.settled()
 
     @_contained
     def stopped(self) -> None:
-        """The loop serves nobody any more."""
+        """The loop has ended."""
         self.progress.stopped()
         self._metrics.on_stopped()
 

@@ -1,11 +1,11 @@
-"""Writes down everything that happens to the scheduler, for ``inspect --replay``.
+"""Records all calls of the scheduler in a file, for ``inspect --replay``.
 
-The scheduler only hands references over; a thread turns them into lines a few times a second. A
-disk that cannot keep up costs the log its end, never the engine its time or its memory.
+The scheduler only queues references; a thread writes the lines several times a second. If the disk
+is too slow, the log ends early; the engine is neither slowed down nor filled up.
 
-Tokens are written as pseudonyms: keyed hashes of the whole prefix that they end, under a key that
-is never written. Equal prefixes stay equal, which is all that the prefix cache looks at, and nobody
-can read a prompt out of a log.
+Tokens are written as pseudonyms: keyed hashes of the whole prefix up to the token, with a key that
+is never written. Equal prefixes stay equal, which is all that the prefix cache needs, and no prompt
+can be read from a log.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from src.engine.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# What may wait to be written, and the size of the file.
+# The most entries that may wait to be written, and the largest size of the file.
 MAX_PENDING: Final = 100_000
 MAX_BYTES: Final = 2**30
 _INTERVAL: Final = 0.05  # seconds between two writes at least
@@ -59,7 +59,7 @@ _Happening = Line | Request | StepPlan | _Committed
 
 
 class RecordingScheduler(Scheduler):
-    """A scheduler that writes down what is done to it; its decisions are the same."""
+    """A scheduler that records its calls; its decisions are the same."""
 
     def __init__(self, limits: SchedulerLimits, log: PlanLog) -> None:
         super().__init__(limits)
@@ -115,9 +115,9 @@ class PlanLog:
     path
         Overwritten.
     max_pending
-        Happenings that may wait to be written; with more the log ends.
+        The most entries that may wait to be written. With more the log ends.
     max_bytes
-        Size of the file, beyond which the log ends.
+        The largest size of the file. At that size the log ends.
 
     Raises
     ------
@@ -136,7 +136,7 @@ class PlanLog:
         self._max_pending = max_pending
         self._left = max_bytes
         self._pending: deque[_Happening] = deque()
-        # Why nothing more is taken in.
+        # Why the log has ended, or None.
         self._cut: str | None = None
         self._writer = _Writer()
         self._some = threading.Event()
@@ -145,7 +145,7 @@ class PlanLog:
         self._thread.start()
 
     def put(self, happening: _Happening) -> None:
-        """Take in what happened, to be written soon. Never waits, never raises."""
+        """Queue an entry to be written soon. Never waits, never raises."""
         if self._cut is not None:
             return
         if len(self._pending) >= self._max_pending:
@@ -156,7 +156,7 @@ class PlanLog:
             self._some.set()
 
     def close(self) -> None:
-        """Write what is left. Blocks."""
+        """Write the remaining entries and close the file. Blocks."""
         self._closing.set()
         self._some.set()
         self._thread.join()
@@ -167,18 +167,18 @@ class PlanLog:
                 while self._write():
                     pass
             except OSError as error:
-                # What cannot be written cannot end with a line that says so either.
+                # The file cannot be written, so it cannot get a "cut" line either.
                 self._cut = self._cut or f"{error.strerror}"
         if self._cut is not None:
             self._pending.clear()
             logger.warning("%s ends early: %s", self._path, self._cut)
 
     def _write(self) -> bool:
-        """Write what there is, or wait for it; false at the end."""
+        """Wait for entries and write them; false at the end."""
         self._some.wait()
         self._closing.wait(_INTERVAL)
         self._some.clear()
-        # Read after the wake-up is taken back, or one that came with the closing would be lost.
+        # Read after `_some` is cleared. Otherwise the wake-up of `close` could be lost.
         closing = self._closing.is_set()
         while self._pending and self._left > 0:
             line = msgspec.json.encode(self._writer.line(self._pending.popleft())) + b"\n"
@@ -193,7 +193,7 @@ class PlanLog:
 
 
 class _Writer:
-    """Turns what happened into lines; knows of each live request its prefix's pseudonym."""
+    """Turns entries into lines. It keeps the hash of each unfinished request's prefix."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -244,7 +244,7 @@ class _Writer:
             elif key in self._prefixes:
                 token_ids.append([self._pseudonym(key, token) for token in row.token_ids])
             else:
-                # It had ended: whatever the device sampled for it is dropped.
+                # The request had ended, so the scheduler drops these tokens.
                 token_ids.append([0 for _ in row.token_ids])
         for key in ends:
             self._prefixes.pop(key, None)

@@ -1,4 +1,4 @@
-"""What the metrics read from an engine at the moment of a scrape."""
+"""The figures that metrics read from an engine when they are scraped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GROUP = "0"
 
 
 def model_facts(config: Config, parts: EngineParts) -> ModelFacts:
-    """What is fixed from now on."""
+    """Facts that are fixed once the model is loaded."""
     plan = parts.kv_plan
     return ModelFacts(
         max_model_len=parts.info.max_model_len,
@@ -30,7 +30,7 @@ def model_facts(config: Config, parts: EngineParts) -> ModelFacts:
 
 
 def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
-    """The figures of this moment; cheap, and safe in any thread."""
+    """The current figures. Cheap; any thread may call it."""
     scheduler, worker = parts.scheduler, parts.worker
     stats, size = scheduler.stats, parts.kv_plan.bytes_per_block
     held, cached, free = scheduler.block_counts

@@ -1,4 +1,4 @@
-"""The completions that are alive and the last ones that ended, as the timeline shows them."""
+"""Unfinished completions and the last ended ones, as the timeline shows them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from src.engine.requests.streams import Choice
 
 
 class RequestTracks:
-    """A ring of ended completions beside the living.
+    """A ring buffer of ended completions, and the unfinished ones.
 
     Parameters
     ----------
     living
-        Key -> completion; kept by the caller.
+        Key -> unfinished completion; the caller maintains it.
     capacity
-        Ended completions that are kept.
+        Number of ended completions to keep.
     """
 
     def __init__(self, living: Mapping[int, Choice], capacity: int) -> None:
@@ -26,16 +26,16 @@ class RequestTracks:
         self._ended: deque[RequestTrack] = deque(maxlen=capacity)
 
     def ended(self, choice: Choice) -> None:
-        """Keep what happened to a completion, but neither its text nor its error."""
+        """Keep the record of an ended completion, without its text and its error."""
         if self._ended.maxlen:
             self._ended.append(_track(choice))
 
     def choices(self, limit: int) -> list[Choice]:
-        """The first ``limit`` living completions."""
+        """The first ``limit`` unfinished completions."""
         return list(islice(self._living.values(), limit))
 
     def tracks(self, limit: int) -> tuple[list[RequestTrack], int]:
-        """Ended ones and the first ``limit`` living ones, and how many living ones are left out."""
+        """Ended and the first ``limit`` unfinished ones, and how many unfinished are left out."""
         living = [_track(choice) for choice in self.choices(limit)]
         return [*self._ended, *living], len(self._living) - len(living)
 
@@ -45,7 +45,7 @@ class RequestTracks:
 
 def _track(choice: Choice) -> RequestTrack:
     record, request = choice.record, choice.request
-    # Copies: what is alive goes on while a thread writes this down.
+    # Lists are copied, because they may grow while another thread encodes the track.
     return RequestTrack(
         key=request.key,
         request_id=choice.request_id,

@@ -1,4 +1,4 @@
-"""Tells of an engine's start: a table in the log, a trace, and metrics."""
+"""Reports an engine's start: a table in the log, a trace, and metrics."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class StartObserver:
-    """Follows one start, and what of it goes on behind ready.
+    """Follows one start, including parts that go on after the engine is ready.
 
-    All methods belong to the engine's event loop; the ``timeline`` is any thread's.
+    Call all methods on the engine's event loop. Any thread may use ``timeline``.
     """
 
     def __init__(self, metrics: EngineMetrics, telemetry: Telemetry) -> None:
@@ -36,11 +36,11 @@ class StartObserver:
         self.timeline.phase("importing")
 
     def ready(self, parts: EngineParts) -> None:
-        """Requests are admitted."""
+        """The engine is ready and admits requests."""
         spans, ended = self._finish(None)
         began = self.timeline.began
         rows = [span.since(began) for span in [*spans, StartSpan("ready", ended, ended)]]
-        # What has ended is there already, or comes with the event loop's next turn.
+        # Ended parts are reported already, or will be in the event loop's next turn.
         for row in rows:
             if row.ended is None or row.name == "ready":
                 self._metrics.on_startup_phase(row.name, row.began, None)
@@ -68,9 +68,9 @@ class StartObserver:
         return spans, ended
 
     def _ended(self, span: StartSpan, is_late: bool) -> None:
-        """In any thread."""
+        """Called by the timeline in any thread."""
         assert self._event_loop is not None
-        # Nobody is left to be told once the event loop is closed.
+        # Raised if the event loop is closed; then there is nothing to report.
         with contextlib.suppress(RuntimeError):
             self._event_loop.call_soon_threadsafe(self._tell, span, is_late)
 

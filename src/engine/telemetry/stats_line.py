@@ -1,4 +1,4 @@
-"""Every now and then one line about what the engine does, unless it does nothing."""
+"""The periodic log line with the engine's throughput; none while the engine is idle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatsLine:
-    """Throughput since the line before."""
+    """Logs the throughput since the previous line."""
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""What an engine says about itself."""
+"""Status, model information and statistics of an engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stall(NamedTuple):
         begun on the device), ``device``, ``returning`` (its result is on its way to the loop) or
         ``committing``.
     seconds
-        For how long.
+        How long work has been pending without a completed step.
     """
 
     phase: str
@@ -43,18 +43,18 @@ class Stall(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """Where the engine is in its life.
+    """The phase of the engine.
 
     Attributes
     ----------
     phase
         One of ``STARTUP_PHASES``, or ``failed``, ``draining``, ``closed``.
     progress
-        Of the whole start, 0 to 1.
+        Progress of the start, 0 to 1.
     detail
         One readable line.
     error
-        Why it failed.
+        The error that it failed with, or None.
     """
 
     phase: str = "created"
@@ -69,30 +69,30 @@ class EngineStatus:
 
     @property
     def healthy(self) -> bool:
-        """Whether what was admitted makes progress."""
+        """Whether admitted requests are served."""
         return self.phase in ("ready", "draining")
 
     def not_ready(self) -> NotReadyError:
-        """What those are told who come while it loads."""
+        """The error for requests that arrive while the model loads."""
         return NotReadyError(
             f"the model is still loading: {self.detail} ({100 * self.progress:.0f} %)",
             retry_after=5.0,
         )
 
     def check(self, *, drains: bool) -> None:
-        """Refuse a request that is not served; ``drains`` is for one that was let in before.
+        """Refuse a request if the engine does not serve; ``drains``: it was admitted before.
 
         Raises
         ------
         ShuttingDownError
-            It drains, or is closed.
+            The engine drains, or is closed.
         EngineDeadError, ConfigError, ModelLoadError
-            It has failed.
+            The engine has failed.
         """
         if self.phase == "failed":
             assert self.error is not None
             if isinstance(self.error, SlipstreamError):
-                # A copy: one that is raised over and over would keep every traceback alive.
+                # A copy, because an error that is raised repeatedly keeps every traceback alive.
                 raise copy.copy(self.error)
             raise EngineDeadError(self.detail) from self.error
         if self.phase == "closed" or (self.phase == "draining" and not drains):
@@ -100,9 +100,9 @@ class EngineStatus:
 
 
 def served_names(section: ModelSection) -> tuple[str, ...]:
-    """The names under which a model is served, the first one in answers and metrics.
+    """The names under which a model is served. Answers and metrics use the first.
 
-    Without any a hub id is its own name, and a directory is called by its last part.
+    By default the name is the hub id, or the last part of a directory's path.
     """
     if section.served_model_name:
         return section.served_model_name
@@ -133,10 +133,10 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Figures of this moment.
+    """The engine's current figures.
 
-    ``kv_usage`` is the fraction of blocks held by requests; ``bubble`` the fraction of the time
-    with work in which the device waited for the host; ``compiled`` says that compiled code serves.
+    ``kv_usage`` is the fraction of blocks held by requests. ``bubble`` is the fraction of the time
+    with work in which the device waited for the host. ``compiled``: compiled code is in use.
     """
 
     num_running: int

@@ -1,7 +1,7 @@
-"""From what the loop says about a step to its record in the timeline.
+"""Makes each step's record in the timeline from the loop's reports.
 
-A few figures are those of the moment at which the step was planned, the others come when it is
-committed, and the last one when its readers have been told.
+A few figures are taken when the step is launched, others when it is committed, and the last one
+when it is published.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from src.core.steps import StepRecord
 from src.engine.scheduling.scheduler import Scheduler
 from src.engine.telemetry.timeline import Timeline
 
-# Rows that compute tokens of prompts, those tokens, and the rows of them with more to come; the
-# positions from which all rows start, added up; pairs of a token and a position that it attends to,
-# but for each row's last token.
+# Prefill rows, prefill tokens, and prefill rows with more chunks to come; the sum of all rows'
+# start positions; pairs of a token and an attended position, without each row's last token.
 Work = tuple[int, int, int, int, int]
-# Plain tuples, since this happens in every step. Once a step was planned: running and waiting
+# Plain tuples, because they are made in every step. Taken after a launch: running and waiting
 # requests, KV usage, new preemptions.
 _Planned = tuple[int, int, float, int]
-# A step whose readers are still to be told: plan, times, figures of its planning, when committing
-# began and ended, how long the device waited, work.
+# A committed step that is not published yet: plan, times, figures of its launch, begin and end of
+# its commit, seconds that the device waited, work.
 _Committed = tuple[StepPlan, StepTimes, _Planned, float, float, float, Work]
 
 
 class StepRecorder:
-    """Writes a timeline; steps are launched and committed in the same order."""
+    """Writes a timeline. Steps must be committed in launch order."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -35,11 +34,11 @@ class StepRecorder:
         self._committed: list[_Committed] = []
         self._preemptions = 0
         self._publish_started = 0.0
-        # When the device ended the step before; 0 after a time without work.
+        # When the device ended the previous step; 0 after a time without work.
         self._device_end = 0.0
 
     def launched(self, scheduler: Scheduler) -> None:
-        """The step that was planned last is on the device's queue."""
+        """The last planned step was launched."""
         preemptions = scheduler.stats.preemptions
         self._planned.append(
             (
@@ -52,7 +51,7 @@ class StepRecorder:
         self._preemptions = preemptions
 
     def committed(self, plan: StepPlan, times: StepTimes, started: float, work: Work) -> None:
-        """The oldest launched step was committed, which began at ``started``."""
+        """The oldest launched step was committed; ``started`` is when the commit began."""
         idle = max(0.0, times.device_start - self._device_end) if self._device_end else 0.0
         self._device_end = times.device_end
         self._committed.append(
@@ -60,12 +59,12 @@ class StepRecorder:
         )
 
     def publishing(self) -> None:
-        """Readers are told of what was committed from now on."""
+        """Publishing of the committed steps begins."""
         if self._committed:
             self._publish_started = time.monotonic()
 
     def published(self) -> list[StepRecord]:
-        """They have been told: the records of these steps, which are in the timeline now."""
+        """Publishing has ended: add the records of these steps to the timeline, and return them."""
         if not self._committed:
             return []
         now = time.monotonic()
@@ -76,7 +75,7 @@ class StepRecorder:
         return records
 
     def settled(self) -> None:
-        """There is no work left: the device's wait from now on is nobody's fault."""
+        """No work is left, so the device's idle time from now on is not a bubble."""
         self._device_end = 0.0
 
     def _record(self, step: _Committed, published: float) -> StepRecord:
@@ -86,7 +85,7 @@ class StepRecorder:
         cached = 0
         if plan.installs:
             installed = {install.row for install in plan.installs}
-            # A fresh row begins to compute behind what the cache had.
+            # An installed row begins behind its prefix cache hits.
             cached = sum(row.start for row in plan.rows if row.row in installed)
         num_rows = len(plan.rows)
         num_tokens = prefill_tokens + num_rows - prefill_rows

@@ -1,4 +1,4 @@
-"""The last steps, always recorded: what the host did when, and how long the device waited."""
+"""The step timeline: records of the last steps, and the device's busy and idle time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Timeline:
     Parameters
     ----------
     capacity
-        Steps that are kept.
+        Number of steps to keep.
     """
 
     def __init__(self, capacity: int = 4096) -> None:
         self._records: deque[StepRecord] = deque(maxlen=capacity)
-        # (step that is waited for, who waits)
+        # (step that is waited for, future of the waiter)
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.busy_seconds = 0.0
         self.idle_seconds = 0.0
@@ -41,7 +41,7 @@ class Timeline:
         return len(self._records)
 
     def tail(self, count: int) -> list[StepRecord]:
-        """The newest ``count`` records or what there is of them, oldest first."""
+        """The newest ``count`` records, or fewer if there are fewer; oldest first."""
         records = list(islice(reversed(self._records), count))
         records.reverse()
         return records

@@ -1,4 +1,4 @@
-"""What a family of checkpoints is, and what most of them have in common."""
+"""The base class of families, and functions that most families share."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from src.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 
 
 class Family:
-    """A family of checkpoints that share a class: one file, and one line in `registry.FAMILIES`.
+    """A family of checkpoints. Each has one file here and one line in `registry.FAMILIES`.
 
     Attributes
     ----------
     architectures
         The names of `architectures` in `config.json` that it answers to.
     defaults
-        Values of the fields of `config.json` that its files may leave out.
+        Values of fields that `config.json` may leave out.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()
@@ -41,17 +41,17 @@ class Family:
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
-        """What `config.json` says.
+        """Read `config.json`.
 
         Raises:
-            ModelLoadError: a field is missing, of the wrong type or out of bounds, or asks for
-                something that is not supported; the message names it.
+            ModelLoadError: a field is missing, has the wrong type, is out of bounds, or asks for
+                something that is not supported; the message names the field.
         """
         raise NotImplementedError
 
     @classmethod
     def write(cls, builder: ProgramBuilder, config: ModelConfig) -> None:
-        """Write the program: that of a decoder of layers, unless a family knows better."""
+        """Write the program. The default is a decoder of layers; a family may override it."""
         write_decoder(builder, config)
 
 
@@ -61,9 +61,9 @@ def attention(
     """The attention that `config.json` describes in the usual fields.
 
     Args:
-        fields: of the file.
-        rope: None reads the file's only one.
-        differences: fields of `AttentionConfig` that are not the usual ones.
+        fields: the fields of `config.json`.
+        rope: None: read from the file, which has only one.
+        differences: values of `AttentionConfig` that override the usual ones.
     """
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
@@ -88,7 +88,7 @@ def attention(
 
 
 def mlp(fields: Fields, **differences: Any) -> MLPConfig:
-    """The MLP that `config.json` describes in the usual fields; as `attention`."""
+    """The MLP that `config.json` describes in the usual fields; see `attention`."""
     given: dict[str, Any] = {
         "intermediate_size": fields.integer("intermediate_size"),
         "activation": fields.activation("hidden_act"),
@@ -100,9 +100,9 @@ def experts(fields: Fields, *counts: str, **differences: Any) -> ExpertsConfig:
     """The experts that `config.json` describes in the usual fields.
 
     Args:
-        fields: of the file.
-        counts: fields of how many there are, the first of them that is there.
-        differences: fields of `ExpertsConfig` that are not the usual ones.
+        fields: the fields of `config.json`.
+        counts: names of the field with the number of experts; the first that is present is read.
+        differences: values of `ExpertsConfig` that override the usual ones.
     """
     count, chosen = fields.first_integer(*counts), fields.integer("num_experts_per_tok")
     if chosen > count:
@@ -134,16 +134,16 @@ def decoder(
     rope: RopeConfig | None = None,
     **differences: Any,
 ) -> ModelConfig:
-    """A decoder of such layers, with the usual fields of `config.json` for the rest.
+    """A decoder of these layers, with the usual fields of `config.json` for the rest.
 
     Args:
-        fields: of the file.
-        attentions: of each layer.
-        mlps: of each layer.
-        norm: None is a plain one of `rms_norm_eps`.
-        layer_norms: fields of `LayerConfig` that are not the usual ones.
-        rope: whose context length is the model's; None is the file's only one.
-        differences: fields of `ModelConfig` that are not the usual ones.
+        fields: the fields of `config.json`.
+        attentions: one per layer.
+        mlps: one per layer.
+        norm: None: a plain norm with `rms_norm_eps`.
+        layer_norms: values of `LayerConfig` that override the usual ones.
+        rope: determines the model's context length; None: read from the file, which has only one.
+        differences: values of `ModelConfig` that override the usual ones.
     """
     positions = fields.integer("max_position_embeddings", default=2048)
     raw_dtype = fields.raw("dtype") or fields.raw("torch_dtype") or "float32"

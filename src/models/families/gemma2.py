@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team 2024): windows beside full attention, soft caps, norms all around."""
+"""Gemma 2 (Gemma Team 2024): sliding windows and full attention, soft caps, pre- and post-norms."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def gemma(
 
     Args:
         fields: of `config.json`.
-        pattern: one in so many layers sees the whole context, unless `layer_types` says otherwise.
-        global_rope: of those layers.
-        local_rope: of the others.
-        own: fields of `AttentionConfig` that set the generation apart.
+        pattern: every ``pattern``-th layer has full attention, unless there is `layer_types`.
+        global_rope: of layers with full attention.
+        local_rope: of layers with a window.
+        own: values of `AttentionConfig` that differ between Gemma 2 and 3.
     """
     if fields.boolean("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "false (a decoder attends backwards)")
@@ -74,7 +74,7 @@ DEFAULTS = {
 
 
 class Gemma2(Family):
-    """Soft caps on scores and logits; every second layer sees the whole context."""
+    """Soft caps on scores and logits; every second layer has full attention."""
 
     architectures = ("Gemma2ForCausalLM",)
     defaults = DEFAULTS | {

@@ -1,4 +1,4 @@
-"""Gemma 3, text (Gemma Team 2025): query/key norms, a RoPE base for each kind of layer."""
+"""Gemma 3, text (Gemma Team 2025): query/key norms, one RoPE base per kind of layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from src.models.fields import Fields
 
 
 class Gemma3(Family):
-    """Norms on queries and keys, a RoPE base for each kind of layer, one in six sees all."""
+    """Query/key norms, one RoPE base per kind of layer, full attention in every sixth layer."""
 
     architectures = ("Gemma3ForCausalLM",)
     defaults = DEFAULTS | {"max_position_embeddings": 131072, "sliding_window_pattern": 6}
@@ -20,10 +20,10 @@ class Gemma3(Family):
     def describe(cls, fields: Fields) -> ModelConfig:
         """Old files have `rope_theta` and `rope_local_base_freq`, new ones parameters by kind.
 
-        Files of larger models stretch positions 8 times, to the 131072 tokens that they state.
+        Larger models stretch positions 8 times; their files give the stretched 131072 tokens.
         """
         if fields.raw("attn_logit_softcapping") is not None:
-            # The reference reads the field, and caps nothing.
+            # The reference reads this field but does not apply it.
             raise fields.error("attn_logit_softcapping", "null (no score of Gemma 3 is capped)")
         positions = fields.integer("max_position_embeddings")
         whole = fields.rope(positions, "full_attention", theta=("rope_theta", 1e6))

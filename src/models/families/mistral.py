@@ -8,14 +8,14 @@ from src.models.fields import Fields
 
 
 class Mistral(Family):
-    """The plain decoder with `sliding_window` tokens of sight; `null` is the whole context."""
+    """The plain decoder with a window of `sliding_window` tokens; `null` is full attention."""
 
     architectures = ("MistralForCausalLM",)
     defaults = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # noqa: RUF012
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
-        """The window of every layer; windows by layer belong to another family."""
+        """All layers have the same window; files with windows by layer are refused."""
         kinds = fields.raw("layer_types")
         if kinds is not None and (not isinstance(kinds, list) or kinds != kinds[:1] * len(kinds)):
             raise fields.error("layer_types", "the same for every layer of a Mistral model")

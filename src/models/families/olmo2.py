@@ -1,4 +1,4 @@
-"""OLMo 2 (Team OLMo 2024): norms behind attention and MLP alone, and on whole queries and keys."""
+"""OLMo 2 (Team OLMo 2024): post-norms only, and query/key norms over all heads together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from src.models.layers.norms import NormSpec
 
 
 class Olmo2(Family):
-    """A decoder whose layers normalize what they add, not what they read."""
+    """A decoder whose layers normalize their outputs, not their inputs."""
 
     architectures = ("Olmo2ForCausalLM",)
     defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Phi-3 (Abdin et al. 2024): fused projections, and a part of each head that is rotated."""
+"""Phi-3 (Abdin et al. 2024): fused projections, and partial rotation of each head."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Phi3(Family):
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
-        """`partial_rotary_factor` of a head is rotated, its first elements."""
+        """The first part of each head is rotated: the fraction `partial_rotary_factor`."""
         rope = fields.rope(fields.integer("max_position_embeddings"), partial=True)
         if rope.rope_type not in ("default", "longrope"):
-            # Early files say `yarn` of what became `longrope`.
+            # Early files use `yarn` for a variant that was later named `longrope`.
             raise fields.error("rope_scaling", "of type default or longrope")
         layers, window = (
             fields.integer("num_hidden_layers"),

@@ -31,8 +31,8 @@ class Qwen2(Family):
 def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
     """The window of each layer.
 
-    Without `use_sliding_window` no layer has one. `layer_types`, where given, decides; else the
-    layers from `max_window_layers` on are windowed.
+    Without `use_sliding_window` no layer has one. Otherwise `layer_types` decides, if it is given;
+    if not, the layers from `max_window_layers` on have a window.
     """
     layers = fields.integer("num_hidden_layers")
     has_window = fields.boolean("use_sliding_window") and fields.raw("sliding_window") is not None

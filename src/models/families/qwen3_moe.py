@@ -22,10 +22,10 @@ class Qwen3Moe(Family):
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
-        """Windows are on all layers or on none.
+        """Either all layers have a window or none has.
 
-        Layers of `mlp_only_layers`, and those whose number from 1 is no multiple of
-        `decoder_sparse_step`, are dense.
+        Layers in `mlp_only_layers` are dense, and so are layers whose number, counted from 1, is
+        not a multiple of `decoder_sparse_step`.
         """
         layers = fields.integer("num_hidden_layers")
         window = None

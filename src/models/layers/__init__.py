@@ -1,6 +1,6 @@
-"""The parts that programs are written from: segments as pure functions, and what describes them.
+"""The segments that programs are written from, as pure functions with their specifications.
 
-Shape suffixes: T tokens of a step, H hidden size, Q query heads, K key/value heads, D head_dim, I
-intermediate size, V vocabulary. Upcasts and their order are those of transformers, so that float32
-agrees to rounding and bfloat16 rounds in the same places.
+Letters in shapes: T tokens of a step, H hidden size, Q query heads, K key/value heads, D head_dim,
+I intermediate size, V vocabulary. Upcasts and their order are those of transformers, so that
+float32 agrees up to rounding, and bfloat16 rounds in the same places.
 """

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu"]
-# As `config.json` spells them.
+# Names in `config.json`.
 SPELLINGS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -19,7 +19,7 @@ SPELLINGS: dict[str, Activation] = {
 }
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
-# at::internal::GRAIN_SIZE: what torch computes elementwise in one thread.
+# at::internal::GRAIN_SIZE: up to this size torch computes elementwise operations in one thread.
 _UNCUT_ELEMENTS = 32768
 
 
@@ -31,14 +31,15 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def gated(gate_up: Tensor, activation: Activation, deterministic: bool = False) -> Tensor:
-    """`activation(gate) * up` of a fused projection: [T, 2 I], gate first, to [T, I].
+    """`activation(gate) * up` of a fused projection: [T, 2 I] (gate first) to [T, I].
 
-    `deterministic` asks for results that no other token changes.
+    With `deterministic` a token's result does not depend on the other tokens.
     """
     gate, up = gate_up.chunk(2, dim=-1)
     if not deterministic or torch.compiler.is_compiling():
         return activate(gate, activation) * up
-    # Where torch cuts a large tensor for its threads, in the middle of a row, its vectors end, and
-    # the elements left over go through another exp. So it gets tensors that it does not cut.
+    # Torch cuts a large tensor for its threads, perhaps in the middle of a row. Elements left over
+    # at a cut are not computed in vectors but by a different exp. So the tensors here are too
+    # small to be cut.
     rows = max(1, _UNCUT_ELEMENTS // gate.shape[1])
     return torch.cat([activate(part, activation) for part in gate.split(rows)]) * up

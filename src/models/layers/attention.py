@@ -1,4 +1,4 @@
-"""What lies on both sides of an attention call, and what that is told."""
+"""The segments before and after attention, and the static arguments of attention."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class AttentionInSpec:
     Attributes
     ----------
     norm
-        Of the residual stream; None leaves it.
+        Norm of the residual stream; None: not normalized.
     qk_norm
-        Of queries and keys, each head by itself, or with ``whole`` all heads together.
+        Norm of queries and keys: each head by itself, or with ``whole`` all heads together.
     rotary_dim
-        Elements of a head that are rotated: pairs (i, i + rotary_dim / 2). 0: none.
+        Elements of a head that are rotated, as pairs (i, i + rotary_dim / 2). 0: none.
     leaves_rotation
-        Whether queries and keys leave as the projection gives them, neither normalized nor rotated:
-        then the mixer does that, by `ops.rotate_and_cache`.
+        Whether the mixer normalizes and rotates queries and keys (`ops.rotate_and_cache`). The
+        segment then returns them as slices of the projection.
     """
 
     num_heads: int
@@ -43,19 +43,19 @@ class AttentionInSpec:
 
 
 class AttentionInWeights(NamedTuple):
-    """Weights up to attention, in the model's dtype unless a linear method holds them."""
+    """Weights of `attention_in`, in the model's dtype unless quantized."""
 
     norm: Tensor | None  # [H]
     qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, keys, values
     qkv_bias: Tensor | None  # [(Q + 2 K) D]
-    q_norm: Tensor | None  # [D], or [Q D] of all heads together
+    q_norm: Tensor | None  # [D], or [Q D] for all heads together
     k_norm: Tensor | None  # [D], or [K D]
     rope_table: Tensor | None  # float32 [max_positions, rotary_dim], see `rope.rope_table`
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOutSpec:
-    """The static part of `attention_out`; ``post_norm`` is of what is added."""
+    """The static part of `attention_out`; ``post_norm`` normalizes the output before the sum."""
 
     post_norm: NormSpec | None
     multiplier: float
@@ -63,7 +63,7 @@ class AttentionOutSpec:
 
 
 class AttentionOutWeights(NamedTuple):
-    """Weights behind attention."""
+    """Weights of `attention_out`."""
 
     output_weight: Weight  # [H, Q D]
     output_bias: Tensor | None  # [H]
@@ -72,19 +72,19 @@ class AttentionOutWeights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionMixerSpec:
-    """What attention of one layer is told: this rank's heads, and what makes scores of products.
+    """Static arguments of one layer's attention: this rank's heads, and how scores are computed.
 
     Attributes
     ----------
     scale, window, cap
-        As of `config.AttentionConfig`, resolved.
+        See `config.AttentionConfig`; resolved.
     dtype
         Of keys and values.
     rotates
-        None, or the norm by whose epsilon the mixer normalizes what it rotates (see
-        `AttentionInSpec.leaves_rotation`).
+        The norm of queries and keys if the mixer rotates them (see
+        `AttentionInSpec.leaves_rotation`); the mixer uses its epsilon. None: it does not rotate.
     deterministic
-        Whether a token's bits may depend on nothing but its own inputs, see docs/determinism.md.
+        Whether a token's result must be the same bits in every batch, see docs/determinism.md.
     """
 
     num_heads: int
@@ -98,12 +98,12 @@ class AttentionMixerSpec:
     deterministic: bool
 
     def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
-        """What becomes of scores."""
+        """The specification that attention ops take."""
         return AttentionSpec(self.scale, self.cap, self.window, weights.sinks)
 
 
 class AttentionMixerWeights(NamedTuple):
-    """Weights of scores, and what rotation needs, where the mixer does it."""
+    """Weights of the mixer: attention sinks, and norms and table if it rotates."""
 
     q_norm: Tensor | None = None  # [D]
     k_norm: Tensor | None = None  # [D]
@@ -114,10 +114,10 @@ class AttentionMixerWeights(NamedTuple):
 def attention_in(
     spec: AttentionInSpec, weights: AttentionInWeights, residual: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [T, Q, D], keys and values [T, K, D], of the residual stream [T, H].
+    """Compute queries [T, Q, D], keys and values [T, K, D] from the residual stream [T, H].
 
-    Queries and keys are contiguous and rotated, values a slice of the fused projection: tokens lie
-    (Q + 2 K) D apart. With `leaves_rotation` all three are slices.
+    Queries and keys are contiguous and rotated. Values are a slice of the fused projection, with a
+    token stride of (Q + 2 K) D. With `leaves_rotation` all three are slices.
     """
     heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     normed = residual
@@ -129,8 +129,8 @@ def attention_in(
     if spec.leaves_rotation:
         return query, key, value
     if spec.whole:
-        # Of all heads together: slices of the projection, for those of heads do not flatten again
-        # without a guard on the number of tokens.
+        # Sliced from the flat projection, because flattening the heads again would make the
+        # compiler add a guard on the number of tokens.
         sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         flat_query, flat_key = _normed(spec, weights, *qkv.split(sizes, dim=-1)[:2])
         query = flat_query.unflatten(-1, (heads, head_dim))
@@ -150,7 +150,7 @@ def attention_in(
 def _normed(
     spec: AttentionInSpec, weights: AttentionInWeights, query: Tensor, key: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys, normalized over their last dimension where the spec asks for it."""
+    """Queries and keys, normalized over their last dimension if the spec says so."""
     if spec.qk_norm is None or weights.q_norm is None or weights.k_norm is None:
         return query, key
     return (
@@ -162,7 +162,7 @@ def _normed(
 def attention_out(
     spec: AttentionOutSpec, weights: AttentionOutWeights, attended: Tensor, residual: Tensor
 ) -> Tensor:
-    """The residual stream [T, H] with what attention leaves, [T, Q D]."""
+    """Add the projected attention output [T, Q D] to the residual stream [T, H]."""
     added = row_parallel_linear(attended, weights.output_weight, weights.output_bias, spec.group)
     return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)
 
@@ -174,7 +174,7 @@ def add(
     norm_spec: NormSpec | None,
     multiplier: float,
 ) -> Tensor:
-    """The residual stream with what a block leaves, normalized and multiplied where asked for."""
+    """Add a block's output to the residual stream, after its optional norm and factor."""
     if norm is not None and norm_spec is not None:
         added = rms_norm(added, norm, norm_spec)
     return residual + (added if multiplier == 1.0 else added * multiplier)

@@ -22,7 +22,7 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """How scores become logits."""
+    """Soft cap and factor of the logits."""
 
     cap: float | None = None
     multiplier: float = 1.0
@@ -53,7 +53,7 @@ def embed(spec: EmbeddingSpec, weights: EmbeddingWeights, input_ids: Tensor) -> 
 
 
 def final_norm(spec: NormSpec, weights: NormWeights, residual: Tensor) -> Tensor:
-    """Hidden states [T, H], of the residual stream."""
+    """The residual stream [T, H] to hidden states [T, H]."""
     return rms_norm(residual, weights.norm, spec)
 
 
@@ -62,5 +62,5 @@ def head(spec: HeadSpec, weights: HeadWeights, hidden: Tensor) -> Tensor:
     scores = linear(hidden, weights.head)
     if spec.multiplier != 1.0:
         scores = scores * spec.multiplier
-    # In the model's dtype, as the reference does.
+    # The cap is computed in the model's dtype, like in the reference.
     return capped(scores, spec.cap).to(torch.float32)

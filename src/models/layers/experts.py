@@ -1,4 +1,4 @@
-"""A mixture of gated MLPs, of which each token goes through a few."""
+"""A mixture of gated MLPs; a router chooses a few of them for each token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from src.ops.routing import Routing, route
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """The static part of `experts`; ``norm`` is of what goes in, ``post_norm`` of what is added."""
+    """The static part of `experts`; ``norm`` is of the input, ``post_norm`` of the output."""
 
     norm: NormSpec | None
     post_norm: NormSpec | None
@@ -31,17 +31,17 @@ class ExpertsSpec:
 
 
 class ExpertsWeights(NamedTuple):
-    """In the model's dtype, but for the router."""
+    """Weights of `experts`, in the model's dtype except the router."""
 
     norm: Tensor | None  # [H]
-    router: Tensor  # float32 [E, H]: in bfloat16 near experts could not be told apart
+    router: Tensor  # float32 [E, H]: bfloat16 could not distinguish experts of close scores
     gate_up: Tensor  # [E, 2 I, H], of each expert: gate, up
     down: Tensor  # [E, H, I]
     post_norm: Tensor | None  # [H]
 
 
 def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Tensor:
-    """The residual stream [T, H] with what the chosen experts leave."""
+    """Add the output of the chosen experts to the residual stream [T, H]."""
     normed = residual
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)

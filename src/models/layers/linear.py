@@ -1,4 +1,4 @@
-"""Projections, whatever format holds their weights."""
+"""Projections with weights in any format."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from src.models.weights.methods import Weight
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`: [T, in] with [out, in] and [out] to [T, out], in x's dtype.
 
-    The one seam through which every projection goes: a format other than the model's dtype is a
-    type of weight that multiplies by itself. On the CPU the compiled kernel sums a token's result
-    in an order that does not depend on the others.
+    Every projection goes through this function. A weight in another format than the model's dtype
+    is an object that has its own `multiply`. On the CPU the compiled kernel sums a token's result
+    in an order that does not depend on the other tokens.
     """
     if not isinstance(weight, Tensor):
         return weight.multiply(x, bias)
@@ -26,7 +26,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def row_parallel_linear(x: Tensor, weight: Weight, bias: Tensor | None, group: Group) -> Tensor:
-    """A projection whose input dimension is sharded: partial sums are reduced over the group.
+    """A projection with a sharded input dimension; partial sums are reduced over the group.
 
     The bias is added once, by rank 0, before the sum.
     """
@@ -35,5 +35,5 @@ def row_parallel_linear(x: Tensor, weight: Weight, bias: Tensor | None, group: G
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:
-    """``cap * tanh(x / cap)``; x itself without a cap."""
+    """``cap * tanh(x / cap)``; without a cap ``x``."""
     return x if cap is None else torch.tanh(x / cap) * cap

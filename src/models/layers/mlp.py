@@ -17,7 +17,7 @@ from src.models.weights.methods import Weight
 
 @dataclass(frozen=True, slots=True)
 class MLPSpec:
-    """The static part of `mlp`; ``norm`` is of what goes in, ``post_norm`` of what is added."""
+    """The static part of `mlp`; ``norm`` is of the input, ``post_norm`` of the output."""
 
     norm: NormSpec | None
     post_norm: NormSpec | None
@@ -28,7 +28,7 @@ class MLPSpec:
 
 
 class MLPWeights(NamedTuple):
-    """In the model's dtype unless a linear method holds them."""
+    """Weights of `mlp`, in the model's dtype unless quantized."""
 
     norm: Tensor | None  # [H]
     gate_up_weight: Weight  # [2 I, H], rows: gate, up
@@ -39,7 +39,7 @@ class MLPWeights(NamedTuple):
 
 
 def mlp(spec: MLPSpec, weights: MLPWeights, residual: Tensor) -> Tensor:
-    """The residual stream [T, H] with what the MLP leaves."""
+    """Add the MLP's output to the residual stream [T, H]."""
     normed = residual
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)

@@ -15,10 +15,10 @@ class NormSpec:
     Attributes
     ----------
     offset
-        Added to the weight: Gemma's are stored as what they differ from 1 by.
+        Added to the weight: Gemma stores weights minus 1.
     scales_wide
         Whether the weight is multiplied in float32, before the result is rounded to the model's
-        dtype, and not behind it.
+        dtype. Otherwise it is multiplied after rounding.
     """
 
     eps: float
@@ -27,12 +27,12 @@ class NormSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is Llama's: what kernels of attention normalize queries and keys by."""
+        """Whether it is the norm of Llama, the only one that attention kernels support."""
         return self.offset == 0.0 and not self.scales_wide
 
     @property
     def neutral(self) -> float:
-        """The weight that changes nothing."""
+        """The weight that scales by 1."""
         return 1.0 - self.offset
 
 

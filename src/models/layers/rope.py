@@ -1,4 +1,4 @@
-"""Rotary position embedding: its variants, and the table of cosines and sines that layers read.
+"""Rotary position embedding: its variants, and the table of cosines and sines for the layers.
 
 Su et al., "RoFormer" (2021), section 3.4. Variants: linear interpolation (Chen et al. 2023),
 dynamic NTK (bloc97 and emozilla 2023), YaRN (Peng et al. 2023, section 3), Llama 3.1's scaling by
@@ -6,17 +6,17 @@ wavelength, LongRoPE (Ding et al. 2024). The frequencies follow transformers ope
 so that float32 tables agree to rounding.
 
 The dynamic variant changes its base with the *current* length once that exceeds
-`max_position_embeddings`, so keys cached earlier would have to be rotated again. Here one table
-serves every sequence, built for the longest one allowed (`max_model_len`):
+`max_position_embeddings`, so cached keys would have to be rotated again. Here all sequences use one
+table, which is built for the longest allowed sequence (`max_model_len`):
 
 - up to `max_position_embeddings` (the default limit) this is exactly the reference;
 - a longer `max_model_len`, up to `factor` times, rotates *every* sequence with the base of that
-  length: what the reference computes for one forward pass over `max_model_len` tokens. Results then
-  do not depend on how a prompt was chunked or on what was cached, and shorter sequences differ
-  slightly from the reference.
+  length, as the reference does in one forward pass over `max_model_len` tokens. Results then do not
+  depend on chunking or on the prefix cache, and shorter sequences differ slightly from the
+  reference.
 
 LongRoPE has two sets of frequencies, and the reference changes to the second when the current
-length exceeds `original_max_position_embeddings`. Here too `max_model_len` chooses for all.
+length exceeds `original_max_position_embeddings`. Here `max_model_len` selects one set for all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    # Whether a file of the linear variant states the stretched length, as those of llama3 do.
+    # linear: whether `max_position_embeddings` is the stretched length, as it is for llama3.
     states_stretched: bool = False
     # longrope: divisors of each frequency, up to the original length and beyond.
     short_factor: tuple[float, ...] = ()
@@ -62,8 +62,8 @@ class RopeConfig:
         """How many elements of a head are rotated.
 
         Raises:
-            ModelLoadError: they make no pairs, or `longrope` has another number of factors than
-                there are pairs.
+            ModelLoadError: the number is odd or out of range, or the number of factors of
+                `longrope` is not the number of pairs.
         """
         rotated = int(head_dim * self.partial_rotary_factor)
         if rotated < 2 or rotated % 2 or rotated > head_dim:
@@ -82,9 +82,9 @@ class RopeConfig:
     def context_length(self, max_position_embeddings: int) -> int:
         """The longest sequence, in tokens, that these parameters are made for.
 
-        `linear` and `yarn` stretch a trained length by `factor`; `llama3` files state the stretched
-        length, and so do `linear` ones with `states_stretched`; `dynamic` is exact up to the
-        trained length, `longrope` up to the original one (see the module's docstring).
+        `linear` and `yarn` stretch the trained length by `factor`. Files of `llama3`, and of
+        `linear` with `states_stretched`, give the stretched length. `dynamic` is exact up to the
+        trained length, `longrope` up to the original length (see the module's docstring).
         """
         if self.rope_type == "linear" and not self.states_stretched:
             return int(max_position_embeddings * self.factor)
@@ -96,7 +96,7 @@ class RopeConfig:
         return max_position_embeddings
 
     def limit(self, max_position_embeddings: int) -> int:
-        """The largest `max_model_len` that may be asked for, in tokens."""
+        """The largest allowed `max_model_len`, in tokens."""
         if self.rope_type == "dynamic":
             return int(max_position_embeddings * self.factor)
         if self.rope_type == "longrope":
@@ -109,7 +109,7 @@ def parse_rope(
 ) -> RopeConfig:
     """RoPE parameters from `rope_parameters`, `rope_scaling` or plain `rope_theta`.
 
-    `partial` is whether `partial_rotary_factor` is honoured; it is refused otherwise.
+    `partial` says whether `partial_rotary_factor` is honoured; otherwise it is refused.
 
     Raises:
         ModelLoadError: an unsupported variant or a parameter that is missing or malformed.

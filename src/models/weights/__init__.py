@@ -1,1 +1,1 @@
-"""From checkpoints to parameters: what is stored, where it goes, and what format holds it."""
+"""From checkpoints to parameters: stored tensors, their placement, and formats of weights."""

@@ -1,9 +1,9 @@
-"""A directory of safetensors files: which tensors it holds, where, and reading them into place.
+"""Finds the tensors of a directory of safetensors files, and reads them into place.
 
 The format is an 8-byte little-endian header length, a JSON header of names to dtype, shape and byte
-range, and the raw bytes (https://huggingface.co/docs/safetensors). Ranges are read with positioned
-reads straight into the destination's memory, or through one small staging buffer per thread where
-dtype or device differ, so that no tensor exists twice. Nothing is ever unpickled.
+range, and the raw bytes (https://huggingface.co/docs/safetensors). Tensors are read by positioned
+reads directly into the destination's memory, or, if dtype or device differ, through one small
+staging buffer per thread. So no tensor exists twice. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _stored(path: Path, name: str, entry: object, data_start: int, size: int) ->
 
 
 class TensorReader:
-    """Reads stored tensors into preallocated ones; one per thread, since it owns a buffer.
+    """Reads stored tensors into preallocated tensors. Each thread needs its own, for its buffer.
 
     Args:
         on_bytes: called after each piece with the number of bytes read; may raise to stop.

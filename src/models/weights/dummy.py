@@ -11,18 +11,18 @@ from src.models.model import Model
 from src.models.weights.filling import make, make_aliases
 from src.models.weights.parameters import allocate
 
-# Values drawn once and repeated. Prime, so that no row of a matrix lines up with another.
+# Number of values that are drawn once and repeated. Prime, so that rows of a matrix differ.
 _POOL_SIZE = 4_194_301
 _STRIDE = 2_654_435_761  # spreads parameters over the pool (Knuth, multiplicative hashing)
 
 
 def fill_dummy(model: Model, seed: int, before_each: Callable[[], None] = lambda: None) -> None:
-    """Fill parameters so that activations and logits keep a sane scale at any depth.
+    """Fill parameters so that activations and logits keep a reasonable scale at any depth.
 
     Norms are neutral, biases zero, matrices [out, in] uniform with variance 1 / in. Random numbers
-    are drawn once, and each parameter repeats them from a place of its own: drawing every value
-    takes 20 times as long, 45 s of one core for 8 billion. The same seed gives the same values on
-    the same kind of device.
+    are drawn once, and each parameter repeats them from its own offset. Drawing every value takes
+    20 times as long: 45 s of one core for 8 billion. The same seed gives the same values on the
+    same kind of device.
     """
     device = model.spec.device
     generator = torch.Generator(device=device)

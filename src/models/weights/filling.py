@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tensors to where a model's parameters want them."""
+"""Fills a model's parameters from a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from src.models.model import Model
 from src.models.weights.checkpoint import StoredTensor, TensorReader
 from src.models.weights.parameters import Parameter, Placement, own_part, stored_shape, view_of
 
-# Buffers that older checkpoints saved and that are computed here.
+# Buffers in older checkpoints that are not needed, because they are computed here.
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
 _NAMES_SHOWN = 4
 _WEIGHT = "weight"
 
 
 class _Read(NamedTuple):
-    """One tensor of a checkpoint on its way to a view of a parameter, or of what it is made of."""
+    """One read: a checkpoint's tensor, and the view of a parameter (or its staging) to fill."""
 
     stored: str
     view: Tensor
@@ -34,7 +34,7 @@ class _Read(NamedTuple):
 
 
 def stored_names(model: Model, parameter: Parameter) -> Iterator[str]:
-    """Names of the checkpoint's tensors that a parameter is made of."""
+    """Names of the checkpoint's tensors for a parameter."""
     method = model.formats.of(parameter.kind)
     for placement in parameter.placements:
         for kind in (_WEIGHT,) if method is None else method.stored:
@@ -42,13 +42,13 @@ def stored_names(model: Model, parameter: Parameter) -> Iterator[str]:
 
 
 def _name(placement: Placement, kind: str) -> str:
-    """Of what a format keeps of a matrix ``....weight``: ``....qweight``, say."""
+    """Name of a stored part of matrix ``....weight``, for example ``....qweight``."""
     name = placement.tensor
     return name if kind == _WEIGHT else name.removesuffix(_WEIGHT) + kind
 
 
 def _parts(model: Model, parameter: Parameter) -> dict[str, Tensor]:
-    """What is read into: the parameter itself, or what its method makes it of."""
+    """The tensors to read into: the parameter itself, or the staging of its linear method."""
     method = model.formats.of(parameter.kind)
     if method is None:
         weight = model.weights[parameter.name]
@@ -74,13 +74,13 @@ def check_tensors(
     """Refuse a checkpoint whose tensors are not exactly the model's.
 
     Args:
-        path: of the checkpoint, for messages.
-        stored: its tensors.
-        model: whose parameters they are for.
-        passed_over: names that may be there and are not read.
+        path: the checkpoint's, for messages.
+        stored: the checkpoint's tensors.
+        model: the model to fill.
+        passed_over: names that may be present and are not read.
 
     Raises:
-        ModelLoadError: naming the missing, unexpected or mis-shaped tensors.
+        ModelLoadError: tensors are missing, unexpected or mis-shaped; the message names them.
     """
     meta = torch.device("meta")
     reads: list[_Read] = []
@@ -117,13 +117,13 @@ def fill(
     on_bytes: Callable[[int], None],
     before_each: Callable[[], None],
 ) -> None:
-    """Read every parameter, about in the order in which the files hold them, on a few threads.
+    """Read every parameter on a few threads, roughly in the files' order.
 
-    What a linear method makes a weight of lives from the first read of it to when it is made, and
-    only a few at a time do.
+    For parameters with a linear method the stored tensors are staged until the weight is made. Only
+    a few are staged at a time.
 
     Args:
-        model: is filled.
+        model: the model to fill.
         stored: the checkpoint's tensors.
         on_bytes: called with the number of bytes after each piece, from any thread.
         before_each: called before a method makes a weight, in this thread.
@@ -159,7 +159,7 @@ def fill(
 
 
 def make_aliases(model: Model, before_each: Callable[[], None]) -> None:
-    """Make the weights that are another parameter's in another format."""
+    """Make the weights that share another parameter's values but have another format."""
     for name, of in model.aliases.items():
         if name in model.table:
             before_each()
@@ -169,10 +169,10 @@ def make_aliases(model: Model, before_each: Callable[[], None]) -> None:
 
 
 def make(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> None:
-    """Have a parameter's method make its weight.
+    """Make a parameter's weight by its linear method, and put it into the model.
 
     Raises:
-        ModelLoadError: it cannot.
+        ModelLoadError: the method cannot hold this matrix.
     """
     method = model.formats.of(parameter.kind)
     assert method is not None
@@ -207,7 +207,7 @@ class _Reader:
         self._stop, self._local = threading.Event(), threading.local()
 
     def read(self, read: _Read) -> None:
-        """Fill a view; what has to be cut or transformed is read whole first."""
+        """Fill a view. A tensor that has to be sharded or transformed is read whole first."""
         if not hasattr(self._local, "reader"):
             self._local.reader = TensorReader(self._checked)
         reader: TensorReader = self._local.reader
@@ -222,7 +222,7 @@ class _Reader:
         view.copy_(part if placement.transform is None else placement.transform(part))
 
     def finish(self, reads: list[Future[None]], pool: ThreadPoolExecutor) -> None:
-        """Wait for some reads; where one fails, stop the others and raise what it raised."""
+        """Wait for some reads. If one fails, stop the others and raise its error."""
         done, _ = wait(reads, return_when=FIRST_EXCEPTION)
         failed = next((f for f in done if f.exception() is not None), None)
         if failed is not None:

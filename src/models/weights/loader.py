@@ -1,4 +1,4 @@
-"""From a model directory to a `Model` whose parameters are filled."""
+"""Loads a model directory into a `Model` with filled parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from src.models.weights.filling import check_tensors, fill, stored_names
 from src.models.weights.methods import Method, formats_of
 
 LoadFormat = Literal["auto", "dummy"]
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all), from any thread, one at a time
+Progress = Callable[[int, int], None]  # (bytes read, total bytes); any thread, one call at a time
 
 
 def load_model(
@@ -46,22 +46,22 @@ def load_model(
     Args:
         path: a local directory in Hugging Face layout (see `hub.resolve_model`).
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
-        device: where parameters live; the CPU if None.
-        load_format: `dummy` fills parameters from `seed` and reads nothing but `config.json`.
+        device: where parameters live; None: the CPU.
+        load_format: `dummy` fills parameters from `seed` and reads no file but `config.json`.
         seed: of dummy weights.
-        progress: told the bytes read and the bytes in all; without it, a bar is shown if standard
+        progress: called with the bytes read and the total bytes. None: a progress bar, if standard
             error is a terminal.
-        max_model_len: longest sequence in tokens; None is what the model is made for.
-        quantization: of the projections' weights once they are read, see `formats_of`.
+        max_model_len: longest sequence in tokens; None: the length that the model is made for.
+        quantization: of the projections' weights after reading, see `formats_of`.
         group_size: of `int4`.
-        rounds_inputs: whether quantized projections round their inputs too, see the same; None:
-            if the model is bfloat16.
-        deterministic: whether a token's bits may depend on nothing but its sequence.
-        before_each_matrix: called before each is quantized.
-        when_allocated: called once there is room for all parameters, and none has a value.
+        rounds_inputs: whether quantized projections also round their inputs; None: if the model is
+            bfloat16.
+        deterministic: whether a token's result must be the same bits in every batch.
+        before_each_matrix: called before each matrix is quantized.
+        when_allocated: called when all parameters are allocated, before any is filled.
 
     Raises:
-        ModelLoadError: anything that keeps the checkpoint from being served, naming what.
+        ModelLoadError: the checkpoint cannot be served; the message says why.
     """
     config = load_config(path)
     device = device or torch.device("cpu")
@@ -69,10 +69,10 @@ def load_model(
     stored = open_checkpoint(path) if load_format != "dummy" else {}
     head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
     if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
-        # As the reference does: a head that was trained apart is not tied, whatever the flag says.
+        # Like the reference: a head with values of its own is not tied, whatever the flag says.
         config = replace(config, tie_word_embeddings=False)
     elif config.tie_word_embeddings and embedding not in stored and head in stored:
-        # Who stores what is shared once may have kept the other name.
+        # A checkpoint that stores the shared tensor once may have stored it as the head.
         stored[embedding] = stored[head]
     model = Model(
         config,
@@ -107,12 +107,12 @@ def outline_model(
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
 ) -> Model:
-    """The model that `load_model` gives, on the meta device: every shape and no value.
+    """The model that `load_model` builds, but on the meta device: shapes without values.
 
-    Reads nothing but `config.json`. Arguments are those of `load_model`.
+    Reads no file but `config.json`. Arguments are those of `load_model`.
 
     Raises:
-        ModelLoadError: as `load_model` does of a configuration.
+        ModelLoadError: the configuration cannot be served.
     """
     config = load_config(path)
     torch_dtype = resolve_dtype(dtype, config)
@@ -130,7 +130,7 @@ def outline_model(
 
 
 def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:
-    # Who asks for float32 wants more digits than these.
+    # A user who chooses float32 wants more precision than 8-bit inputs have.
     return dtype == torch.bfloat16 if wish is None else wish
 
 
@@ -148,10 +148,10 @@ def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
 
 
 def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int:
-    """The longest sequence, in tokens, that the model will see.
+    """The longest sequence, in tokens, that the model has to support.
 
     Raises:
-        ModelLoadError: more than its position encoding allows.
+        ModelLoadError: ``max_model_len`` is more than the position encoding allows.
     """
     if max_model_len is None:
         return config.max_positions
@@ -170,7 +170,7 @@ def _differ(one: StoredTensor | None, other: StoredTensor | None) -> bool:
 
 
 class _Reporter:
-    """Adds up bytes from several threads and tells the caller, or a bar on a terminal."""
+    """Adds up bytes from several threads, and reports them to the caller or a progress bar."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._lock = threading.Lock()

@@ -1,12 +1,13 @@
-"""Linear methods: the formats in which a projection's weights are held, and how each multiplies.
+"""Linear methods: the formats of a projection's weights, and how each format multiplies.
 
-A method says what a checkpoint keeps of a matrix and makes a *weight* of that: a tensor, or a named
-tuple of tensors that multiplies by itself. Models never mention one: they call `layers.linear`.
+A method knows which tensors a checkpoint stores for a matrix, and makes a *weight* from them: a
+tensor, or a named tuple of tensors with its own `multiply`. Models never refer to a method: they
+call `layers.linear`.
 
-Two methods round at load: int8 by row, int4 by group, both symmetric. Norms, biases and the
-embedding keep the model's dtype. Activations do as well, unless the weights are laid out in strips:
-then a projection rounds its inputs to 8 bits, and multiplies integers. Rounding to the nearest of
-evenly spaced values needs no calibration data, and so no data of anybody's.
+Two methods round weights at load: int8 by row and int4 by group, both symmetric. Norms, biases and
+the embedding keep the model's dtype. So do activations, unless weights are laid out in strips: then
+a projection rounds its inputs to 8 bits and multiplies integers. Rounding to the nearest of evenly
+spaced values needs no calibration data.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from src.ops.linear import INT4_RUN, STRIP, dequantize, fits_strips, to_quantize
 
 Method = Literal["int8", "int4"]
 
-_ROWS_AT_ONCE = 4096  # of a matrix, so that its float32 copy stays small
+_ROWS_AT_ONCE = 4096  # rows quantized at a time, so that their float32 copy stays small
 
 
 class QuantizedWeight(NamedTuple):
-    """A matrix [N, K] in few bits; `dequantize` gives it back in float32.
+    """A quantized matrix [N, K].
 
-    Both tensors are as here, or as `to_quantized_strips` makes them.
+    Both tensors have the shapes below, or those that `to_quantized_strips` makes.
     """
 
     values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4
@@ -44,7 +45,7 @@ class QuantizedWeight(NamedTuple):
         return self.values.nbytes + self.scales.nbytes
 
     def dequantized(self) -> torch.Tensor:
-        """The matrix that it stands for, float32 [N, K]."""
+        """The matrix in float32, [N, K]."""
         return dequantize(self.values, self.scales)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -60,22 +61,22 @@ class LinearMethod(Protocol):
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """What the checkpoint keeps of each matrix: the last part of its tensors' names."""
+        """The tensors that a checkpoint stores per matrix: the last parts of their names."""
 
     @property
     def name(self) -> str:
-        """What errors and logs call it."""
+        """The method's name in errors and logs."""
 
     def staging(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
-        """Room for what is stored of a matrix [N, K]: a tensor for each of ``stored``."""
+        """Allocate a tensor for each of ``stored``, for a matrix [N, K]."""
 
     def place(self, part: Tensor, kind: str, index: tuple[int | slice, ...]) -> Tensor:
-        """The view of a part of ``kind`` that the rows at ``index`` of the matrix fill."""
+        """The view of ``part``, which has ``kind``, for the matrix's rows at ``index``."""
 
     def make(self, parts: Mapping[str, Tensor]) -> Weight:
-        """The weight; on the meta device its shapes alone.
+        """Make the weight; on the meta device its shapes only.
 
         Raises:
             ValueError: this matrix cannot be held in this format.
@@ -89,8 +90,8 @@ class RoundingMethod:
     Attributes
     ----------
     rounds_inputs
-        Whether to lay weights out for products of integers, with inputs rounded to 8 bits as well,
-        see `to_quantized_strips`; matrices that cannot be cut into strips stay in rows.
+        Whether to lay weights out in strips for integer products, with inputs rounded to 8 bits,
+        see `to_quantized_strips`. Matrices that cannot be cut into strips stay in rows.
     """
 
     method: Method
@@ -120,7 +121,7 @@ class RoundingMethod:
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Which method holds which kind of parameter; without one it is a tensor of its dtype."""
+    """The method per kind of parameter; None: a plain tensor of the parameter's dtype."""
 
     matrix: LinearMethod | None = None
     head: LinearMethod | None = None
@@ -130,8 +131,8 @@ class Formats:
         return {"matrix": self.matrix, "head": self.head}.get(kind)
 
 
-# Name in the configuration -> (group size, whether inputs are rounded) -> methods. Errors of the
-# head go straight into the logits, so it has 8 bits in any case.
+# Name in the configuration -> function of group size and whether inputs are rounded. The head
+# always has 8 bits, because its errors go directly into the logits.
 _FORMATS: dict[str, Callable[[int, bool], Formats]] = {
     "int8": lambda group, rounds: Formats(
         RoundingMethod("int8", group, rounds), RoundingMethod("int8", group, rounds)
@@ -148,10 +149,10 @@ def formats_of(name: str | None, group_size: int, *, rounds_inputs: bool) -> For
 
 
 def plain(weight: Weight) -> torch.Tensor:
-    """A weight that is not quantized.
+    """The weight as a tensor.
 
     Raises:
-        TypeError: it is.
+        TypeError: it is quantized.
     """
     if isinstance(weight, QuantizedWeight):
         raise TypeError("expected a weight in the model's dtype, got a quantized one")
@@ -165,11 +166,11 @@ def quantize(
 
     Args:
         weight: finite values.
-        method: `int8` has one scale a row and values -127 to 127; `int4` one scale for each
+        method: `int8` has one scale per row and values -127 to 127; `int4` has one scale per
             `group_size` values of a row, and values -8 to 7.
-        group_size: of int4: a multiple of 32 that divides K.
-        in_strips: whether to lay it out for products of integers, see `to_quantized_strips`;
-            matrices that cannot be cut into strips stay in rows.
+        group_size: of int4; a multiple of 32 that divides K.
+        in_strips: whether to lay it out in strips for integer products, see
+            `to_quantized_strips`. Matrices that cannot be cut into strips stay in rows.
 
     Raises:
         ValueError: K is not a multiple of 32, or for int4 not of the group size.
@@ -195,7 +196,7 @@ def quantize(
 def _outlined(
     weight: torch.Tensor, method: Method, group_size: int, *, in_strips: bool
 ) -> QuantizedWeight:
-    """Shapes alone: operations on tensors without values cost a start a second."""
+    """The shapes only. Running the operations on meta tensors would take a second per start."""
     (rows, inputs), is_int8 = weight.shape, method == "int8"
     values = torch.empty(
         *(rows, inputs if is_int8 else inputs // 2),
@@ -218,7 +219,8 @@ def _quantized(
         return (rows / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
     count, inputs = rows.shape
     groups = rows.view(count, -1, group_size)
-    # The scale's sign is that of the largest value, which so becomes -8, the end with more room.
+    # The scale's sign is chosen so that the value of largest magnitude becomes -8: the range
+    # -8 to 7 reaches further there.
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     scales = torch.where(largest == 0, 1.0, largest / -8)
     levels = (groups / scales).round_().clamp_(-8, 7).add_(8).to(torch.uint8)

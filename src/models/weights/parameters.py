@@ -1,6 +1,6 @@
-"""What a model's parameters are: shapes, where a checkpoint keeps them, and what they are for.
+"""Descriptions of a model's parameters: shapes, kinds, and their tensors in a checkpoint.
 
-One table per part of a model makes allocation, loading, quantization, layout and dummy values.
+Allocation, loading, quantization, layout and dummy values all read this one table.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from torch import Tensor
 from src.ops.host_memory import lazy_zeros
 
 # matrix: a projection [out, in], which a linear method may hold in another format.
-# head: one whose errors go straight into the logits.
+# head: the projection to logits, where errors matter most.
 # experts: a stack of matrices [experts, out, in].
 # router: chooses experts; always in float32.
-# vector: norms, biases and whatever else is small.
-# embedding: rows are looked up.
+# vector: norms, biases and other small parameters.
+# embedding: a table whose rows are looked up.
 Kind: TypeAlias = Literal["matrix", "head", "experts", "router", "vector", "embedding"]
 Index: TypeAlias = tuple[int | slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one tensor of a checkpoint goes.
+    """The place of one checkpoint tensor in a parameter.
 
     Attributes
     ----------
     tensor
         Its name in the checkpoint.
     index
-        The part of the parameter that it fills: a contiguous view of that. Empty is all of it.
+        The part of the parameter that it fills, a contiguous view. Empty: all of it.
     shard
-        Dimension of the checkpoint's tensor that ranks divide among them; None: each has all of it.
+        The dimension of the checkpoint's tensor that is sharded over the ranks; None: not sharded.
     transform
-        Of the checkpoint's tensor, or this rank's part of it, before it is copied: transposition, a
-        permutation of rows. None: it is read straight into place.
+        Applied to the checkpoint's tensor, or to this rank's part, before it is copied: for example
+        a transposition or a permutation of rows. None: the tensor is read directly into place.
     """
 
     tensor: str
@@ -49,16 +49,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a model, maybe fused of several tensors of a checkpoint.
+    """One parameter of a model, perhaps fused from several tensors of a checkpoint.
 
     Attributes
     ----------
     shape
-        Of this rank's part, in elements, whatever format holds it.
+        Of this rank's part, in elements, before quantization.
     fill
-        The value of dummy weights; None draws them as a matrix needs it.
+        The value of dummy weights; None: random values, scaled for a matrix.
     dtype
-        As long as no linear method holds it in another format.
+        Its dtype if it is not quantized.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Parameter:
 def rows_of(
     names: Sequence[str], sizes: Sequence[int], *, shard: int | None = 0
 ) -> tuple[Placement, ...]:
-    """Placements of tensors that lie one below the other in one fused parameter.
+    """Placements of tensors that are stacked along the rows of one fused parameter.
 
     With one name the checkpoint has them fused already, in the same order.
 
     Raises:
-        ValueError: as many names as sizes are expected, or one.
+        ValueError: the number of names is neither the number of sizes nor one.
     """
     if len(names) == 1:
         return (Placement(names[0], shard=shard),)
@@ -91,12 +91,12 @@ def rows_of(
 
 
 def view_of(parameter: Tensor, placement: Placement) -> Tensor:
-    """The part of a parameter that a placement fills: a view."""
+    """A view of the part of a parameter that a placement fills."""
     return parameter[placement.index] if placement.index else parameter
 
 
 def stored_shape(view: Tensor, placement: Placement, world_size: int) -> tuple[int, ...] | None:
-    """The shape that the checkpoint's tensor must have; None where a transform decides."""
+    """The shape that the checkpoint's tensor must have; None if it has a transform."""
     if placement.transform is not None:
         return None
     shape = list(view.shape)
@@ -106,7 +106,7 @@ def stored_shape(view: Tensor, placement: Placement, world_size: int) -> tuple[i
 
 
 def own_part(stored: Tensor, placement: Placement, rank: int, world_size: int) -> Tensor:
-    """This rank's part of a checkpoint's tensor: a view."""
+    """A view of this rank's part of a checkpoint's tensor."""
     if placement.shard is None or world_size == 1:
         return stored
     size = stored.shape[placement.shard] // world_size
@@ -114,7 +114,7 @@ def own_part(stored: Tensor, placement: Placement, rank: int, world_size: int) -
 
 
 def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for a parameter; on the CPU in large pages that nobody has touched yet."""
+    """Allocate a parameter; on the CPU in large pages that are not touched yet."""
     if device.type == "cpu":
         return lazy_zeros(tuple(shape), dtype)
     return torch.empty(tuple(shape), dtype=dtype, device=device)

@@ -1,8 +1,8 @@
-"""Steps that are captured once per padded shape, and replayed.
+"""Captured steps: one capture per padded shape, which is then replayed.
 
-`decode` captures a whole decode step, head, sampler and row update with it; `mixed` captures what
-lies between the attention calls of any step; `pool` keeps both, decides when which shape is
-captured, and finds the one that serves a plan; `memory` tells beforehand what they will take.
+`decode` captures a whole decode step, with head, sampler and row update. `mixed` captures the parts
+of any step between its attention calls. `pool` keeps both, decides when a shape is captured, and
+finds the graph for a plan. `memory` estimates the memory that graphs will take.
 """
 
 from src.engine.execution.graphs.decode import DecodeGraph, DecodeOutput

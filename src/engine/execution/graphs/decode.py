@@ -1,8 +1,8 @@
-"""Decode steps as one graph: gather, forward pass, head, draw, and the tokens back into their rows.
+"""Decode steps as one graph: gather, forward pass, head, draw, and scatter of the tokens.
 
-The host writes rows, positions and lengths into one buffer and launches one graph. Everything else
-the graph finds on the device, where the rows are. It draws by temperature and seed for every row: a
-step with rows that ask for more has its tokens drawn once more, from the graph's logits.
+The host writes rows, positions and lengths into one buffer and launches one graph. The graph reads
+everything else from the rows on the device. It draws by temperature and seed for every row. If rows
+ask for more, the sampler draws again from the graph's logits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from src.engine.sampling import SampleBatch, Sampler
 
 
 class DecodeOutput(NamedTuple):
-    """What a replay leaves, until the next replay of anything; B rows, padding last.
+    """A replay's output, valid until the next replay of any graph; B rows, padding last.
 
     Attributes
     ----------
@@ -32,9 +32,9 @@ class DecodeOutput(NamedTuple):
     logits
         [B, V] float32.
     token_ids
-        [B] int64, by temperature and seed alone.
+        [B] int64, drawn by temperature and seed only.
     rows, positions
-        [B] int64: where ``token_ids`` were written.
+        [B] int64: the rows and positions where ``token_ids`` were written.
     """
 
     hidden: Tensor
@@ -63,9 +63,9 @@ class DecodeGraph:
     def run(
         self, numbers: np.ndarray, computes: Callable[[], object] = lambda: None
     ) -> DecodeOutput:
-        """Launch the step of these [4 * num_rows + 1] int64; see `inputs.decode_rows`.
+        """Launch a step with host input [4 * num_rows + 1] int64, see `inputs.decode_rows`.
 
-        ``computes`` is called when nothing is left to launch but the graph.
+        ``computes`` is called just before the graph is launched.
         """
         self._flush()
         upload_into(self._buffer, numbers)
@@ -91,11 +91,11 @@ class DecodeCapture:
         self._code = code
         self._rows = rows
         self._sampler = sampler
-        # [4 * max_rows + 1] int64: as `inputs.decode_rows` has it, of as many rows as a graph has
+        # [4 * max_rows + 1] int64: a graph uses its beginning, laid out as by `inputs.decode_rows`
         self.buffer = torch.zeros(4 * max_rows + 1, dtype=torch.int64, device=rows.device)
 
     def capture(self, num_rows: int) -> DecodeGraph:
-        """Capture one size; it runs once on padding before, so that nothing is new to a kernel."""
+        """Capture one size, after a run on padding, so that no kernel is compiled in a capture."""
         buffer = self.buffer[: 4 * num_rows + 1]
         buffer.zero_()
         buffer[num_rows + 1 : 2 * num_rows + 1] = self._rows.padding_row
@@ -120,7 +120,7 @@ class DecodeCapture:
             slot_mappings_t=slots_b.clamp(min=POISON).unbind(),
             query_start_loc=lengths[: count + 1],
             seq_lens_b=lengths[count + 1 : -1],
-            # Whole, since nobody knows here how long the rows will be.
+            # Whole tables, because the lengths of the rows are not known at capture.
             block_tables_b=self._rows.tables_of(rows_b),
             sample_index_s=none,
             samplers=SampleBatch([], [], none),

@@ -1,4 +1,4 @@
-"""What the graphs of an engine will take, found out before KV memory takes all the rest."""
+"""Measures the memory that graphs will take, before KV memory takes all the rest."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def trial_bytes(
     shapes: Sequence[GraphShape],
     capture: Callable[[GraphShape], object],
 ) -> int:
-    """Bytes that capturing all of ``shapes`` will take from the device.
+    """Estimate the device bytes that capturing all of ``shapes`` will take.
 
-    They share one pool of memory, so the largest shape of each kind is captured to see how large
-    that is; what one more of a kind takes beside it is taken for every other one of that kind.
-    Nothing of it is kept.
+    The graphs share one memory pool, whose size is set by the largest shape of each kind: these are
+    captured. Then one more shape of each kind is captured, and every further one is assumed to take
+    as much. No capture is kept.
 
     Parameters
     ----------
     shapes
         Largest first.
     capture
-        Captures one; what it returns holds its memory.
+        Captures one shape; the returned object keeps the memory.
     """
     before = _free_bytes(backend)
     kept: list[object] = []
@@ -44,6 +44,6 @@ def trial_bytes(
 
 
 def _free_bytes(backend: CaptureBackend) -> int:
-    """Without what only the runs before the captures took."""
+    """Free bytes, after releasing memory that only the runs before the captures took."""
     backend.release()
     return backend.free_bytes()

@@ -1,8 +1,8 @@
-"""Steps of any rows as a series of graphs, with attention launched between them.
+"""Steps with any rows as a series of graphs, with attention launched between them.
 
-The real forward pass is captured: at each attention call the capture ends, and behind it the next
-one begins. A replay launches piece, attention, piece, ... with the step's own rows, whose number
-and lengths are thus free; only the number of tokens is padded.
+The real forward pass is captured. A capture ends before each attention call, and the next begins
+behind it. A replay launches piece, attention, piece, and so on. Attention is launched with the
+step's own rows, so any number and lengths of rows are possible. Only the tokens are padded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from src.models import Mixer
 
 
 class MixerCall(NamedTuple):
-    """A mixer between two pieces; its tensors are the pieces' memory, ``out`` as it takes it."""
+    """A mixer call between two pieces; ``given`` and ``out`` are views of the pieces' memory."""
 
     mixer: Mixer
     given: tuple[Tensor, ...]
@@ -50,7 +50,7 @@ class MixedGraph:
         self._hidden = hidden
 
     def run(self, inputs: StepInputs) -> Tensor:
-        """Hidden states [num_tokens, hidden_size], until the next replay of anything.
+        """Hidden states [num_tokens, hidden_size], valid until the next replay of any graph.
 
         ``inputs`` are padded to ``num_tokens``.
         """
@@ -83,13 +83,13 @@ class MixedCapture:
         self.buffer = torch.zeros((2, max_tokens), dtype=torch.int64, device=rows.device)
         writes = [mixer.writes for mixer in forward.model.program.mixers]
         widest = max((math.prod(each.shape) for each in writes), default=0)
-        # [max_tokens * widest]: what every mixer leaves, read by the next piece
+        # [max_tokens * widest]: output of every mixer in turn, read by the piece behind it
         self.mixed = torch.zeros(
             max_tokens * widest, dtype=forward.model.spec.dtype, device=rows.device
         )
 
     def capture(self, num_tokens: int) -> MixedGraph:
-        """Capture one size; it runs once on padding before, so that nothing is new to a kernel."""
+        """Capture one size, after a run on padding, so that no kernel is compiled in a capture."""
         self._forward(padding_inputs(num_tokens, self._rows), self._code.functions)
         input_ids, positions = self.buffer[:, :num_tokens]
         input_ids.zero_()
@@ -99,7 +99,7 @@ class MixedCapture:
 
         def mix(mixer: Mixer, given: Sequence[Tensor]) -> Tensor:
             pieces.append(self._backend.end())
-            # The next piece needs them no more, nor does anybody behind it.
+            # Later pieces do not need these tensors, so the pool may reuse their memory.
             borrowed = tuple(self._backend.borrowed(each) for each in given)
             shape = (num_tokens, *mixer.writes.shape)
             out = self.mixed[: math.prod(shape)].view(shape)

@@ -1,4 +1,4 @@
-"""Whether, and what, an engine captures; decided before its KV memory is sized."""
+"""Plans which steps an engine captures, before its KV memory is sized."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """What to capture by what, and the bytes of the device that it will take."""
+    """The backend, the shapes to capture, and the device bytes that they will take."""
 
     backend: CaptureBackend
     ladder: PaddingLadder
@@ -39,14 +39,14 @@ def plan_graphs(
     backend: CaptureBackend | None,
     attention: Backend | None = None,
 ) -> GraphPlan | None:
-    """Try on the largest shapes what graphs will take; ``None`` if there will be none.
+    """Measure by trial captures what graphs will take; ``None`` if none will be captured.
 
     Parameters
     ----------
     backend
-        ``None`` where the device cannot capture.
+        ``None`` if the device cannot capture.
     attention
-        As of :class:`ForwardPass`.
+        See :class:`ForwardPass`.
     """
     if backend is None or not config.compile.captures:
         return None
@@ -55,7 +55,7 @@ def plan_graphs(
         try:
             taken = _trial(config, model, backend, ladder, attention)
         except Exception:
-            # In the stream that captures, or it would go on with it.
+            # On the capturing stream, because otherwise its capture would go on.
             backend.abandon()
             logger.exception("steps cannot be captured: they run without graphs")
             taken = None
@@ -75,7 +75,7 @@ def _trial(
 ) -> int:
     spec, max_num_seqs = model.spec, config.scheduler.max_num_seqs
     block_size = block_size_of(config.cache, spec.device)
-    # One block, which padding does not write to.
+    # A pool of one block, which padding never writes.
     cache = allocate_kv_cache(
         model.kv_cache_spec(), KVCachePlan(block_size, 1, bytes_per_block=0), spec.device
     )

@@ -1,4 +1,4 @@
-"""The captured steps of one engine: which there are, which comes next, and which serves a plan."""
+"""The captured steps of one engine: captures shapes in order, and finds the graph for a plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class MovedError(AssertionError):
-    """A tensor whose address graphs have in them was replaced."""
+    """A tensor whose address is recorded in graphs was replaced."""
 
 
 @dataclass
@@ -34,13 +34,13 @@ class GraphStats:
     Attributes
     ----------
     steps
-        Steps by what they ran as: ``decode`` or ``mixed`` graphs, ``none`` where no graph fitted.
+        Steps by kind of graph: ``decode``, ``mixed``, or ``none`` if no graph fitted.
     tokens, padding_tokens
-        Tokens that were computed in graphs because a request needs them, and beside those.
+        Tokens of requests and tokens of padding that were computed in graphs.
     captured
         Captured shapes by kind.
     capture_seconds, bytes
-        Time and memory that captures took.
+        Seconds and device bytes that captures took.
     """
 
     steps: Counter[str] = field(default_factory=Counter)
@@ -52,12 +52,12 @@ class GraphStats:
 
 
 class GraphPool:
-    """Captured steps by shape. Of the device thread, but for ``stats``.
+    """Captured steps by shape. Use it on the device thread only, except ``stats``.
 
     Parameters
     ----------
     code
-        That is captured; another one needs another pool.
+        The code that is captured. Other code needs another pool.
     """
 
     def __init__(
@@ -87,27 +87,27 @@ class GraphPool:
         return not self._pending
 
     def capture_first(self) -> None:
-        """Capture the shapes that nobody is to wait for."""
+        """Capture the decode shapes of small batches, which do not wait for an idle time."""
         with frozen_collector():
             self._capture_all(self.ladder.first)
 
     def capture_all(self) -> None:
-        """Capture everything that is left."""
+        """Capture all remaining shapes."""
         with frozen_collector():
             self._capture_all(list(self._pending))
 
     def capture_next(self) -> None:
-        """Capture one more shape, the largest that is left."""
+        """Capture the largest remaining shape."""
         with frozen_collector(collect=self.stats.captured.total() == 0):
             self._capture_all(self._pending[:1])
 
     def capture(self, shape: GraphShape) -> DecodeGraph | MixedGraph:
-        """Capture one shape, for the caller to keep."""
+        """Capture one shape and return it; the caller keeps it."""
         capture = self._decode.capture if shape.kind == "decode" else self._mixed.capture
         return capture(shape.num_tokens)
 
     def find(self, plan: StepPlan) -> DecodeGraph | MixedGraph | None:
-        """What runs the step, counted; ``None`` where nothing that was captured can."""
+        """Find the graph for a step, and count it; ``None`` if no captured graph fits."""
         num_tokens = plan.num_tokens
         for shape in self.ladder.candidates(num_tokens, decodes=is_decode(plan)):
             graph = self._graphs.get(shape)
@@ -130,7 +130,7 @@ class GraphPool:
                 self._graphs[shape] = self.capture(shape)
                 stats.captured[shape.kind] += 1
         except Exception:
-            # Whatever it was, it may come again: what is captured serves, the rest runs without.
+            # The error may come again. So no more shapes are captured; the captured ones are used.
             logger.exception("a step could not be captured: no more are")
             self._backend.abandon()
             self._pending.clear()

@@ -1,11 +1,11 @@
-"""JSON schemas in the words that llguidance knows, with the same instances.
+"""Rewrites JSON schemas to keywords that llguidance supports, with the same instances.
 
-The library refuses keywords that it could enforce if they were written otherwise. `rewriting` walks
-a schema and has each subject rewrite its own: `choices` (``oneOf``, ``not``, ``if``), `objects`,
-`arrays`. They rest on `knowledge` (what a schema certainly says), `complement` (what it does not
-say) and `patterns` and `words` (regular expressions that are lists of words, and of all others).
-All of it is pure: dictionaries in, dictionaries out, and what was given is left alone. `lark` does
-it for the schemas within a grammar, `preparing` finds what the library refuses all the same.
+The library refuses some keywords that it could enforce in another form. `rewriting` walks a schema;
+`choices` (``oneOf``, ``not``, ``if``), `objects` and `arrays` rewrite their keywords. They use
+`knowledge` (facts that a schema implies), `complement` (the negation of a schema), `patterns`
+(regular expressions that are lists of words) and `words` (regular expressions for all other
+strings). All functions take and return dictionaries and do not change their inputs. `lark` rewrites
+the schemas within a grammar. `preparing` finds the parts that the library still refuses.
 """
 
 from __future__ import annotations

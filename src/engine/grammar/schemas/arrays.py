@@ -1,4 +1,4 @@
-"""Keywords of arrays whose items differ."""
+"""The keyword ``uniqueItems`` of arrays."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from src.engine.grammar.schemas.terms import (
     typed,
 )
 
-# All orders of five values, and of some of them, are 326.
+# Five values have 326 orderings of all or some of them.
 _MAX_ARRAYS: Final = 400
 
 
 def unique_items(
     schema: Mapping[str, Any], knowledge: Knowledge, path: str, *, has_prefixes: bool
 ) -> Schema:
-    """What ``uniqueItems`` says: which arrays there are, where its items have few values.
+    """Rewrite ``uniqueItems`` as a list of all allowed arrays, if items have few values.
 
-    ``has_prefixes`` says whether ``prefixItems`` is a keyword, or an array of ``items`` still.
+    ``has_prefixes``: the schema's draft has ``prefixItems``, not a list of ``items``.
 
     Raises
     ------
     Refusal
-        There are too many.
+        There are too many arrays, or the items' values are not listed.
     """
     most = schema.get("maxItems")
     if (most is not None and most <= 1) or "array" not in knowledge.types(dict(schema)):
@@ -56,7 +56,7 @@ def unique_items(
 
 
 def _values(items: dict[str, Any], knowledge: Knowledge) -> list[Any] | None:
-    """The values that items may have, if some part of their schema lists them."""
+    """The values that items may have, if their schema lists them."""
     values = knowledge.values(items)
     if values is not None:
         return list({key_of(value): value for value in values}.values())

@@ -1,4 +1,4 @@
-"""``oneOf``, ``not`` and ``if``, which need what a schema does not say."""
+"""``oneOf``, ``not`` and ``if``, whose rewriting needs negations of schemas."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _MAX_BRANCHES: Final = 64
 
 
 class Choices:
-    """Of one document. What is within them has been rewritten already."""
+    """Rewrites these keywords in one document. Their subschemas are rewritten already."""
 
     def __init__(self, knowledge: Knowledge, complement: Complement) -> None:
         self._knowledge = knowledge
         self._complement = complement
 
     def one_of(self, branches: Sequence[Schema], around: Schema, path: str) -> list[Schema]:
-        """What ``anyOf`` has to say instead, next to what is ``around`` it.
+        """The branches of an equivalent ``anyOf``, within the context ``around``.
 
-        Where two branches can hold at once, each leaves out the instances of the other.
+        If two branches can hold at once, each excludes the instances of the other.
 
         Raises
         ------
@@ -71,9 +71,9 @@ class Choices:
         return all_of(parts)
 
     def _tag(self, one: Schema, other: Schema) -> str | None:
-        """A property that tells two branches apart where it is there.
+        """A property that tells two branches apart if it is present.
 
-        It has a default, so nothing requires it. It is written all the same.
+        It has a default, so no branch requires it. The rewritten schema does.
         """
         known = self._knowledge
         names: Iterator[str] = (
@@ -93,22 +93,22 @@ class Choices:
         return any(isinstance(part, dict) and "default" in part for part in parts)
 
     def negation(self, schema: Schema, around: Schema, path: str) -> Schema:
-        """What ``not`` says, next to what is ``around`` it.
+        """A schema for ``not``, within the context ``around``.
 
         Raises
         ------
         Refusal
-            That cannot be said.
+            The negation cannot be expressed.
         """
         return self._opposite(schema, around, pointer(path, "not"))
 
     def condition(self, schema: dict[str, Any], around: Schema, path: str) -> Schema:
-        """What ``if``, ``then`` and ``else`` say.
+        """A schema for ``if``, ``then`` and ``else``.
 
         Raises
         ------
         Refusal
-            The opposite of the condition cannot be said.
+            The negation of the condition cannot be expressed.
         """
         condition = schema["if"]
         then, otherwise = schema.get("then", True), schema.get("else", True)
@@ -117,7 +117,7 @@ class Choices:
         opposite = self._opposite(condition, around, pointer(path, "if"))
         holds = all_of([condition, then])
         if then in (True, {}):
-            # Whatever holds without it.
+            # Without `then` the condition alone is enough.
             holds = condition
         return any_of([holds, all_of([opposite, otherwise])])
 

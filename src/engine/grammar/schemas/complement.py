@@ -1,4 +1,4 @@
-"""Schemas of what is no instance of a schema, where that can be said exactly."""
+"""The negation of a schema, where it can be expressed exactly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from src.engine.grammar.schemas.terms import (
 from src.engine.grammar.schemas.words import pattern_of_others
 
 _NUMBERS: Final = frozenset({"integer", FRACTION})
-# Keywords whose opposite cannot be said, and the type that they speak of.
+# Keywords whose negation cannot be expressed, and the type that they apply to.
 _SPEAK_OF: Final = {
     **dict.fromkeys(("pattern", "contentSchema"), "string"),
     **dict.fromkeys(
@@ -43,7 +43,7 @@ _SPEAK_OF: Final = {
         "object",
     ),
 }
-# Keyword -> the opposite of its bound, and by how much that differs.
+# Keyword -> (type, keyword of the negated bound, difference of the negated bound).
 _BOUNDS: Final = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),
@@ -57,16 +57,16 @@ _BOUNDS: Final = {
 
 
 class Scope(NamedTuple):
-    """What is known of the values among which those that are no instances are looked for.
+    """The values among which a negation is sought.
 
     Attributes
     ----------
     types
         Their types.
     names
-        Of their properties, if those are limited.
+        The names of their properties; ``None`` if these are not limited.
     context
-        A schema of which they all are.
+        A schema that all of them satisfy.
     """
 
     types: frozenset[str] = TYPES
@@ -75,14 +75,14 @@ class Scope(NamedTuple):
 
 
 class Complement:
-    """Of the schemas of one document, in which nothing is left that is rewritten.
+    """Negates schemas of one document that have been rewritten already.
 
     Parameters
     ----------
     root
-        Where references lead.
+        The document, to resolve references.
     unfinished
-        Identities of those that are being rewritten: they do not say all that they will.
+        Identities of schemas that are still being rewritten, and so are incomplete.
     """
 
     def __init__(self, root: Schema, knowledge: Knowledge, unfinished: Set[int] = frozenset()):
@@ -91,15 +91,15 @@ class Complement:
         self._knowledge = knowledge
 
     def within(self, context: Schema, schema: Schema) -> list[Schema]:
-        """Schemas one of which holds exactly where the context does and this schema does not.
+        """Alternatives that together hold exactly where ``context`` holds and ``schema`` does not.
 
         Raises
         ------
         InexpressibleError
-            There are none.
+            The negation cannot be expressed.
         """
         scope = self._scope(context)
-        # Of some types there may be none at all: for those nothing needs to be said in detail.
+        # The schema may have no instances of some types. For those no details are needed.
         free = {
             name
             for group in (*({name} for name in scope.types - _NUMBERS), scope.types & _NUMBERS)
@@ -117,12 +117,12 @@ class Complement:
         return Scope(known.types(context), known.names(context), context)
 
     def of(self, schema: Schema, scope: Scope, depth: int = 0) -> list[Schema]:
-        """Schemas one of which holds exactly where, within the scope, this one does not.
+        """Alternatives that together hold exactly where, within the scope, ``schema`` does not.
 
         Raises
         ------
         InexpressibleError
-            There are none.
+            The negation cannot be expressed.
         """
         if isinstance(schema, bool):
             return [] if schema else [True]
@@ -139,7 +139,7 @@ class Complement:
     def _without(
         self, schema: dict[str, Any], key: str, value: Any, scope: Scope, depth: int
     ) -> list[Schema]:
-        """What the keyword rules out."""
+        """Alternatives for the values that one keyword excludes."""
         if key in ANNOTATIONS or (key == "format" and value not in FORMATS):
             return []
         match key:
@@ -217,7 +217,7 @@ def _beyond_bound(key: str, value: Any) -> list[Schema]:
 
 
 def _all_but(values: list[Any], types: frozenset[str]) -> list[Schema]:
-    """All values of these types but some."""
+    """Alternatives for all values of these types except ``values``."""
     by_type: dict[str, list[Any]] = {}
     for value in values:
         by_type.setdefault("number" if type_of(value) in _NUMBERS else type_of(value), []).append(
@@ -244,7 +244,7 @@ def _without_numbers(numbers: list[Any], types: frozenset[str]) -> list[Schema]:
     for low, high in itertools.pairwise(numbers):
         options.append({"type": name, "exclusiveMinimum": low, "exclusiveMaximum": high})
     options.append({"type": name, "exclusiveMinimum": numbers[-1]})
-    # Between neighbours there is no integer, which the library takes for an error.
+    # The library refuses ranges without any integer.
     return [option for option in options if name == "number" or not _is_empty(option)]
 
 

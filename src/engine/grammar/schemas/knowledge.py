@@ -1,4 +1,4 @@
-"""What a schema certainly says of its instances, as far as that can be read off."""
+"""Facts that certainly hold for all instances of a schema, as far as they are easy to find."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from src.engine.grammar.schemas.terms import (
 )
 
 _NUMBERS: Final = frozenset({"integer", FRACTION})
-# Least and most of a length, and the type that has it.
+# (type, keyword of its least length, keyword of its greatest length)
 _LENGTHS: Final = (
     ("string", "minLength", "maxLength"),
     ("array", "minItems", "maxItems"),
@@ -28,19 +28,19 @@ _LENGTHS: Final = (
 
 
 class Knowledge:
-    """Of the schemas of one document.
+    """Facts about the schemas of one document.
 
     Parameters
     ----------
     root
-        Where references lead.
+        The document, to resolve references.
     """
 
     def __init__(self, root: Schema) -> None:
         self._root = root
 
     def parts(self, schema: Schema, depth: int = 0) -> Iterator[dict[str, Any] | bool]:
-        """Schemas all of which hold where this one does."""
+        """Schemas that all hold wherever ``schema`` holds."""
         yield schema
         if isinstance(schema, bool) or depth > MAX_DEPTH:
             return
@@ -56,7 +56,7 @@ class Knowledge:
             yield from self.parts(part, depth + 1)
 
     def types(self, schema: Schema, depth: int = 0) -> frozenset[str]:
-        """Those that an instance may have."""
+        """The types that an instance may have."""
         found = TYPES
         for part in self.parts(schema, depth):
             if part is False:
@@ -74,7 +74,7 @@ class Knowledge:
         return found
 
     def values(self, schema: Schema) -> list[Any] | None:
-        """Those that an instance may have, where something lists them; it may be too many."""
+        """A list that contains all possible instances, if the schema has one; ``None`` if not."""
         for part in self.parts(schema):
             values = values_of(part) if isinstance(part, dict) else None
             if values is not None:
@@ -82,7 +82,7 @@ class Knowledge:
         return None
 
     def names(self, schema: Schema) -> frozenset[str] | None:
-        """Those that the properties of an object may have; ``None`` if there is no end of them."""
+        """The names that properties of an object may have; ``None`` if they are not limited."""
         found: frozenset[str] | None = None
         for part in self.parts(schema):
             if (
@@ -95,7 +95,7 @@ class Knowledge:
         return found
 
     def required(self, schema: Schema) -> frozenset[str]:
-        """Those that every object has."""
+        """The properties that every object has."""
         return frozenset(
             name
             for part in self.parts(schema)
@@ -104,7 +104,7 @@ class Knowledge:
         )
 
     def are_disjoint(self, one: Schema, other: Schema, depth: int = 0) -> bool:
-        """Whether certainly no instance is of both."""
+        """Whether it is certain that no value is an instance of both."""
         if depth > 6:
             return False
         if self.types(one).isdisjoint(self.types(other)):
@@ -124,7 +124,7 @@ class Knowledge:
         return self._objects_clash(one, other, depth)
 
     def _clash(self, one: Schema, other: Schema, types: frozenset[str]) -> bool:
-        """Whether the keywords of two schemas themselves exclude one another, for these types."""
+        """Whether the two schemas' own keywords exclude each other, for these types."""
         if isinstance(one, bool) or isinstance(other, bool):
             return one is False or other is False
         ones, others = values_of(one), values_of(other)
@@ -153,7 +153,7 @@ class Knowledge:
         )
 
     def property(self, schema: Schema, name: str) -> Schema:
-        """What is certain of the value of a property, if it is there."""
+        """A schema that certainly holds for the value of a property, if it is present."""
         found: list[Schema] = []
         for part in self.parts(schema):
             if not isinstance(part, dict):
@@ -172,7 +172,7 @@ def _over(one: dict[str, Any], least: str, other: dict[str, Any], most: str) -> 
 
 
 def _above(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the least number of one is over the greatest of the other."""
+    """Whether the lower bound of one is above the upper bound of the other."""
     for least in ("minimum", "exclusiveMinimum"):
         for most in ("maximum", "exclusiveMaximum"):
             low, high = one.get(least), other.get(most)

@@ -1,4 +1,4 @@
-"""The schemas within a grammar in llguidance's dialect of Lark."""
+"""Rewrites the schemas within a grammar in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from src.engine.grammar.schemas.terms import Schema
 
-# Strings, expressions and comments, in which it would mean nothing, and a schema's beginning.
+# The beginning of a schema (``%json {``), or a string, regular expression or comment to skip.
 _PIECES: Final = re.compile(
     r'"(?:[^"\\\n]|\\.)*+"|//[^\n]*+|/(?:[^/\\\n]|\\.)++/|#[^\n]*+|(?P<schema>%json\s*+(?=\{))'
 )
@@ -17,19 +17,20 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class Rewritten(NamedTuple):
-    """A grammar, and what its schemas say that it does not enforce."""
+    """A grammar, and the parts of its schemas that it does not enforce."""
 
     text: str
     dropped: Sequence[str] = ()
 
 
 def rewrite_lark(text: str, rewrite_one: Callable[[Schema, list[str] | None], Schema]) -> Rewritten:
-    """The grammar with each schema (``%json {...}``) rewritten; what is malformed stays.
+    """The grammar with each schema (``%json {...}``) rewritten; malformed ones stay unchanged.
 
     Parameters
     ----------
     rewrite_one
-        Rewrites one schema; the list is that of `rewrite`, for one whose options say ``lenient``.
+        Rewrites one schema. For a schema whose options say ``lenient`` the list is ``dropped`` of
+        `rewrite`.
 
     Raises
     ------
@@ -54,7 +55,7 @@ def rewrite_lark(text: str, rewrite_one: Callable[[Schema, list[str] | None], Sc
             if isinstance(rewritten, bool):
                 rewritten = {} if rewritten else {"enum": []}
             if options is not None:
-                # No part of the schema: the library's options.
+                # These are options for the library, not a part of the schema.
                 rewritten = {**rewritten, "x-guidance": options}
             written.append(json.dumps(rewritten, ensure_ascii=False))
             place = end

@@ -1,4 +1,4 @@
-"""Keywords of objects: names, how many there are, and which go with which."""
+"""Keywords of objects: names, numbers and dependencies of properties."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from src.engine.grammar.schemas.terms import (
     types_named,
 )
 
-# Any number of characters of one set.
+# A pattern for any number of characters of one set.
 _OF_CHARACTERS: Final = re.compile(r"\^(\[(?:[^\[\]\\]|\\[\w\-.])+\]|\\w)([+*])\$")
 
 
@@ -31,7 +31,7 @@ _NO_OBJECT: Final = typed(TYPES - {"object"})
 
 
 def dependencies(schema: Mapping[str, Any]) -> list[Schema]:
-    """What ``dependentRequired``, ``dependentSchemas`` and the older ``dependencies`` say."""
+    """Schemas for ``dependentRequired``, ``dependentSchemas`` and the older ``dependencies``."""
     found: list[Schema] = []
     required = set(schema.get("required") or ())
     for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
@@ -44,7 +44,7 @@ def dependencies(schema: Mapping[str, Any]) -> list[Schema]:
                 present = all_of([{"required": [name]}, wanted])
                 wanted_at_all = wanted not in (True, {})
             if wanted_at_all:
-                # Also what is no object has no such property.
+                # The first alternative also holds for values that are not objects.
                 found.append(any_of([{"properties": {name: False}}, present]))
     if math.prod(2 for _ in found) > MAX_ALTERNATIVES:
         raise InexpressibleError("properties depend on one another in too many ways")
@@ -52,12 +52,12 @@ def dependencies(schema: Mapping[str, Any]) -> list[Schema]:
 
 
 def limit_names(schema: dict[str, Any], names: Schema, path: str) -> dict[str, Any]:
-    """The schema without ``propertyNames``, which says this of each name.
+    """Enforce ``names``, the value of ``propertyNames``, by other keywords of ``schema``.
 
     Raises
     ------
     Refusal
-        It says something else than a pattern, a length or a list of names.
+        It is something else than a pattern, a length or a list of names.
     """
     where = pointer(path, "propertyNames")
     if names is False:
@@ -93,7 +93,7 @@ def limit_names(schema: dict[str, Any], names: Schema, path: str) -> dict[str, A
 
 
 def _excluded(names: Mapping[str, Any]) -> list[str] | None:
-    """The names that there must not be, if that is all that is said of them."""
+    """The forbidden names, if ``names`` only forbids a list of names."""
     negated = names.get("not") if len(names) == 1 else None
     if not isinstance(negated, dict) or len(negated) != 1:
         return None
@@ -104,7 +104,7 @@ def _excluded(names: Mapping[str, Any]) -> list[str] | None:
 
 
 def _pattern(names: Mapping[str, Any]) -> str | None:
-    """The one pattern of names of a pattern, of a length, or of characters and a length."""
+    """One pattern for names with a given pattern, length, or set of characters and length."""
     least, most = names.get("minLength", 0), names.get("maxLength", "")
     if names.keys() <= {"minLength", "maxLength"}:
         return rf"^[\s\S]{{{least},{most}}}$"
@@ -119,9 +119,10 @@ def _pattern(names: Mapping[str, Any]) -> str | None:
 
 
 def settle_patterns(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with no pattern left that only names of declared properties match.
+    """Replace patterns that match only a few words by declared properties.
 
-    To the library those names are taken, and a name that nothing is left for is a dead end.
+    The library removes declared names from a pattern. A pattern without any name left would be a
+    dead end.
     """
     patterns: dict[str, Schema] = dict(schema.get("patternProperties") or {})
     properties: dict[str, Schema] = dict(schema.get("properties") or {})
@@ -131,7 +132,7 @@ def settle_patterns(schema: dict[str, Any]) -> dict[str, Any]:
         if words is None:
             settled[pattern] = given
             continue
-        # As good as declared.
+        # The pattern's words become declared properties.
         for word in words:
             known = properties.get(word)
             properties[word] = given if known is None else all_of([known, given])
@@ -144,7 +145,7 @@ def settle_patterns(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def leave_no_empty_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with ``additionalProperties`` only where a pattern leaves them any name."""
+    """Forbid ``additionalProperties`` if a pattern matches every name, so that none is left."""
     patterns = schema.get("patternProperties") or {}
     if any(_matches_all(pattern) for pattern in patterns):
         return {**schema, "additionalProperties": False}
@@ -156,14 +157,15 @@ def _matches_all(pattern: str) -> bool:
 
 
 def count(schema: Mapping[str, Any], path: str) -> Schema | None:
-    """What ``minProperties`` and ``maxProperties`` say, where the library does not know it.
+    """A schema for ``minProperties`` and ``maxProperties``, if the library cannot enforce them.
 
-    That is where some of the declared properties may be left out: it is said which.
+    It cannot if some declared properties are optional. Then the alternatives list which of them
+    are present. ``None``: the library can enforce them.
 
     Raises
     ------
     Refusal
-        There are too many ways.
+        There are too many alternatives.
     """
     least, most = schema.get("minProperties", 0), schema.get("maxProperties")
     required = list(dict.fromkeys(schema.get("required") or ()))
@@ -189,12 +191,12 @@ def count(schema: Mapping[str, Any], path: str) -> Schema | None:
 
 
 def _of_closed(optional: Sequence[str], least: int, most: int | None) -> list[Schema] | None:
-    """Those that are there are chosen among these."""
+    """Alternatives if only declared properties are allowed; ``None`` if there are too many."""
     if least > len(optional):
         return []
     most = len(optional) if most is None else min(most, len(optional))
     if most == len(optional):
-        # Some that are there; others may be.
+        # ``least`` of them are required; all others are optional.
         if math.comb(len(optional), least) > MAX_ALTERNATIVES:
             return None
         return [{"required": list(some)} for some in itertools.combinations(optional, least)]
@@ -214,11 +216,11 @@ def _of_closed(optional: Sequence[str], least: int, most: int | None) -> list[Sc
 def _at_least(
     optional: Sequence[str], least: int, required: Sequence[str], keyword: str
 ) -> list[Schema] | None:
-    """At least so many of these and of others that have no name yet."""
+    """Alternatives for at least ``least`` of the optional and of undeclared properties."""
     if least > 1 and 2 ** len(optional) > MAX_ALTERNATIVES:
         return None
     if least == 1:
-        # One of these is there, or none of them and another one.
+        # One optional property is present, or none of them and an undeclared one.
         others: Schema = {
             "properties": dict.fromkeys(optional, False),
             "minProperties": least + len(required),
@@ -247,7 +249,7 @@ def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
 def _exactly(
     some: Sequence[str], optional: Sequence[str], least: int, most: int | None
 ) -> dict[str, Any]:
-    """Of these properties some are there, the others are not; others may be, up to a number."""
+    """Of ``optional`` exactly ``some`` are present; undeclared ones may be, up to ``most``."""
     schema: dict[str, Any] = {
         "properties": {name: False for name in optional if name not in some},
         "required": list(some),

@@ -1,6 +1,6 @@
-"""Regular expressions that are lists of words, and whether others match a name.
+"""Regular expressions: which are lists of words, which are disjoint, which match a name.
 
-A client's pattern is never given to Python: by backtracking it could take for ever.
+Python's own matching is never used for a client's pattern, because backtracking could take forever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from src.engine.grammar.vocabulary import Vocabulary
 _MAX_WORDS: Final = 64
 _MAX_LENGTH: Final = 2000
 _SET: Final = re.compile(r"\[([A-Za-z0-9_]|[A-Za-z0-9]-[A-Za-z0-9])+\]")
-# Formats of the standard that the library does not know: URI templates, RFC 6570, section 2.
+# Formats of the standard that the library does not support: URI templates, RFC 6570, section 2.
 PATTERNS_OF_FORMATS: Final = {
     "uri-template": (
         r"^(?:[^\x00-\x20\x22\x27%<>\\\x5e\x60{|}\x7f]|%[0-9A-Fa-f]{2}|"
@@ -27,14 +27,14 @@ PATTERNS_OF_FORMATS: Final = {
         r"(?:,(?:[A-Za-z0-9_.]|%[0-9A-Fa-f]{2})+(?::[1-9][0-9]{0,3}|\*)?)*\})*$"
     )
 }
-# A beginning of plain characters, and of characters that are escaped for not being that.
+# A literal prefix: plain characters, and escaped special characters.
 _PREFIX: Final = re.compile(r"\^((?:[^\\^$.|?*+()\[\]{}]|\\[^A-Za-z0-9])+)")
-# Characters that mean something, unless they are escaped.
+# Characters with a special meaning, unless they are escaped.
 _SPECIAL: Final = frozenset("\\^$.|?*+()[]{}")
 
 
 def words_of(pattern: str) -> list[str] | None:
-    """The words that a pattern of whole strings matches, if they are few and it is plain."""
+    """The words that an anchored pattern matches, if they are few and the pattern is simple."""
     if len(pattern) > _MAX_LENGTH or not (pattern.startswith("^") and pattern.endswith("$")):
         return None
     if pattern.endswith("\\$"):
@@ -48,7 +48,7 @@ def words_of(pattern: str) -> list[str] | None:
 
 
 def are_disjoint(one: str, other: str) -> bool:
-    """Whether certainly no text has a match of both: they begin or end in different ways."""
+    """Whether certainly no text matches both, because their prefixes or suffixes differ."""
     for affixes in (_prefixes, _suffixes):
         ones, others = affixes(one), affixes(other)
         if ones is not None and others is not None:
@@ -58,7 +58,7 @@ def are_disjoint(one: str, other: str) -> bool:
 
 
 def _prefixes(pattern: str) -> list[str] | None:
-    """What texts begin with, one of these."""
+    """Texts that match begin with one of these; ``None`` if unknown."""
     found = _PREFIX.match(pattern)
     if found is None or "|" in re.sub(r"\\.|\([^()]*\)|\[[^\]]*\]", "", pattern):
         return None
@@ -71,17 +71,17 @@ def _prefixes(pattern: str) -> list[str] | None:
 
 
 def _suffixes(pattern: str) -> list[str] | None:
-    """What texts end with, one of these."""
+    """Texts that match end with one of these; ``None`` if unknown."""
     return None if pattern.startswith("^") else words_of("^" + pattern)
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern is found in a name, as the library reads patterns: without backtracking.
+    """Whether a pattern matches a name, according to the library, which does not backtrack.
 
     Raises
     ------
     InexpressibleError
-        It cannot be read.
+        The pattern is not supported.
     """
     words = words_of(pattern)
     if words is not None:
@@ -97,12 +97,12 @@ def matches(pattern: str, name: str) -> bool:
 
 @functools.cache
 def _bytes() -> LLTokenizer:
-    """A vocabulary whose tokens are the bytes."""
+    """A vocabulary whose tokens are single bytes."""
     return Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [], [256]).build()
 
 
 class _Reader:
-    """Reads words, groups of words and sets of characters, one after the other."""
+    """Parses words, groups of words and sets of characters."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -113,7 +113,7 @@ class _Reader:
         return self._place == len(self._text)
 
     def alternatives(self, *, is_whole: bool = False) -> list[str]:
-        """The words of alternatives; a bar at the top level would not be of whole strings."""
+        """The words of alternatives. ``is_whole``: a bar at the top level is refused."""
         words = self._sequence()
         while self._next("|"):
             if is_whole:

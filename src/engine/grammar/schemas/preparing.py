@@ -1,7 +1,7 @@
-"""A grammar whose schemas the library takes, or why it does not.
+"""Makes a grammar whose schemas the library accepts, or finds out why it does not.
 
-The library says what it does not take, but not where. That is found here by asking it of smaller
-and smaller parts.
+The library says what it refuses, but not where. The place is found by validating smaller and
+smaller parts.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from src.engine.grammar.schemas.lark import Rewritten, rewrite_lark
 from src.engine.grammar.schemas.rewriting import HOMES, children, rewrite
 from src.engine.grammar.schemas.terms import Refusal, Schema, at, pointer
 
-# Parts that are left out, one after the other, of a schema that may be enforced in part.
+# The most parts that are left out of a lenient schema.
 _MAX_LEFT_OUT: Final = 32
-# Seconds that are spent to find the place of a fault.
+# Seconds for finding the place of a fault.
 _SECONDS: Final = 1.0
 _PREFIX: Final = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?")
-# What nobody can set who asks for a schema.
+# Advice on options of the library that a client cannot set.
 _ADVICE: Final = re.compile(r"\. Enable .*|; either increase .*", re.DOTALL)
-# The grammar itself follows.
+# The message quotes the grammar from here on.
 _QUOTED: Final = re.compile(r"<non-verbose/>|\n *[0-9]+ \|")
 _MAX_MESSAGE_CHARS: Final = 200
 
 
 def prepare(lark: str) -> Rewritten:
-    """The grammar with schemas that the library takes.
+    """The grammar with schemas that the library accepts.
 
     Raises
     ------
     Refusal
-        A schema cannot be enforced; the message says where it says what, as a JSON pointer.
+        A schema cannot be enforced; the message has the place as a JSON pointer, and the reason.
     """
     return rewrite_lark(lark, _prepare_schema)
 
 
 def _prepare_schema(schema: Schema, dropped: list[str] | None) -> Schema:
     rewritten = rewrite(schema, dropped)
-    # One more than is left out: the last has to be right.
+    # Each turn leaves out one more part, until the library accepts the rest.
     for _ in range(_MAX_LEFT_OUT):
         fault = _fault(rewritten)
         if fault is None or isinstance(rewritten, bool):
@@ -59,7 +59,7 @@ def _prepare_schema(schema: Schema, dropped: list[str] | None) -> Schema:
 
 
 def _fault(schema: Schema) -> str | None:
-    """What the library does not take, in a line; it has read the schema, and compiled nothing."""
+    """The library's reason to refuse a schema, in one line; it validates without compiling."""
     text = json.dumps(schema)
     is_fault, messages = LLMatcher.validate_grammar_with_warnings(f"start: %json {text}")
     if not is_fault:
@@ -70,7 +70,7 @@ def _fault(schema: Schema) -> str | None:
 
 
 def _place(root: dict[str, Any], fault: str) -> str:
-    """Where the smallest part is that the library does not take, for the same reason."""
+    """The place of the smallest part that the library refuses for the same reason."""
     until, path, node = time.monotonic() + _SECONDS, "", root
     homes: dict[str, Any] = {home: root[home] for home in HOMES if home in root}
     while True:
@@ -91,7 +91,7 @@ def _parts(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any
 
 
 def _without(schema: dict[str, Any], path: str) -> Schema:
-    """The schema with no more than a type at that place."""
+    """The schema with only the ``type`` left at that place."""
     changed = copy.deepcopy(schema)
     parent, _, last = path.rpartition("/")
     holder = at(changed, "#" + parent)

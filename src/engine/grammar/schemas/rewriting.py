@@ -1,4 +1,4 @@
-"""A schema whose instances are the same, in keywords that llguidance enforces."""
+"""Rewrites a schema to keywords that llguidance enforces, with the same instances."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from src.engine.grammar.schemas.terms import (
     pointer,
 )
 
-# Keywords that have a schema, several by name, and a list of them.
+# Keywords whose value is one schema, an object of schemas by name, and a list of schemas.
 _ONE: Final = (
     *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not"),
     *("then", "unevaluatedItems", "unevaluatedProperties"),
 )
 _NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _LISTED: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-# What nothing here can say otherwise, nor the library.
+# Keywords that neither the library nor this package can enforce.
 _UNKNOWN: Final = (
     *("$dynamicRef", "$recursiveRef", "contains", "maxContains", "minContains"),
     *("unevaluatedItems", "unevaluatedProperties"),
 )
-# Of those, whatever they hold is said of the same value.
+# Keywords whose subschemas apply to the same value.
 _IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
 _CONDITION: Final = ("if", "then", "else")
 _DEPENDENCIES: Final = ("dependentRequired", "dependentSchemas", "dependencies")
 HOMES: Final = ("$defs", "definitions")
-# Drafts that spell what stands at places of an array with a list of ``items``.
+# Drafts in which ``items`` may be a list, instead of ``prefixItems``.
 _OLD_DRAFTS: Final = ("draft-04", "draft-06", "draft-07", "draft/2019-09")
 
 
 def rewrite(schema: Schema, dropped: list[str] | None = None) -> Schema:
-    """The schema in other words; what was given is left as it is.
+    """The rewritten schema. The input is not changed.
 
     Parameters
     ----------
     dropped
-        If there is such a list, what cannot be enforced is left out and noted here.
+        If given, parts that cannot be enforced are left out and noted in this list.
 
     Raises
     ------
     Refusal
-        Some of it cannot be enforced.
+        A part cannot be enforced, and there is no ``dropped``.
     """
     if isinstance(schema, bool):
         return schema
@@ -65,10 +65,10 @@ def rewrite(schema: Schema, dropped: list[str] | None = None) -> Schema:
 
 
 class _Rewriter:
-    """Of one document.
+    """Rewrites one document.
 
-    ``is_housed`` says that references lead to places of their own alone. Then what stands within
-    another schema can be rewritten by what is known of that.
+    ``is_housed``: all references lead to definitions. Then a subschema is used in one place only,
+    and can be rewritten with the knowledge of its surrounding schema.
     """
 
     def __init__(self, root: dict[str, Any], is_housed: bool, dropped: list[str] | None) -> None:
@@ -83,11 +83,11 @@ class _Rewriter:
         self._has_prefixes = not (
             isinstance(draft, str) and any(old in draft for old in _OLD_DRAFTS)
         )
-        # What is under way or done, by identity, all of which the root keeps alive.
+        # Identities of schemas that are being or have been rewritten. The root keeps them alive.
         self._done: set[int] = set()
 
     def rewrite(self, node: Any, path: str, around: Schema = True) -> Any:
-        """The same in place, from the inside out; all of its instances are of ``around`` too."""
+        """Rewrite a schema in place, subschemas first. Its instances all satisfy ``around``."""
         if not isinstance(node, dict) or id(node) in self._done:
             return node
         self._done.add(id(node))
@@ -110,11 +110,11 @@ class _Rewriter:
         return node
 
     def _rewrite_target(self, reference: str) -> None:
-        """What is reasoned about must have been rewritten, wherever it is."""
+        """Rewrite the target of a reference first, because reasoning needs rewritten schemas."""
         try:
             target = at(self._root, reference)
         except InexpressibleError:
-            # The library has an opinion on that.
+            # The library reports the bad reference.
             return
         self.rewrite(target, reference[1:])
 
@@ -141,13 +141,13 @@ class _Rewriter:
         _add(node, extras)
 
     def _give_up(self, refusal: Refusal) -> None:
-        """Go on without what has been taken from the node, where that may be."""
+        """Leave out a part that cannot be enforced, if that is permitted; otherwise raise."""
         if self._dropped is None:
             raise refusal from None
         self._dropped.append(str(refusal))
 
     def _simplify(self, node: dict[str, Any], extras: list[Schema], *_: Any) -> None:
-        """Leave out what says nothing."""
+        """Remove keywords without effect."""
         if node.get("uniqueItems") is False:
             del node["uniqueItems"]
         if node.get("patternProperties") == {}:
@@ -237,12 +237,12 @@ class _Rewriter:
             del node["oneOf"]
             extras.append({"anyOf": options} if options else False)
             return
-        # In its place: properties keep their order.
+        # Renamed in place, so that properties keep their order.
         renamed = {("anyOf" if key == "oneOf" else key): value for key, value in node.items()}
         _replace(node, {**renamed, "anyOf": options})
 
     def _resolved(self, schema: Any) -> Any:
-        """What stands behind references that say nothing else."""
+        """Follow references that have no other keywords beside them."""
         for _ in range(8):
             if not isinstance(schema, dict) or set(schema) != {"$ref"}:
                 break
@@ -251,7 +251,7 @@ class _Rewriter:
 
 
 def children(node: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, Any]]:
-    """The schemas within a schema: keyword, name or place, schema."""
+    """The direct subschemas of a schema: keyword, name or index, subschema."""
     for keyword, value in node.items():
         if keyword in _NAMED and isinstance(value, dict):
             for name, inner in value.items():
@@ -272,7 +272,7 @@ def _outline(node: Mapping[str, Any], *left_out: str) -> dict[str, Any]:
 
 
 def _replace(node: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Make a schema this one, in place: references lead to it."""
+    """Replace a schema's content in place, because references lead to it."""
     copied = dict(other)
     node.clear()
     node.update(copied)
@@ -284,7 +284,7 @@ def _remove(node: dict[str, Any], *keywords: str) -> None:
 
 
 def _add(node: dict[str, Any], extras: list[Schema]) -> None:
-    """Have these hold as well, behind what is there: properties keep their order."""
+    """Add schemas at the end of ``allOf``, so that properties keep their order."""
     found = all_of(extras)
     if found is True:
         return
@@ -293,7 +293,7 @@ def _add(node: dict[str, Any], extras: list[Schema]) -> None:
 
 
 def _rehouse(root: dict[str, Any]) -> bool:
-    """Give what references lead to a place of its own: rewriting moves what is elsewhere.
+    """Copy targets of references to ``$defs``, because rewriting may move them elsewhere.
 
     Returns whether it could be done.
     """
@@ -329,7 +329,7 @@ def _is_deep(reference: str) -> bool:
 
 
 def _has_names(root: dict[str, Any]) -> bool:
-    """Whether something within has a name of its own, from which references are counted."""
+    """Whether a subschema has an ``$id``, which changes what references are relative to."""
     todo: list[Any] = [value for key, value in root.items() if key not in ("const", "enum")]
     while todo:
         node = todo.pop()

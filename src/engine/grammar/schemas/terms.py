@@ -1,4 +1,4 @@
-"""What the subjects of rewriting have in common: types of values, references, and refusals."""
+"""Common terms of the rewriting: types of values, references, and errors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from urllib.parse import unquote
 
 Schema: TypeAlias = dict[str, Any] | bool
 
-# JSON's types, with numbers in two: "number" is both.
+# JSON's types, with numbers as two types: "number" is integers and fractions.
 FRACTION: Final = "fraction"
 TYPES: Final = frozenset({"null", "boolean", "integer", FRACTION, "string", "array", "object"})
 
-# Alternatives into which one keyword may be unfolded.
+# The most alternatives into which one keyword may be unfolded.
 MAX_ALTERNATIVES: Final = 128
-# Of references that lead to references, and of schemas within schemas, while one is reasoned about.
+# The greatest depth of references and of nested schemas that is followed.
 MAX_DEPTH: Final = 24
 
-# Of each part of a message.
+# The most characters of each part of a message.
 _MAX_CHARACTERS: Final = 150
-# Those that say nothing of instances.
+# Keywords that do not restrict instances.
 ANNOTATIONS: Final = frozenset(
     [
         *("$anchor", "$comment", "$defs", "$id", "$schema", "$vocabulary", "contentEncoding"),
@@ -29,7 +29,7 @@ ANNOTATIONS: Final = frozenset(
         *("title", "writeOnly", "x-guidance"),
     ]
 )
-# What llguidance knows how to enforce: others are annotations, as the standard has it.
+# Formats that llguidance enforces. According to the standard others are annotations.
 FORMATS: Final = frozenset(
     [
         *("date-time", "time", "date", "duration", "email", "hostname"),
@@ -39,34 +39,34 @@ FORMATS: Final = frozenset(
 
 
 class Refusal(Exception):
-    """A schema that cannot be rewritten exactly; ``path`` is where, as a JSON pointer."""
+    """A schema that cannot be rewritten exactly; ``path`` is the place as a JSON pointer."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"the schema at {_short(path) or '/'}: {_short(reason)}")
 
 
 def _short(text: str) -> str:
-    """What a client has written may be long."""
+    """Shorten a client's text, which may be long."""
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 class InexpressibleError(Exception):
-    """There is no exact schema for what was asked for; the message says why."""
+    """No schema expresses the wanted values exactly; the message says why."""
 
 
 def pointer(path: str, *steps: str | int) -> str:
-    """A JSON pointer, some steps further."""
+    """The JSON pointer ``path`` with further steps."""
     escaped = (str(step).replace("~", "~0").replace("/", "~1") for step in steps)
     return "".join([path, *("/" + step for step in escaped)])
 
 
 def at(root: Any, reference: str) -> Any:
-    """What a reference within the document leads to.
+    """The target of a reference within the document.
 
     Raises
     ------
     InexpressibleError
-        It leads out of the document, or nowhere.
+        The target is in another document, or does not exist.
     """
     if reference != "#" and not reference.startswith("#/"):
         raise InexpressibleError("it refers to another document, or by a name")
@@ -99,7 +99,7 @@ def type_of(value: Any) -> str:
 
 
 def types_named(given: Any) -> frozenset[str]:
-    """What the keyword ``type`` says."""
+    """The types that the keyword ``type`` names."""
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list):
         return TYPES
@@ -110,8 +110,8 @@ def types_named(given: Any) -> frozenset[str]:
 def typed(types: Iterable[str]) -> Schema:
     """A schema of these types.
 
-    The one thing that is said in part only: numbers that are no integers have no schema of their
-    own, so where integers are not meant no number is.
+    It is inexact in one case: there is no schema for fractions without integers, so fractions are
+    then left out.
     """
     names = set(types)
     if FRACTION in names:
@@ -125,7 +125,7 @@ def typed(types: Iterable[str]) -> Schema:
 
 
 def any_of(options: Sequence[Schema]) -> Schema:
-    """What holds where one of these does."""
+    """A schema that holds where at least one of these holds."""
     if True in options or {} in options:
         return True
     options = [option for option in options if option is not False]
@@ -135,7 +135,7 @@ def any_of(options: Sequence[Schema]) -> Schema:
 
 
 def all_of(parts: Sequence[Schema]) -> Schema:
-    """What holds where all of these do."""
+    """A schema that holds where all of these hold."""
     if False in parts:
         return False
     parts = [part for part in parts if part is not True and part != {}]
@@ -145,12 +145,12 @@ def all_of(parts: Sequence[Schema]) -> Schema:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same one in JSON: 1 is 1.0 and is not true."""
+    """Whether two values are equal in JSON: 1 equals 1.0 and does not equal true."""
     return key_of(one) == key_of(other)
 
 
 def key_of(value: Any) -> str:
-    """A text that is the same for the same value in JSON."""
+    """A text that is the same for equal JSON values."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -166,7 +166,7 @@ def _plain(value: Any) -> Any:
 
 
 def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The only values that a schema's own keywords allow, where it lists them."""
+    """The values that a schema's own keywords list; ``None`` if they list none."""
     values: list[Any] | None = None
     if isinstance(schema.get("enum"), list):
         values = list(schema["enum"])

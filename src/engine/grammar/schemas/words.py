@@ -1,4 +1,4 @@
-"""Regular expressions of all strings but some."""
+"""Regular expressions for all strings except some words."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MAX_CHARACTERS: Final = 4000
 def pattern_of_others(words: Iterable[str]) -> str:
     """A pattern that every string but these words matches.
 
-    It follows their tree of prefixes: a string is another one where it leaves the tree, ends
-    within it before a word does, or goes on behind a word.
+    It follows the words' tree of prefixes. A string is not one of the words if it leaves the tree,
+    ends within the tree where no word ends, or goes on behind a word.
 
     Raises
     ------
     InexpressibleError
-        The words are too long together, or have a character that JSON escapes: to the library a
-        set that leaves out a quote or a backslash has it all the same.
+        The words are too long together, or have a character that JSON escapes: in the library a
+        negated set of a quote or a backslash still contains it.
     """
     chosen = sorted(set(words))
     if any(character in '"\\' or character < " " for word in chosen for character in word):
@@ -31,12 +31,12 @@ def pattern_of_others(words: Iterable[str]) -> str:
 
 
 def pattern_of(words: Iterable[str]) -> str:
-    """A pattern that these words alone match."""
+    """A pattern that matches only these words."""
     return f"^(?:{'|'.join(''.join(map(_escaped, word)) for word in words)})$"
 
 
 def _behind(words: Sequence[str]) -> str:
-    """What is none of these."""
+    """An expression for the strings that are none of these words."""
     by_first: dict[str, list[str]] = {}
     for word in words:
         if word:
@@ -44,7 +44,7 @@ def _behind(words: Sequence[str]) -> str:
     branches = [_escaped(first) + _behind(rest) for first, rest in by_first.items()]
     left = "".join(map(_escaped, by_first))
     branches.append((f"[^{left}]" if left else r"[\s\S]") + r"[\s\S]*")
-    # Nothing more is another string where no word ends here.
+    # If no word ends here, the string may end here.
     return f"(?:{'|'.join(branches)})" + ("" if "" in words else "?")
 
 
