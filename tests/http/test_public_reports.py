@@ -26,7 +26,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 ASKS_WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {"name": "get_weather", "description": "Get the weather.", "parameters": CITY},
 }
@@ -359,6 +359,52 @@ async def test_arguments_that_are_null_are_none(demo_client: httpx.AsyncClient) 
         return found
 
     assert await prompt(arguments=None) == await prompt(arguments="") == await prompt()
+
+
+async def test_results_of_tools_come_right_behind_the_calls(demo_client: httpx.AsyncClient) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "12 degrees"}
+    text = {"type": "text", "text": "Say it in French."}
+
+    async def ask(*blocks: Any) -> Any:
+        answer = await post(
+            demo_client,
+            MESSAGES,
+            messages=[
+                *ASKS_WEATHER,
+                {"role": "assistant", "content": [use]},
+                {"role": "user", "content": blocks},
+            ],
+            tools=[
+                {"name": "get_weather", "description": "Get the weather.", "input_schema": CITY}
+            ],
+            temperature=0,
+            max_tokens=12,
+        )
+        usage = answer["usage"]
+        tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
+        return answer["content"], tokens
+
+    # As a chat orders them. Templates stop looking where somebody else has spoken.
+    history = [
+        *ASKS_WEATHER,
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "t1", "function": {"name": "get_weather", "arguments": use["input"]}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "12 degrees"},
+        {"role": "user", "content": "Say it in French."},
+    ]
+    answer = await post(
+        demo_client, CHAT, messages=history, tools=[WEATHER], temperature=0, max_tokens=12
+    )
+    expected = answer["choices"][0]["message"]["content"]
+    for blocks in ((result, text), (text, result)):
+        content, tokens = await ask(*blocks)
+        assert content[0]["text"] == expected
+        assert tokens == answer["usage"]["prompt_tokens"]
 
 
 async def test_tools_that_come_among_the_items_are_tools(demo_client: httpx.AsyncClient) -> None:
