@@ -199,13 +199,15 @@ async def test_a_temperature_next_to_0_is_greedy_and_no_nan(
         {"top_k": -1},
         {"stop": []},
         {"stop": None},
+        # What an editor sends for every completion.
+        {"stop": [f"<|{name}|>" for name in "abcdefghijklmn"]},
         {"logit_bias": {}},
         {"tools": []},
         {"top_logprobs": 0},
     ],
     ids=str,
 )
-async def test_values_that_ask_for_nothing_are_taken(
+async def test_values_that_change_nothing_are_taken(
     demo_client: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     await post(demo_client, CHAT, messages=ASKS_WEATHER, max_tokens=1, **fields)
@@ -223,6 +225,32 @@ async def test_null_is_as_if_a_field_were_not_there(demo_client: httpx.AsyncClie
     nulls = await post(demo_client, CHAT, **{**dict.fromkeys(names.split()), **asked})
     assert nulls["choices"] == plain["choices"]
     assert nulls["usage"]["completion_tokens"] == 2
+
+
+async def test_fields_of_a_message_that_nobody_knows_are_passed_over(
+    demo_client: httpx.AsyncClient,
+) -> None:
+    asked = {"max_tokens": 4, "temperature": 0}
+    plain = await post(demo_client, CHAT, messages=ASKS_WEATHER, **asked)
+    more = {"id": 1947269257, "opts": {"visible": False}, "refusal": None, "annotations": []}
+    answer = await post(demo_client, CHAT, messages=[{**ASKS_WEATHER[0], **more}], **asked)
+    assert answer["choices"] == plain["choices"]
+
+
+async def test_a_rendered_conversation_begins_once(demo_client: httpx.AsyncClient) -> None:
+    tokens = (await post(demo_client, "/tokenize", messages=ASKS_WEATHER))["tokens"]
+    bos = (await post(demo_client, "/tokenize", prompt=""))["tokens"]
+    assert len(bos) == 1
+    assert tokens.count(bos[0]) == tokens[:1].count(bos[0]) <= 1
+    usage = (await post(demo_client, CHAT, messages=ASKS_WEATHER, max_tokens=1))["usage"]
+    assert usage["prompt_tokens"] == len(tokens)
+    answer = await post(demo_client, RESPONSES, input=ASKS_WEATHER, max_output_tokens=16)
+    assert answer["usage"]["input_tokens"] == len(tokens)
+    counted = await post(demo_client, f"{MESSAGES}/count_tokens", messages=ASKS_WEATHER)
+    assert counted["input_tokens"] == len(tokens)
+    # A text has it once too, whoever asks.
+    text = (await post(demo_client, "/tokenize", prompt="a"))["tokens"]
+    assert text[0] == bos[0] != text[1]
 
 
 # What does not fit the context: each protocol's clients look for its own words.
