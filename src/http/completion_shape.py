@@ -71,6 +71,7 @@ class CompletionShape:
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
         self._tokenizer = engine.tokenizer
         self._stand_alone = stand_alone
+        self._goes_on = not (self._only_prompt or stand_alone)
         self._skips_special_tokens = request.skip_special_tokens is not False
         self._names = TokenNames(
             engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids), prefix="bytes:"
@@ -83,7 +84,11 @@ class CompletionShape:
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._shows_token_ids = bool(request.return_token_ids)
         self._is_plain = not (
-            self._has_logprobs or self._counts_always or self._only_prompt or self._shows_token_ids
+            self._has_logprobs
+            or self._counts_always
+            or self._only_prompt
+            or self._shows_token_ids
+            or any(echo.rest for echo in echoes or ())
         )
         self._tail = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
         self._streams: dict[int, _Stream] = {}
@@ -130,6 +135,7 @@ class CompletionShape:
         prompt_logprobs: Iterable[bytes],
     ) -> Iterator[bytes]:
         choice = self._choice(prompt, completion, first=True)
+        choice.text += self._rest(prompt, completion)
         parts = [*echoed]
         if completion.logprobs and not self._only_prompt:
             own = LegacyColumns()
@@ -153,6 +159,9 @@ class CompletionShape:
             # Most tokens of most streams.
             return self._head + plain_piece(index, delta.text) + self._tail if delta.text else b""
         choice = self._choice(prompt, delta, first=first)
+        if delta.finish_reason is not None and not stream.has_text:
+            choice.text += self._rest(prompt, delta)
+        stream.has_text = stream.has_text or bool(delta.text)
         choice.logprobs = stream.logprobs(delta)
         silent = (
             not (choice.text or choice.token_ids)
@@ -180,7 +189,7 @@ class CompletionShape:
         return LegacyLogprobs(self._names, text, num_added=echo.num_added)
 
     def _legacy_of_output(self, prompt: int) -> LegacyLogprobs:
-        begin = 0 if self._echoes is None else len(self._echoes[prompt].text)
+        begin = len(self._echoed(prompt))
         before = self._after_prompts.get(prompt, self._prompt_token_ids[prompt])
         text = IncrementalDetokenizer(
             self._tokenizer,
@@ -194,8 +203,8 @@ class CompletionShape:
     def _choice(self, prompt: int, piece: Delta | Completion, *, first: bool) -> CompletionChoice:
         """A piece of one choice; the ``first`` one brings the prompt, where that is echoed."""
         text = "" if self._only_prompt else piece.text
-        if first and self._echoes is not None:
-            text = self._echoes[prompt].text + text
+        if first:
+            text = self._echoed(prompt) + text
         choice = CompletionChoice(
             prompt * self._n + piece.index,
             text,
@@ -208,6 +217,22 @@ class CompletionShape:
             if first:
                 choice.prompt_token_ids = self._prompt_token_ids[prompt]
         return choice
+
+    def _echoed(self, prompt: int) -> str:
+        """Return the text before the output. An output that continues the prompt has its rest."""
+        if self._echoes is None:
+            return ""
+        echo = self._echoes[prompt]
+        return echo.text if self._goes_on else echo.text + echo.rest
+
+    def _rest(self, prompt: int, ended: Delta | Completion) -> str:
+        """Return the rest of the prompt for an output that continues it and has no text.
+
+        An output that a stop string ended did have text, which was cut off.
+        """
+        if self._echoes is None or ended.text or isinstance(ended.stop_reason, str):
+            return ""
+        return self._echoes[prompt].rest if self._goes_on else ""
 
     def _counted(self, usage: Usage) -> Usage:
         if self._only_prompt:
@@ -232,6 +257,7 @@ class _Stream:
         self._output = output
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
+        self.has_text = False
         # Tokens of the prompt whose turn has been.
         self._num_echoed = 0
 

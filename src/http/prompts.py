@@ -12,6 +12,8 @@ from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.sampling_params import shown
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions
+from src.text import Tokenizer
+from src.text.detokenizer import IncrementalDetokenizer
 
 Prompt: TypeAlias = str | list[int]
 
@@ -22,12 +24,14 @@ class Echo(NamedTuple):
     """A prompt as choices repeat it.
 
     The text has nothing of the first ``num_added`` tokens, which the tokenizer put before it, nor
-    of special tokens where it ``skips_special_tokens``.
+    of special tokens where it ``skips_special_tokens``. ``rest`` is U+FFFD if the prompt ends with
+    an incomplete character. An output that continues the prompt shows that character instead.
     """
 
     text: str
     num_added: int
     skips_special_tokens: bool
+    rest: str = ""
 
 
 def given_prompts(
@@ -128,9 +132,15 @@ async def echoes_of(
             num_added = len(commonprefix([added, ids]))  # noqa: RUF071
             echoes.append(Echo(prompt, num_added, skips_special_tokens=False))
         else:
-            text = await anyio.to_thread.run_sync(tokenizer.decode, ids, skips_special_tokens)
-            echoes.append(Echo(text, 0, skips_special_tokens))
+            shown = await anyio.to_thread.run_sync(_shown, tokenizer, ids, skips_special_tokens)
+            echoes.append(Echo(shown[0], 0, skips_special_tokens, shown[1]))
     return echoes
+
+
+def _shown(tokenizer: Tokenizer, ids: list[int], skips_special_tokens: bool) -> tuple[str, str]:
+    """Return the text of token ids, and U+FFFD if they end with an incomplete character."""
+    text = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips_special_tokens)
+    return text.push(ids) + text.hand_over(), text.flush()
 
 
 def _fitted(token_ids: list[T], context: int, keep: int | None) -> list[T]:

@@ -36,6 +36,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Qwen3Moe,
 )
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+_BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -61,6 +62,9 @@ def family_of(architecture: str) -> type[Family]:
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     """`architectures[0]`, after refusing checkpoints that no family can run.
 
+    Some converters and trainers write no `architectures`. Then `model_type` decides, as it always
+    does in transformers' AutoModelForCausalLM.
+
     Code that a checkpoint brings for an architecture that there is a family for is never run.
 
     Raises:
@@ -74,7 +78,9 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
             "use the unquantized checkpoint"
         )
     names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    if names is None or names == []:
+        return _architecture_of_type(raw.get("model_type"), source)
+    if not isinstance(names, list) or not isinstance(names[0], str):
         raise ModelLoadError(f"{source}: architectures must name a class, got {names!r}")
     if raw.get("auto_map") and names[0] not in _BY_ARCHITECTURE:
         raise ModelLoadError(
@@ -82,6 +88,16 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
             "supported; remote code is refused"
         )
     return names[0]
+
+
+def _architecture_of_type(model_type: object, source: str) -> str:
+    family = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ModelLoadError(
+            f"{source}: architectures must name a class, or model_type one of "
+            f"{', '.join(_BY_MODEL_TYPE)}; model_type is {model_type!r}"
+        )
+    return family.architectures[0]
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -93,7 +109,9 @@ def load_config(path: Path) -> ModelConfig:
     """
     source = path / "config.json"
     raw = read_json(source)
-    family = family_of(architecture_of(raw, str(source)))
+    architecture = architecture_of(raw, str(source))
+    family = family_of(architecture)
+    raw = {**raw, "architectures": [architecture]}
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     config = family.describe(Fields(raw, str(source), family.defaults))

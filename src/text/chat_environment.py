@@ -55,8 +55,8 @@ class CompiledTemplate:
                 f"messages: the model's chat template is not valid Jinja: {error}", param="messages"
             ) from error
 
-    def render(self, variables: dict[str, Any]) -> str:
-        """Return the rendered text.
+    def render(self, variables: dict[str, Any], seconds: float | None = None) -> str:
+        """Return the rendered text, which may take `MAX_SECONDS`, or ``seconds``.
 
         Raises
         ------
@@ -66,7 +66,8 @@ class CompiledTemplate:
         kept: list[str] = []
         size = 0
         try:
-            own = {"range": _counted_range(), _END: time.monotonic() + MAX_SECONDS}
+            most = MAX_SECONDS if seconds is None else seconds
+            own = {"range": _counted_range(), _END: time.monotonic() + most}
             for chunk in self._template.generate({**variables, **own}):
                 size += len(chunk)
                 if size > MAX_OUTPUT_CHARACTERS:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from src.core.errors import InvalidRequestError
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-_LONG_TEXT: Final = 64 * 1024  # characters
 
 
 def plain(value: Any) -> Any:
@@ -58,34 +54,6 @@ def text_of_part(where: str, part: Any) -> str:
             raise InvalidRequestError(
                 f"{where}: expected an object with type 'text' and a string text", param="messages"
             )
-
-
-def parse_tool_arguments(message: dict[str, Any]) -> None:
-    """Replace in place the JSON text of tool calls' arguments by the object that it holds."""
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else []:
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                arguments = _decoded(function["arguments"] or "{}")
-            except ValueError:
-                continue  # a model wrote it; the template may still show it as text
-            if isinstance(arguments, dict):
-                function["arguments"] = arguments
-
-
-def _decoded(text: str) -> Any:
-    """What JSON text holds. Raises ValueError if it is none, or long and only Python's JSON.
-
-    Python's parser takes what JSON does not know (NaN, infinities), and six times as long, in one
-    piece, in which no other thread runs.
-    """
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        if len(text) > _LONG_TEXT:
-            raise ValueError(str(error)) from error
-        return json.loads(text)
 
 
 def open_final_message(chat: list[dict[str, Any]]) -> str:

@@ -3,30 +3,32 @@
 The result equals transformers' ``apply_chat_template`` for the same arguments, with three things
 done for the messages that come over HTTP:
 
-- Content may be a string or a list of parts. Which of the two a template understands is found out
-  by rendering a probe message in both forms, once. Parts are joined by line feeds for a template
-  that only takes strings; a string becomes one part for a template that only takes parts.
-- Arguments of a tool call, a JSON text in the OpenAI protocol, are given to the template as the
-  object they hold; a text that holds no object is left as it is.
+- Content may be a string or a list of parts. Parts are joined by line feeds for a template that
+  only takes strings; a string becomes one part for a template that only takes parts.
+- Messages with tool calls get the form in which the template shows the calls. This concerns their
+  content, the arguments (JSON text in the OpenAI protocol, an object for most templates), and
+  the ids. See `src.text.template_forms`.
 - Rendering is bounded: characters of output, numbers from ``range``, sizes of repeated sequences.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from src.core.errors import InvalidRequestError, ModelLoadError
+from src.text.call_turns import calls_of, give_arguments, shaped
 from src.text.chat_messages import (
     cut_at_tag,
     open_final_message,
-    parse_tool_arguments,
     plain,
     text_of_part,
     text_parts,
 )
+from src.text.template_forms import TemplateForms
 
 if TYPE_CHECKING:
     from src.text.chat_environment import CompiledTemplate
@@ -36,7 +38,6 @@ Message = Mapping[str, Any]
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "range")
 """What a request's ``chat_template_kwargs`` may not set."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_PROBE = "probe\ue000text"
 
 
 class ChatTemplate:
@@ -66,8 +67,8 @@ class ChatTemplate:
             raise ModelLoadError(
                 f"chat template: expected one named 'default', got only {sorted(named)}"
             )
-        self._special_tokens = dict(special_tokens or {})
-        self._variants = {name: _Variant(source) for name, source in named.items()}
+        special_tokens = dict(special_tokens or {})
+        self._variants = {n: _Variant(source, special_tokens) for n, source in named.items()}
 
     @property
     def sources(self) -> dict[str, str]:
@@ -135,7 +136,8 @@ class ChatTemplate:
     def prepare(self) -> None:
         """Compile now, so that the first chat need not wait; faults show at `render`."""
         for variant in self._variants.values():
-            variant.takes_parts(self._special_tokens)
+            forms = variant.forms
+            _ = forms.content, forms.calls, forms.silence
 
     def _render(
         self,
@@ -144,84 +146,72 @@ class ChatTemplate:
         continued: bool,
         variables: dict[str, Any],
     ) -> str:
-        chat = [self._prepare(i, message, variant) for i, message in enumerate(messages)]
+        forms = variant.forms
+        chat = [_prepared(f"messages[{i}]", message, forms) for i, message in enumerate(messages)]
+        # A last message that is to be continued keeps its form.
+        chat, last = (chat[:-1], chat[-1:]) if continued else (chat, [])
+        if any(calls_of(message) or message["role"] == "tool" for message in chat + last):
+            for message in last:
+                give_arguments(message, forms.calls.arguments)
+            chat = shaped(chat, forms.calls)
+        chat = [forms.spoken(message) for message in chat] + last
         final = open_final_message(chat) if continued else None
-        text = variant.render({**self._special_tokens, **plain(variables), "messages": chat})
+        text = variant.render({**plain(variables), "messages": chat})
         return text if final is None else cut_at_tag(text, final)
 
-    def _prepare(self, index: int, message: Message, variant: _Variant) -> dict[str, Any]:
-        """Return a copy of the message that is plain data in the form the template understands."""
-        where = f"messages[{index}]"
-        if not isinstance(message, Mapping):
-            raise InvalidRequestError(
-                f"{where}: expected an object, got {type(message).__name__}", param="messages"
-            )
-        prepared: dict[str, Any] = plain(
-            {key: value for key, value in message.items() if value is not None}
+
+def _prepared(where: str, message: Message, forms: TemplateForms) -> dict[str, Any]:
+    """Return a copy of the message that is plain data, with content as the template takes it."""
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(
+            f"{where}: expected an object, got {type(message).__name__}", param="messages"
         )
-        if not isinstance(prepared.get("role"), str):
-            raise InvalidRequestError(f"{where}.role: expected a string", param="messages")
-        content = prepared.get("content")
-        if isinstance(content, list):
-            texts = [text_of_part(f"{where}.content[{j}]", part) for j, part in enumerate(content)]
-            takes_parts = variant.takes_parts(self._special_tokens)
-            prepared["content"] = text_parts(texts) if takes_parts else "\n".join(texts)
-        elif isinstance(content, str):
-            if not variant.takes_strings(self._special_tokens):
-                prepared["content"] = text_parts([content])
-        elif content is not None:
-            raise InvalidRequestError(
-                f"{where}.content: expected a string or a list of parts, "
-                f"got {type(content).__name__}",
-                param="messages",
-            )
-        parse_tool_arguments(prepared)
-        reasoning = next((prepared[key] for key in _REASONING_FIELDS if key in prepared), None)
-        if reasoning is not None:
-            prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
-        return prepared
+    prepared: dict[str, Any] = plain(
+        {key: value for key, value in message.items() if value is not None}
+    )
+    if not isinstance(prepared.get("role"), str):
+        raise InvalidRequestError(f"{where}.role: expected a string", param="messages")
+    content = prepared.get("content")
+    if isinstance(content, list):
+        texts = [text_of_part(f"{where}.content[{j}]", part) for j, part in enumerate(content)]
+        prepared["content"] = text_parts(texts) if forms.content.parts else "\n".join(texts)
+    elif isinstance(content, str):
+        if not forms.content.strings:
+            prepared["content"] = text_parts([content])
+    elif content is not None:
+        raise InvalidRequestError(
+            f"{where}.content: expected a string or a list of parts, got {type(content).__name__}",
+            param="messages",
+        )
+    reasoning = next((prepared[key] for key in _REASONING_FIELDS if key in prepared), None)
+    if reasoning is not None:
+        prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
+    return prepared
 
 
 class _Variant:
-    """One Jinja source, what it compiles to, and which forms of content it understands."""
+    """One Jinja source, what it compiles to, and which forms of messages it understands."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
+        self._special_tokens = special_tokens
         self._compiled: CompiledTemplate | None = None
-        self._forms: tuple[bool, bool] | None = None
 
-    def render(self, variables: dict[str, Any]) -> str:
+    @functools.cached_property
+    def forms(self) -> TemplateForms:
+        """The forms, found out as they are asked for."""
+        from src.text.chat_environment import MAX_SECONDS
+
+        return TemplateForms(self.render, MAX_SECONDS)
+
+    def render(self, variables: dict[str, Any], seconds: float | None = None) -> str:
+        """Return the text; the variables go before those of special tokens."""
         # Jinja is imported by the first chat: neither a start nor a completion waits for it.
         from src.text.chat_environment import CompiledTemplate
 
         if self._compiled is None:
             self._compiled = CompiledTemplate(self.source)
-        return self._compiled.render(variables)
-
-    def takes_strings(self, special_tokens: Mapping[str, str]) -> bool:
-        """Whether string content is shown; true also for a template that shows neither form."""
-        return self._probe(special_tokens)[0]
-
-    def takes_parts(self, special_tokens: Mapping[str, str]) -> bool:
-        """Whether a list of text parts is shown as its text, not as Python prints a list."""
-        return self._probe(special_tokens)[1]
-
-    def _probe(self, special_tokens: Mapping[str, str]) -> tuple[bool, bool]:
-        if self._forms is None:
-            as_string = self._renders_probe(special_tokens, _PROBE)
-            as_parts = self._renders_probe(special_tokens, text_parts([_PROBE]))
-            self._forms = (as_string or not as_parts, as_parts)
-        return self._forms
-
-    def _renders_probe(self, special_tokens: Mapping[str, str], content: object) -> bool:
-        message = {"role": "user", "content": content}
-        variables = {"tools": None, "documents": None, "add_generation_prompt": True}
-        try:
-            text = self.render({**special_tokens, **variables, "messages": [message]})
-        except InvalidRequestError:
-            return False
-        printed = f"'text': '{_PROBE}'", f'"text": "{_PROBE}"'
-        return _PROBE in text and not any(form in text for form in printed)
+        return self._compiled.render({**self._special_tokens, **variables}, seconds)
 
 
 def read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

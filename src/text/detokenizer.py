@@ -119,6 +119,13 @@ class IncrementalDetokenizer:
             text = replacer.feed(text)
         return text
 
+    def hand_over(self) -> str:
+        """Return what is held back, except an incomplete character, which the output repeats."""
+        text = ""
+        for replacer in self._replacers:
+            text = replacer.feed(text) + replacer.finish()
+        return text
+
     def flush(self) -> str:
         """Return what is pending at the end of the output: U+FFFD for an incomplete character.
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from src.core.errors import InvalidRequestError, ModelLoadError
 from src.text.chat_template import ChatTemplate, read_chat_templates
 from src.text.pieces import CLEAN_UPS, PieceTable
 from src.text.token_length import max_token_chars
-
-_NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+from src.text.tokenizer_files import read_backend, read_json
 
 
 class Tokenizer:
@@ -60,23 +55,22 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.added_tokens: dict[int, str] = {i: token.content for i, token in added.items()}
         """Text of the tokens that were added to the vocabulary, special or not."""
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        """Ids that ``skip_special_tokens`` leaves out."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Number of tokens, those added included."""
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
         self.pieces = PieceTable(backend)
+        self.special_ids = _special_ids(backend)
+        """Ids that ``skip_special_tokens`` leaves out."""
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
-        """Read ``tokenizer.json`` and what stands beside it.
+        """Read the tokenizer and what stands beside it.
 
-        ``tokenizer_config.json`` and ``special_tokens_map.json`` name the special tokens;
-        ``chat_template.jinja``, ``chat_template.json`` or the config hold the chat template.
-        Whether a bos or eos token is added is the affair of the post-processor in
-        ``tokenizer.json``: ``add_bos_token`` in the config has no effect beside it, as in
-        transformers. A directory with ``tokenizer.model`` alone is converted by transformers.
+        `src.text.tokenizer_files` says which files count; ``chat_template.jinja``,
+        ``chat_template.json`` or the configuration hold the chat template. Whether a bos or eos
+        token is added is the affair of the post-processor in ``tokenizer.json``: ``add_bos_token``
+        in the configuration has no effect beside it, as in transformers.
 
         Raises
         ------
@@ -85,16 +79,8 @@ class Tokenizer:
         """
         if not path.is_dir():
             raise ModelLoadError(f"tokenizer: expected a directory, got {path}")
-        config = _read_json(path / "tokenizer_config.json")
-        if (path / "tokenizer.json").is_file():
-            backend = _read_backend(path / "tokenizer.json")
-            special_tokens = _add_special_tokens(backend, path, config)
-        elif (path / "tokenizer.model").is_file():
-            backend, special_tokens = _convert_sentencepiece(path)
-        else:
-            raise ModelLoadError(
-                f"{path}: expected tokenizer.json or tokenizer.model, found neither"
-            )
+        config = read_json(path / "tokenizer_config.json")
+        backend, special_tokens = read_backend(path, config)
         templates = read_chat_templates(path, config)
         template = ChatTemplate(templates, special_tokens=special_tokens) if templates else None
         return cls(
@@ -196,85 +182,20 @@ class Tokenizer:
         return None if token is None else self.token_to_id(token)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in ``path``; an empty one if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
+def _special_ids(backend: Backend) -> frozenset[int]:
+    """Return the ids that the backend's ``decode`` skips as special tokens.
 
-
-def _read_backend(path: Path) -> Backend:
-    try:
-        return Backend.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise ModelLoadError(f"{path}: cannot be read by tokenizers: {error}") from error
-
-
-def _add_special_tokens(backend: Backend, path: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Register the special tokens that the configuration names; return the named ones' text.
-
-    A token that ``tokenizer.json`` has as ordinary vocabulary becomes special by being named;
-    one that it does not have at all is appended.
+    These may be more than those flagged: a token that was special stays skipped, whatever flags it
+    got later.
     """
-    declared = config.get("added_tokens_decoder")
-    if declared is None:
-        config = config | _read_json(path / "special_tokens_map.json")
-    else:
-        present = backend.get_added_tokens_decoder()
-        listed = sorted((int(i), token) for i, token in declared.items())
-        backend.add_tokens([_added_token(t) for i, t in listed if i not in present])
-    named = {
-        key: _added_token(value)
-        for key, value in config.items()
-        if key.endswith("_token") and isinstance(value, str | dict)
-    }
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    if isinstance(extra, dict):
-        named |= {key: _added_token(value) for key, value in extra.items()}
-        extra = []
-    special = {
-        token.content for token in backend.get_added_tokens_decoder().values() if token.special
-    }
-    wanted = [*named.values(), *map(_added_token, extra)]
-    backend.add_special_tokens([token for token in wanted if token.content not in special])
-    return {key: token.content for key, token in named.items()}
+    added = backend.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special}
+    others = [token_id for token_id in added if token_id not in special]
 
+    def shown(token_ids: list[int], skips: bool) -> str:
+        text: str = backend.decode(token_ids, skip_special_tokens=skips)
+        return text
 
-def _added_token(value: str | dict[str, Any]) -> AddedToken:
-    if isinstance(value, str):
-        return AddedToken(value, special=True, normalized=False)
-    flags = ("single_word", "lstrip", "rstrip", "normalized")
-    return AddedToken(
-        value["content"],
-        special=value.get("special", True),
-        **{flag: value[flag] for flag in flags if flag in value},
-    )
-
-
-def _convert_sentencepiece(path: Path) -> tuple[Backend, dict[str, str]]:
-    try:
-        importlib.import_module("google.protobuf")
-        importlib.import_module("sentencepiece")
-    except ImportError as error:
-        raise ModelLoadError(
-            f"{path}: tokenizer.model is converted at load, which needs {error.name}: "
-            "pip install -e '.[sentencepiece]' in the checkout"
-        ) from None
-    from transformers import AutoTokenizer
-
-    try:
-        converted = AutoTokenizer.from_pretrained(
-            str(path), trust_remote_code=False, local_files_only=True
-        )
-    except (ValueError, OSError, RuntimeError, KeyError) as error:
-        raise ModelLoadError(f"{path}: tokenizer.model cannot be converted: {error}") from error
-    backend = getattr(converted, "backend_tokenizer", None)
-    if backend is None:
-        raise ModelLoadError(f"{path}: tokenizer.model cannot be converted to a fast tokenizer")
-    return backend, dict(converted.special_tokens_map)
+    if others and shown(others, True) != shown(others, False):
+        special |= {i for i in others if shown([i], True) != shown([i], False)}
+    return frozenset(special)

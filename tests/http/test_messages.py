@@ -259,6 +259,47 @@ async def test_tokens_are_counted(client: httpx.AsyncClient, engine: AsyncEngine
     assert count.input_tokens == len(await engine.tokenize(messages))
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
+AGENT = "You are an agent of some kind. " * 8
+
+
+def billed(form: str, nonce: str) -> Any:
+    """A system prompt as Claude Code and proxies before it send it."""
+    line = BILLING.format(nonce)
+    if form == "text":
+        return f"{line}\n{AGENT}"
+    blocks = [line, AGENT] if form == "blocks" else [f"{line}\n{AGENT}"]
+    return [{"type": "text", "text": text} for text in blocks]
+
+
+@pytest.mark.parametrize("form", ["blocks", "text", "one block"])
+async def test_a_billing_header_is_no_part_of_the_prompt(
+    client: httpx.AsyncClient, engine: AsyncEngine, form: str
+) -> None:
+    user = {"role": "user", "content": f"Tell me of {form}"}
+    prompt = await engine.tokenize([{"role": "system", "content": AGENT}, user])
+    for nonce in ("fa690", "0aaa9"):
+        body = {"messages": [user], "system": billed(form, nonce)}
+        counted = await client.post(f"{PATH}/count_tokens", json=body)
+        assert counted.json() == {"input_tokens": len(prompt)}
+    usages = [(await ask(client, user, system=billed(form, n))).usage for n in ("1b2c3", "d4e5f")]
+    assert {u.input_tokens + (u.cache_read_input_tokens or 0) for u in usages} == {len(prompt)}
+    # All of it but the last, perhaps partial, block of the cache.
+    assert (usages[1].cache_read_input_tokens or 0) >= len(prompt) - 16
+
+
+async def test_a_header_that_is_talked_about_stays(
+    client: httpx.AsyncClient, engine: AsyncEngine
+) -> None:
+    system = "What does x-anthropic-billing-header: cch=1; mean?"
+    counted = await client.post(f"{PATH}/count_tokens", json={"messages": [USER], "system": system})
+    prompt = await engine.tokenize([{"role": "system", "content": system}, USER])
+    assert counted.json() == {"input_tokens": len(prompt)}
+    alone = {"messages": [USER], "system": [{"type": "text", "text": BILLING.format("1")}]}
+    counted = await client.post(f"{PATH}/count_tokens", json=alone)
+    assert counted.json() == {"input_tokens": len(await engine.tokenize([USER]))}
+
+
 async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
     message = await ask(
         demo,

@@ -9,7 +9,10 @@ import pytest
 
 from src.core.errors import ModelLoadError
 from src.models import ModelConfig, load_config, supported_architectures
+from src.models.families.family import Family
+from src.models.registry import FAMILIES
 from src.models.weights.loader import resolve_max_positions
+from tests.support.checkpoints import CLASSES, make_checkpoint
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -198,6 +201,24 @@ class TestWindows:
         assert windows_of(load_config(write(MISTRAL | settings))) == want
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_type_without_architectures_is_the_class_of_transformers(
+    family: type[Family], tmp_path: Path
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind = {name: kind for kind, name in CLASSES.items()}[family.architectures[0]]
+    saved = make_checkpoint(tmp_path, kind)
+    whole = load_config(saved)
+    raw = json.loads((saved / "config.json").read_text())
+    for spelling in ({}, {"architectures": None}, {"architectures": []}):
+        rest = {key: value for key, value in raw.items() if key != "architectures"}
+        (saved / "config.json").write_text(json.dumps(rest | spelling))
+        chosen = AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(saved))]
+        assert load_config(saved).architecture == chosen.__name__
+        assert load_config(saved) == whole
+
+
 def test_code_that_is_not_needed_is_not_run(write: Write) -> None:
     """Files of families that transformers learnt later name the code that they came with."""
     code = {"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}
@@ -242,8 +263,11 @@ class TestRefusals:
         ("change", "reason"),
         [
             ({"architectures": ["JambaForCausalLM"]}, "JambaForCausalLM is not supported"),
-            ({"architectures": None}, "architectures must name a class"),
-            ({"architectures": []}, "architectures must name a class"),
+            ({"architectures": None}, "architectures must name a class, or model_type one of"),
+            ({"architectures": []}, "model_type is None"),
+            ({"architectures": [], "model_type": "jamba"}, "model_type is 'jamba'"),
+            ({"architectures": None, "model_type": ["llama"]}, r"model_type is \['llama'\]"),
+            ({"architectures": "LlamaForCausalLM", "model_type": "llama"}, "must name a class"),
             (
                 {
                     "architectures": ["EvilForCausalLM"],

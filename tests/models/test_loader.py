@@ -145,6 +145,21 @@ class TestPlacement:
             want = load_reference(directory)(torch.tensor([PROMPT])).logits[0]
         torch.testing.assert_close(dense_logits(load_model(directory), PROMPT), want)
 
+    def test_a_stale_index_beside_a_single_file_is_passed_over(self, checkpoint: Path) -> None:
+        from tests.support.checkpoints import load_reference
+
+        single = (checkpoint / SINGLE_FILE).read_bytes()
+        shards = shard(checkpoint)
+        (checkpoint / SINGLE_FILE).write_bytes(single)
+        # The shards are of before a training, or gone.
+        rewritten = load_file(checkpoint / shards[0])
+        save_file({n: t + 1 for n, t in rewritten.items()}, checkpoint / shards[0])
+        with torch.inference_mode():
+            want = load_reference(checkpoint)(torch.tensor([PROMPT])).logits[0]
+        torch.testing.assert_close(dense_logits(load_model(checkpoint), PROMPT), want)
+        (checkpoint / shards[1]).unlink()
+        torch.testing.assert_close(dense_logits(load_model(checkpoint), PROMPT), want)
+
     def test_buffers_of_older_checkpoints_are_passed_over(self, checkpoint: Path) -> None:
         name = "model.layers.0.self_attn.rotary_emb.inv_freq"
         rewrite(checkpoint, lambda t: t.update({name: torch.ones(8)}))

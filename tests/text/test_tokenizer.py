@@ -210,7 +210,7 @@ def test_a_tokenizer_without_chat_template_says_so() -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "tokenizer.json or tokenizer.model"),
+        ({}, "expected tokenizer.json, tokenizer.model, or vocab.json and merges.txt"),
         ({"tokenizer.json": "{}"}, "cannot be read by tokenizers"),
         ({"tokenizer_config.json": "{"}, "not valid JSON"),
         ({"tokenizer_config.json": "[]"}, "expected a JSON object"),

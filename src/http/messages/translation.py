@@ -39,6 +39,10 @@ FIELD_NAMES: Final[Names] = (
     (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
 )
 
+# What Claude Code puts before its system prompt, for billing. It differs in every request, so the
+# prefix cache would never match.
+_BILLING: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
+
 # Blocks that only mean something to the server that made them.
 _FOREIGN: Final = ("redacted_thinking",)
 
@@ -111,12 +115,16 @@ def _sample(chat: ChatRequest, request: MessageRequest) -> None:
 
 
 def _system(request: ConversationRequest) -> str | None:
-    if request.system is None or isinstance(request.system, str):
-        return request.system
-    texts = [
-        read_item(f"system[{index}]", block, TextBlock).text
-        for index, block in enumerate(request.system)
-    ]
+    if request.system is None:
+        return None
+    if isinstance(request.system, str):
+        return _BILLING.sub("", request.system)
+    texts = []
+    for index, block in enumerate(request.system):
+        given = read_item(f"system[{index}]", block, TextBlock).text
+        text = _BILLING.sub("", given)
+        if text or not given:
+            texts.append(text)
     return "\n\n".join(texts)
 
 

@@ -32,11 +32,14 @@ class Family:
     ----------
     architectures
         The names of `architectures` in `config.json` that it answers to.
+    model_type
+        `model_type` in `config.json`. Selects the first architecture if the file names none.
     defaults
         Values of fields that `config.json` may leave out.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()
+    model_type: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod

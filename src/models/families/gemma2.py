@@ -77,6 +77,7 @@ class Gemma2(Family):
     """Soft caps on scores and logits; every second layer has full attention."""
 
     architectures = ("Gemma2ForCausalLM",)
+    model_type = "gemma2"
     defaults = DEFAULTS | {
         "max_position_embeddings": 8192,
         "final_logit_softcapping": 30.0,

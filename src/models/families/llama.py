@@ -11,6 +11,7 @@ class Llama(Family):
     """The plain dense decoder, with optional biases."""
 
     architectures = ("LlamaForCausalLM",)
+    model_type = "llama"
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:

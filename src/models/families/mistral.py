@@ -11,6 +11,7 @@ class Mistral(Family):
     """The plain decoder with a window of `sliding_window` tokens; `null` is full attention."""
 
     architectures = ("MistralForCausalLM",)
+    model_type = "mistral"
     defaults = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # noqa: RUF012
 
     @classmethod

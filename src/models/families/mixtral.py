@@ -11,6 +11,7 @@ class Mixtral(Family):
     """The plain decoder with experts, and a sliding window on every layer or on none."""
 
     architectures = ("MixtralForCausalLM",)
+    model_type = "mixtral"
     defaults = {  # noqa: RUF012
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,

@@ -12,6 +12,7 @@ class Olmo2(Family):
     """A decoder whose layers normalize their outputs, not their inputs."""
 
     architectures = ("Olmo2ForCausalLM",)
+    model_type = "olmo2"
     defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}  # noqa: RUF012
 
     @classmethod

@@ -11,6 +11,7 @@ class Phi3(Family):
     """The plain decoder from fused tensors, with `sliding_window` on every layer or on none."""
 
     architectures = ("Phi3ForCausalLM",)
+    model_type = "phi3"
     defaults = {  # noqa: RUF012
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,

@@ -11,6 +11,7 @@ class Qwen2(Family):
     """The plain decoder with query/key/value biases and, optionally, windows by layer."""
 
     architectures = ("Qwen2ForCausalLM",)
+    model_type = "qwen2"
     defaults = {  # noqa: RUF012
         "max_position_embeddings": 32768,
         "sliding_window": 4096,

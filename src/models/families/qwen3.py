@@ -21,6 +21,7 @@ class Qwen3(Family):
     """The plain decoder with query/key norms, a head_dim of its own, and optional windows."""
 
     architectures = ("Qwen3ForCausalLM",)
+    model_type = "qwen3"
     defaults = {  # noqa: RUF012
         "head_dim": 128,
         "max_position_embeddings": 32768,

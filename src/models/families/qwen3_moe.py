@@ -12,6 +12,7 @@ class Qwen3Moe(Family):
     """Qwen3 with experts in most layers, or in all."""
 
     architectures = ("Qwen3MoeForCausalLM",)
+    model_type = "qwen3_moe"
     defaults = {  # noqa: RUF012
         "max_position_embeddings": 32768,
         "sliding_window": 4096,

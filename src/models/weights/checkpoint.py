@@ -49,16 +49,17 @@ class StoredTensor:
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint by name; only headers are read.
 
+    A single file is preferred to an index, as in transformers: an index beside it is stale.
+
     Raises:
         ModelLoadError: no safetensors (pickles are refused), a missing shard, a damaged or
             truncated file, or an index that disagrees with its shards.
     """
-    index = directory / INDEX_FILE
-    if index.exists():
-        return _open_shards(directory, index)
-    single = directory / SINGLE_FILE
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.exists():
         return read_header(single)
+    if index.exists():
+        return _open_shards(directory, index)
     pickles = sorted(p.name for p in directory.glob("*") if p.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise ModelLoadError(
