@@ -1,35 +1,29 @@
-"""Kinds of faults that users of other servers and clients have reported: requests and refusals.
+"""Kinds of faults that users of other servers and clients have reported: fields and their values.
 
-Streams, log-probabilities and usage are in `test_public_reports_streams.py`. The reports are
-listed by kind in docs/clients.md, "Tried from public reports".
+The reports are listed by kind in docs/clients.md, "Tried from public reports".
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
-from starlette.applications import Starlette
 
-from src.core.config import Config, ModelSection, Secret
-from src.http import create_app
+from tests.http.asking import (
+    ASKS_WEATHER,
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    post,
+    refused,
+)
 from tests.http.conftest import CONTEXT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-ASKS_WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "get_weather", "description": "Get the weather.", "parameters": CITY},
-}
 # No answer has it by chance.
 ODD_SCHEMA = {
     "type": "object",
@@ -37,21 +31,6 @@ ODD_SCHEMA = {
     "required": ["zz"],
     "additionalProperties": False,
 }
-JSON_TYPE = {"content-type": "application/json"}
-
-
-async def post(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
-
-
-async def refused(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    return error
 
 
 # Forms of an answer: none is taken and then not enforced.
@@ -298,340 +277,3 @@ async def test_what_is_too_long_for_the_context_is_said_in_anthropics_words(
     longer = [{"role": "user", "content": "word " * 15_000}]
     error = await refused(demo_client, MESSAGES, messages=longer, max_tokens=5)
     assert error["message"].startswith("prompt is too long: ")
-
-
-# Bodies as clients encode them
-
-
-BODY = json.dumps({"messages": ASKS_WEATHER, "max_tokens": 1, "temperature": 0}).encode()
-
-
-@pytest.mark.parametrize(
-    ("coding", "body"),
-    [
-        ("identity", BODY),
-        ("gzip", gzip.compress(BODY)),
-        ("x-gzip", gzip.compress(BODY[:40]) + gzip.compress(BODY[40:])),
-        ("GZip", gzip.compress(BODY)),
-        ("deflate", zlib.compress(BODY)),
-        ("deflate, gzip", gzip.compress(zlib.compress(BODY))),
-        (None, b"\xef\xbb\xbf" + BODY),
-        (None, BODY + b"\r\n"),
-    ],
-)
-async def test_a_body_is_read_as_it_is_coded(
-    demo_client: httpx.AsyncClient, coding: str | None, body: bytes
-) -> None:
-    headers = JSON_TYPE if coding is None else {**JSON_TYPE, "content-encoding": coding}
-    answer = await demo_client.post(CHAT, content=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-
-
-@pytest.mark.parametrize("coding", ["zstd", "br", "gzip, zstd", "gzip, gzip, gzip, gzip, gzip"])
-async def test_a_coding_that_is_not_read_is_refused_by_name(
-    demo_client: httpx.AsyncClient, coding: str
-) -> None:
-    headers = {**JSON_TYPE, "content-encoding": coding}
-    answer = await demo_client.post(CHAT, content=BODY, headers=headers)
-    assert answer.status_code == 415
-    assert "content-encoding" in answer.json()["error"]["message"]
-    assert "gzip" in answer.headers["accept-encoding"]
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"no gzip", 400),
-        (gzip.compress(BODY)[:-9], 400),
-        (gzip.compress(BODY) + b"rest", 400),
-        # A hundred times as long as it looks, and longer than bodies may be.
-        (gzip.compress(b" " * 50_000_000), 413),
-        (gzip.compress(gzip.compress(b" " * 50_000_000)), 400),
-    ],
-)
-async def test_a_coded_body_that_is_broken_or_a_bomb_is_refused(
-    demo_client: httpx.AsyncClient, body: bytes, status: int
-) -> None:
-    headers = {**JSON_TYPE, "content-encoding": "gzip"}
-    answer = await demo_client.post(CHAT, content=body, headers=headers)
-    assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-
-
-# Histories
-
-
-@pytest.mark.parametrize("arguments", ["{", '{"a": "He said "hi""}', "", "null", "[1]", None, {}])
-async def test_a_call_in_the_history_does_not_end_a_conversation(
-    demo_client: httpx.AsyncClient, arguments: Any
-) -> None:
-    call = {"name": "get_weather", "arguments": arguments}
-    history = [
-        *ASKS_WEATHER,
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "c1", "type": "function", "function": call}],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": "12"},
-    ]
-    answer = await post(demo_client, CHAT, messages=history, tools=[WEATHER], max_tokens=2)
-    assert answer["usage"]["completion_tokens"] == 2
-
-
-async def test_arguments_that_are_null_are_none(demo_client: httpx.AsyncClient) -> None:
-    async def prompt(**function: Any) -> list[int]:
-        calls = [{"id": "c1", "type": "function", "function": {"name": "now", **function}}]
-        messages = [*ASKS_WEATHER, {"role": "assistant", "content": None, "tool_calls": calls}]
-        found: list[int] = (await post(demo_client, "/tokenize", messages=messages))["tokens"]
-        return found
-
-    assert await prompt(arguments=None) == await prompt(arguments="") == await prompt()
-
-
-async def test_results_of_tools_come_right_behind_the_calls(demo_client: httpx.AsyncClient) -> None:
-    use = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris"}}
-    result = {"type": "tool_result", "tool_use_id": "t1", "content": "12 degrees"}
-    text = {"type": "text", "text": "Say it in French."}
-
-    async def ask(*blocks: Any) -> Any:
-        answer = await post(
-            demo_client,
-            MESSAGES,
-            messages=[
-                *ASKS_WEATHER,
-                {"role": "assistant", "content": [use]},
-                {"role": "user", "content": blocks},
-            ],
-            tools=[
-                {"name": "get_weather", "description": "Get the weather.", "input_schema": CITY}
-            ],
-            temperature=0,
-            max_tokens=12,
-        )
-        usage = answer["usage"]
-        tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
-        return answer["content"], tokens
-
-    # As a chat orders them. Templates stop looking where somebody else has spoken.
-    history = [
-        *ASKS_WEATHER,
-        {
-            "role": "assistant",
-            "tool_calls": [
-                {"id": "t1", "function": {"name": "get_weather", "arguments": use["input"]}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "t1", "content": "12 degrees"},
-        {"role": "user", "content": "Say it in French."},
-    ]
-    answer = await post(
-        demo_client, CHAT, messages=history, tools=[WEATHER], temperature=0, max_tokens=12
-    )
-    expected = answer["choices"][0]["message"]["content"]
-    for blocks in ((result, text), (text, result)):
-        content, tokens = await ask(*blocks)
-        assert content[0]["text"] == expected
-        assert tokens == answer["usage"]["prompt_tokens"]
-
-
-async def test_tools_that_come_among_the_items_are_tools(demo_client: httpx.AsyncClient) -> None:
-    inner = {"type": "function", "name": "get_weather", "parameters": CITY}
-    item = {
-        "type": "additional_tools",
-        "role": "developer",
-        "tools": [
-            {
-                "type": "namespace",
-                "name": "functions",
-                "tools": [inner, {"type": "custom", "name": "exec"}],
-            }
-        ],
-    }
-    user = {"role": "user", "content": "What is the weather in Paris?"}
-    asked = {"temperature": 0, "max_output_tokens": 60, "tool_choice": "required"}
-    answer = await post(demo_client, RESPONSES, input=[item, user], **asked)
-    (call,) = answer["output"]
-    assert (call["type"], call["name"]) == ("function_call", "get_weather")
-    assert json.loads(call["arguments"])["city"]
-    given = await post(demo_client, RESPONSES, input=[user], tools=item["tools"], **asked)
-    assert answer["usage"]["input_tokens"] == given["usage"]["input_tokens"]
-    # Of one name the request's own is meant; a next turn has those of its own request alone.
-    own = {"type": "function", "name": "get_weather", "parameters": {"properties": {}}}
-    answer = await post(demo_client, RESPONSES, input=[item, user], tools=[own], **asked)
-    assert answer["output"][0]["arguments"] == "{}"
-    for wrong in ({**item, "tools": None}, {"type": "additional_tools"}):
-        error = await refused(demo_client, RESPONSES, input=[wrong, user])
-        assert error["param"] == "input[0].tools"
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        {"role": "user", "content": "hi"},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "abc"},
-        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "x"}]},
-        {
-            "type": "message",
-            "role": "assistant",
-            "id": "msg_1",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}],
-        },
-        {"type": "function_call", "call_id": "c", "name": "now", "arguments": '{"value": '},
-    ],
-    ids=["untyped", "parts", "encrypted", "summary", "answer", "cut short"],
-)
-async def test_items_as_agents_send_them_are_taken(
-    demo_client: httpx.AsyncClient, item: dict[str, Any]
-) -> None:
-    asked = [item, {"role": "user", "content": "Go on"}]
-    await post(demo_client, RESPONSES, input=asked, max_output_tokens=16)
-
-
-# Tools
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        {"name": "now"},
-        {"name": "now", "parameters": None, "description": None, "strict": None},
-        {"name": "now", "parameters": {}},
-        {"name": "mcp__srv-1__get.now", "parameters": {"type": "object", "properties": {}}},
-    ],
-    ids=["bare", "nulls", "empty", "dotted"],
-)
-async def test_a_function_without_parameters_is_called_without_arguments(
-    demo_client: httpx.AsyncClient, function: dict[str, Any]
-) -> None:
-    tools = [{"type": "function", "function": function}]
-    answer = await post(
-        demo_client,
-        CHAT,
-        messages=ASKS_WEATHER,
-        tools=tools,
-        tool_choice="required",
-        temperature=0,
-        max_tokens=60,
-    )
-    (choice,) = answer["choices"]
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": function["name"], "arguments": "{}"}
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-
-
-async def test_definitions_of_several_tools_do_not_meet(demo_client: httpx.AsyncClient) -> None:
-    def tool(name: str, words: list[str]) -> dict[str, Any]:
-        word = {"type": "object", "properties": {"n": {"enum": words}}, "required": ["n"]}
-        parameters = {
-            "type": "object",
-            "properties": {"word": {"$ref": "#/$defs/Word"}},
-            "required": ["word"],
-            "additionalProperties": False,
-            "$defs": {"Word": {**word, "additionalProperties": False}},
-        }
-        return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-    tools = [tool("first", ["Mün"]), tool("second", ["京"])]
-    for name, word in (("first", "Mün"), ("second", "京")):
-        answer = await post(
-            demo_client,
-            CHAT,
-            messages=ASKS_WEATHER,
-            tools=tools,
-            tool_choice={
-                "type": "allowed_tools",
-                "allowed_tools": {
-                    "mode": "required",
-                    "tools": [{"type": "function", "function": {"name": name}}],
-                },
-            },
-            max_tokens=100,
-            seed=3,
-        )
-        call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
-        assert call["name"] == name
-        # As the model spelt it, and not escaped.
-        assert word in call["arguments"]
-        assert json.loads(call["arguments"]) == {"word": {"n": word}}
-
-
-# Paths, methods, keys
-
-
-@pytest.mark.parametrize("name", ["org/demo", "org%2Fdemo"])
-async def test_a_model_whose_name_has_a_slash_is_found(app: Starlette, name: str) -> None:
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
-        name = name.replace("demo", "alias")
-        answer = await client.get(f"/v1/models/{name}")
-        assert (answer.status_code, answer.json()["id"]) == (200, "org/alias")
-
-
-@pytest.mark.parametrize("path", ["/health", "/live", "/ready", "/v1/models", "/metrics"])
-async def test_head_is_get_without_a_body(demo_client: httpx.AsyncClient, path: str) -> None:
-    answer = await demo_client.head(path)
-    assert (answer.status_code, answer.content) == (200, b"")
-
-
-@pytest.mark.parametrize("tokens", [[-1], [2**31], [2**63], [2**70], [10**6]])
-@pytest.mark.parametrize("path", ["/detokenize", COMPLETIONS])
-async def test_ids_of_no_token_are_refused(
-    demo_client: httpx.AsyncClient, path: str, tokens: list[int]
-) -> None:
-    param = "tokens" if path == "/detokenize" else "prompt"
-    assert (await refused(demo_client, path, **{param: tokens}))["param"] == param
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"stop_token_ids": [10**6], "min_tokens": 1}, "stop_token_ids"),
-        ({"stop_token_ids": [-5], "min_tokens": 1}, "stop_token_ids"),
-        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
-        ({"allowed_token_ids": []}, "allowed_token_ids"),
-        ({"n": 0, "stream": True}, "n"),
-        ({"n": 0}, "n"),
-        ({"stream": True, "stream_options": {"include_usage": "True"}}, None),
-    ],
-)
-async def test_what_has_ended_other_engines_is_refused_and_the_next_request_served(
-    demo_client: httpx.AsyncClient, fields: dict[str, Any], param: str | None
-) -> None:
-    error = await refused(demo_client, CHAT, messages=ASKS_WEATHER, max_tokens=2, **fields)
-    assert error["param"] == (param or "stream_options.include_usage")
-    await post(demo_client, CHAT, messages=ASKS_WEATHER, max_tokens=1)
-
-
-async def test_a_browser_may_ask_first_and_may_read_refusals(config: Config) -> None:
-    http = msgspec.structs.replace(
-        config.http, api_keys=(Secret("k1"),), cors_origins=("https://app.example",)
-    )
-    keyed = msgspec.structs.replace(config, http=http, model=ModelSection())
-    app = create_app(keyed, owns_process=False)
-    origin = {"origin": "https://app.example"}
-    names = "authorization,content-type,x-stainless-retry-count,anthropic-version"
-    transport = httpx.ASGITransport(app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client,
-    ):
-        asked = {
-            **origin,
-            "access-control-request-method": "POST",
-            "access-control-request-headers": names,
-        }
-        answer = await client.options(CHAT, headers=asked)
-        assert answer.status_code == 200
-        assert set(names.split(",")) <= set(
-            answer.headers["access-control-allow-headers"].split(",")
-        )
-        answer = await client.post(CHAT, json={"messages": ASKS_WEATHER}, headers=origin)
-        assert answer.status_code == 401
-        assert answer.headers["access-control-allow-origin"] == "https://app.example"
-        assert answer.json()["error"]["code"] == "invalid_api_key"
-        # The scheme's name is in no particular case.
-        answer = await client.get("/v1/models", headers={"authorization": "bearer k1"})
-        assert answer.status_code != 401
