@@ -17,7 +17,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """``text``, ``json_object`` or ``json_schema``; ``schema`` is llama.cpp's place for a schema."""
+    """``text``, ``json_object`` or ``json_schema``; ``schema`` is where llama.cpp has a schema."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
