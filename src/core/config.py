@@ -166,10 +166,17 @@ class LimitsSection(Section, frozen=True, kw_only=True):
 class ChatSection(Section, frozen=True, kw_only=True):
     """How chats are rendered and their answers parsed."""
 
+    # Names of src/text/tool_calls/syntaxes.py and src/text/reasoning.py.
     tool_call_parser: Literal[
-        "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "json"
-    ] = "auto"
-    reasoning_parser: Literal["auto", "none", "think", "deepseek_r1", "mistral"] = "auto"
+        "auto", "none",
+        "hermes", "mistral", "llama3_json", "llama3_function", "pythonic", "llama4_pythonic",
+        "qwen3_coder", "glm45", "deepseek_v3", "deepseek_v31", "kimi_k2", "openai",
+        "granite", "phi4_mini_json", "nemotron_json", "json",
+    ] = "auto"  # fmt: skip
+    reasoning_parser: Literal[
+        "auto", "none", "think", "deepseek_r1", "mistral", "openai_gptoss", "granite", "kimi",
+        "kimi_k2",
+    ] = "auto"  # fmt: skip
     # Whether arguments are shown before they are whole where no grammar makes sure of them.
     stream_tool_arguments: bool = False
     # What requests may contain: neither, chat_template_kwargs only, or also a chat_template.

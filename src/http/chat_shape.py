@@ -12,7 +12,7 @@ import msgspec
 from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
 from src.engine.client import AsyncEngine
 from src.http.fingerprint import system_fingerprint
-from src.http.generation import finish_reason, stop_reason, usage_body
+from src.http.generation import finish_reason, is_cut_short, stop_reason, usage_body
 from src.http.logprobs import TokenNames, chat_entries, chat_pieces, prompt_pieces
 from src.http.pieces import apart, in_pieces, listed
 from src.http.protocol.chat import (
@@ -102,7 +102,8 @@ class ChatShape:
         return in_pieces(answer)
 
     def _choice(self, completion: Completion) -> Iterator[bytes]:
-        answer = whole_answer(self._plan.parser(), completion.text)
+        text, cut_short = completion.text, is_cut_short(completion)
+        answer = whole_answer(self._plan.parser(), text, cut_short=cut_short)
         choice = ChatChoice(
             completion.index,
             _message(self._echoed, answer),
@@ -170,7 +171,7 @@ class _ChoiceStream:
             return [ChatPiece(None, delta.text)] if delta.text else []
         events = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
-            events += self._parser.finish()
+            events += self._parser.finish(cut_short=is_cut_short(delta))
         pieces, calls = _pieces(events)
         self.calls = self.calls or calls
         return pieces

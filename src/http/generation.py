@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from src.core.errors import DeadlineExceededError, RequestAbortedError, RequestError
-from src.core.outputs import Delta, FinishReason, GenerationResult, Usage
+from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.requests.admissions import Admission
@@ -169,6 +169,11 @@ def finish_reason(delta_reason: FinishReason | None) -> str | None:
 def stop_reason(reason: FinishReason | None, stopped_by: str | int | None) -> str | int | None:
     """What ended it, in vLLM's field; ``deadline`` tells that from a limit of tokens."""
     return FinishReason.DEADLINE.value if reason is FinishReason.DEADLINE else stopped_by
+
+
+def is_cut_short(end: Delta | Completion) -> bool:
+    """Whether the model would have written more: it was not the one that ended this text."""
+    return end.finish_reason is not FinishReason.STOP or isinstance(end.stop_reason, str)
 
 
 @asynccontextmanager

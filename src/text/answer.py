@@ -50,8 +50,8 @@ class AnswerParser(Protocol):
     def feed(self, text: str) -> list[AnswerEvent]:
         """Take the next piece of the text; return what has become certain by it."""
 
-    def finish(self) -> list[AnswerEvent]:
-        """Return the rest, at the end of the text."""
+    def finish(self, *, cut_short: bool = False) -> list[AnswerEvent]:
+        """Return the rest, at the end of the text; ``cut_short``: the model had more to write."""
 
 
 class PlainAnswer:
@@ -61,7 +61,7 @@ class PlainAnswer:
         """Return the text as it is."""
         return [ContentDelta(text)] if text else []
 
-    def finish(self) -> list[AnswerEvent]:
+    def finish(self, *, cut_short: bool = False) -> list[AnswerEvent]:
         """Return nothing: nothing was held back."""
         return []
 
@@ -124,9 +124,9 @@ class Answer(msgspec.Struct, kw_only=True):
             self.tool_calls[index].arguments += "".join(texts)
 
 
-def whole_answer(parser: AnswerParser, text: str) -> Answer:
+def whole_answer(parser: AnswerParser, text: str, *, cut_short: bool = False) -> Answer:
     """Take a whole text apart with a fresh parser."""
     answer = Answer()
     answer.add(parser.feed(text))
-    answer.add(parser.finish())
+    answer.add(parser.finish(cut_short=cut_short))
     return answer

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,15 @@ from src.core.errors import InvalidRequestError
 from src.core.structured_output import PARAM, StructuredOutput
 from src.text.answer import ToolOffer
 from src.text.reasoning import ReasoningSyntax
-from src.text.tool_calls.syntaxes import SYNTAXES, Syntax
+from src.text.tool_calls.forcing import (
+    COMPACT,
+    ForcedCalls,
+    TokenOf,
+    forced_calls,
+    joining_calls,
+    members_of,
+)
+from src.text.tool_calls.syntax import Form, Members, Slot, Syntax
 
 MAX_FORCED_CALLS: Final = 16
 """Calls in an answer that is forced to call: a model that found no end would go on for ever."""
@@ -28,26 +36,21 @@ _ANYTHING: Final = r"/(.|\n)*/"
 _WHITE_SPACE: Final = r"[ \t\r\n]{1,64}"
 # What ends a regular expression in Lark, and what is escaped already.
 _UNESCAPED: Final = re.compile(r"\\.|[/\n]", re.DOTALL)
-# As Python's json, and so most training data, writes it.
-_COMPACT: Final = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-
 # A tenth of the time that it takes to spell them for a grammar.
 _encode: Final = msgspec.json.Encoder().encode
 
-Tools: TypeAlias = Sequence[Mapping[str, Any]]
-TokenOf: TypeAlias = Callable[[str], int | None]
-"""Returns the id of the special token that a tag is, or None for one that is text."""
+_JSON: Final = ("json_schema", "json_object")
 
 
 class AnswerForm(NamedTuple):
-    """What an answer must conform to, if anything; whether all calls in it are then whole."""
+    """What an answer must conform to, if anything, and the calls that it may then have.
+
+    With ``calls`` an opening tag always begins a call, and the call is whole unless the answer is
+    cut short.
+    """
 
     output: StructuredOutput | None
-    has_calls: bool = False
+    calls: ForcedCalls | None = None
 
 
 def answer_form(
@@ -81,23 +84,30 @@ def answer_form(
     """
     grammar = AnswerGrammar(token_of, max_bytes)
     parallel = offer.parallel
-    if calls is not None and offer.choice != "required" and not _may_join(calls, wanted):
-        # They can be read, but no grammar tells them from the rest of the answer.
-        calls = None
+    forced = None
     if calls is not None and offer.choice == "required":
-        answer = grammar.calls(calls, offer.tools, parallel=parallel)
+        forced = forced_calls(calls, offer.tools, token_of)
+        answer = grammar.calls(forced, parallel=parallel)
     elif wanted is not None:
-        if wanted.kind == "grammar" or (reasoning is None and calls is None):
+        if wanted.kind in _JSON and calls is not None:
+            forced = joining_calls(calls, offer.tools, token_of)
+        if wanted.kind == "grammar" or (reasoning is None and forced is None):
             return AnswerForm(wanted)
         answer = grammar.form(wanted)
-        if calls is not None:
-            answer = f"({answer} | {grammar.calls(calls, offer.tools, parallel=parallel)})"
+        if reasoning is not None:
+            answer = f"{grammar.answers(reasoning)} {answer}"
+        if forced is not None:
+            answer = f"({answer} | {grammar.calls(forced, parallel=parallel)})"
     elif calls is not None and any(tool["function"].get("strict") for tool in offer.tools):
-        answer = grammar.text_and_calls(calls, offer.tools, parallel=parallel)
+        forced = joining_calls(calls, offer.tools, token_of, only_strict=True)
+        if forced is None:
+            # Calls are still read, but no grammar can be made of them and free text.
+            return AnswerForm(None)
+        answer = grammar.text_and_calls(forced, parallel=parallel)
     else:
         return AnswerForm(None)
     thinking = "" if reasoning is None else grammar.thinking(reasoning, stage)
-    return AnswerForm(grammar.finish(f"{thinking} {answer}"), has_calls=calls is not None)
+    return AnswerForm(grammar.finish(f"{thinking} {answer}"), forced)
 
 
 class AnswerGrammar:
@@ -125,64 +135,102 @@ class AnswerGrammar:
             self._rule("thought", _ANYTHING)
             end = f" <[{closing}]>"
         self._rule("SPACE", _SPACE)
-        thinking = f"thought{end} SPACE"
-        return thinking if stage == "open" else f"({self._tag(syntax.opening)} {thinking})?"
+        behind = self._spelt(syntax.resumes, syntax.tags) if syntax.resumes else "SPACE"
+        thinking = f"thought{end} {behind}"
+        opening = self._spelt(syntax.opening, syntax.tags)
+        return thinking if stage == "open" else f"({opening} {thinking})?"
 
-    def calls(self, syntax: Syntax, tools: Tools, *, parallel: bool) -> str:
-        """An expression for one call or, in parallel, for several.
+    def answers(self, syntax: ReasoningSyntax) -> str:
+        """An expression for what stands before the text of an answer."""
+        return self._spelt(syntax.answers, syntax.tags)
 
-        Raises
-        ------
-        InvalidRequestError
-            A function's parameters are no object, or all together are too large.
-        """
-        self._call(syntax, tools)
-        form = self._form_of(syntax)
-        block = f"{self._opening(syntax)} {self._behind_opening(syntax, parallel=parallel)}"
-        if not (parallel and form.repeats_tags):
-            return block
-        return f"{block} ({_text(form.separator or '')} {block}){{0,{MAX_FORCED_CALLS - 1}}}"
+    def calls(self, calls: ForcedCalls, *, parallel: bool) -> str:
+        """An expression for one call or, in parallel, for several."""
+        self._call(calls)
+        form, tags = calls.form, calls.syntax.tags
+        begin, end = self._spelt(form.begin, tags), self._spelt(form.end, tags)
+        return f"{begin} {self._several(form, parallel=parallel)} {end}"
 
-    def text_and_calls(self, syntax: Syntax, tools: Tools, *, parallel: bool) -> str:
-        """An expression for any text, in which the opening tag begins a call.
-
-        Only the arguments of ``strict`` functions conform to their parameters; the others' are
-        objects.
-
-        Raises
-        ------
-        InvalidRequestError
-            The parameters of a strict function are no object, or all together are too large.
-        """
-        assert syntax.opening is not None
-        self._call(syntax, tools, only_strict=True)
+    def text_and_calls(self, calls: ForcedCalls, *, parallel: bool) -> str:
+        """An expression for any text, in which the opening tag begins a call."""
+        form, syntax = calls.form, calls.syntax
+        opening = next(tag for tag in syntax.openings if form.beginning.startswith(tag))
+        others = [tag for tag in syntax.openings if tag != opening and self._token_of(tag) is None]
+        self._call(calls, without=opening)
         times = f"{{0,{MAX_FORCED_CALLS}}}" if parallel else "?"
-        block = self._behind_opening(syntax, parallel=parallel)
-        if self._token_of(syntax.opening) is not None:
-            self._rule("text", _ANYTHING)
-            return f"text ({self._opening(syntax)} {block} text){times}"
-        self._rule(f"text_and_tag[stop={json.dumps(syntax.opening)}]", _ANYTHING)
-        tag = re.escape(syntax.opening)
-        self._rule("TEXT", rf"{_ANYTHING} & ~/(.|\n)*{tag}(.|\n)*/")
+        block = "call"
+        if form.begin:
+            begin = self._spelt(form.begin.removeprefix(opening), syntax.tags)
+            several = self._several(form, parallel=parallel)
+            block = f"{begin} {several} {self._spelt(form.end, syntax.tags)}"
+        token_id = self._token_of(opening)
+        if token_id is not None:
+            self._rule("text", _without(others))
+            return f"text (<[{token_id}]> {block} text){times}"
+        self._rule(f"text_and_tag[stop={json.dumps(opening)}]", _without(others))
+        self._rule("TEXT", _without([opening, *others]))
         return f"(text_and_tag {block}){times} TEXT"
 
-    def _call(self, syntax: Syntax, tools: Tools, *, only_strict: bool = False) -> None:
-        """Add the rule of a call, without what stands around it."""
-        form = self._form_of(syntax)
-        functions = [tool["function"] for tool in tools]
-        schemas = [
-            _parameters(index, function)
-            if function.get("strict") or not only_strict
-            else {"type": "object", "x-guidance": _COMPACT}
-            for index, function in enumerate(functions)
-        ]
-        self._check_size(schemas)
-        calls = []
-        for index, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
-            self._rule(f"arguments_{index}", "%json " + json.dumps(schema, ensure_ascii=False))
-            head = f"{_text(form.head(function['name']))} {self._tag(form.mark)}"
-            calls.append(f"{head} arguments_{index} {_text(form.after)}")
-        self._rule("call", " | ".join(calls))
+    def _several(self, form: Form, *, parallel: bool) -> str:
+        if not parallel or form.separator is None:
+            return "call"
+        return f"call ({_text(form.separator)} call){{0,{MAX_FORCED_CALLS - 1}}}"
+
+    def _call(self, calls: ForcedCalls, *, without: str = "") -> None:
+        """Add the rule of a call, without the text ``without`` at its beginning."""
+        self._check_size([schema for _, schema in calls.functions])
+        form = calls.form
+        parts = list(form.call)
+        if without and not form.begin and isinstance(parts[0], str):
+            parts[0] = parts[0].removeprefix(without)
+        if Slot.NUMBER in parts:
+            self._rule("number", "/[0-9]{1,4}/")
+        expressions = []
+        for index, (name, schema) in enumerate(calls.functions):
+            if form.members is None:
+                rule = "%json " + json.dumps(schema, ensure_ascii=False)
+            else:
+                rule = self._members(index, schema, form.members, calls.syntax.tags)
+            self._rule(f"arguments_{index}", rule)
+            spelt = {
+                Slot.NAME: _text(name),
+                Slot.QUOTED_NAME: _text(json.dumps(name, ensure_ascii=False)),
+                Slot.ARGUMENTS: f"arguments_{index}",
+                Slot.NUMBER: "number",
+            }
+            tags = calls.syntax.tags
+            expressions.append(
+                " ".join(
+                    self._spelt(part, tags) if isinstance(part, str) else spelt[part]
+                    for part in parts
+                )
+            )
+        self._rule("call", " | ".join(expressions))
+
+    def _members(
+        self, function: int, schema: Mapping[str, Any], members: Members, tags: Sequence[str]
+    ) -> str:
+        """An expression for arguments that are written one by one."""
+        _, closing, behind = members.after.partition(members.closing)
+        # A text stops at the tag and includes it, unless the tag is a special token.
+        is_token = self._token_of(closing) is not None
+        stop = "" if is_token else f"[stop={json.dumps(closing)}]"
+        end_of_text = self._spelt((closing if is_token else "") + behind, tags)
+        end = self._spelt(members.after, tags)
+        expressions = []
+        for index, member in enumerate(members_of(schema)):
+            value = f"value_{function}_{index}"
+            is_text = member.schema is None and member.texts is None
+            if is_text:
+                self._rule(value + stop, _ANYTHING)
+            elif member.texts is not None:
+                self._rule(value, " | ".join(map(_text, member.texts)))
+            else:
+                self._rule(value, "%json " + json.dumps(member.schema, ensure_ascii=False))
+            head = self._spelt(f"{members.before}{member.name}{members.between}", tags)
+            expression = f"{head} {value} {end_of_text if is_text else end}"
+            expressions.append(expression if member.is_required else f"({expression})?")
+        return " ".join(expressions) or '""'
 
     def _check_size(self, schemas: Sequence[Mapping[str, Any]]) -> None:
         """Refuse what the engine would: spelling a large grammar keeps all threads waiting."""
@@ -193,21 +241,6 @@ class AnswerGrammar:
                 param=PARAM,
                 code="invalid_grammar",
             )
-
-    def _opening(self, syntax: Syntax) -> str:
-        return self._tag(syntax.opening if self._form_of(syntax).tagged else None)
-
-    def _behind_opening(self, syntax: Syntax, *, parallel: bool) -> str:
-        form = self._form_of(syntax)
-        closing = self._tag(syntax.closing if form.tagged else None)
-        more = ""
-        if parallel and form.separator is not None and not form.repeats_tags:
-            more = f"({_text(form.separator)} call){{0,{MAX_FORCED_CALLS - 1}}}"
-        return f"{_text(form.first)} call {more} {_text(form.last)} {closing}"
-
-    def _form_of(self, syntax: Syntax) -> _Form:
-        is_marked = syntax.name == "mistral" and self._token_of("[ARGS]") is not None
-        return _FORMS["mistral_marked" if is_marked else syntax.name]
 
     def form(self, output: StructuredOutput) -> str:
         """An expression for text of a form that is no grammar itself."""
@@ -229,62 +262,30 @@ class AnswerGrammar:
         self._rule("form", "%json " + json.dumps(_spaced(schema, output), ensure_ascii=False))
         return "form"
 
-    def _tag(self, tag: str | None) -> str:
-        token_id = None if tag is None else self._token_of(tag)
-        return _text(tag or "") if token_id is None else f"<[{token_id}]>"
+    def _spelt(self, text: str, tags: Sequence[str]) -> str:
+        """An expression for this text, in which some of these tags may be special tokens."""
+        special = {tag: token_id for tag in tags if (token_id := self._token_of(tag)) is not None}
+        if not special or not text:
+            return _text(text)
+        parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
+        spelt = [
+            f"<[{special[part]}]>" if part in special else _text(part) for part in parts if part
+        ]
+        return " ".join(spelt) or '""'
 
     def _rule(self, name: str, expression: str) -> None:
         self._rules.append(f"{name}: {expression}")
 
 
-class _Form(NamedTuple):
-    """How a syntax has a call that is forced, around the JSON text of its arguments.
-
-    ``first`` and ``last`` stand next to the tags, ``before`` has the place of the function's name
-    (``None``: it stands there alone, and not as JSON); ``mark`` is another tag, behind it. Without
-    a ``separator`` there is one call only.
-    """
-
-    before: str | None
-    mark: str | None = None
-    after: str = "}"
-    first: str = ""
-    last: str = ""
-    separator: str | None = None
-    tagged: bool = True
-    repeats_tags: bool = False
-
-    def head(self, name: str) -> str:
-        """What stands before the arguments of a call of this function."""
-        if self.before is None:
-            return name
-        return self.before.replace("NAME", json.dumps(name, ensure_ascii=False))
+def _without(tags: Sequence[str]) -> str:
+    """An expression for any text that has none of these tags in it."""
+    if not tags:
+        return _ANYTHING
+    return rf"{_ANYTHING} & ~/(.|\n)*({'|'.join(map(_pattern, tags))})(.|\n)*/"
 
 
-_OBJECT: Final = '{"name": NAME, "arguments": '
-_FORMS: Final[Mapping[str, _Form]] = {
-    "hermes": _Form(_OBJECT, first="\n", last="\n", separator="\n", repeats_tags=True),
-    # Its templates refuse a message with several calls.
-    "llama3_json": _Form('{"name": NAME, "parameters": ', tagged=False),
-    "mistral": _Form(_OBJECT, first="[", last="]", separator=", "),
-    # Of tokenizers that have the mark.
-    "mistral_marked": _Form(None, "[ARGS]", after="", separator="", repeats_tags=True),
-    "json": _Form(_OBJECT, first="[", last="]", separator=", ", tagged=False),
-}
-
-
-_JSON: Final = ("json_schema", "json_object")
-
-
-def forced_syntax(syntax: Syntax | None) -> Syntax:
-    """The syntax in which calls are forced: there is no grammar of Python for JSON schemas."""
-    return SYNTAXES["json"] if syntax is None or syntax.name not in _FORMS else syntax
-
-
-def _may_join(syntax: Syntax, wanted: StructuredOutput | None) -> bool:
-    """Whether a grammar can tell a call from the rest: by its tag, and at its first character."""
-    form = _FORMS.get(syntax.name)
-    return form is not None and form.tagged and (wanted is None or wanted.kind in _JSON)
+def _pattern(text: str) -> str:
+    return re.escape(text).replace("/", "\\/")
 
 
 def _text(text: str) -> str:
@@ -299,20 +300,4 @@ def _spaced(schema: Any, output: StructuredOutput) -> dict[str, Any]:
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     spaces = {"whitespace_pattern": output.whitespace_pattern or _WHITE_SPACE}
-    return {**schema, "x-guidance": spaces if output.any_whitespace else _COMPACT}
-
-
-def _parameters(index: int, function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments: an object, of the properties that it names alone.
-
-    Functions are called with what they declare, so others are left out unless they are provided
-    for by ``additionalProperties``.
-    """
-    schema = function.get("parameters") or {"properties": {}}
-    if schema.get("type", "object") != "object":
-        where = f"tools[{index}].function.parameters"
-        raise InvalidRequestError(f"{where} must describe an object", param=where)
-    closed = {"additionalProperties": False} if "properties" in schema else {}
-    # Of a function that is not strict, what cannot be enforced is left out.
-    options = _COMPACT if function.get("strict") else {**_COMPACT, "lenient": True}
-    return {"type": "object", **closed, **schema, "x-guidance": options}
+    return {**schema, "x-guidance": spaces if output.any_whitespace else COMPACT}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from src.core.config import ChatSection
 from src.core.structured_output import StructuredOutput
 from src.text.answer import AnswerParser, PlainAnswer, ToolOffer
-from src.text.answer_grammar import answer_form, forced_syntax
+from src.text.answer_grammar import answer_form
 from src.text.reasoning import ReasoningParser, ReasoningSyntax
 from src.text.tool_calls.detection import reasoning_syntax, tool_call_syntax
 from src.text.tool_calls.parser import ToolCallParser
-from src.text.tool_calls.syntaxes import Syntax
+from src.text.tool_calls.syntax import Syntax
+from src.text.tool_calls.syntaxes import SYNTAXES
+from src.text.tool_calls.typed_values import Kinds, kinds_of_arguments
 
 if TYPE_CHECKING:
     from src.text.tokenizer import Tokenizer
@@ -36,10 +38,10 @@ class AnswerPlan:
     forces_calls
         Whether ``structured_output`` is a grammar of calls.
     functions, parallel, calls
-        The names of the tools, whether an answer may have several calls, and how they are written;
-        ``None`` where calls are not read.
-    eager
-        Whether arguments are shown as they come.
+        The names of the tools with the kinds of their arguments, whether an answer may have several
+        calls, and how they are written; ``None`` where calls are not read.
+    eager, certain
+        Whether arguments are shown as they come; whether an opening tag surely begins a call.
     reasoning, reasoning_is_open
         How reasoning is marked, ``None`` where there can be none; whether the prompt has opened it.
     """
@@ -47,10 +49,11 @@ class AnswerPlan:
     structured_output: StructuredOutput | None
     kept_special_token_ids: tuple[int, ...]
     forces_calls: bool
-    functions: tuple[str, ...]
+    functions: Mapping[str, Mapping[str, Kinds]]
     parallel: bool
     calls: Syntax | None
     eager: bool
+    certain: bool
     reasoning: ReasoningSyntax | None
     reasoning_is_open: bool
 
@@ -68,6 +71,8 @@ class AnswerPlan:
                 self.functions,
                 parallel=self.parallel,
                 eager=self.eager,
+                certain=self.certain,
+                alone=self.forces_calls,
             )
         if self.reasoning is not None:
             parser = ReasoningParser(self.reasoning, parser, is_open=self.reasoning_is_open)
@@ -123,8 +128,8 @@ def plan_answer(
     offers = bool(offer.tools) and offer.choice != "none"
     forces_calls = offers and offer.choice == "required"
     calls = tool_call_syntax(settings.tool_call_parser, source) if offers else None
-    if forces_calls:
-        calls = forced_syntax(calls)
+    if calls is None and forces_calls:
+        calls = SYNTAXES["json"]
     reasoning = reasoning_syntax(settings.reasoning_parser, source)
     stage = "closed"
     if reasoning is not None:
@@ -146,20 +151,36 @@ def plan_answer(
         token_id = tokenizer.token_to_id(tag)
         return token_id if token_id in tokenizer.special_ids else None
 
-    tags = [tag for syntax in (calls, reasoning) if syntax is not None for tag in syntax.tags]
     form = answer_form(special, structured_output, calls, offer, reasoning, stage, max_bytes)
+    if form.calls is not None:
+        calls = form.calls.syntax
+    tags = dict.fromkeys(
+        tag for syntax in (calls, reasoning) if syntax is not None for tag in syntax.tags
+    )
     return AnswerPlan(
         structured_output=form.output,
         kept_special_token_ids=tuple(i for i in map(special, tags) if i is not None),
         forces_calls=forces_calls,
         # Without the schemas, which may be large: an answer is read for as long as it takes.
-        functions=tuple(tool["function"]["name"] for tool in offer.tools),
+        functions=_functions(offer, calls),
         parallel=offer.parallel,
         calls=calls,
-        eager=form.has_calls or settings.stream_tool_arguments,
+        eager=form.calls is not None or settings.stream_tool_arguments,
+        certain=form.calls is not None,
         reasoning=reasoning,
         reasoning_is_open=stage == "open",
     )
+
+
+def _functions(offer: ToolOffer, calls: Syntax | None) -> dict[str, Mapping[str, Kinds]]:
+    """Return the functions that may be called, with the types that their syntax needs."""
+    functions = [tool["function"] for tool in offer.tools]
+    if calls is None or not calls.is_typed:
+        return {function["name"]: {} for function in functions}
+    return {
+        function["name"]: kinds_of_arguments(function.get("parameters") or {})
+        for function in functions
+    }
 
 
 def _source(tokenizer: Tokenizer, template: str | None) -> str:

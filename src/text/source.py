@@ -7,9 +7,10 @@ where the pieces were cut. Every character is consumed once: work is linear in t
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Generator
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -19,8 +20,48 @@ Steps: TypeAlias = Generator[None, None, T]
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
+class _Sought(NamedTuple):
+    """What finds the first of some tags, and what finds one that the text may end within."""
+
+    whole: re.Pattern[str]
+    begun: re.Pattern[str]
+    longest: int
+
+    @staticmethod
+    @functools.lru_cache(maxsize=256)
+    def of(tags: tuple[str, ...], starts: tuple[str, ...] = ()) -> _Sought:
+        """Return that of these tags and starts; see `Source.until`."""
+        by_length = sorted(tags, key=len, reverse=True)
+        whole = "|".join((*map(re.escape, by_length), *starts))
+        parts = {tag[:end] for tag in tags for end in range(1, len(tag))}
+        begun = "|".join(map(re.escape, sorted(parts, key=len, reverse=True)))
+        return _Sought(
+            re.compile(whole or r"(?!)"),
+            re.compile(rf"(?:{begun})\Z" if begun else r"(?!)"),
+            max(map(len, tags), default=0),
+        )
+
+
+def shows(template: str, marks: Sequence[str | tuple[str, ...]]) -> bool:
+    """Whether a chat template has any of these marks; all of those that stand in a tuple."""
+    return any(
+        all(part in template for part in ((mark,) if isinstance(mark, str) else mark))
+        for mark in marks
+    )
+
+
 class MismatchError(Exception):
     """Something else stands there: what began like a call, say, is none."""
+
+
+def finished(reader: Steps[T]) -> T:
+    """Run a reader whose text is all there; return what it returns."""
+    try:
+        next(reader)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a reader waits for more of a text that has ended")
 
 
 class Source:
@@ -33,6 +74,8 @@ class Source:
     def __init__(self) -> None:
         self.captured: list[str] | None = None
         """Where it is a list, it takes what is consumed."""
+        self.is_cut_short = False
+        """Whether the text has ended before its writer had."""
         self._buffer = ""
         self._at = 0
         self._ended = False
@@ -43,9 +86,15 @@ class Source:
         self._buffer = self._buffer[self._at :] + text if self._at < len(self._buffer) else text
         self._at = 0
 
-    def end(self) -> None:
-        """Nothing more will come."""
+    def end(self, *, cut_short: bool = False) -> None:
+        """Nothing more will come; ``cut_short``: though more would have."""
         self._ended = True
+        self.is_cut_short = cut_short
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held."""
+        return bool(self._held)
 
     def drop(self) -> None:
         """Forget what is held."""
@@ -90,6 +139,10 @@ class Source:
                 return "".join(taken)
             yield
 
+    def run_space(self) -> Steps[str]:
+        """Consume white space."""
+        return (yield from self.run(SPACE))
+
     def expect(self, text: str) -> Steps[None]:
         """Consume exactly ``text``.
 
@@ -105,45 +158,73 @@ class Source:
 
     def starts_with(self, text: str) -> Steps[bool]:
         """Consume ``text`` if it is what comes next; say whether it was."""
+        return bool((yield from self.starts_with_any((text,))))
+
+    def starts_with_any(self, texts: Sequence[str]) -> Steps[str]:
+        """Consume the longest of these texts that comes next; return it, empty where none does."""
         while True:
-            there = self._buffer[self._at : self._at + len(text)]
-            if there == text:
+            there = self._buffer[self._at : self._at + max(map(len, texts), default=0)]
+            undecided = not self._ended and any(
+                len(there) < len(text) and text.startswith(there) for text in texts
+            )
+            if not undecided:
+                text = max((text for text in texts if there.startswith(text)), key=len, default="")
                 self._consume(self._at + len(text))
-                return True
-            if not text.startswith(there) or self._ended:
-                return False
+                return text
             yield
 
-    def until(self, tag: str | None, show: Callable[[str], None]) -> Steps[bool]:
-        """Show what is held and what comes, up to the next ``tag``, which is consumed.
+    def until(
+        self, tags: Sequence[str], show: Callable[[str], None], starts: Sequence[str] = ()
+    ) -> Steps[str]:
+        """Show what is held and what comes, up to the first of ``tags``, which is consumed.
 
-        Returns whether there was one; the text has ended otherwise. What may yet become the tag
-        waits, and so does what is held where nothing stands between it and the tag.
+        Up to where one of ``starts`` matches too, which is not consumed: patterns of one character
+        and what must follow it, if there is more. Returns what was found; empty where the text has
+        ended without. What may yet become a tag waits, and so does what is held where nothing
+        stands between it and the tag.
         """
+        sought = _Sought.of(tuple(tags), tuple(starts))
         while True:
-            found = -1 if tag is None else self._buffer.find(tag, self._at)
-            certain = found
-            if found < 0:
-                certain = len(self._buffer)
-                if tag is not None and not self._ended:
-                    certain -= self._beginning_of(tag)
+            found, certain = self._find(sought)
             if certain > self._at:
                 show(self.release() + self._buffer[self._at : certain])
                 self._at = certain
-            if tag is not None and found >= 0:
-                self._consume(found + len(tag))
-                return True
+            if found:
+                if found in tags:
+                    self._consume(self._at + len(found))
+                return found
             if self._ended:
-                return False
+                return ""
             yield
 
-    def _beginning_of(self, tag: str) -> int:
-        """Length of the longest end of the text with which ``tag`` begins."""
+    def up_to(self, tag: str) -> Steps[bool]:
+        """Consume what stands before the next ``tag``, and not the tag; say whether there is one.
+
+        Without one that is the rest of the text.
+        """
+        sought = _Sought.of((tag,))
+        while True:
+            found, certain = self._find(sought)
+            self._consume(certain)
+            if found or self._ended:
+                return bool(found)
+            yield
+
+    def _find(self, sought: _Sought) -> tuple[str, int]:
+        """Return the first of what is sought in the text, and where it stands.
+
+        Where that is undecided, it is empty, and the place is where the undecided text begins.
+        """
         buffer = self._buffer
-        start = buffer.find(tag[0], max(self._at, len(buffer) - len(tag) + 1))
-        while start >= 0 and not tag.startswith(buffer[start:]):
-            start = buffer.find(tag[0], start + 1)
-        return len(buffer) - start if start >= 0 else 0
+        match = sought.whole.search(buffer, self._at)
+        found, place = (match[0], match.start()) if match else ("", len(buffer))
+        near_end = len(buffer) - sought.longest + 1
+        if not self._ended and place >= near_end:
+            # One that has only begun may still become the first, or a longer one.
+            begun = sought.begun.search(buffer, max(self._at, near_end))
+            if begun is not None and begun.start() <= place:
+                return "", begun.start()
+        return found, place
 
     def _consume(self, end: int) -> None:
         if end > self._at:

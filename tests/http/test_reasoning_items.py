@@ -57,10 +57,11 @@ def chat(engine: AsyncEngine) -> PreparedChat:
         structured_output=None,
         kept_special_token_ids=(),
         forces_calls=False,
-        functions=(),
+        functions={},
         parallel=True,
         calls=None,
         eager=False,
+        certain=False,
         reasoning=REASONING_SYNTAXES["think"],
         reasoning_is_open=False,
     )

@@ -12,6 +12,7 @@ import msgspec
 from src.core.outputs import Completion, Delta, FinishReason, Usage
 from src.http.blocks import Block, BlockBegin, BlockDelta, BlockEvent, BlockReader
 from src.http.chat import PreparedChat
+from src.http.generation import is_cut_short
 from src.http.protocol.messages import (
     AnswerBlock,
     AnswerText,
@@ -48,7 +49,7 @@ class MessageShape:
         read = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             self._last = delta
-            read += self._parser.finish()
+            read += self._parser.finish(cut_short=is_cut_short(delta))
         events += self._block_events(self._reader.feed(read))
         return _spelt(events)
 
@@ -66,7 +67,8 @@ class MessageShape:
 
     def body(self, completion: Completion, usage: Usage) -> bytes:
         """The whole message."""
-        self._reader.feed([*self._parser.feed(completion.text), *self._parser.finish()])
+        self._reader.feed(self._parser.feed(completion.text))
+        self._reader.feed(self._parser.finish(cut_short=is_cut_short(completion)))
         self._reader.finish()
         message = self._empty(usage)
         message.content = [_answer_block(block) for block in self._reader.blocks]

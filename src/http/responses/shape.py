@@ -20,6 +20,7 @@ from src.http.blocks import (
 )
 from src.http.chat import PreparedChat
 from src.http.errors import ErrorAnswer
+from src.http.generation import is_cut_short
 from src.http.logprobs import TokenNames, chat_entries, check_number
 from src.http.pieces import apart, in_pieces, listed
 from src.http.protocol.chat import ChatMessage, FunctionCall, ToolCall
@@ -111,7 +112,7 @@ class ResponseShape:
         events = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
-            events += self._parser.finish()
+            events += self._parser.finish(cut_short=is_cut_short(delta))
         self._reasoning.count(len(delta.token_ids), events)
         yield from self._item_events(self._reader.feed(events), logprobs)
 

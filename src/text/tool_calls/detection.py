@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import functools
-import re
-from typing import Final
 
 from src.text.reasoning import REASONING_SYNTAXES, ReasoningSyntax
-from src.text.tool_calls.syntaxes import SYNTAXES, Syntax
-
-# The first that a template has decides. What follows a tag in another syntax than ours would be
-# text anyway, so nothing is lost where a template is of a family that is not known.
-_MARKS: Final = (
-    (re.compile(r"\[TOOL_CALLS\]"), "mistral"),
-    (re.compile(r"<tool_call>"), "hermes"),
-    (re.compile(r"<\|python_start\|>|\[func_name1\("), "pythonic"),
-    (re.compile(r"<\|python_tag\|>|\\?\"parameters\\?\": "), "llama3_json"),
-)
-_REASONING_MARKS: Final = (
-    (re.compile(r"</think>"), "think"),
-    (re.compile(r"\[/THINK\]"), "mistral"),
-)
+from src.text.source import shows
+from src.text.tool_calls.syntax import Syntax
+from src.text.tool_calls.syntaxes import SYNTAXES
 
 
 @functools.lru_cache(maxsize=64)
@@ -36,10 +23,10 @@ def tool_call_syntax(setting: str, template: str) -> Syntax | None:
     """
     if setting == "none":
         return None
-    name = setting
-    if setting == "auto":
-        name = next((name for mark, name in _MARKS if mark.search(template)), "json")
-    return SYNTAXES[name]
+    if setting != "auto":
+        return SYNTAXES[setting]
+    known = SYNTAXES.values()
+    return next((one for one in known if shows(template, one.shown_by)), SYNTAXES["json"])
 
 
 @functools.lru_cache(maxsize=64)
@@ -57,5 +44,5 @@ def reasoning_syntax(setting: str, template: str) -> ReasoningSyntax | None:
         return None
     if setting != "auto":
         return REASONING_SYNTAXES[setting]
-    name = next((name for mark, name in _REASONING_MARKS if mark.search(template)), None)
-    return None if name is None else REASONING_SYNTAXES[name]
+    known = REASONING_SYNTAXES.values()
+    return next((one for one in known if shows(template, one.shown_by)), None)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final
 
-from src.text.source import SPACE, MismatchError, Source, Steps
+from src.text.source import SPACE, MismatchError, Source, Steps, finished
 
 MAX_DEPTH: Final = 128
 """Bound on the nesting of containers, which clients' parsers would not survive either."""
@@ -16,7 +16,7 @@ _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _NUMBER_RUN = re.compile(r"[-+.0-9eE]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORD_RUN = re.compile(r"[a-z]*")
-_HEX = frozenset("0123456789abcdefABCDEF")
+_HEX: Final = "0123456789abcdefABCDEF"
 _CLOSING: Final = {"{": "}", "[": "]"}
 
 
@@ -47,14 +47,12 @@ def read_value(source: Source) -> Steps[None]:
         # A value has ended, or is about to: close what it closes, up to the next comma.
         while open_containers:
             yield from source.run(SPACE)
-            character = yield from source.take()
-            if character == ",":
+            if (yield from _take_one(source, f",{open_containers[-1]}")) == ",":
                 if open_containers[-1] == "}":
                     yield from source.run(SPACE)
                     yield from _read_key(source)
                 break
-            if character != open_containers.pop():
-                raise MismatchError
+            open_containers.pop()
         else:
             return
 
@@ -71,22 +69,13 @@ def read_string(source: Source) -> Steps[str]:
     spelt = ['"']
     while True:
         spelt.append((yield from source.run(_STRING_RUN)))
-        character = yield from source.take()
-        spelt.append(character)
-        if character == '"':
+        spelt.append((yield from _take_one(source, '"\\')))
+        if spelt[-1] == '"':
             return "".join(spelt)
-        if character != "\\":
-            raise MismatchError
-        escaped = yield from source.take()
-        spelt.append(escaped)
-        if escaped == "u":
+        spelt.append((yield from _take_one(source, '"\\/bfnrtu')))
+        if spelt[-1] == "u":
             for _ in range(4):
-                digit = yield from source.take()
-                if digit not in _HEX:
-                    raise MismatchError
-                spelt.append(digit)
-        elif not escaped or escaped not in '"\\/bfnrt':
-            raise MismatchError
+                spelt[-1] += yield from _take_one(source, _HEX)
 
 
 def read_text(source: Source) -> Steps[str]:
@@ -107,14 +96,17 @@ def read_text(source: Source) -> Steps[str]:
 
 def is_object(text: str) -> bool:
     """Whether the whole text is a JSON object."""
+    return text.startswith("{") and is_value(text)
+
+
+def is_value(text: str) -> bool:
+    """Whether the whole text is a JSON value, without white space around it."""
     source = Source()
     source.feed(text)
     source.end()
     try:
-        if _finished(source.peek()) != "{":
-            return False
-        _finished(read_value(source))
-        return not _finished(source.peek())
+        finished(read_value(source))
+        return not finished(source.peek())
     except MismatchError:
         return False
 
@@ -133,6 +125,14 @@ def read_number(source: Source) -> Steps[str]:
     return spelt
 
 
+def _take_one(source: Source, characters: str) -> Steps[str]:
+    """Consume one of these characters; what else stands there is left, for it may be a tag's."""
+    character = yield from source.peek()
+    if not character or character not in characters:
+        raise MismatchError
+    return (yield from source.take())
+
+
 def _read_key(source: Source) -> Steps[None]:
     yield from read_string(source)
     yield from source.run(SPACE)
@@ -146,13 +146,3 @@ def _read_scalar(source: Source, character: str) -> Steps[None]:
         yield from read_number(source)
     elif (yield from source.run(_WORD_RUN)) not in ("true", "false", "null"):
         raise MismatchError
-
-
-def _finished(reader: Steps[str] | Steps[None]) -> str | None:
-    """Run a reader whose text is all there."""
-    try:
-        next(reader)
-    except StopIteration as end:
-        result: str | None = end.value
-        return result
-    raise AssertionError("a reader waits for more of a text that has ended")

@@ -26,6 +26,7 @@ _STRING_RUNS: Final = {
     "'": re.compile(r"[^'\\\r\n]*"),
     '"': re.compile(r'[^"\\\r\n]*'),
 }
+_OUTSIDE_RUN = re.compile(r"""[^'"()\[\]{}]*""")
 _ESCAPES: Final = {
     "\\": "\\",
     "'": "'",
@@ -97,6 +98,49 @@ def read_arguments(source: Source) -> Steps[str]:
             break
     yield from source.expect(")")
     return json.dumps(values, ensure_ascii=False)
+
+
+def read_brackets(source: Source) -> Steps[str]:
+    """Consume ``(`` and what follows to the bracket that closes it; return all of it.
+
+    Raises
+    ------
+    MismatchError
+        It does not begin so, the brackets are not in order or nested deeper than `MAX_DEPTH`, or a
+        string is not closed.
+    """
+    spelt: list[str] = []
+    if (yield from source.peek()) != "(":
+        raise MismatchError
+    open_brackets: list[str] = []
+    while not spelt or open_brackets:
+        spelt.append((yield from source.run(_OUTSIDE_RUN)))
+        character = yield from source.peek()
+        if character in _STRING_RUNS:
+            spelt.append((yield from _run_string(source)))
+            continue
+        if character in _CLOSING:
+            if len(open_brackets) > MAX_DEPTH:
+                raise MismatchError
+            open_brackets.append(_CLOSING[character])
+        elif not character or character != open_brackets.pop():
+            raise MismatchError
+        spelt.append((yield from source.take()))
+    return "".join(spelt)
+
+
+def _run_string(source: Source) -> Steps[str]:
+    """Consume a string, whatever its escapes are; return it as it is spelt."""
+    quote = yield from source.take()
+    spelt = [quote]
+    while True:
+        spelt.append((yield from source.run(_STRING_RUNS[quote])))
+        if (yield from source.peek()) not in (quote, "\\"):
+            raise MismatchError
+        spelt.append((yield from source.take()))
+        if spelt[-1] == quote:
+            return "".join(spelt)
+        spelt.append((yield from source.take()))
 
 
 def next_item(source: Source, closing: str) -> Steps[bool]:
