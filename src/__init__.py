@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
     from src.core.sampling_params import SamplingParams
     from src.core.structured_output import StructuredOutput
+    from src.core.thinking import Thinking
     from src.engine.client import AsyncEngine
     from src.engine.llm import LLM
     from src.engine.requests.prompts import ChatOptions
@@ -28,6 +29,7 @@ __all__ = [
     "GenerationResult",
     "SamplingParams",
     "StructuredOutput",
+    "Thinking",
     "Usage",
 ]
 
@@ -38,6 +40,7 @@ _HOMES = {
     "Config": "src.core.config",
     "SamplingParams": "src.core.sampling_params",
     "StructuredOutput": "src.core.structured_output",
+    "Thinking": "src.core.thinking",
 }
 
 

@@ -177,8 +177,13 @@ class ChatSection(Section, frozen=True, kw_only=True):
         "auto", "none", "think", "deepseek_r1", "mistral", "openai_gptoss", "granite", "kimi",
         "kimi_k2",
     ] = "auto"  # fmt: skip
+    # Whether a whole call in reasoning that is never closed is one; "auto": where the chat template
+    # writes calls so.
+    calls_in_reasoning: Literal["auto", "on", "off"] = "auto"
     # Whether arguments are shown before they are whole where no grammar makes sure of them.
     stream_tool_arguments: bool = False
+    # Where a text replaces images and documents, which are refused otherwise.
+    media_placeholders: Literal["none", "messages", "all"] = "messages"
     # What requests may contain: neither, chat_template_kwargs only, or also a chat_template.
     request_templates: Literal["none", "kwargs", "all"] = "kwargs"
 

@@ -42,8 +42,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         on besides its tokens.
     grammar
         What ``params.structured_output`` was compiled to; only the device half looks into it.
+    thinking
+        What bounds the thinking of ``params.thinking``; only the device half looks into it.
     grammar_times
-        When that was asked for and when it was there, on the same clock.
+        When the grammar was asked for and when it was there, on the same clock.
     """
 
     key: int
@@ -59,6 +61,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     media_keys: Mapping[int, bytes] = {}
     grammar: Any = None
+    thinking: Any = None
     grammar_times: tuple[float, float] | None = None
 
     @property

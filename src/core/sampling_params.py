@@ -10,6 +10,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.core.structured_output import StructuredOutput
+from src.core.thinking import Thinking
 
 # Below this a temperature means greedy: dividing by it would overflow float32 logits.
 GREEDY_TEMPERATURE: Final = 1e-5
@@ -22,8 +23,13 @@ MAX_STOP_TOKEN_IDS: Final = 128
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
+MAX_TAGS: Final = 16
+MAX_TAG_CHARS: Final = 256
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
+
+# What errors call the bound of thinking: clients know it by this name.
+THINKING_BUDGET: Final = "thinking_token_budget"
 
 # What an error message shows of a value.
 _MAX_SHOWN_CHARS: Final = 50
@@ -81,6 +87,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Special tokens that are kept in the text, because a parser of the text needs them.
     structured_output
         What the text must conform to: JSON, a regular expression, a choice, a grammar.
+    thinking
+        How the output's thinking is marked, and how many tokens it may have. Without it thinking
+        is text like any other.
     """
 
     n: int = 1
@@ -107,6 +116,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     kept_special_token_ids: tuple[int, ...] = ()
     structured_output: StructuredOutput | None = None
+    thinking: Thinking | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -142,6 +152,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_range(name, count, 0, MAX_LOGPROBS)
         self._validate_strings()
         self._validate_token_ids(vocab_size)
+        if self.thinking is not None:
+            _validate_thinking(self.thinking)
 
     def _validate_types(self) -> None:
         # msgspec checks types when it decodes, but not when a program calls the constructor.
@@ -184,8 +196,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.logit_bias:
             _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
             _check_ids("logit_bias", tuple(self.logit_bias), vocab_size)
-            for bias in self.logit_bias.values():
-                _check_range("logit_bias", bias, -100.0, 100.0)
+            for token_id, bias in self.logit_bias.items():
+                if not -100.0 <= bias <= 100.0:
+                    raise InvalidRequestError(
+                        f"logit_bias[{token_id}] must be from -100.0 to 100.0, got {shown(bias)}",
+                        param="logit_bias",
+                    )
+
+
+def _validate_thinking(thinking: Thinking) -> None:
+    if not (thinking.openings and thinking.closings):
+        raise InvalidRequestError("thinking: there must be tags of either kind", param="thinking")
+    tags = (*thinking.openings, *thinking.closings, *thinking.ends_before)
+    _check_count("thinking", len(tags), MAX_TAGS)
+    for tag in tags:
+        if not 1 <= len(tag) <= MAX_TAG_CHARS:
+            raise InvalidRequestError(
+                f"thinking: tags must have 1 to {MAX_TAG_CHARS} characters, got one of {len(tag)}",
+                param="thinking",
+            )
+    if thinking.budget is not None:
+        _check_range(THINKING_BUDGET, thinking.budget, 0, INT64_MAX)
 
 
 def _invalid(name: str, value: object, bound: str) -> InvalidRequestError:

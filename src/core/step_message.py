@@ -37,6 +37,8 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     grammar
         Handle of what ``params.structured_output`` was compiled to, ``None`` without it. Compiled
         grammars do not travel: whoever samples holds them by their handles.
+    thinking
+        Handle of what ends its thinking, which does not travel either; ``None`` without a bound.
     """
 
     key: int
@@ -46,10 +48,11 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     end_token_ids: frozenset[int] = frozenset()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: int | None = None
+    thinking: int | None = None
 
     @classmethod
     def of(cls, request: Request) -> DeviceRequest:
-        """What the device half has to know of ``request``; its key is its grammar's handle."""
+        """What the device half has to know of ``request``; its key is the handle of what it has."""
         return cls(
             key=request.key,
             prompt_len=len(request.prompt_token_ids),
@@ -58,6 +61,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             end_token_ids=request.end_token_ids,
             bad_words_token_ids=request.bad_words_token_ids,
             grammar=None if request.grammar is None else request.key,
+            thinking=None if request.thinking is None else request.key,
         )
 
 

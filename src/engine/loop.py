@@ -222,9 +222,11 @@ class EngineLoop:
         is_launched = True
         try:
             for request in admitted:
-                # Grammars do not travel: the message names them by handle.
+                # What does not travel the message names by handle.
                 if request.grammar is not None:
                     self._worker.hold_grammar(request.key, request.grammar)
+                if request.thinking is not None:
+                    self._worker.hold_thinking(request.key, request.thinking)
             message = StepMessage(plan, [DeviceRequest.of(each) for each in admitted], forgettable)
             in_flight = self._worker.launch(message, self._wake.set)
         # The step never reached the device. Its requests fail as if it had failed there.

@@ -32,8 +32,10 @@ from src.http.openapi.handlers import show_docs, show_openapi
 from src.http.render import render_chat, render_completion
 from src.http.responses.handlers import (
     cancel_response,
+    count_input_tokens,
     create_response,
     delete_response,
+    list_input_items,
     show_response,
 )
 from src.http.server import Server
@@ -46,9 +48,11 @@ ENDPOINTS: Final = (
     ("/v1/chat/completions", "POST", create_chat_completion),
     ("/v1/chat/completions/render", "POST", render_chat),
     ("/v1/responses", "POST", create_response),
+    ("/v1/responses/input_tokens", "POST", count_input_tokens),
     ("/v1/responses/{response_id}", "GET", show_response),
     ("/v1/responses/{response_id}", "DELETE", delete_response),
     ("/v1/responses/{response_id}/cancel", "POST", cancel_response),
+    ("/v1/responses/{response_id}/input_items", "GET", list_input_items),
     ("/v1/messages", "POST", create_message),
     ("/v1/messages/count_tokens", "POST", count_tokens),
     ("/v1/models", "GET", list_models),

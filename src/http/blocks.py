@@ -6,7 +6,7 @@ blocks that open, grow and close.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -108,26 +108,3 @@ class BlockReader:
         if self._open is not None:
             read.append(BlockEnd(self._open))
             self._open = None
-
-
-class ReasoningCount:
-    """How many tokens were reasoning, told from the text that they became."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._open = False
-
-    def count(self, num_tokens: int, events: Sequence[AnswerEvent]) -> None:
-        """Account for the tokens that became these events."""
-        reasoning = other = 0
-        for event in events:
-            if isinstance(event, ReasoningDelta):
-                reasoning += len(event.text)
-            else:
-                other += 1 if isinstance(event, ToolCallBegin) else len(event.text)
-            self._open = isinstance(event, ReasoningDelta)
-        if not reasoning + other:
-            # Not shown yet: as what came last.
-            self.tokens += num_tokens if self._open else 0
-        else:
-            self.tokens += round(num_tokens * reasoning / (reasoning + other))

@@ -38,6 +38,7 @@ from src.http.body import (
 from src.http.codings import body_codings, decoded_body
 from src.http.direct import DirectWriter, abort_connection, direct_writer
 from src.http.errors import ErrorAnswer, answer_to
+from src.http.line_breaks import unbroken
 from src.http.server import Server
 from src.http.spelling import error_spelling
 from src.http.tracing import begin_trace, end_trace
@@ -139,6 +140,7 @@ class Call:
 
     async def write(self, events: bytes) -> None:
         """Send the next events of a stream; the first ones begin it."""
+        events = unbroken(events)
         if not self.started:
             await self._start(200, STREAM_HEADERS)
             self.direct = direct_writer(self.scope, self.server.outbox)
@@ -158,7 +160,7 @@ class Call:
         if self.direct is not None:
             async with self.direct.held():
                 self.close()
-        await self._send_body(events, more=False)
+        await self._send_body(unbroken(events), more=False)
 
     def close(self) -> None:
         """Nothing more is sent; harmless when done twice."""

@@ -19,7 +19,7 @@ from src.http.chat_shape import ChatShape
 from src.http.conversation import conversation
 from src.http.fields import RequestDecoder
 from src.http.generation import Delivery, Job, job_timeout, run
-from src.http.prompts import tokens_to_keep
+from src.http.prompts import Cut, cut_of
 from src.http.protocol.chat import ChatRequest
 from src.http.sampling import (
     FieldNames,
@@ -30,6 +30,7 @@ from src.http.sampling import (
 )
 from src.http.server import served_name
 from src.http.structured import structured_output
+from src.http.thinking import no_thinking, thinking_budget
 from src.http.tools import tool_offer
 from src.http.truncation import newest_turns, tokens_of_answer
 from src.text.answer import ToolOffer
@@ -76,11 +77,16 @@ class PreparedChat(NamedTuple):
 
 
 async def prepare_chat(
-    call: Call, request: ChatRequest, *, drops_turns: bool = False
+    call: Call,
+    request: ChatRequest,
+    *,
+    drops_turns: bool = False,
+    needs_thinking: bool = True,
 ) -> PreparedChat:
     """Check a request and turn it into a job, for every endpoint that holds conversations.
 
-    With ``drops_turns`` a conversation that is too long loses its oldest turns.
+    With ``drops_turns`` a conversation that is too long loses its oldest turns. A budget of
+    thinking is refused where the model marks no thinking, unless it ``needs_thinking`` not.
 
     Raises
     ------
@@ -105,18 +111,18 @@ async def prepare_chat(
         structured_output=structured_output(request, engine.config),
     )
     reserved = tokens_of_answer(info, max_tokens)
-    keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_model_len, reserved)
+    cut = cut_of(request, info.max_model_len, reserved)
     prompt_token_ids = None
     if drops_turns:
-        keep = info.max_model_len - reserved
-        messages, prompt_token_ids = await newest_turns(engine, messages, options, keep)
+        cut = Cut(info.max_model_len - reserved)
+        messages, prompt_token_ids = await newest_turns(engine, messages, options, cut.keep)
     tokenizer = engine.tokenizer
     reasons = reasoning_of(tokenizer, settings, request.chat_template) is not None
     scored = num_logprobs(request.prompt_logprobs)
-    if keep is not None or request.return_token_ids or reasons or scored:
+    if cut is not None or request.return_token_ids or reasons or scored:
         if prompt_token_ids is None:
             prompt_token_ids = await engine.tokenize(messages, chat=options)
-        prompt_token_ids = prompt_token_ids if keep is None else prompt_token_ids[-keep:]
+        prompt_token_ids = prompt_token_ids if cut is None else cut.tokens(prompt_token_ids)
     plan = await _plan(
         engine,
         settings,
@@ -126,10 +132,14 @@ async def prepare_chat(
         continued=options.continue_final_message,
         structured_output=params.structured_output,
     )
+    budget = thinking_budget(request)
+    if budget is not None and needs_thinking and not reasons:
+        raise no_thinking()
     params = msgspec.structs.replace(
         params,
         structured_output=plan.structured_output,
         kept_special_token_ids=plan.kept_special_token_ids,
+        thinking=None if budget is None and not params.stop else plan.thinking(budget),
     )
     job = Job(
         prompts=[(messages if prompt_token_ids is None else prompt_token_ids, params)],
@@ -165,12 +175,16 @@ async def _plan(
         max_bytes=engine.config.structured_output.max_bytes,
     )
     # A grammar spells schemas, which may be large.
-    constrained = (
+    takes_long = (
         offer.choice == "required"
         or structured_output is not None
         or any(tool["function"].get("strict") for tool in offer.tools)
     )
-    return await anyio.to_thread.run_sync(planned) if constrained else planned()
+    # The first plan of this kind tries the chat template out.
+    tries_template = bool(offer.tools and prompt_token_ids) and template is None
+    if takes_long or (tries_template and settings.calls_in_reasoning == "auto"):
+        return await anyio.to_thread.run_sync(planned)
+    return planned()
 
 
 def chat_names(request: ChatRequest) -> FieldNames:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -12,7 +13,13 @@ import msgspec
 from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
 from src.engine.client import AsyncEngine
 from src.http.fingerprint import system_fingerprint
-from src.http.generation import finish_reason, is_cut_short, stop_reason, usage_body
+from src.http.generation import (
+    counts_always,
+    finish_reason,
+    is_cut_short,
+    stop_reason,
+    usage_body,
+)
 from src.http.logprobs import TokenNames, chat_entries, chat_pieces, prompt_pieces
 from src.http.pieces import apart, in_pieces, listed
 from src.http.protocol.chat import (
@@ -28,6 +35,7 @@ from src.http.protocol.chat import (
     PieceToolCall,
 )
 from src.http.protocol.logprobs import ChatLogprobs
+from src.http.reasoning_tokens import ReasoningTokens
 from src.text.answer import (
     Answer,
     AnswerEvent,
@@ -43,6 +51,8 @@ from src.text.answer_plan import AnswerPlan
 _encode = msgspec.json.Encoder().encode
 
 _TOOL_CALLS: Final = "tool_calls"
+# Tokens that are looked at in one go.
+_COUNTED: Final = 1024
 
 
 class ChatShape:
@@ -71,17 +81,21 @@ class ChatShape:
         self._names = TokenNames(engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
         self._shows_prompt_logprobs = request.prompt_logprobs is not None
         options = request.stream_options
-        self._counts_always = options is not None and bool(options.continuous_usage_stats)
         self._with_null_usage = options is not None and bool(options.include_usage)
+        self._counts_always = counts_always(options)
         # All chunks of a stream begin alike; only what differs is encoded for each.
         head = {"id": self.id, "object": "chat.completion.chunk", "created": self._created}
         head |= {"model": self._model, "system_fingerprint": self._fingerprint}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._streams: dict[int, _ChoiceStream] = {}
+        # Of each choice, where answers may have some.
+        self._reasoning: defaultdict[int, ReasoningTokens] | None = None
+        if plan.reasoning is not None:
+            self._reasoning = defaultdict(lambda: ReasoningTokens(plan, engine.tokenizer))
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event of ``include_usage``."""
-        return self._head + b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n"
+        return self._head + b'],"usage":' + self._usage(usage) + b"}\n\n"
 
     def body(self, results: Sequence[GenerationResult], usage: Usage) -> Iterator[bytes]:
         """The whole answer, in pieces."""
@@ -92,7 +106,8 @@ class ChatShape:
             model=self._model,
             system_fingerprint=self._fingerprint,
             choices=apart(listed(map(self._choice, result.completions))),
-            usage=usage_body(usage),
+            # Told when the choices have been: what is reasoning in them is counted on the way.
+            usage=apart(self._usage(usage) for _ in range(1)),
         )
         if self._prompt_token_ids is not None:
             answer.prompt_token_ids = self._prompt_token_ids
@@ -101,9 +116,22 @@ class ChatShape:
             answer.prompt_logprobs = apart(pieces)
         return in_pieces(answer)
 
+    def _usage(self, usage: Usage) -> bytes:
+        counts = self._reasoning
+        tokens = None if counts is None else sum(count.tokens for count in counts.values())
+        return _encode(usage_body(usage, tokens))
+
     def _choice(self, completion: Completion) -> Iterator[bytes]:
+        if self._reasoning is not None:
+            token_ids, count = completion.token_ids, self._reasoning[completion.index]
+            for begin in range(0, len(token_ids), _COUNTED):
+                count.count(token_ids[begin : begin + _COUNTED])
+                # Others may get their turn.
+                yield b""
         text, cut_short = completion.text, is_cut_short(completion)
         answer = whole_answer(self._plan.parser(), text, cut_short=cut_short)
+        if self._reasoning is not None:
+            self._reasoning[completion.index].has_calls = bool(answer.tool_calls)
         choice = ChatChoice(
             completion.index,
             _message(self._echoed, answer),
@@ -114,11 +142,13 @@ class ChatShape:
         )
         if completion.logprobs is not None:
             choice.logprobs = apart(chat_pieces(self._names, completion.logprobs))
-        return in_pieces(choice)
+        yield from in_pieces(choice)
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """One event, if the delta says anything, and one with the role before the first."""
         events = b""
+        if self._reasoning is not None:
+            self._reasoning[delta.index].count(delta.token_ids)
         stream = self._streams.get(delta.index)
         if stream is None:
             parser = None if self._plan.is_plain else self._plan.parser()
@@ -126,6 +156,8 @@ class ChatShape:
             opening = ChatChunkChoice(delta.index, ChatPiece("assistant", self._echoed))
             events = self._chunk(opening, delta.usage, self._prompt_token_ids)
         pieces = stream.pieces(delta)
+        if self._reasoning is not None:
+            self._reasoning[delta.index].has_calls = stream.calls
         token_ids = self._shown(delta.token_ids)
         if not (pieces or delta.logprobs or token_ids) and delta.finish_reason is None:
             return events
@@ -149,7 +181,7 @@ class ChatShape:
         self, choice: ChatChunkChoice, usage: Usage, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         if self._counts_always:
-            end = b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n"
+            end = b'],"usage":' + self._usage(usage) + b"}\n\n"
         else:
             end = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
         if prompt_token_ids is not None:
@@ -191,6 +223,7 @@ def _message(echoed: str, answer: Answer) -> ChatAnswer:
     message = ChatAnswer(content=echoed + answer.content)
     if answer.reasoning:
         message.reasoning = message.reasoning_content = answer.reasoning
+        message.content = message.content or None
     if answer.tool_calls:
         message.tool_calls = [
             AnswerToolCall(id=call.id, function=AnswerFunction(call.name, call.arguments))

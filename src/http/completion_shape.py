@@ -13,7 +13,7 @@ import msgspec
 from src.core.outputs import Completion, Delta, GenerationResult, Usage
 from src.engine.client import AsyncEngine
 from src.http.fingerprint import system_fingerprint
-from src.http.generation import finish_reason, stop_reason, usage_body
+from src.http.generation import counts_always, finish_reason, stop_reason, usage_body
 from src.http.logprobs import (
     LegacyColumns,
     LegacyLogprobs,
@@ -77,8 +77,8 @@ class CompletionShape:
             engine.tokenizer, as_ids=bool(request.return_tokens_as_token_ids), prefix="bytes:"
         )
         options = request.stream_options
-        self._counts_always = options is not None and bool(options.continuous_usage_stats)
         self._with_null_usage = options is not None and bool(options.include_usage)
+        self._counts_always = counts_always(options)
         head = {"id": self.id, "object": "text_completion", "created": self._created}
         head |= {"model": self._model, "system_fingerprint": self._fingerprint}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['

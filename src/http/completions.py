@@ -14,7 +14,7 @@ from src.http.call import Call
 from src.http.completion_shape import CompletionShape
 from src.http.fields import RequestDecoder
 from src.http.generation import Delivery, Job, job_timeout, run
-from src.http.prompts import Echo, Prompt, echoes_of, given_prompts, token_ids_of, tokens_to_keep
+from src.http.prompts import Echo, Prompt, cut_of, echoes_of, given_prompts, token_ids_of
 from src.http.protocol.completions import CompletionRequest
 from src.http.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -26,6 +26,7 @@ from src.http.sampling import (
 )
 from src.http.server import served_name
 from src.http.structured import structured_output
+from src.http.thinking import thinking_behind, thinking_budget
 
 _decode: Final = RequestDecoder(CompletionRequest)
 
@@ -79,13 +80,13 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     name = served_name(engine.model_info, request.model)
     context = engine.model_info.max_model_len
     most = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    keep = tokens_to_keep(request.truncate_prompt_tokens, context, most)
-    prompts = given_prompts(request.prompt, config.http.max_prompts_per_request, context, keep)
+    cut = cut_of(request, context, most)
+    prompts = given_prompts(request.prompt, config.http.max_prompts_per_request, context, cut)
     _check_number(len(prompts), request.n or 1, config.scheduler.max_waiting_requests)
-    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, keep)
+    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, cut)
     params = _params(engine, request)
     job = Job(
-        prompts=[(ids, _fitted(engine, request, params, len(ids))) for ids in token_ids],
+        prompts=[(ids, _fitted(engine, request, params, ids)) for ids in token_ids],
         num_prompt_logprobs=_num_prompt_logprobs(request, token_ids),
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
@@ -154,11 +155,15 @@ def _params(engine: AsyncEngine, request: CompletionRequest) -> SamplingParams:
 
 
 def _fitted(
-    engine: AsyncEngine, request: CompletionRequest, params: SamplingParams, prompt_len: int
+    engine: AsyncEngine, request: CompletionRequest, params: SamplingParams, prompt: list[int]
 ) -> SamplingParams:
     """The parameters of one prompt, all of which share what is large."""
+    budget = thinking_budget(request)
+    if budget is not None:
+        thinking = thinking_behind(engine.tokenizer, engine.config.chat, prompt, budget)
+        params = msgspec.structs.replace(params, thinking=thinking)
     if request.max_tokens is not None:
         return params
-    room = engine.model_info.max_model_len - prompt_len
+    room = engine.model_info.max_model_len - len(prompt)
     wanted = max(COMPLETION_MAX_TOKENS, request.min_tokens or 0)
     return msgspec.structs.replace(params, max_tokens=max(1, min(wanted, room)))

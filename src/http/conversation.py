@@ -10,7 +10,8 @@ from src.core.config import ChatSection, Config, HttpSection
 from src.core.errors import InvalidRequestError
 from src.engine.requests.prompts import ChatOptions
 from src.http.body import check_structure
-from src.http.protocol.chat import MAX_MESSAGES, ChatMessage, ChatRequest
+from src.http.placeholders import placeholder
+from src.http.protocol.chat import MAX_MESSAGES, ChatMessage, ChatRequest, ContentPart
 from src.http.sampling import unsupported
 from src.http.tools import shown_tool
 
@@ -27,7 +28,7 @@ async def conversation(
         field.
     """
     _check_templates(request, config.chat)
-    _check(request)
+    _check(request, replaces_media=config.chat.media_placeholders == "all")
     await _check_arguments(request, config.http)
     messages = [_message(index, message) for index, message in enumerate(request.messages)]
     return messages, _chat_options(request)
@@ -49,7 +50,7 @@ def _untrusted(field: str, value: str) -> InvalidRequestError:
     )
 
 
-def _check(request: ChatRequest) -> None:
+def _check(request: ChatRequest, *, replaces_media: bool) -> None:
     count = sum(
         len(items)
         for message in request.messages
@@ -73,6 +74,9 @@ def _check(request: ChatRequest) -> None:
         if isinstance(message.content, list):
             for position, part in enumerate(message.content):
                 where = f"messages[{index}].content[{position}]"
+                if replaces_media and (text := placeholder(part.type)) is not None:
+                    message.content[position] = ContentPart(type="text", text=text)
+                    continue
                 if part.type not in ("text", "refusal"):
                     raise InvalidRequestError(
                         f"{where}.type: this model takes text only, got {part.type[:100]!r}",

@@ -19,11 +19,12 @@ from src.engine.requests.prompts import ChatOptions, Prompt
 from src.engine.requests.submission import Submission
 from src.http.call import Call
 from src.http.errors import GenerationFailedError
+from src.http.line_breaks import unbroken
 from src.http.logprobs import check_number
 from src.http.pieces import Turn, gathered
 from src.http.portions import portions
-from src.http.protocol.generation import GenerationRequest
-from src.http.protocol.usage import PromptTokensDetails, UsageBody
+from src.http.protocol.generation import GenerationRequest, StreamOptions
+from src.http.protocol.usage import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from src.http.sampling import num_logprobs
 from src.observability.tracing import RequestTrace
 
@@ -67,6 +68,11 @@ class Delivery(NamedTuple):
             options is not None and bool(options.include_usage),
             "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
         )
+
+
+def counts_always(options: StreamOptions | None) -> bool:
+    """Whether every event of a stream has the usage so far: only where the stream has any."""
+    return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
 
 class EventShape(Protocol):
@@ -146,14 +152,17 @@ def describe_trace(call: Call, response_id: str, model: str | None, *, stream: b
             call.trace.model = model
 
 
-def usage_body(usage: Usage) -> UsageBody:
-    """Usage as OpenAI spells it."""
-    return UsageBody(
+def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> UsageBody:
+    """Usage as OpenAI spells it, with how many of the tokens were reasoning where there may be."""
+    body = UsageBody(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetails(usage.cached_tokens),
     )
+    if reasoning_tokens is not None:
+        body.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
+    return body
 
 
 def finish_reason(delta_reason: FinishReason | None) -> str | None:
@@ -253,7 +262,7 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
         except RequestError:
             return False
         if events:
-            direct.write(events)
+            direct.write(unbroken(events))
         return True
 
     while deltas := await submission.take():

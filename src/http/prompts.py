@@ -12,6 +12,7 @@ from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.sampling_params import shown
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions
+from src.http.protocol.generation import GenerationRequest
 from src.text import Tokenizer
 from src.text.detokenizer import IncrementalDetokenizer
 
@@ -34,13 +35,28 @@ class Echo(NamedTuple):
     rest: str = ""
 
 
+class Cut(NamedTuple):
+    """How much of a prompt is kept: its last ``keep`` tokens, or its first."""
+
+    keep: int
+    from_end: bool = True
+
+    def tokens(self, token_ids: list[T]) -> list[T]:
+        """What is kept of these."""
+        return token_ids[-self.keep :] if self.from_end else token_ids[: self.keep]
+
+    def text(self, text: str, most: int) -> str:
+        """At most so many characters of the side that is kept."""
+        return text[-most:] if self.from_end else text[:most]
+
+
 def given_prompts(
-    given: str | list[int | str | list[int]], most: int, context: int, keep: int | None = None
+    given: str | list[int | str | list[int]], most: int, context: int, cut: Cut | None = None
 ) -> list[Prompt]:
     """The prompts of a request: a text and a list of token ids are one, other lists are several.
 
-    The length of a list of ids is checked before anything walks it. With ``keep`` such a list is
-    cut to its last so many ids instead.
+    The length of a list of ids is checked before anything walks it. With ``cut`` such a list is
+    cut instead.
 
     Raises
     ------
@@ -55,7 +71,7 @@ def given_prompts(
         raise InvalidRequestError("prompt must not be an empty list", param="prompt")
     kind = type(given[0])
     if kind is int:
-        given = _fitted(given, context, keep)
+        given = _fitted(given, context, cut)
     elif len(given) > most:
         raise InvalidRequestError(
             f"prompt may have at most {most} entries, got {len(given)}", param="prompt"
@@ -69,47 +85,52 @@ def given_prompts(
     if kind is int:
         return [cast(list[int], given)]
     return [
-        _fitted(item, context, keep) if isinstance(item, list) else cast(str, item)
-        for item in given
+        _fitted(item, context, cut) if isinstance(item, list) else cast(str, item) for item in given
     ]
 
 
-def tokens_to_keep(asked: int | None, context: int, max_tokens: int) -> int | None:
-    """How many tokens of a prompt ``truncate_prompt_tokens`` keeps; ``None`` keeps them all.
+def cut_of(request: GenerationRequest, context: int, max_tokens: int) -> Cut | None:
+    """What ``truncate_prompt_tokens`` keeps of a prompt; ``None`` keeps it all.
 
     Raises
     ------
     InvalidRequestError
-        More than the context has room for, or none.
+        More than the context has room for, or none; or a side without a number of tokens.
     """
+    asked, from_end = request.truncate_prompt_tokens, request.truncation_side != "right"
     if asked is None:
+        if request.truncation_side is not None:
+            raise InvalidRequestError(
+                "truncation_side may only be given with truncate_prompt_tokens",
+                param="truncation_side",
+            )
         return None
     if asked == -1:
-        return max(1, context - max_tokens)
+        return Cut(max(1, context - max_tokens), from_end)
     if not 1 <= asked < context:
         raise InvalidRequestError(
             f"truncate_prompt_tokens must be -1 or from 1 to {context - 1}, got {shown(asked)}",
             param="truncate_prompt_tokens",
         )
-    return asked
+    return Cut(asked, from_end)
 
 
 async def token_ids_of(
     engine: AsyncEngine,
     prompts: Sequence[Prompt],
     add_special_tokens: bool | None,
-    keep: int | None = None,
+    cut: Cut | None = None,
 ) -> list[list[int]]:
-    """Token ids of each prompt, of which ``keep`` leaves the last so many."""
+    """Token ids of each prompt, as far as ``cut`` leaves them."""
     options = ChatOptions(add_special_tokens=add_special_tokens)
     token_ids = []
     for prompt in prompts:
-        if keep is not None and isinstance(prompt, str):
-            # Text of which nothing can be among the last tokens is not tokenized.
+        if cut is not None and isinstance(prompt, str):
+            # Text of which nothing can be among the tokens that are kept is not tokenized.
             chars = engine.model_info.max_model_len * engine.tokenizer.max_token_chars
-            prompt = prompt[-chars:]
+            prompt = cut.text(prompt, chars)
         ids = await engine.tokenize(prompt, chat=options)
-        token_ids.append(ids if keep is None else ids[-keep:])
+        token_ids.append(ids if cut is None else cut.tokens(ids))
         # Others get the event loop between two prompts, which may be long.
         await anyio.lowlevel.checkpoint()
     return token_ids
@@ -143,9 +164,9 @@ def _shown(tokenizer: Tokenizer, ids: list[int], skips_special_tokens: bool) -> 
     return text.push(ids) + text.hand_over(), text.flush()
 
 
-def _fitted(token_ids: list[T], context: int, keep: int | None) -> list[T]:
-    if keep is not None:
-        return token_ids[-keep:]
+def _fitted(token_ids: list[T], context: int, cut: Cut | None) -> list[T]:
+    if cut is not None:
+        return cut.tokens(token_ids)
     if len(token_ids) >= context:
         raise PromptTooLongError.of_prompt(len(token_ids), context, param="prompt")
     return token_ids

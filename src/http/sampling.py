@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,10 @@ from src.http.structured import given_field
 # OpenAI's and vLLM's default where a completion does not say.
 COMPLETION_MAX_TOKENS: Final = 16
 
+# A key of `logit_bias`; one of more digits is no token of any model.
+_TOKEN_KEY: Final = re.compile(r"-?[0-9]{1,10}", re.ASCII)
+_LARGE: Final = 1e300
+
 # Fields of a request that are those of SamplingParams, by the same names.
 _SAME: Final = (
     "n",
@@ -24,7 +29,6 @@ _SAME: Final = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
-    "logit_bias",
     "min_tokens",
     "include_stop_str_in_output",
     "ignore_eos",
@@ -53,6 +57,8 @@ def sampling_params(
     for name in _LISTS:
         value = getattr(request, name)
         given[name] = None if value is None else tuple(value)
+    if request.logit_bias is not None:
+        given["logit_bias"] = _logit_bias(request.logit_bias)
     if request.stop is not None:
         given["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
     given |= {
@@ -65,6 +71,21 @@ def sampling_params(
     return SamplingParams(
         **{**defaults, **{name: value for name, value in given.items() if value is not None}}
     )
+
+
+def _logit_bias(given: Mapping[str, Any]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in given.items():
+        name = f"logit_bias[{key[:50]!r}]"
+        if _TOKEN_KEY.fullmatch(key) is None:
+            raise InvalidRequestError(f"{name}: keys must be token ids", param="logit_bias")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequestError(
+                f"{name} must be a number, got {type(value).__name__}", param="logit_bias"
+            )
+        # What a float cannot hold is out of range anyway.
+        bias[int(key)] = float(min(max(value, -_LARGE), _LARGE))
+    return bias
 
 
 def num_logprobs(asked: int | None) -> int:

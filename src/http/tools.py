@@ -19,9 +19,12 @@ def tool_offer(request: ChatRequest) -> ToolOffer:
     Raises
     ------
     InvalidRequestError
-        ``tool_choice`` has no known form, or names a function that there is not.
+        ``tool_choice`` has no known form, names a function that there is not, or is given without
+        tools, unless it asks for none.
     """
     choice = request.tool_choice
+    if choice not in (None, "none") and not request.tools:
+        raise _refusal("may only be given with tools")
     tools = {tool.function.name: shown_tool(tool) for tool in request.tools or ()}
     parallel = request.parallel_tool_calls is not False
     if choice is None:

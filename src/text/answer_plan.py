@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from src.core.config import ChatSection
 from src.core.structured_output import StructuredOutput
+from src.core.thinking import Thinking
 from src.text.answer import AnswerParser, PlainAnswer, ToolOffer
 from src.text.answer_grammar import answer_form
 from src.text.reasoning import ReasoningParser, ReasoningSyntax
+from src.text.thought_calls import ThoughtCalls, leaves_thinking_open
 from src.text.tool_calls.detection import reasoning_syntax, tool_call_syntax
 from src.text.tool_calls.parser import ToolCallParser
 from src.text.tool_calls.syntax import Syntax
@@ -44,6 +46,8 @@ class AnswerPlan:
         Whether arguments are shown as they come; whether an opening tag surely begins a call.
     reasoning, reasoning_is_open
         How reasoning is marked, ``None`` where there can be none; whether the prompt has opened it.
+    calls_in_reasoning
+        Whether a call in reasoning that never ends is a call.
     """
 
     structured_output: StructuredOutput | None
@@ -56,11 +60,24 @@ class AnswerPlan:
     certain: bool
     reasoning: ReasoningSyntax | None
     reasoning_is_open: bool
+    calls_in_reasoning: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether answers are text and nothing else."""
         return self.calls is None and self.reasoning is None
+
+    def thinking(self, budget: int | None = None) -> Thinking | None:
+        """For ``SamplingParams.thinking``; ``None`` where answers have no reasoning."""
+        if self.reasoning is None:
+            return None
+        return Thinking(
+            openings=self.reasoning.openings,
+            closings=self.reasoning.closings,
+            ends_before=self.reasoning.ends_before,
+            is_open=self.reasoning_is_open,
+            budget=budget,
+        )
 
     def parser(self) -> AnswerParser:
         """A fresh parser, for one choice."""
@@ -76,6 +93,12 @@ class AnswerPlan:
             )
         if self.reasoning is not None:
             parser = ReasoningParser(self.reasoning, parser, is_open=self.reasoning_is_open)
+        thinking = self.thinking()
+        if self.calls_in_reasoning and self.calls is not None and thinking is not None:
+            # Only what is marked as a call, and whole.
+            marked = replace(self.calls, starts=(), siblings=())
+            calls = ToolCallParser(marked, self.functions, parallel=self.parallel)
+            parser = ThoughtCalls(parser, calls, thinking)
         return parser
 
 
@@ -169,6 +192,31 @@ def plan_answer(
         certain=form.calls is not None,
         reasoning=reasoning,
         reasoning_is_open=stage == "open",
+        # Under a grammar thinking ends where the grammar says.
+        calls_in_reasoning=form.output is None
+        and _calls_in_reasoning(tokenizer, settings, template, calls, reasoning),
+    )
+
+
+def _calls_in_reasoning(
+    tokenizer: Tokenizer,
+    settings: ChatSection,
+    template: str | None,
+    calls: Syntax | None,
+    reasoning: ReasoningSyntax | None,
+) -> bool:
+    setting = settings.calls_in_reasoning
+    if calls is None or not calls.openings or reasoning is None or setting == "off":
+        return False
+    if setting == "on":
+        return True
+    # A request's own template is not tried out.
+    return (
+        template is None
+        and tokenizer.has_chat_template
+        and leaves_thinking_open(
+            tokenizer.chat_template, reasoning.opening, reasoning.closing, calls.openings[0]
+        )
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from src.core.thinking import Thinking
+from src.text.before_answer import BeforeAnswer
 from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
 from src.text.stop_strings import StopStrings
 
@@ -52,6 +54,9 @@ class OutputText:
     judge
         Where the text must have a form: tells where it has it, so that a stop string is plain text
         everywhere else.
+    thinking
+        What the text may begin with: stop strings are looked for in what follows it, and until it
+        is known whether there is any, the text waits.
 
     A token that ends the output by itself (the end token, a stop token id) has text only if it is
     pushed: leave it out unless its text is wanted.
@@ -70,6 +75,7 @@ class OutputText:
         stands_alone: bool = False,
         min_tokens: int = 0,
         judge: TextJudge | None = None,
+        thinking: Thinking | None = None,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -82,6 +88,7 @@ class OutputText:
         self._judge = judge
         may_end = None if judge is None else judge.completes
         self._stops = StopStrings(stop, include_stop, may_end) if stop else None
+        self._before = None if thinking is None else BeforeAnswer(thinking)
         self._min_tokens = min_tokens
         self.num_tokens = 0
         """Tokens taken into the output so far."""
@@ -111,16 +118,24 @@ class OutputText:
         shown: list[str] = []
         for used, token_id in enumerate(token_ids, 1):
             self.num_tokens += 1
-            text, stop = self._stops.feed(
-                self._detokenizer.push((token_id,)),
-                allow_match=self.num_tokens >= self._min_tokens,
-            )
+            before, text = self._divided(self._detokenizer.push((token_id,)))
+            text, stop = self._stops.feed(text, allow_match=self.num_tokens >= self._min_tokens)
+            text = before + text
             shown.append(text)
             if self._judge is not None:
                 self._judge.advance(text)
             if stop is not None:
                 return TextDelta("".join(shown), stop, used)
         return TextDelta("".join(shown), None, len(token_ids))
+
+    def _divided(self, text: str) -> tuple[str, str]:
+        """What stop strings are not looked for in, and then what they are."""
+        if self._before is None:
+            return "", text
+        before, text = self._before.feed(text)
+        if self._before.is_over:
+            self._before = None
+        return before, text
 
     def finish(self) -> str:
         """Return the rest of the text, at the end of an output that no stop string ended.
@@ -133,5 +148,8 @@ class OutputText:
             return tail
         if self._stops.matched is not None:
             return ""
+        before, tail = self._divided(tail)
+        if self._before is not None:
+            tail += self._before.finish()
         text, stop = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)
-        return text if stop is not None else text + self._stops.finish()
+        return before + (text if stop is not None else text + self._stops.finish())

@@ -126,11 +126,11 @@ class Steps:
             assert out.token_ids.shape == (rows,)
 
     def choose_under_masks(self) -> None:
-        """A token for each row, of which every other one has a grammar."""
+        """A token for each row, of which every other one has a grammar, and one has no choice."""
         rows = list(range(len(KINDS)))
         with unset_fake_temporarily():
             table = torch.zeros(ROWS, -(-self.vocab_size // 32), dtype=torch.int32)
-        masks = RowMasks(table, [row if row % 2 else -1 for row in rows], None, ())
+        masks = RowMasks(table, [row if row % 2 else -1 for row in rows], None, (), forced=[1])
         positions = torch.zeros(len(rows), dtype=torch.int64, device=DEVICE)
         logits = torch.zeros(len(rows), self.vocab_size, device=DEVICE)
         batch = SampleBatch(rows, [PROMPT + 4] * len(rows), positions)

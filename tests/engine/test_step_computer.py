@@ -398,7 +398,7 @@ async def test_a_step_tells_which_grammars_failed_and_why_masks_are_missing(
     awaited: Future[RowMasks] = Future()
     asked: list[bool] = []
 
-    def masks(rows: Sequence[int], *, as_bits: bool) -> Future[RowMasks]:
+    def masks(rows: Sequence[int], positions: Sequence[int], *, as_bits: bool) -> Future[RowMasks]:
         asked.append(as_bits)
         return awaited
 

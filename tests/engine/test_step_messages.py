@@ -16,12 +16,14 @@ from src.core.plan import RowResult, StepResult
 from src.core.request import Request
 from src.core.step_message import DeviceRequest, StepMessage
 from src.core.structured_output import StructuredOutput
+from src.core.thinking import Thinking
 from src.engine.execution.in_flight import InFlight
 from src.engine.execution.worker import Worker
 from tests.support.engines import assert_idle, random_prompts, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
+THINKING = Thinking(openings=("<think>",), closings=("</think>",), is_open=True, budget=6)
 LETTERS = StructuredOutput.regex("([ab]{1,3} )+[cd]{4}")
 ASKED = [
     SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),
@@ -37,6 +39,7 @@ ASKED = [
     SamplingParams(structured_output=StructuredOutput.regex("[a-z]{90,99}"), max_tokens=30),
     SamplingParams(structured_output=LETTERS, temperature=0, ignore_eos=True, max_tokens=20),
     SamplingParams(structured_output=StructuredOutput.choice(["yes", "no"]), max_tokens=20),
+    SamplingParams(thinking=THINKING, seed=3, max_tokens=24, ignore_eos=True),
 ]
 # Tokens after which a request is aborted, by its place in ASKED.
 ABORTED = {0: 7, 8: 4}
@@ -130,6 +133,11 @@ async def replay(engine: AsyncEngine, messages: Sequence[StepMessage]) -> list[S
                 asked = request.params.structured_output
                 assert asked is not None
                 worker.hold_grammar(request.grammar, await compiler.compile(asked))
+            if request.thinking is not None:
+                thinking = request.params.thinking
+                assert thinking is not None
+                guides = engine._parts.builder._guides
+                worker.hold_thinking(request.thinking, await guides.guide(thinking))
         arrived = asyncio.Event()
         step = worker.launch(message, arrived.set)
         await arrived.wait()

@@ -321,7 +321,7 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]},
          "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
          "messages[0].content[0].text"),

@@ -12,12 +12,13 @@ from openai.types.responses import Response, ResponseStreamEvent
 from src.core.outputs import Completion, Delta, FinishReason, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.http.blocks import BlockBegin, BlockDelta, BlockEnd, BlockReader, ReasoningCount
+from src.http.blocks import BlockBegin, BlockDelta, BlockEnd, BlockReader
 from src.http.chat import PreparedChat
 from src.http.generation import EventShape, Job
 from src.http.messages.shape import MessageShape
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.responses import ResponseRequest
+from src.http.reasoning_tokens import ReasoningTokens
 from src.http.responses.shape import ResponseShape
 from src.http.responses.translation import Translation
 from src.text.answer import (
@@ -36,14 +37,14 @@ PIECES = ["<think>I wo", "nder.</thi", "nk>Yes", "!"]
 USAGE = Usage(prompt_tokens=7, completion_tokens=16, cached_tokens=3)
 
 
-def deltas() -> list[Delta]:
+def deltas(chat: PreparedChat) -> list[Delta]:
     last = len(PIECES) - 1
     return [
         Delta(
             request_id="x",
             index=0,
             text=text,
-            token_ids=[1, 2, 3, 4],
+            token_ids=chat.engine.tokenizer.encode(text, add_special_tokens=False),
             finish_reason=FinishReason.STOP if i == last else None,
             usage=Usage(prompt_tokens=7, completion_tokens=4 * (i + 1), cached_tokens=3),
         )
@@ -68,8 +69,8 @@ def chat(engine: AsyncEngine) -> PreparedChat:
     return PreparedChat(engine, "tiny", Job(prompts=[("x", SamplingParams())]), None, plan)
 
 
-def events_of_all(shape: EventShape) -> bytes:
-    return b"".join([shape.events(0, delta) for delta in deltas()])
+def events_of_all(shape: EventShape, chat: PreparedChat) -> bytes:
+    return b"".join([shape.events(0, delta) for delta in deltas(chat)])
 
 
 @pytest.fixture
@@ -78,8 +79,10 @@ def response(chat: PreparedChat) -> ResponseShape:
     return ResponseShape(ResponseRequest(input="x"), translation, chat)
 
 
-async def test_a_response_has_it_as_an_item_of_its_own(response: ResponseShape) -> None:
-    text = b"".join((response.opening(), events_of_all(response), *response.ending(USAGE)))
+async def test_a_response_has_it_as_an_item_of_its_own(
+    response: ResponseShape, chat: PreparedChat
+) -> None:
+    text = b"".join((*response.opening(), events_of_all(response, chat), *response.ending(USAGE)))
     events = [strictly(ResponseStreamEvent, data) for _, data in events_of(text.decode())]
     kinds = [event.type.removeprefix("response.") for event in events]
     middle = [kind for kind in kinds if not kind.endswith(".delta")]
@@ -98,7 +101,16 @@ async def test_a_response_has_it_as_an_item_of_its_own(response: ResponseShape) 
     assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "I wonder.")
     assert (message.type, final.output_text) == ("message", "Yes!")
     assert final.usage is not None
-    assert final.usage.output_tokens_details.reasoning_tokens == 8
+    # Of the tokens, those that begin between the tags.
+    data = [
+        chat.engine.tokenizer.token_bytes(token_id)
+        for delta in deltas(chat)
+        for token_id in delta.token_ids
+    ]
+    begins = [len(b"".join(data[:index])) for index in range(len(data))]
+    within = range(len("<think>"), len("<think>I wonder."))
+    thought = sum(begin in within for begin in begins)
+    assert final.usage.output_tokens_details.reasoning_tokens == thought > 4
     assert final.usage.input_tokens_details.cached_tokens == 3
     turn = response.message
     assert (turn.content, turn.reasoning_content, turn.tool_calls) == ("Yes!", "I wonder.", None)
@@ -106,7 +118,7 @@ async def test_a_response_has_it_as_an_item_of_its_own(response: ResponseShape) 
 
 async def test_a_message_has_it_as_a_block_of_its_own(chat: PreparedChat) -> None:
     shape = MessageShape(chat)
-    text = (events_of_all(shape) + shape.ending(USAGE)).decode()
+    text = (events_of_all(shape, chat) + shape.ending(USAGE)).decode()
     events = [
         strictly(RawMessageStreamEvent, data) for name, data in events_of(text) if name != "ping"
     ]
@@ -159,18 +171,17 @@ def _finished(reader: BlockReader) -> list[Any]:
     return reader.blocks
 
 
-async def test_tokens_without_text_are_counted_as_what_came_before_them() -> None:
-    count = ReasoningCount()
-    count.count(2, [])
-    assert count.tokens == 0
-    count.count(4, [ReasoningDelta("abcd")])
-    count.count(3, [])
-    assert count.tokens == 7
-    # One step, or a slow reader's many, may hold the end of one and the beginning of the other.
-    count.count(10, [ReasoningDelta("ab"), ContentDelta("cdefghij")])
-    assert count.tokens == 9
-    count.count(5, [])
-    assert count.tokens == 9
+async def test_reasoning_is_counted_in_tokens_whatever_is_shown(chat: PreparedChat) -> None:
+    tokenizer = chat.engine.tokenizer
+    call = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 50
+    token_ids = tokenizer.encode(f"<think>a b c</think>{call}", add_special_tokens=False)
+    whole = ReasoningTokens(chat.plan, tokenizer)
+    whole.count(token_ids)
+    one_by_one = ReasoningTokens(chat.plan, tokenizer)
+    for token_id in token_ids:
+        one_by_one.count([token_id])
+    thought = tokenizer.encode("a b c", add_special_tokens=False)
+    assert whole.tokens == one_by_one.tokens == len(thought)
 
 
 async def test_a_call_that_was_cut_short_has_no_arguments(chat: PreparedChat) -> None:

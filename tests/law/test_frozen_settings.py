@@ -8,6 +8,8 @@ FROZEN = [
     "cache.memory_bytes",
     "cache.memory_fraction",
     "cache.num_blocks",
+    "chat.calls_in_reasoning",
+    "chat.media_placeholders",
     "chat.reasoning_parser",
     "chat.request_templates",
     "chat.stream_tool_arguments",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from src.core.errors import ConfigError
 
@@ -128,7 +129,8 @@ def write_json(file: Path, result: Mapping[str, Any], *, mode: str = "w") -> Non
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open(mode, encoding="utf-8") as stream:
-            stream.write(json.dumps(result) + "\n")
+            # What is no number is null: not every reader of JSON takes NaN for it.
+            stream.write(msgspec.json.encode(result).decode() + "\n")
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 

@@ -126,7 +126,7 @@ class StepComputer:
         if graph is None and not asks_for_scores(plan, self._unscored):
             inputs = only_sampled(inputs, self._rows)
         # They are computed while the forward runs; without a constrained row there are none.
-        awaited = self._grammars.masks(inputs.samplers.rows)
+        awaited = self._grammars.masks(inputs.samplers.rows, inputs.samplers.positions)
         computes()
         hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
         masks = None if awaited is None else awaited.result()
@@ -180,7 +180,7 @@ class StepComputer:
         )
         wants_hidden = asks_for_scores(plan, self._unscored)
         only_draws = self._sampler.only_draws(batch) and not wants_hidden
-        awaited = self._grammars.masks(batch.rows, as_bits=only_draws)
+        awaited = self._grammars.masks(batch.rows, batch.positions, as_bits=only_draws)
         numbers = list(
             chain.from_iterable(
                 (row.row, row.start, row.num_tokens, row.samples) for row in plan.rows
@@ -216,7 +216,9 @@ class StepComputer:
     ) -> StepOutput:
         """Run a decode step as one captured graph, and sample again if its rows ask for more."""
         num_rows = len(plan.rows)
-        awaited = self._grammars.masks([step.row for step in plan.rows])
+        awaited = self._grammars.masks(
+            [step.row for step in plan.rows], [step.start + step.num_tokens for step in plan.rows]
+        )
         out = graph.run(decode_rows(plan, graph.num_rows, self._rows.padding_row), computes)
         positions_s = out.positions[:num_rows]
         batch = decode_samplers(plan, positions_s)
@@ -250,7 +252,8 @@ class StepComputer:
     def _choose(self, logits: Tensor, batch: SampleBatch, masks: RowMasks | None) -> SampleOutput:
         """Sample one token per row of the batch from logits [S, V], which may be overwritten."""
         if masks is not None:
-            batch = replace(batch, mask=masks.to(self._rows.device, logits.shape[1]))
+            mask = masks.to(self._rows.device, logits.shape[1])
+            batch = replace(batch, mask=mask, forced=masks.forced)
         return self._sampler.sample(logits, batch, self._rows.tokens)
 
     def _output(

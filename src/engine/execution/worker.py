@@ -47,6 +47,7 @@ from src.ops.cpu.compiled import Caller
 from src.ops.cpu.places import Places
 from src.ops.cpu.step import CompiledStep
 from src.ops.declaration import Backend
+from src.text.thinking import ThinkingGuide
 
 T = TypeVar("T")
 
@@ -143,6 +144,10 @@ class Worker:
         It is released when a message, or :meth:`forget`, says that the request has ended.
         """
         self._grammars.hold(handle, grammar)
+
+    def hold_thinking(self, handle: int, guide: ThinkingGuide) -> None:
+        """The same of what ends the request's thinking."""
+        self._grammars.hold_thinking(handle, guide)
 
     def launch(self, message: StepMessage, then: Callable[[], object]) -> InFlight:
         """Queue a step behind the launched ones; returns at once.

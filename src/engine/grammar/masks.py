@@ -42,12 +42,15 @@ class RowMasks:
         [S, V] float32, the masks as values to add to logits on the CPU, if that was asked for.
     failures
         Of rows whose grammar cannot go on; they may sample anything.
+    forced
+        Entries that have one token to choose, whatever else their requests want.
     """
 
     table: Tensor
     rows: Sequence[int]
     added: np.ndarray | None
     failures: Sequence[RowFailure]
+    forced: Sequence[int] = ()
 
     def to(self, device: torch.device, vocab_size: int) -> Tensor:
         """[S, V] float32 on the device: 0 for allowed tokens, -inf for others."""
@@ -101,6 +104,13 @@ class MaskTable:
         self._wishes[row] = _GOES_ON if params.ignore_eos else _HAS_WISH
         is_free = params.allowed_token_ids is None
         self._allowed[row] = -1 if is_free else self._packed_allowed(params)
+
+    def force(self, row: int, token_id: int) -> None:
+        """``row`` may sample this token and no other."""
+        mask = self.masks[row]
+        mask.fill(0)
+        # The highest bit is the sign.
+        mask[token_id // _BITS] = np.uint32(1 << token_id % _BITS).astype(np.int32)
 
     def check_size(self, vocab_size: int) -> None:
         """Raise ValueError unless ``vocab_size`` is the width of these masks."""

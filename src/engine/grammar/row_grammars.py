@@ -5,7 +5,8 @@ loop commits it: the device's next forward is running or queued by then, and onl
 *sampling* waits for the masks. Batches without a constrained row never come here.
 
 A row's grammar stands where its output tokens have brought it, so it is rebuilt from them when a
-request resumes, and neither the batch nor the pipeline's depth has a say in it.
+request resumes, and neither the batch nor the pipeline's depth has a say in it. The same holds for
+thinking that has a budget.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ import contextlib
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from llguidance import LLMatcher
 
 from src.core.plan import RowFailure
 from src.core.step_message import DeviceRequest
-from src.engine.grammar.compiled import REFUELED_TOKENS, CompiledGrammar, fault_of, is_stuck
+from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.constraints import Constraint
+from src.engine.grammar.follower import Follower
 from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarSteps, Made, Mover, Outcome
 from src.engine.grammar.masks import MaskTable, RowMasks
+from src.engine.grammar.thinking import Change, RowThinking
+from src.text.thinking import ThinkingGuide
 
 logger = logging.getLogger(__name__)
 
@@ -37,140 +39,6 @@ _HISTORY = 1024
 # Added to what the process has: a tenth of another thread's share. Not less, since it holds the
 # interpreter lock now and then, also on a machine that has no CPU to spare.
 _NICENESS = 10
-_TOO_LARGE = "the grammar takes more of the lexer than it may"
-_TOO_SLOW = "following the grammar takes too long"
-
-
-class _Follower:
-    """One row's grammar, of the grammar thread alone.
-
-    Attributes
-    ----------
-    matcher
-        Where the output stands.
-    token_ids
-        What led there, but for the steps that its batch remembers.
-    ended
-        Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
-    fault, is_own
-        Why it cannot go on, and whether by the request's own parameters.
-    """
-
-    __slots__ = (
-        "_abandoned",
-        "_grammar",
-        "_num_renewals",
-        "ended",
-        "fault",
-        "is_own",
-        "key",
-        "matcher",
-        "token_ids",
-    )
-
-    def __init__(
-        self, key: int, grammar: CompiledGrammar, lane: int | None, abandoned: Set[int]
-    ) -> None:
-        self.key = key
-        self._grammar = grammar
-        self._abandoned = abandoned
-        begun = None if lane is None else self._grammar.begin(lane)
-        self._num_renewals = self._grammar.num_renewals
-        self.matcher: Constraint | LLMatcher = begun or self._grammar.begin_matcher()
-        self.token_ids: list[int] = []
-        self.ended = False
-        self.fault: str | None = None
-        self.is_own = True
-
-    @property
-    def is_live(self) -> bool:
-        """Whether anybody wants to know more of it."""
-        return not (self.ended or self.key in self._abandoned)
-
-    def fail(self, reason: str, *, is_own: bool = True) -> None:
-        """It cannot go on, by the request's own parameters or by the server's fault."""
-        self.ended = True
-        self.fault = reason
-        self.is_own = is_own
-
-    def resume(self, token_ids: list[int]) -> None:
-        """The output begins with these, as a matcher learns now."""
-        self.token_ids = list(token_ids)
-        self._restart()
-
-    def charge(self, seconds: float, num_calls: int) -> None:
-        """Its matcher took so long for some calls; where that is beyond its budget it fails."""
-        if not self._grammar.budget.allows(seconds, num_calls):
-            self.fail(_TOO_SLOW)
-
-    def recover(self, *, is_complete: bool = False) -> bool:
-        """Leave what failed, or may be complete, for another matcher; whether that gets on."""
-        had_constraint = isinstance(self.matcher, Constraint)
-        if not had_constraint and not self._renew():
-            # Another one would come to the same end.
-            self.give_up()
-            return False
-        self._restart()
-        if self.is_live and had_constraint and not is_complete:
-            # The lane's lexer has taken all that it may, or the constraint would have got on too.
-            self._grammar.is_worn = True
-        return self.is_live
-
-    def give_up(self) -> None:
-        """Its matcher is in its error state."""
-        assert isinstance(self.matcher, LLMatcher)
-        self._grammar.examine()
-        reason = fault_of(self.matcher)
-        if not is_stuck(self.matcher):
-            self.fail(reason)
-        elif self._grammar.is_spent:
-            self.fail(_TOO_LARGE)
-        else:
-            self.fail(f"a dead end of the grammar: {reason}", is_own=False)
-
-    def _restart(self) -> None:
-        """Bring a matcher to where the output stands.
-
-        One whose lexer is lost on the way has done that to all that share it: then once more with
-        a new one, and as carefully as it can be done.
-        """
-        self._replay(REFUELED_TOKENS)
-        if self.is_live and self._has_failed and self._renew():
-            self._replay(1)
-        if self.is_live and self._has_failed:
-            self.give_up()
-
-    @property
-    def _has_failed(self) -> bool:
-        return isinstance(self.matcher, LLMatcher) and self.matcher.is_error()
-
-    def _renew(self) -> bool:
-        """Whether a matcher that begins now has another lexer than this one, which failed.
-
-        That a lexer is lost looks like tokens that the grammar does not allow.
-        """
-        started = time.thread_time()
-        is_renewed = self._grammar.num_renewals > self._num_renewals or self._grammar.renew()
-        self.charge(time.thread_time() - started, 1)
-        return is_renewed
-
-    def _replay(self, step: int) -> None:
-        """Begin with a matcher and give it the output, with a mask behind each few tokens."""
-        self._num_renewals = self._grammar.num_renewals
-        matcher = self.matcher = self._grammar.begin_matcher()
-        for start in range(0, len(self.token_ids), step):
-            if not self.is_live or matcher.is_error():
-                return
-            chunk = self.token_ids[start : start + step]
-            # This thread's own time: a machine that is busy with other things is no fault of it.
-            started = time.thread_time()
-            taken = matcher.try_consume_tokens(chunk)
-            # It gives the lexer its fuel, and tells whether the lexer had too little.
-            matcher.compute_bitmask()
-            if taken < len(chunk) and not matcher.is_error():
-                matcher.consume_tokens(chunk[taken:])
-                matcher.compute_bitmask()
-            self.charge(time.thread_time() - started, len(chunk) + 1)
 
 
 @dataclass(frozen=True)
@@ -186,7 +54,7 @@ class _Batch:
     """
 
     rows: list[int]
-    followers: dict[int, _Follower]
+    followers: dict[int, Follower]
     parts: Sequence[GrammarSteps]
     history: list[np.ndarray] = field(default_factory=list)
 
@@ -226,10 +94,11 @@ class RowGrammars:
         self._ended: set[int] = set()
         self._forgotten: list[int] = []
         # Of the grammar thread: row -> its grammar, and what it may sample.
-        self._followers: dict[int, _Follower] = {}
+        self._followers: dict[int, Follower] = {}
         self._table = MaskTable(max_num_rows, vocab_size)
         self._mover = Mover(self._table, vocab_size)
         self._batch: _Batch | None = None
+        self._thinking = RowThinking(self._table)
         # A forward pass on another device leaves the CPUs to whoever wants them.
         begin = _give_way if on_cpu else None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
@@ -241,10 +110,14 @@ class RowGrammars:
         """
         self._held[handle] = grammar
 
+    def hold_thinking(self, handle: int, guide: ThinkingGuide) -> None:
+        """The same of what ends a request's thinking."""
+        self._thinking.hold(handle, guide)
+
     @property
     def num_held(self) -> int:
-        """Grammars that are kept for requests."""
-        return len(self._held)
+        """What is kept for requests."""
+        return len(self._held) + self._thinking.num_held
 
     def install(self, row: int, request: DeviceRequest, output_token_ids: list[int]) -> None:
         """Give ``row`` to a request that has this output so far.
@@ -252,9 +125,11 @@ class RowGrammars:
         Raises
         ------
         LookupError
-            No grammar is held by the handle that the request names.
+            Nothing is held by a handle that the request names.
         """
         self.vacate(row)
+        if request.thinking is not None:
+            self._thinking.install(row, request, output_token_ids)
         if request.grammar is not None:
             grammar = self._held.get(request.grammar)
             if grammar is None:
@@ -266,6 +141,7 @@ class RowGrammars:
         """Nobody in this row is constrained."""
         if self._rows.pop(row, None) is not None:
             self._departures.append(row)
+        self._thinking.vacate(row)
 
     def abandon(self, key: int) -> None:
         """The request has ended, and :meth:`forget` will say so: what is queued for it is skipped.
@@ -279,6 +155,7 @@ class RowGrammars:
         self._ended.add(key)
         self._forgotten.append(key)
         self._held.pop(key, None)
+        self._thinking.forget(key)
         # More than one, where it lost a row that nobody has taken since.
         for row in [row for row, owner in self._rows.items() if owner == key]:
             del self._rows[row]
@@ -287,22 +164,25 @@ class RowGrammars:
     def begin(self) -> None:
         """Begin to compute the first masks of those who were installed."""
         forgotten, self._forgotten = self._forgotten, []
-        if not self._arrivals and not self._departures:
+        changes = self._thinking.take_changes()
+        if not (self._arrivals or self._departures or changes):
             # Without a row it has nothing queued either, or only what is of no row any more.
             self._ended.difference_update(forgotten)
             return
         arrivals, self._arrivals = self._arrivals, []
         departures, self._departures = self._departures, []
-        self._submit(
-            [arrival.row for arrival in arrivals], self._exchange, departures, arrivals, forgotten
-        )
+        rows = [arrival.row for arrival in arrivals] + [change.row for change in changes]
+        self._submit(rows, self._exchange, departures, arrivals, changes, forgotten)
 
-    def masks(self, rows: Sequence[int], *, as_bits: bool = False) -> Future[RowMasks] | None:
-        """What these rows may sample next; ``None`` if none of them is constrained.
+    def masks(
+        self, rows: Sequence[int], positions: Sequence[int], *, as_bits: bool = False
+    ) -> Future[RowMasks] | None:
+        """What these rows may sample at these positions; ``None`` if none of them is constrained.
 
         On the CPU, ``as_bits`` says that bits are enough, and need not be made what is added.
         """
-        if self._rows.keys().isdisjoint(rows):
+        is_free = self._rows.keys().isdisjoint(rows)
+        if is_free and not self._thinking.may_force(rows, positions):
             return None
         owners = [self._rows.get(row) for row in rows]
         return self._thread.submit(
@@ -311,7 +191,7 @@ class RowGrammars:
 
     def follow(self, rows: Sequence[int], read: Callable[[], Any]) -> None:
         """These rows sample the tokens that ``read`` returns; it may block until they are there."""
-        if not self._rows.keys().isdisjoint(rows):
+        if not self._rows.keys().isdisjoint(rows) or self._thinking.follows(rows):
             self._submit(list(rows), self._advance, list(rows), read)
 
     def close(self) -> None:
@@ -331,6 +211,7 @@ class RowGrammars:
                     if row in self._followers:
                         follower = self._followers[row]
                         follower.fail("the grammar could not be followed", is_own=False)
+                self._thinking.lose(rows)
 
         self._thread.submit(contained)
 
@@ -340,8 +221,10 @@ class RowGrammars:
         self,
         departures: list[int],
         arrivals: list[_Arrival],
+        changes: list[Change],
         forgotten: list[int],
     ) -> None:
+        self._thinking.apply(changes)
         self._dissolve()
         for row in departures:
             self._followers.pop(row, None)
@@ -367,7 +250,7 @@ class RowGrammars:
         # A constraint would have to compute a mask for every token that is there already.
         is_new = self._mover.can_constrain() and not output_token_ids
         lane = self._mover.lane(row) if is_new else None
-        follower = _Follower(request.key, grammar, lane, self._ended)
+        follower = Follower(request.key, grammar, lane, self._ended)
         if isinstance(follower.matcher, Constraint):
             self._table.check_size(follower.matcher.tokenizer.vocab_size)
         self._table.install(row, request)
@@ -384,6 +267,7 @@ class RowGrammars:
             return
         if len(token_ids) != len(rows):
             raise ValueError(f"expected tokens of {len(rows)} rows, got {token_ids.tolist()}")
+        self._thinking.take(rows, token_ids)
         if token_ids.min() < 0:
             self._drop(rows, token_ids)
         batch = self._batch
@@ -452,8 +336,10 @@ class RowGrammars:
         return []
 
     def _gather(self, rows: list[int], owners: list[int | None], *, adds: bool) -> RowMasks:
-        failures = []
+        forced, failures = self._thinking.force(rows)
         for entry, (row, owner) in enumerate(zip(rows, owners, strict=True)):
+            if entry in forced:
+                continue
             # What an ended request samples is of no use, but something it must be able to.
             if owner is None or owner in self._ended:
                 rows[entry] = -1
@@ -466,7 +352,11 @@ class RowGrammars:
                 failures.append(RowFailure(owner, follower.fault, follower.is_own))
                 rows[entry] = -1
         return RowMasks(
-            self._table.table, rows, self._table.added(rows) if adds else None, failures
+            self._table.table,
+            rows,
+            self._table.added(rows) if adds else None,
+            failures,
+            forced,
         )
 
 

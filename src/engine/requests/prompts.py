@@ -19,6 +19,7 @@ from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.limits import check_limits
 from src.core.request import Request
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
+from src.engine.requests.thinking_guides import ThinkingGuides
 from src.engine.telemetry.status import ModelInfo
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
@@ -111,6 +112,7 @@ class RequestBuilder:
         self._info = info
         self._model_end_token_ids = frozenset(model_end_token_ids)
         self._keys = itertools.count()
+        self._guides = ThinkingGuides(tokenizer, info.vocab_size)
 
     def check(self, params: SamplingParams, options: RequestOptions) -> None:
         """Check all parameters and options that do not depend on the prompt.
@@ -186,6 +188,9 @@ class RequestBuilder:
             # When the grammar is complete, only an end token can follow, even with `ignore_eos`.
             end_token_ids |= self._model_end_token_ids
             grammar, grammar_times = await self._compile(params, params.structured_output)
+        thinking = None
+        if params.thinking is not None and params.thinking.budget is not None:
+            thinking = await self._guides.guide(params.thinking)
         bad_words: tuple[tuple[int, ...], ...] = ()
         if params.bad_words:
             bad_words = await asyncio.to_thread(self._bad_words, params)
@@ -207,6 +212,7 @@ class RequestBuilder:
                 deadline=None if timeout is None else arrival + timeout,
                 cache_salt=cache_salt,
                 grammar=grammar,
+                thinking=thinking,
                 grammar_times=grammar_times,
             )
             for index in range(params.n)

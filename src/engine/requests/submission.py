@@ -171,6 +171,7 @@ def _text_of(
         stands_alone=request.grammar is not None,
         min_tokens=params.min_tokens,
         judge=request.grammar.judge() if params.stop and request.grammar is not None else None,
+        thinking=params.thinking,
     )
 
 

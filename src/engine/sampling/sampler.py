@@ -32,12 +32,15 @@ class SampleBatch:
         [S] int64, the same on the device, if the caller has it there already.
     mask
         [S, V] float32 on the device, to be added: 0, or -inf for what may never be chosen.
+    forced
+        Entries for which the mask allows one token, which is chosen whatever they ask for.
     """
 
     rows: Sequence[int]
     positions: Sequence[int]
     positions_s: Tensor | None = None
     mask: Tensor | None = None
+    forced: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,8 @@ class Sampler:
     """Applies every sampling parameter, in a fixed order, and draws.
 
     The order: raw log-probabilities; the grammar's masks; allowed_token_ids; bad_words; min_tokens;
-    logit_bias; repetition, frequency and presence penalties; temperature; min_p; top_k; top_p;
-    Gumbel-max. See docs/sampling.md.
+    logit_bias; repetition, frequency and presence penalties; tokens that must come; temperature;
+    min_p; top_k; top_p; Gumbel-max. See docs/sampling.md.
 
     Nothing is carried from one call to the next but what the state's rows hold, so a row's token is
     a function of its logits, its tokens, its parameters and its position.
@@ -187,6 +190,9 @@ class Sampler:
         if selection.penalties:
             longest = max(batch.positions[entry] for entry in selection.penalized)
             penalize(logits, selection.penalties, positions_s, tokens, longest)
+        if batch.forced and batch.mask is not None:
+            forced_s = upload(batch.forced, torch.int64, self.state.device)
+            logits.index_copy_(0, forced_s, batch.mask.index_select(0, forced_s))
         _truncate(logits, selection)
 
         token_ids = gumbel_argmax(logits, selection.seeds, positions_s, selection.temperatures)

@@ -34,7 +34,7 @@ async def create_message(call: Call) -> None:
     chat_request = _translated(call, request)
     names = chat_names(chat_request)
     try:
-        chat = await prepare_chat(call, chat_request)
+        chat = await _prepared(call, chat_request)
         delivery = Delivery.of(chat_request)
         # An answer may take long, and there may be many.
         del request, chat_request
@@ -47,7 +47,7 @@ async def count_tokens(call: Call) -> None:
     """How many tokens a conversation has as a prompt."""
     chat_request = _translated(call, _decode_count(call))
     try:
-        chat = await prepare_chat(call, chat_request)
+        chat = await _prepared(call, chat_request)
         ((prompt, _),) = chat.job.prompts
         token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
     except RequestError as error:
@@ -77,7 +77,16 @@ def _spelt(error: RequestError, names: FieldNames) -> RequestError:
 def _translated(call: Call, request: ConversationRequest) -> ChatRequest:
     check_neutral(request, NEUTRAL_IN_MESSAGES)
     settings = call.server.config.chat
-    return translate(request, sets_thinking=settings.request_templates != "none")
+    return translate(
+        request,
+        sets_thinking=settings.request_templates != "none",
+        replaces_media=settings.media_placeholders != "none",
+    )
+
+
+async def _prepared(call: Call, request: ChatRequest) -> PreparedChat:
+    # Clients ask every model to think, whether it can or not.
+    return await prepare_chat(call, request, needs_thinking=False)
 
 
 async def _answer(call: Call, delivery: Delivery, chat: PreparedChat) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from src.core.errors import InvalidRequestError
 from src.http.items import check_parts, read_item, with_instructions
+from src.http.placeholders import block_text
 from src.http.protocol.chat import (
     ChatMessage,
     ChatRequest,
@@ -34,6 +35,7 @@ FIELD_NAMES: Final[Names] = (
     (re.compile(r"(messages|prompt)\b.*"), "messages"),
     (re.compile(r"max_completion_tokens\b"), "max_tokens"),
     (re.compile(r"stop\b"), "stop_sequences"),
+    (re.compile(r"thinking_token_budget\b"), "thinking.budget_tokens"),
     (re.compile(r"response_format\b.*"), "output_config.format"),
     (re.compile(r"reasoning_effort\b"), "output_config.effort"),
     (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
@@ -47,10 +49,13 @@ _BILLING: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _FOREIGN: Final = ("redacted_thinking",)
 
 
-def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatRequest:
+def translate(
+    request: ConversationRequest, *, sets_thinking: bool, replaces_media: bool
+) -> ChatRequest:
     """The chat that a request asks for.
 
-    ``sets_thinking`` says whether ``thinking`` may set a variable of the chat template.
+    ``sets_thinking`` says whether ``thinking`` may set a variable of the chat template, and
+    ``replaces_media`` whether a text stands for images and documents.
 
     Raises
     ------
@@ -66,16 +71,17 @@ def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatReque
         elif message.role == "assistant":
             messages.append(_assistant(where, message.content))
         else:
-            messages += _user(where, message.content, message.role)
+            messages += _user(where, message.content, message.role, replaces_media)
     # A last message of the assistant is the beginning of its answer.
     continues = messages[-1].role == "assistant" and messages[-1].tool_calls is None
     choice = request.tool_choice
     config = request.output_config
+    tools = _tools(request.tools or ())
     chat = ChatRequest(
         model=request.model,
         messages=with_instructions(_system(request), messages),
-        tools=_tools(request.tools or ()) or None,
-        tool_choice=_tool_choice(choice),
+        tools=tools or None,
+        tool_choice=_tool_choice(choice, is_offered=bool(tools), is_given=bool(request.tools)),
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         reasoning_effort=None if config is None else config.effort,
         continue_final_message=continues or None,
@@ -89,6 +95,8 @@ def translate(request: ConversationRequest, *, sets_thinking: bool) -> ChatReque
     if isinstance(request, MessageRequest):
         template_kwargs |= request.chat_template_kwargs or {}
         _sample(chat, request)
+        if request.thinking is not None and request.thinking.type != "disabled":
+            chat.thinking_token_budget = request.thinking.budget_tokens
     chat.chat_template_kwargs = template_kwargs or None
     return chat
 
@@ -155,7 +163,9 @@ def _assistant(where: str, blocks: Sequence[dict[str, Any]]) -> ChatMessage:
     )
 
 
-def _user(where: str, blocks: Sequence[dict[str, Any]], role: Any) -> list[ChatMessage]:
+def _user(
+    where: str, blocks: Sequence[dict[str, Any]], role: Any, replaces_media: bool
+) -> list[ChatMessage]:
     """Results of tools are messages of their own, before what the user says.
 
     Templates look for them right behind the calls, wherever a client put its text.
@@ -165,16 +175,14 @@ def _user(where: str, blocks: Sequence[dict[str, Any]], role: Any) -> list[ChatM
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
         match block.get("type"):
-            case "text":
-                texts.append(read_item(place, block, TextBlock).text)
             case "tool_result" if role == "user":
                 result = read_item(place, block, ToolResultBlock)
-                content = _result(f"{place}.content", result)
+                content = _result(f"{place}.content", result, replaces_media)
                 messages.append(
                     ChatMessage(role="tool", content=content, tool_call_id=result.tool_use_id)
                 )
-            case other:
-                raise _not_understood(place, other)
+            case _:
+                texts.append(_text(place, block, replaces_media))
     if texts:
         messages.append(ChatMessage(role=role, content="\n\n".join(texts)))
     if not messages:
@@ -182,15 +190,24 @@ def _user(where: str, blocks: Sequence[dict[str, Any]], role: Any) -> list[ChatM
     return messages
 
 
-def _result(where: str, result: ToolResultBlock) -> str:
+def _result(where: str, result: ToolResultBlock, replaces_media: bool) -> str:
     if result.content is None or isinstance(result.content, str):
         return result.content or ""
-    texts = []
-    for index, block in enumerate(result.content):
-        if block.get("type") != "text":
-            raise _not_understood(f"{where}[{index}]", block.get("type"))
-        texts.append(read_item(f"{where}[{index}]", block, TextBlock).text)
-    return "\n".join(texts)
+    return "\n".join(
+        _text(f"{where}[{index}]", block, replaces_media)
+        for index, block in enumerate(result.content)
+    )
+
+
+def _text(where: str, block: dict[str, Any], replaces_media: bool) -> str:
+    """The text of a block, or what stands for one that has none."""
+    kind = block.get("type")
+    if kind == "text":
+        return read_item(where, block, TextBlock).text
+    text = block_text(block) if replaces_media else None
+    if text is None:
+        raise _not_understood(where, kind)
+    return text
 
 
 def _not_understood(where: str, kind: object) -> InvalidRequestError:
@@ -220,12 +237,19 @@ def _tools(given: Sequence[dict[str, Any]]) -> list[Tool]:
     return tools
 
 
-def _tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+def _tool_choice(
+    choice: ToolChoice | None, *, is_offered: bool, is_given: bool
+) -> str | dict[str, Any] | None:
     """As a chat spells it."""
     if choice is None:
         return None
+    if choice.type == "tool" and choice.name is None:
+        raise InvalidRequestError("tool_choice.name is required", param="tool_choice.name")
+    if not is_given and choice.type != "none":
+        raise InvalidRequestError("tool_choice may only be given with tools", param="tool_choice")
+    if not is_offered and choice.type == "auto":
+        # All of the tools run elsewhere.
+        return None
     if choice.type == "tool":
-        if choice.name is None:
-            raise InvalidRequestError("tool_choice.name is required", param="tool_choice.name")
         return {"type": "function", "function": {"name": choice.name}}
     return "required" if choice.type == "any" else choice.type

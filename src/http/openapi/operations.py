@@ -18,7 +18,13 @@ from src.http.protocol.messages import (
     TokenCount,
 )
 from src.http.protocol.models import ModelCard, ModelList
-from src.http.protocol.responses import DeletedResponse, ResponseBody, ResponseRequest
+from src.http.protocol.responses import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseBody,
+    ResponseRequest,
+)
 from src.http.protocol.tokens import (
     DetokenizeBody,
     DetokenizeRequest,
@@ -27,6 +33,7 @@ from src.http.protocol.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from src.http.responses.inputs import MAX_PAGE
 from src.http.spelling import AnthropicErrorBody
 from src.observability.logs import LEVELS
 
@@ -96,11 +103,12 @@ def _debug(kind: str = JSON, *parameters: Parameter, status: int = 200) -> Opera
     )
 
 
-def _stored(answer: Any) -> Operation:
+def _stored(answer: Any, *parameters: Parameter) -> Operation:
+    name = Parameter("response_id", {"type": "string", "minLength": 1}, "path")
     return Operation(
         tag="Responses",
         answers={200: answer},
-        parameters=(Parameter("response_id", {"type": "string", "minLength": 1}, "path"),),
+        parameters=(name, *parameters),
         refusals=(400, 401, 404, 500, 503),
     )
 
@@ -126,9 +134,22 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
         tag="Generation", request=ResponseRequest, answers={200: ResponseBody}, streams=True,
         refusals=_GENERATE,
     ),
-    ("/v1/responses/{response_id}", "GET"): _stored(ResponseBody),
+    ("/v1/responses/input_tokens", "POST"): Operation(
+        tag="Tokens", request=ResponseRequest, answers={200: InputTokens}, refusals=_TOKENS
+    ),
+    ("/v1/responses/{response_id}", "GET"): _stored(
+        ResponseBody,
+        Parameter("stream", {"enum": ["true", "false"]}),
+        _whole("starting_after", 0, 999_999_999),
+    ),
     ("/v1/responses/{response_id}", "DELETE"): _stored(DeletedResponse),
     ("/v1/responses/{response_id}/cancel", "POST"): _stored(ResponseBody),
+    ("/v1/responses/{response_id}/input_items", "GET"): _stored(
+        ItemList,
+        _whole("limit", 1, MAX_PAGE),
+        Parameter("order", {"enum": ["asc", "desc"]}),
+        Parameter("after", {"type": "string"}),
+    ),
     ("/v1/messages", "POST"): Operation(
         tag="Generation", request=MessageRequest, answers={200: MessageBody}, streams=True,
         refusals=_GENERATE, error=AnthropicErrorBody,

@@ -22,10 +22,14 @@ MAX_TOOL_CALLS: Final = 512
 MAX_DOCUMENTS: Final = 1024
 
 
+# What names a call or a function: nothing can refer to an empty one.
+Name = Annotated[str, Meta(min_length=1)]
+
+
 class FunctionCall(msgspec.Struct, kw_only=True):
     """The call of one function: its name and its arguments as JSON text; null are none."""
 
-    name: str
+    name: Name
     arguments: str | dict[str, Any] | None = ""
 
     def __post_init__(self) -> None:
@@ -36,7 +40,7 @@ class FunctionCall(msgspec.Struct, kw_only=True):
 class ToolCall(msgspec.Struct, kw_only=True):
     """A call that the assistant made in an earlier message."""
 
-    id: str | None = None
+    id: Name | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -56,7 +60,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOL_CALLS)] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Name | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     # Refused by name.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -81,11 +81,6 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-# Bounded one by one: all multiples of 2**61 - 1 have the same hash, and keys are counted only when
-# the dictionary has been built.
-TokenKey = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-
-
 class GenerationRequest(Accepted, kw_only=True):
     """What both endpoints take. ``None`` everywhere means "as if it were not there"."""
 
@@ -98,7 +93,9 @@ class GenerationRequest(Accepted, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     best_of: int | None = None
-    logit_bias: Annotated[dict[TokenKey, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    # Token ids to numbers, which are read one by one so that an error can name the key. The keys
+    # are texts: all multiples of 2**61 - 1 would have the same hash.
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
@@ -119,12 +116,15 @@ class GenerationRequest(Accepted, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
-    # Only the last so many tokens of the prompt; -1: as many as fit.
+    # Only so many tokens of the prompt, -1: as many as fit; and the side that the others are on.
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    # Tokens of thinking at most; -1: any number.
+    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
     # What the answer's id ends with. To Python, `$` alone would be before a line's end too.
     request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")] | None = None
     priority: int | None = None
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     # What the text must conform to; at most one asks for something. The last are vLLM's older ones.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

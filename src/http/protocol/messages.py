@@ -13,6 +13,7 @@ from src.http.protocol.chat import (
     MAX_FUNCTION_NAME_CHARS,
     MAX_MESSAGES,
     MAX_TOOLS,
+    Name,
 )
 
 # A field of `UnsupportedByMessages` may be sent with one of these values: they ask for nothing.
@@ -52,10 +53,10 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model thinks first; its budget is the model's own affair."""
+    """Whether the model thinks first, and for how many tokens at most."""
 
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Meta(ge=0)] | None = None
     display: str | None = None
 
 
@@ -63,7 +64,7 @@ class ToolChoice(msgspec.Struct, kw_only=True):
     """How free the model is to use tools."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -111,7 +112,7 @@ class MessageRequest(ConversationRequest, kw_only=True):
     seed: int | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None
 
 
@@ -129,8 +130,8 @@ class ToolUseBlock(msgspec.Struct, kw_only=True):
     """A call that the model made."""
 
     type: Literal["tool_use"]
-    id: str
-    name: str
+    id: Name
+    name: Name
     input: dict[str, Any]
 
 
@@ -138,7 +139,7 @@ class ToolResultBlock(msgspec.Struct, kw_only=True):
     """What a call came to."""
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: Name
     content: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_CONTENT_PARTS)] | None = None
 
 

@@ -12,6 +12,7 @@ from src.http.protocol.chat import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
     MAX_TOOLS,
+    Name,
     ToolFunction,
 )
 from src.http.protocol.logprobs import ChatLogprob
@@ -114,9 +115,10 @@ class ResponseRequest(AcceptedByResponses, kw_only=True):
     seed: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     ignore_eos: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = None
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     # As in a chat, but that it is one segment of the paths to the response.
     request_id: Annotated[str, Meta(pattern=r"^[!-.0-~]{1,128}$(?!\n)")] | None = None
     # Ours: seconds after which the answer ends with what it has.
@@ -149,8 +151,8 @@ class InputFunctionCall(msgspec.Struct, kw_only=True):
     """A call that the model made."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
+    call_id: Name
+    name: Name
     arguments: str
     namespace: str | None = None
 
@@ -159,7 +161,7 @@ class InputFunctionOutput(msgspec.Struct, kw_only=True):
     """What a call came to."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Name
     output: InputContent
 
 
@@ -194,7 +196,7 @@ class NamespaceTool(msgspec.Struct, kw_only=True):
     """Functions under a common name."""
 
     type: Literal["namespace"]
-    name: str
+    name: Name
     tools: list[dict[str, Any]]
 
 
@@ -308,6 +310,23 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     top_p: float
     truncation: str
     usage: ResponseUsage | None = None
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """A page of the items that a response was asked with."""
+
+    object: Literal["list"] = "list"
+    data: list[msgspec.Raw]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(msgspec.Struct):
+    """How many tokens a request has as a prompt."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):

@@ -11,6 +11,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """How many tokens of the completions were reasoning."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct):
     """Tokens of a request over all its prompts and completions."""
 
@@ -18,3 +24,4 @@ class UsageBody(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET

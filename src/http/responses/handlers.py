@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
@@ -12,7 +14,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
-from src.core.outputs import Delta, FinishReason
+from src.core.outputs import FinishReason
 from src.engine.requests.submission import Submission
 from src.http.body import ClientDisconnectedError
 from src.http.call import Call
@@ -29,15 +31,26 @@ from src.http.generation import (
 from src.http.keys import ADMITTED, credentials
 from src.http.pieces import in_pieces
 from src.http.protocol.chat import ChatMessage
-from src.http.protocol.responses import NEUTRAL_IN_RESPONSES, DeletedResponse, ResponseRequest
+from src.http.protocol.responses import (
+    NEUTRAL_IN_RESPONSES,
+    DeletedResponse,
+    InputTokens,
+    ResponseRequest,
+)
 from src.http.respelling import respell
-from src.http.responses.shape import ResponseShape
+from src.http.responses.event_log import EventLog
+from src.http.responses.inputs import kept_items, page_of
+from src.http.responses.shape import Event, ResponseShape
 from src.http.responses.store import StoredResponse, said, said_more
 from src.http.responses.translation import FIELD_NAMES, Translation, translate
-from src.http.sampling import check_neutral, unsupported
+from src.http.sampling import check_neutral
 
 _decode: Final = RequestDecoder(ResponseRequest)
 _encode: Final = msgspec.json.Encoder().encode
+
+_SEQUENCE: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
+# Bytes of events after which they are counted among what is stored.
+_COUNTED_BYTES: Final = 32 * 1024
 
 
 async def create_response(call: Call) -> None:
@@ -45,17 +58,7 @@ async def create_response(call: Call) -> None:
     request = _decode(call)
     _check(request)
     owner = _owner(call)
-    store = call.server.responses
-    history: Sequence[ChatMessage] = ()
-    if request.previous_response_id is not None:
-        history = store.history(request.previous_response_id, owner)
-    translation = translate(
-        request,
-        history,
-        partial(store.item, owner=owner),
-        # What is referred to is as much of the prompt as what is sent.
-        call.server.config.http.max_body_bytes,
-    )
+    translation = _translated(call, request, owner)
     names = chat_names(translation.chat)
     try:
         drops_turns = request.truncation == "auto"
@@ -67,19 +70,89 @@ async def create_response(call: Call) -> None:
         elif request.stream:
             begin = work.stream
         # An answer may take long, and there may be many.
-        del request, history, translation, chat
+        del request, translation, chat
         await begin()
     except RequestError as error:
         raise respell(spelt(error, names), FIELD_NAMES) from None
 
 
 async def show_response(call: Call) -> None:
-    """A response that has been stored, as far as it has come."""
-    query = parse_qs(call.scope["query_string"].decode("latin-1"))
-    if query.get("stream", ["false"]) != ["false"]:
-        raise unsupported("stream", " of a stored response")
-    entry = call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
-    await call.answer(*in_pieces(entry.body))
+    """A response that has been stored, as far as it has come; or its events, up to the last."""
+    query = _query(call)
+    stream = query.get("stream", ["false"])[-1]
+    if stream not in ("true", "false"):
+        raise InvalidRequestError(
+            f"stream must be true or false, got {stream[:50]!r}", param="stream"
+        )
+    entry = _entry(call)
+    if stream == "false":
+        await call.answer(*in_pieces(entry.body))
+        return
+    after = query.get("starting_after", ["-1"])[-1]
+    if after != "-1" and _SEQUENCE.fullmatch(after) is None:
+        raise InvalidRequestError(
+            f"starting_after must be the sequence_number of an event, got {after[:50]!r}",
+            param="starting_after",
+        )
+    if entry.events is None:
+        raise InvalidRequestError(
+            "stream: only the events of a response that was created with background and stream "
+            "are kept, as far as there is room for them",
+            param="stream",
+        )
+    await _follow(call, entry.events, int(after))
+
+
+async def _follow(call: Call, events: EventLog, after: int = -1) -> None:
+    """Answer with events as they come. Whoever leaves ends nothing."""
+    async with aclosing(events.read(after)) as portions:
+        async for portion in portions:
+            await call.write(portion)
+    await call.end(b"")
+
+
+async def list_input_items(call: Call) -> None:
+    """What a stored response was asked with."""
+    await call.answer(page_of(_entry(call).input, _query(call)))
+
+
+async def count_input_tokens(call: Call) -> None:
+    """How many tokens a request has as a prompt."""
+    request = _decode(call)
+    check_neutral(request, NEUTRAL_IN_RESPONSES)
+    translation = _translated(call, request, _owner(call))
+    names = chat_names(translation.chat)
+    try:
+        drops_turns = request.truncation == "auto"
+        chat = await prepare_chat(call, translation.chat, drops_turns=drops_turns)
+        ((prompt, _),) = chat.job.prompts
+        token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
+    except RequestError as error:
+        raise respell(spelt(error, names), FIELD_NAMES) from None
+    await call.answer(_encode(InputTokens(len(token_ids))))
+
+
+def _translated(call: Call, request: ResponseRequest, owner: bytes) -> Translation:
+    store = call.server.responses
+    history: Sequence[ChatMessage] = ()
+    if request.previous_response_id is not None:
+        history = store.history(request.previous_response_id, owner)
+    return translate(
+        request,
+        history,
+        partial(store.item, owner=owner),
+        # What is referred to is as much of the prompt as what is sent.
+        call.server.config.http.max_body_bytes,
+        replaces_media=call.server.config.chat.media_placeholders == "all",
+    )
+
+
+def _entry(call: Call) -> StoredResponse:
+    return call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
+
+
+def _query(call: Call) -> dict[str, list[str]]:
+    return parse_qs(call.scope["query_string"].decode("latin-1"))
 
 
 async def delete_response(call: Call) -> None:
@@ -90,17 +163,20 @@ async def delete_response(call: Call) -> None:
 
 
 async def cancel_response(call: Call) -> None:
-    """End a response that is being generated; one that is complete stays as it is."""
-    entry = call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
+    """End a response that is being generated; one that has been cancelled is shown again."""
+    entry = _entry(call)
     if entry.abort is not None:
         entry.abort()
+    elif entry.body.status != "cancelled":
+        raise InvalidRequestError(
+            f"the response is {entry.body.status}: there is nothing to cancel any more",
+            param="response_id",
+        )
     await call.answer(*in_pieces(entry.body))
 
 
 def _check(request: ResponseRequest) -> None:
     check_neutral(request, NEUTRAL_IN_RESPONSES)
-    if request.background and request.stream:
-        raise unsupported("background", " with stream")
     if request.background and request.store is False:
         raise InvalidRequestError(
             "background may only be given where the response is stored", param="background"
@@ -141,8 +217,15 @@ class _Work:
         self._stored = request.store is not False
         self._turn = said(translation.turn) if self._stored else b""
         self._entry = StoredResponse(body=self._shape.response, owner=owner)
+        self._log: EventLog | None = None
+        if self._stored:
+            find_item = partial(call.server.responses.item, owner=owner)
+            self._entry.input = kept_items(request, find_item)
+            if request.background and request.stream:
+                self._log = self._entry.events = EventLog()
         # Until it is complete it is as large as what it was asked with, and what was said before.
-        self._size = call.body_size + len(self._turn)
+        self._size = call.body_size + len(self._turn) + len(self._entry.input)
+        self._counted = 0
         http = call.server.config.http
         self._bounds = {
             "max_entries": http.max_stored_responses,
@@ -176,7 +259,7 @@ class _Work:
             async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
                 self._keep(submission)
                 call.spelling = shape
-                await call.write(shape.opening())
+                await call.write(b"".join(shape.opening()))
                 await forward(call, 0, submission, shape)
                 ending = shape.ending(submission.usage)
             # Whoever reads that it is complete may go on from it.
@@ -215,7 +298,10 @@ class _Work:
             task.cancel()
             server.responses.forget(self._entry)
             raise
-        await self._call.answer(*in_pieces(self._shape.response))
+        if self._log is not None:
+            await _follow(self._call, self._log)
+        else:
+            await self._call.answer(*in_pieces(self._shape.response))
 
     def _check_room(self) -> None:
         store, bounds = self._call.server.responses, self._bounds
@@ -236,6 +322,8 @@ class _Work:
         chat = self._chat
         try:
             async with submitted(chat.engine, chat.job, self._call.id, None) as (submission,):
+                if self._log is not None:
+                    self._log_events(self._shape.opening())
                 _settle(queued)
                 await self._read(submission)
         except Exception as error:
@@ -249,21 +337,44 @@ class _Work:
         shape = self._shape
         has_output = False
         while deltas := await submission.take():
-            shape.begun()
+            self._drain(shape.begun())
             for delta in deltas:
                 has_output = has_output or bool(delta.token_ids)
                 if delta.finish_reason is FinishReason.ABORT:
                     # What came before that counts.
-                    self._drain(msgspec.structs.replace(delta, finish_reason=None))
+                    self._drain(shape.take(msgspec.structs.replace(delta, finish_reason=None)))
                 check_end(delta.finish_reason, has_output=has_output)
-                self._drain(delta)
-        for _ in shape.finish(submission.usage):
-            pass
+                self._drain(shape.take(delta))
+        self._drain(shape.finish(submission.usage))
 
-    def _drain(self, delta: Delta) -> None:
-        # Only the items count: nobody is told of them one by one.
-        for _ in self._shape.take(delta):
-            pass
+    def _drain(self, events: Iterable[Event]) -> None:
+        """Take events: who reads them gets them, and otherwise only the items count."""
+        if self._log is None:
+            for _ in events:
+                pass
+        else:
+            self._log_events(self._shape.spelt(events))
+
+    def _log_events(self, events: list[bytes]) -> None:
+        """Keep events, and count them now and then; what there is no room for is let go of."""
+        log = self._log
+        if log is None:
+            return
+        log.add(events)
+        store = self._call.server.responses
+        if self._entry.events is None or not store.has(self._entry):
+            # Nobody can begin to read it any more.
+            log.let_go()
+            return
+        if log.size - self._counted < _COUNTED_BYTES:
+            return
+        if store.has_room(log.size - self._counted, **self._bounds):
+            self._counted = log.size
+            self._store(self._size + log.size)
+        else:
+            # Readers that are there get the rest all the same.
+            self._entry.events = None
+            log.let_go()
 
     def _keep(self, submission: Submission) -> None:
         self._store(self._size)
@@ -288,8 +399,14 @@ class _Work:
             return
         entry.abort = None
         shape.cancelled()
+        if self._log is not None:
+            if shape.response.status in ("failed", "cancelled"):
+                self._log.add(shape.end_early())
+            self._log.close()
         if not self._call.server.responses.has(entry):
             return
         if shape.response.status in ("completed", "incomplete"):
             entry.messages = said_more(self._turn, shape.message)
-        self._store(sum(map(len, in_pieces(entry.body))) + len(entry.messages or b""))
+        kept = len(entry.messages or b"") + len(entry.input)
+        kept += 0 if entry.events is None else entry.events.size
+        self._store(sum(map(len, in_pieces(entry.body))) + kept)

@@ -16,7 +16,6 @@ from src.http.blocks import (
     BlockDelta,
     BlockEvent,
     BlockReader,
-    ReasoningCount,
 )
 from src.http.chat import PreparedChat
 from src.http.errors import ErrorAnswer
@@ -40,6 +39,7 @@ from src.http.protocol.responses import (
     ResponseRequest,
     ResponseUsage,
 )
+from src.http.reasoning_tokens import ReasoningTokens
 from src.http.responses.translation import UNDERSTOOD_TOOLS, Translation
 from src.http.sampling import num_logprobs
 
@@ -75,7 +75,7 @@ class ResponseShape:
         self._max_logprobs = chat.engine.config.http.max_logprobs_per_answer
         self._streams = bool(request.stream)
         self._reader = BlockReader()
-        self._reasoning = ReasoningCount()
+        self._reasoning = ReasoningTokens(chat.plan, chat.engine.tokenizer)
         # Of tokens that no text has been shown for, and of the open text.
         self._logprobs: list[_Logprobs] = []
         self._shown_logprobs: list[_Logprobs] = []
@@ -83,14 +83,16 @@ class ResponseShape:
         self._finish_reason: FinishReason | None = None
         self.response = _empty_response(request, chat)
 
-    def opening(self) -> bytes:
+    def opening(self) -> list[bytes]:
         """The events before anything is generated."""
-        kinds = ("response.created", "response.in_progress")
-        return self._spelt((kind, {"response": self.response}) for kind in kinds)
+        state = "queued" if self.response.background else "in_progress"
+        return self.spelt(
+            (f"response.{kind}", {"response": self.response}) for kind in ("created", state)
+        )
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """The events of the next delta."""
-        return self._spelt(self.take(delta))
+        return b"".join(self.spelt(self.take(delta)))
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """Take what has been generated; give the events of it.
@@ -113,7 +115,7 @@ class ResponseShape:
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
             events += self._parser.finish(cut_short=is_cut_short(delta))
-        self._reasoning.count(len(delta.token_ids), events)
+        self._reasoning.count(delta.token_ids)
         yield from self._item_events(self._reader.feed(events), logprobs)
 
     def finish(self, usage: Usage) -> Iterator[Event]:
@@ -121,6 +123,7 @@ class ResponseShape:
         cut = self._finish_reason is not FinishReason.STOP
         yield from self._item_events(self._reader.finish(), [], cut=cut)
         response = self.response
+        self._reasoning.has_calls = any(block.kind == "call" for block in self._reader.blocks)
         response.usage = self._usage(usage)
         response.completed_at = int(time.time())
         if cut:
@@ -132,17 +135,19 @@ class ResponseShape:
 
     def ending(self, usage: Usage) -> Iterator[bytes]:
         """Complete the response; give its last events, in pieces."""
-        return self._pieces(list(self.finish(usage)))
+        events = list(self.finish(usage))
+        return (piece for event in events for piece in self._pieces(event))
 
     @property
     def counts_logprobs(self) -> bool:
         """Whether it may become too long for its log-probabilities."""
         return self._logprobs_of_token > 0
 
-    def begun(self) -> None:
-        """Something has been generated."""
+    def begun(self) -> Iterator[Event]:
+        """Something has been generated; give the event of that."""
         if self.response.status == "queued":
             self.response.status = "in_progress"
+            yield "response.in_progress", {"response": self.response}
 
     def failed(self, answer: ErrorAnswer) -> None:
         """The response is over without being complete."""
@@ -162,7 +167,11 @@ class ResponseShape:
     def event(self, answer: ErrorAnswer, request_id: str) -> bytes:
         """An error, after something was streamed."""
         self.failed(answer)
-        return self._spelt([("response.failed", {"response": self.response})])
+        return b"".join(self.end_early())
+
+    def end_early(self) -> list[bytes]:
+        """The last event of a response that failed or was cancelled."""
+        return self.spelt([("response.failed", {"response": self.response})])
 
     @property
     def message(self) -> ChatMessage:
@@ -241,7 +250,7 @@ class ResponseShape:
         else:
             item.arguments = block.text
             del place["content_index"]
-            done = {**place, "arguments": block.text}
+            done = {**place, "name": item.name, "arguments": block.text}
             yield "response.function_call_arguments.done", done
         yield "response.output_item.done", {"output_index": block.index, "item": item}
 
@@ -254,16 +263,17 @@ class ResponseShape:
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
 
-    def _spelt(self, events: Iterable[Event]) -> bytes:
-        return b"".join(self._pieces(events))
+    def spelt(self, events: Iterable[Event]) -> list[bytes]:
+        """Events as they are sent, each by itself."""
+        return [b"".join(self._pieces(event)) for event in events]
 
-    def _pieces(self, events: Iterable[Event]) -> Iterator[bytes]:
-        for kind, fields in events:
-            event = {"type": kind, "sequence_number": self._sequence, **fields}
-            self._sequence += 1
-            yield b"event: " + kind.encode() + b"\ndata: "
-            yield from in_pieces(event)
-            yield b"\n\n"
+    def _pieces(self, event: Event) -> Iterator[bytes]:
+        kind, fields = event
+        numbered = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        yield b"event: " + kind.encode() + b"\ndata: "
+        yield from in_pieces(numbered)
+        yield b"\n\n"
 
 
 def _new_item(block: Block, namespaces: Mapping[str, str]) -> OutputItem:

@@ -13,6 +13,7 @@ from src.core.errors import InvalidRequestError
 from src.http.errors import RouteNotFoundError
 from src.http.protocol.chat import ChatMessage, ContentPart, ToolCall
 from src.http.protocol.responses import OutputItem, ResponseBody
+from src.http.responses.event_log import EventLog
 
 # Names are the clients' to choose, so those of one owner tell nothing of another's.
 Key: TypeAlias = tuple[bytes, str]
@@ -30,6 +31,10 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     messages
         All that was said up to its end, as :func:`said` spells it; ``None`` while it is being
         generated.
+    input
+        The items that it was asked with, as JSON.
+    events
+        All of its events so far, where it is streamed in the background.
     abort
         Ends it, while it is being generated.
     """
@@ -37,6 +42,8 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     body: ResponseBody
     owner: bytes
     messages: bytes | None = None
+    input: bytes = b"[]"
+    events: EventLog | None = None
     abort: Callable[[], object] | None = None
 
     @property
@@ -238,6 +245,13 @@ class ResponseStore:
         """Hold on to a task until it is done."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End what still goes on in the background, and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _find(self, key: Key) -> StoredResponse | None:
         owner, name = key

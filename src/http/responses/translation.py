@@ -10,6 +10,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.http.items import check_parts, read_item, with_instructions
+from src.http.placeholders import placeholder
 from src.http.protocol.chat import (
     MAX_TOOLS,
     ChatMessage,
@@ -64,6 +65,7 @@ _SAME: Final = (
     "seed",
     "stop",
     "ignore_eos",
+    "thinking_token_budget",
     "parallel_tool_calls",
     "chat_template_kwargs",
     "priority",
@@ -95,18 +97,22 @@ def translate(
     history: Sequence[ChatMessage],
     find_item: Callable[[str], OutputItem | None],
     max_referred_chars: int,
+    *,
+    replaces_media: bool = False,
 ) -> Translation:
     """The chat that a request asks for.
 
     ``history`` is what was said before, and ``find_item`` knows the items of past responses, of
-    which the request may bring ``max_referred_chars`` in all.
+    which the request may bring ``max_referred_chars`` in all. ``replaces_media`` says whether a
+    text stands for images and files.
 
     Raises
     ------
     InvalidRequestError
         It asks for something that cannot be done or read; names the field.
     """
-    said, brought = _read_input(request, _References(find_item, max_referred_chars))
+    references = _References(find_item, max_referred_chars)
+    said, brought = _read_input(request, references, replaces_media)
     turn = [*history, *said]
     if not turn:
         raise InvalidRequestError("input is required", param="input")
@@ -116,7 +122,7 @@ def translate(
     chat = ChatRequest(
         messages=with_instructions(request.instructions, turn),
         tools=tools or None,
-        tool_choice=_tool_choice(request.tool_choice),
+        tool_choice=_tool_choice(request.tool_choice, has_tools=bool(tools)),
         max_completion_tokens=request.max_output_tokens,
         logprobs=wants_logprobs or None,
         top_logprobs=request.top_logprobs if wants_logprobs else None,
@@ -129,7 +135,7 @@ def translate(
 
 
 def _read_input(
-    request: ResponseRequest, references: _References
+    request: ResponseRequest, references: _References, replaces_media: bool
 ) -> tuple[list[ChatMessage], list[GivenTools]]:
     """The messages of the input, and the tools that it brings."""
     if request.input is None:
@@ -137,7 +143,7 @@ def _read_input(
     if isinstance(request.input, str):
         return [ChatMessage(role="user", content=request.input)], []
     check_parts("input", (item.get(n) for item in request.input for n in ("content", "output")))
-    reader = _ItemReader(references)
+    reader = _ItemReader(references, replaces_media)
     for index, item in enumerate(request.input):
         reader.read(f"input[{index}]", item)
     return reader.finish(), reader.tools
@@ -193,8 +199,9 @@ def _as_input(item: OutputItem) -> tuple[InputItem, int]:
 class _ItemReader:
     """Joins what the assistant thought, said and called into one message, as templates expect."""
 
-    def __init__(self, references: _References) -> None:
+    def __init__(self, references: _References, replaces_media: bool) -> None:
         self._references = references
+        self._replaces_media = replaces_media
         self.tools: list[GivenTools] = []
         """Tools that come among the items."""
         self._messages: list[ChatMessage] = []
@@ -236,7 +243,7 @@ class _ItemReader:
             case InputFunctionCall():
                 self._call(item)
             case InputFunctionOutput():
-                content = _content(f"{where}.output", item.output)
+                content = _content(f"{where}.output", item.output, self._replaces_media)
                 self._messages.append(
                     ChatMessage(role="tool", content=content, tool_call_id=item.call_id)
                 )
@@ -244,7 +251,7 @@ class _ItemReader:
                 self._reasoning(item)
 
     def _message(self, where: str, message: InputMessage) -> None:
-        content = _content(f"{where}.content", message.content)
+        content = _content(f"{where}.content", message.content, self._replaces_media)
         last = self._assistant() if message.role == "assistant" else None
         if last is not None and last.content is None and last.tool_calls is None:
             last.content = content
@@ -276,7 +283,7 @@ class _ItemReader:
         return self._messages[-1]
 
 
-def _content(where: str, content: InputContent) -> str | list[ContentPart]:
+def _content(where: str, content: InputContent, replaces_media: bool) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
     parts = []
@@ -285,6 +292,8 @@ def _content(where: str, content: InputContent) -> str | list[ContentPart]:
             shown = ContentPart(type="text", text=part.text)
         elif part.type == "refusal":
             shown = ContentPart(type="text", text=part.refusal)
+        elif replaces_media and (stand_in := placeholder(part.type)) is not None:
+            shown = ContentPart(type="text", text=stand_in)
         else:
             raise InvalidRequestError(
                 f"{where}[{index}].type: this model takes text only, got {part.type[:100]!r}",
@@ -370,9 +379,14 @@ def _function(tool: FunctionTool) -> Tool:
     )
 
 
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+def _tool_choice(
+    choice: str | dict[str, Any] | None, *, has_tools: bool
+) -> str | dict[str, Any] | None:
     """As a chat spells it."""
     match choice:
+        case "auto" if not has_tools:
+            # Unlike in a chat that is what is said where nothing is said.
+            return None
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:

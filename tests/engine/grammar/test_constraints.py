@@ -200,7 +200,7 @@ def install(rows: RowGrammars, row: int, grammar: CompiledGrammar, done: Sequenc
 
 
 def masks(rows: RowGrammars, wanted: Sequence[int]) -> np.ndarray:
-    awaited = rows.masks(wanted, as_bits=True)
+    awaited = rows.masks(wanted, [0] * len(wanted), as_bits=True)
     assert awaited is not None
     found = awaited.result()
     assert not found.failures
@@ -247,7 +247,7 @@ def test_a_matchers_lexer_that_is_used_up_is_noticed(
     for letters in zip(TEXT, OTHER, strict=True):
         token_ids = [given.tokens.index(letter.encode()) for letter in letters]
         rows.follow([0, 1], lambda token_ids=token_ids: token_ids)
-    awaited = rows.masks([0, 1])
+    awaited = rows.masks([0, 1], [0, 0])
     assert awaited is not None
     reasons = [reason for _, reason, is_own in awaited.result().failures if is_own]
     assert reasons
@@ -288,7 +288,7 @@ def test_a_dead_end_is_no_end(rows: RowGrammars) -> None:
     a, b, x = (given.tokens.index(letter) for letter in (b"a", b"b", b"x"))
     rows.follow([0, 1], lambda: [a, x])
     rows.follow([0], lambda: [b])
-    awaited = rows.masks([0, 1])
+    awaited = rows.masks([0, 1], [0, 0])
     assert awaited is not None
     found = awaited.result()
     assert found.failures == [
@@ -309,7 +309,7 @@ def test_what_fails_as_a_matcher_too_does_not_wear_it_out(rows: RowGrammars) -> 
     grammar = compiled(Tokenizers.of(given), GRAMMARS[1])
     install(rows, 0, grammar, [])
     rows.follow([0], lambda: [given.tokens.index(b"z")])
-    awaited = rows.masks([0])
+    awaited = rows.masks([0], [0])
     assert awaited is not None
     ((key, reason, is_own),) = awaited.result().failures
     assert (key, grammar.is_worn, grammar.is_spent) == (100, False, False)

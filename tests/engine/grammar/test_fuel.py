@@ -107,7 +107,7 @@ def install(
 
 
 def allowed(rows: RowGrammars, row: int) -> list[int]:
-    awaited = rows.masks([row], as_bits=True)
+    awaited = rows.masks([row], [0], as_bits=True)
     assert awaited is not None
     found = awaited.result()
     assert not found.failures

@@ -97,7 +97,7 @@ class Rows:
         self.rows.begin()
 
     def masks(self, rows: Sequence[int]) -> RowMasks:
-        awaited = self.rows.masks(rows)
+        awaited = self.rows.masks(rows, [0] * len(rows))
         assert awaited is not None
         return awaited.result()
 
@@ -161,7 +161,7 @@ def test_a_vocabulary_that_cannot_spell_it_is_a_refusal() -> None:
 def test_masks_are_of_their_entries_and_free_rows_are_free() -> None:
     rows = tokenizer_of("byte_level")
     rows.install(2, StructuredOutput.choice(["yes", "no"]))
-    assert rows.rows.masks([0, 1, 3]) is None
+    assert rows.rows.masks([0, 1, 3], [0, 0, 0]) is None
     masks = rows.masks([3, 2])
     mask = masks.to(CPU, rows.vocab_size)
     assert mask.shape == (2, rows.vocab_size)
@@ -170,7 +170,7 @@ def test_masks_are_of_their_entries_and_free_rows_are_free() -> None:
     texts = {rows.tokenizer.token_text(i) for i in (mask[1] == 0).nonzero().flatten().tolist()}
     assert {"y", "n"} <= texts <= {"y", "ye", "yes", "n", "no"}
     rows.rows.forget(102)
-    assert rows.rows.masks([2]) is None
+    assert rows.rows.masks([2], [0]) is None
     rows.rows.close()
 
 
@@ -349,7 +349,7 @@ def test_what_is_queued_for_an_ended_request_is_skipped(monkeypatch: pytest.Monk
     rows.rows.follow([0, 1], lambda: [a, a] if queued.wait(10) else [])
     rows.rows.follow([0, 1], partial(list, [a, a]))
     rows.install(2, StructuredOutput.regex("b"), [a] * 5)
-    awaited = rows.rows.masks([0, 1, 2])
+    awaited = rows.rows.masks([0, 1, 2], [0, 0, 0])
     rows.rows.abandon(100)
     rows.rows.abandon(102)
     queued.set()
