@@ -114,6 +114,10 @@ async def test_tools_that_come_among_the_items_are_tools(demo_client: httpx.Asyn
     assert json.loads(call["arguments"])["city"]
     given = await post(demo_client, RESPONSES, input=[user], tools=item["tools"], **asked)
     assert answer["usage"]["input_tokens"] == given["usage"]["input_tokens"]
+    kept = await demo_client.get(f"{RESPONSES}/{answer['id']}/input_items", params={"order": "asc"})
+    shown = kept.json()["data"][0]
+    assert shown == {**item, "id": shown["id"]}
+    assert shown["id"].startswith("at_")
     # Of one name the request's own is meant; a next turn has those of its own request alone.
     own = {"type": "function", "name": "get_weather", "parameters": {"properties": {}}}
     answer = await post(demo_client, RESPONSES, input=[item, user], tools=[own], **asked)
