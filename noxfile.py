@@ -208,6 +208,28 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Faults put into copies of the tree, one by one: the nearest tests notice each. An hour.
+
+    Words choose some: `nox -s mutants -- src/engine/kv`.
+    """
+    install(session, "test")
+    build_kernels(session)
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
+@nox.session
+def architectures(session: nox.Session) -> None:
+    """Every causal language model of transformers, served and compared; writes docs/models.md.
+
+    Goes on where it was stopped; `-- --again` begins anew, `-- gpt2 opt` checks these again.
+    """
+    install(session, "test")
+    build_kernels(session)
+    session.run("python", "-m", "tests.architectures", *session.posargs)
+
+
+@nox.session
 def otel(session: nox.Session) -> None:
     """A server's spans arrive at real receivers, over HTTP and gRPC."""
     session.install("-e", ".[otel]", *nox.project.dependency_groups(PYPROJECT, "test"))

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.compiling import compile_engines
 
@@ -19,6 +19,9 @@ _COMMON = settings(
 )
 settings.register_profile("slipstream", _COMMON, derandomize=True)
 settings.register_profile("search", _COMMON, max_examples=2000)
+# To know that an example fails is enough; the smallest one is not looked for.
+_NO_SEARCH = (Phase.explicit, Phase.generate)
+settings.register_profile("mutants", _COMMON, derandomize=True, phases=_NO_SEARCH)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "slipstream"))
 
 # Of the kernels' sources, in whatever process they are compiled; see CONTRIBUTING.md.

@@ -64,6 +64,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
     path: str = "configs/demo"
     revision: str | None = None
     served_model_name: tuple[str, ...] = ()
+    # What computes it; auto: a native family where there is one, else transformers.
+    implementation: Literal["auto", "native", "transformers"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Positive | None = None
@@ -180,7 +182,7 @@ class ChatSection(Section, frozen=True, kw_only=True):
     # Whether a whole call in reasoning that is never closed is one; "auto": where the chat template
     # writes calls so.
     calls_in_reasoning: Literal["auto", "on", "off"] = "auto"
-    # Whether arguments are shown before they are whole where no grammar makes sure of them.
+    # Whether tool arguments are streamed before they are complete although no grammar checks them.
     stream_tool_arguments: bool = False
     # Where a text replaces images and documents, which are refused otherwise.
     media_placeholders: Literal["none", "messages", "all"] = "messages"

@@ -41,11 +41,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Block index -> hash and offset of the images or sounds in that block, which its KV depends
         on besides its tokens.
     grammar
-        What ``params.structured_output`` was compiled to; only the device half looks into it.
+        The compiled ``params.structured_output``; only the device half reads it.
     thinking
         What bounds the thinking of ``params.thinking``; only the device half looks into it.
     grammar_times
-        When the grammar was asked for and when it was there, on the same clock.
+        When the grammar was requested and when it was ready, on the same clock.
     """
 
     key: int

@@ -31,7 +31,7 @@ INT64_MAX: Final = 2**63 - 1
 # What errors call the bound of thinking: clients know it by this name.
 THINKING_BUDGET: Final = "thinking_token_budget"
 
-# What an error message shows of a value.
+# The most of a value that an error message shows.
 _MAX_SHOWN_CHARS: Final = 50
 _MAX_SHOWN_BITS: Final = 128
 

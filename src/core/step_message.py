@@ -35,8 +35,8 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     bad_words_token_ids
         Token sequences that the output must not contain.
     grammar
-        Handle of what ``params.structured_output`` was compiled to, ``None`` without it. Compiled
-        grammars do not travel: whoever samples holds them by their handles.
+        Handle of the compiled ``params.structured_output``, or ``None``. A compiled grammar cannot
+        be serialized, so the worker that samples keeps it under this handle.
     thinking
         Handle of what ends its thinking, which does not travel either; ``None`` without a bound.
     """
@@ -52,7 +52,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @classmethod
     def of(cls, request: Request) -> DeviceRequest:
-        """What the device half has to know of ``request``; its key is the handle of what it has."""
+        """The device half's data of ``request``; its key is also the handle of its grammar."""
         return cls(
             key=request.key,
             prompt_len=len(request.prompt_token_ids),

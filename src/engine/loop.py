@@ -71,7 +71,7 @@ class EngineLoop:
         self._unannounced: dict[int, Request] = {}
         # Keys of requests that ended since the worker was last told which requests to forget.
         self._forgettable: list[int] = []
-        self._unpublished: list[tuple[Choice, RequestEvent]] = []
+        self._unpublished: list[RequestEvent] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._pace = Pace() if scheduler.limits.plan_late else None
         self._plan_timer: asyncio.TimerHandle | None = None
@@ -134,7 +134,6 @@ class EngineLoop:
         """End a request now. Its memory is freed once no step in flight names the request."""
         event = self.scheduler.finish(key, reason)
         if event is not None:
-            self._publish()
             self._deliver(event)
         self._wake.set()
 
@@ -259,11 +258,10 @@ class EngineLoop:
         if result.failures or result.refused or result.unsound:
             self._fail_rows(in_flight.plan, result)
         for event in self.scheduler.commit(result):
-            choice = self._choices[event.key]
-            if choice.watches_text:
+            if self._choices[event.key].watches_text:
                 self._deliver(event)
             else:
-                self._unpublished.append((choice, event))
+                self._unpublished.append(event)
         self._observer.committed(in_flight.plan, times, started)
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
@@ -307,15 +305,14 @@ class EngineLoop:
 
     def _publish(self) -> None:
         unpublished, self._unpublished = self._unpublished, []
-        for choice, event in unpublished:
-            # It may have been aborted since its step was committed.
-            if not choice.finished:
-                self._deliver(event)
+        for event in unpublished:
+            self._deliver(event)
 
     def _deliver(self, event: RequestEvent) -> None:
         choice = self._choices.get(event.key)
         if choice is None:
-            # Its text failed while what it had before this was published.
+            # It has ended since its step was committed: its row or its text has failed, or a reader
+            # that was told of another one has aborted it.
             return
         try:
             reason = choice.take(event)

@@ -40,7 +40,14 @@ from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
 from src.engine.telemetry.status import STARTUP_PHASES, ModelInfo, served_names
-from src.models import Model, load_model, outline_model, resolve_model
+from src.models import (
+    Implementation,
+    Model,
+    ServedModel,
+    choose_implementation,
+    outline_model,
+    resolve_model,
+)
 from src.ops.cpu.build import (
     cache_root,
     ensure_built,
@@ -121,7 +128,8 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
-    # Once for all: which kernels serve may change in between.
+    implementation = choose_implementation(path, config.model.implementation)
+    # Read only once, because the kernels in use may change during the start.
     in_strips = takes_strips()
     # The default is to round where that makes kernels faster and the model is bfloat16.
     rounds_inputs = config.model.quantize_activations
@@ -130,13 +138,15 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     # A failed start must leave no thread, no process and no open file behind.
     with contextlib.ExitStack() as ends:
         compilation = None
-        if config.compile.is_on:
+        if config.compile.is_on and implementation.is_program:
             compilation = _begin_compilation(
                 config, path, device, timeline, rounds_inputs, in_strips=in_strips
             )
             ends.callback(compilation.close)
         tokenizer = Tokenizer.from_directory(path)
-        model = _load_model(config, report, path, device, rounds_inputs, compilation)
+        model = _load_model(
+            config, report, path, implementation, device, rounds_inputs, compilation
+        )
         if unknown := tokenizer.fit_model(model.spec.vocab_size):
             logger.warning(
                 "the tokenizer has tokens that the model does not have, %d to %d: requests whose "
@@ -227,10 +237,11 @@ def _load_model(
     config: Config,
     report: Report,
     path: Path,
+    implementation: Implementation,
     device: torch.device,
     rounds_inputs: bool | None,
     compilation: ProgramCompilation | None,
-) -> Model:
+) -> ServedModel:
     def when_allocated(model: Model) -> None:
         # Only if nobody is served before: this compiler and Triton's share the interpreter, so
         # the first requests would take three times as long while the cache is empty.
@@ -239,7 +250,7 @@ def _load_model(
 
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     with _room_for_compilers() as make_room:
-        model = load_model(
+        model = implementation.load(
             path,
             dtype=config.model.dtype,
             device=device,
@@ -257,7 +268,7 @@ def _load_model(
     if compilation is not None:
         # Memory must not be measured while it compiles.
         compilation.wait_just_in_time()
-    if config.model.quantization is not None:
+    if config.model.quantization is not None and isinstance(model, Model):
         matrices = [v for name, v in model.parameters().items() if name.endswith(".values")]
         logger.info(
             "weights rounded to %s, inputs to 8 bits in %d of %d projections",
@@ -279,7 +290,7 @@ def _build_parts(
     report: Report,
     timeline: StartTimeline,
     tokenizer: Tokenizer,
-    model: Model,
+    model: ServedModel,
     compilation: ProgramCompilation | None,
     ends: contextlib.ExitStack,
 ) -> EngineParts:
@@ -333,7 +344,7 @@ def _build_parts(
 
 
 def _build_runner(
-    config: Config, model: Model, attention: Backend | None, ends: contextlib.ExitStack
+    config: Config, model: ServedModel, attention: Backend | None, ends: contextlib.ExitStack
 ) -> tuple[Worker, KVCachePlan, int, GraphPlan | None]:
     """The worker, its KV memory's plan, the context length, and the plan of graphs."""
     device = model.spec.device
@@ -380,7 +391,7 @@ def _settle_code(
     report: Report,
     timeline: StartTimeline,
     worker: Worker,
-    model: Model,
+    model: ServedModel,
     compilation: ProgramCompilation | None,
     graph_plan: GraphPlan | None,
 ) -> None:
@@ -394,11 +405,12 @@ def _settle_code(
                 worker.capture_graphs(graph_plan.backend, graph_plan.ladder, everything=everything)
                 timeline.end("capture")
 
-    if compilation is not None and not _awaits_code(config):
-        # Graphs of code that is about to be replaced would be captured for nothing.
-        compilation.finish_in_background(worker, model, capture)
-        return
     if compilation is not None:
+        assert isinstance(model, Model), "only a program is compiled"
+        if not _awaits_code(config):
+            # Graphs are captured after the swap: graphs of replaced code would be useless.
+            compilation.finish_in_background(worker, model, capture)
+            return
         report("compile", STARTUP_PHASES["compile"], "compiling")
         compilation.finish(worker, model)
     if graph_plan is not None:
@@ -436,16 +448,16 @@ def _weights_progress(report: Report) -> Callable[[int, int], None]:
     return progress
 
 
-def _content_key(config: Config, model: Model) -> str:
-    """What keys and values of the same tokens depend on: the weights, and how they are computed."""
+def _content_key(config: Config, model: ServedModel) -> str:
+    """Identifies everything that the KV of equal tokens depends on: weights and rounding."""
     section = config.model
     weights = (section.path, section.revision, section.load_format, section.seed)
     rounding = (model.spec.dtype, section.quantization, section.quantization_group_size)
-    return repr((*weights, *rounding, section.quantize_activations))
+    return repr((*weights, *rounding, section.quantize_activations, model.implementation))
 
 
 def _model_info(
-    config: Config, model: Model, device: torch.device, max_model_len: int
+    config: Config, model: ServedModel, device: torch.device, max_model_len: int
 ) -> ModelInfo:
     names = served_names(config.model)
     return ModelInfo(
@@ -454,15 +466,16 @@ def _model_info(
         max_model_len=max_model_len,
         vocab_size=model.spec.vocab_size,
         dtype=str(model.spec.dtype).removeprefix("torch."),
+        implementation=model.implementation,
         device_type=device.type,
         created=int(time.time()),
         default_sampling=_default_sampling(model),
-        default_max_tokens=model.config.generation.max_new_tokens,
+        default_max_tokens=model.generation.max_new_tokens,
     )
 
 
-def _default_sampling(model: Model) -> dict[str, Any]:
-    generation = model.config.generation
+def _default_sampling(model: ServedModel) -> dict[str, Any]:
+    generation = model.generation
     values = {name: getattr(generation, name) for name in _DEFAULT_SAMPLING}
     if generation.do_sample is False:
         # Only the repetition penalty also changes a greedy choice.
@@ -471,8 +484,8 @@ def _default_sampling(model: Model) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _end_token_ids(model: Model, tokenizer: Tokenizer) -> tuple[int, ...]:
-    ids = model.config.generation.eos_token_ids
+def _end_token_ids(model: ServedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
+    ids = model.generation.eos_token_ids
     if ids:
         return ids
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

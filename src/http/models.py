@@ -29,5 +29,9 @@ async def show_model(call: Call) -> None:
 
 def _card(info: ModelInfo, name: str) -> ModelCard:
     return ModelCard(
-        id=name, created=info.created, root=info.name, max_model_len=info.max_model_len
+        id=name,
+        created=info.created,
+        root=info.name,
+        max_model_len=info.max_model_len,
+        implementation=info.implementation,
     )

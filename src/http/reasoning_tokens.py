@@ -24,8 +24,9 @@ class ReasoningTokens:
         """Whether the answer has calls."""
         if thinking is not None:
             self._tracker = ThinkingTracker(thinking)
-            if plan.calls_in_reasoning and plan.calls is not None and plan.calls.opening:
-                called = msgspec.structs.replace(thinking, ends_before=(plan.calls.opening,))
+            if plan.calls_in_reasoning and plan.calls is not None and plan.calls.openings:
+                ends = (*thinking.ends_before, *plan.calls.openings)
+                called = msgspec.structs.replace(thinking, ends_before=ends)
                 self._to_call = ThinkingTracker(called)
 
     def count(self, token_ids: Iterable[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from src.core.errors import ModelLoadError
 from src.distributed import Group
 from src.models.builder import ProgramBuilder
 from src.models.config import ModelConfig
+from src.models.generation import GenerationDefaults
 from src.models.program import (
     HIDDEN,
     INPUT_IDS,
@@ -134,6 +135,19 @@ class Model:
         for user in users:
             for name in _names(user.weights):
                 self._users.setdefault(name, []).append(user)
+
+    implementation: Literal["native", "transformers"] = "native"
+    is_program = True
+
+    @property
+    def generation(self) -> GenerationDefaults:
+        """The sampling defaults that the checkpoint ships."""
+        return self.config.generation
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """All mixers, by their layer."""
+        return self.program.mixers
 
     @property
     def functions(self) -> tuple[Function, ...]:

@@ -65,7 +65,7 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     Some converters and trainers write no `architectures`. Then `model_type` decides, as it always
     does in transformers' AutoModelForCausalLM.
 
-    Code that a checkpoint brings for an architecture that there is a family for is never run.
+    A checkpoint may bring code for a supported architecture; that code is never run.
 
     Raises:
         ModelLoadError: remote code, a quantized checkpoint, or no architecture.

@@ -53,6 +53,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "model.revision": "abc",
         "model.served_model_name": "a, b",
         "model.dtype": "float16",
+        "model.implementation": "native",
         "model.load_format": "dummy",
         "model.quantization": "int8",
         "model.quantization_group_size": "128",

@@ -1,173 +1,30 @@
-"""The loop alone, on a device that answers when the test says so."""
+"""The loop alone: what it launches and when, whom it wakes, and what it leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from src.core.config import ObservabilitySection
 from src.core.errors import EngineDeadError, SlipstreamError
 from src.core.outputs import FinishReason
-from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
-from src.core.settings import CHECKOUT
-from src.core.step_message import StepMessage
-from src.engine.execution.in_flight import InFlight
-from src.engine.execution.worker import DeviceLostError
 from src.engine.kv import prefix_cache as prefix
-from src.engine.loop import EngineLoop
 from src.engine.requests.submission import Submission
-from src.engine.scheduling.scheduler import Scheduler
-from src.engine.telemetry.observer import EngineObserver
-from src.observability.metrics import EngineMetrics
-from src.observability.tracing import Telemetry
-from src.text import Tokenizer
-from tests.engine.pure.simulation import make_limits, make_request
+from tests.engine.loop_harness import (
+    TOKEN,
+    TOKENIZER,
+    Harness,
+    answered,
+    read,
+    result_of,
+)
+from tests.engine.pure.simulation import make_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
-
-TOKENIZER = Tokenizer.from_directory(CHECKOUT / "configs" / "demo")
-TOKEN = 40
-
-
-class HeldRunner:
-    """Takes steps and leaves them to the test."""
-
-    def __init__(self) -> None:
-        self.launched: list[InFlight] = []
-        self.forgotten: list[int] = []
-
-    def forget(self, ended: Sequence[int]) -> None:
-        self.forgotten += ended
-
-    def launch(self, message: StepMessage, then: Callable[[], object]) -> InFlight:
-        in_flight = InFlight(message.plan, StepTimes(launched=time.monotonic()), then)
-        self.launched.append(in_flight)
-        return in_flight
-
-
-def result_of(plan: StepPlan) -> StepResult:
-    rows = [RowResult(row.row, row.generation, [TOKEN] * row.samples) for row in plan.rows]
-    return StepResult(plan.step_id, rows)
-
-
-class Harness:
-    """A loop that runs at depth 2."""
-
-    def __init__(self, **limits: Any) -> None:
-        section = ObservabilitySection()
-        self.observer = EngineObserver(
-            EngineMetrics("m", legacy_names=False), section, Telemetry(section, "m", "0")
-        )
-        self.worker = HeldRunner()
-        self.scheduler = Scheduler(make_limits(**limits))
-        self.loop = EngineLoop(
-            self.scheduler,
-            self.worker,  # type: ignore[arg-type]
-            self.observer,
-            pipeline_depth=2,
-        )
-        self.running = asyncio.create_task(self.loop.run())
-
-    def submit(self, key: int, max_tokens: int, **options: Any) -> Submission:
-        request = make_request(key, [5, 6], max_tokens, ends=False, **options)
-        submission = Submission(self.loop, TOKENIZER, f"r{key}", [request])
-        submission.start()
-        return submission
-
-    async def until_launched(self, count: int) -> None:
-        while len(self.worker.launched) < count:
-            await asyncio.sleep(0)
-
-    async def end(self) -> None:
-        self.running.cancel()
-        await asyncio.gather(self.running, return_exceptions=True)
-
-
-async def read(submission: Submission) -> tuple[int, FinishReason | SlipstreamError | None]:
-    """How many tokens came, and how it ended."""
-    count, end = 0, None
-    try:
-        async for delta in submission:
-            count += len(delta.token_ids)
-            end = delta.finish_reason
-    except SlipstreamError as error:
-        return count, error
-    return count, end
-
-
-def fails(harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, *, at: int) -> None:
-    original, calls = getattr(harness.scheduler, name), 0
-
-    def failing(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            raise RuntimeError(f"injected into {name}")
-        return original(*arguments)
-
-    monkeypatch.setattr(harness.scheduler, name, failing)
-
-
-@pytest.mark.parametrize(
-    ("error", "method"),
-    [
-        (RuntimeError("one step"), None),
-        (DeviceLostError("every step"), None),
-        (None, ("commit", 2)),
-        (None, ("expire", 1)),
-        (None, ("schedule", 1)),
-    ],
-    ids=["a step", "the device", "commit", "expire", "schedule"],
-)
-async def test_what_was_committed_in_the_turn_of_a_fault_reaches_its_readers(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None, method: tuple[str, int] | None
-) -> None:
-    """One step has given both a token, the first its last one, when the next goes wrong."""
-    harness = Harness()
-    complete, cut = harness.submit(1, max_tokens=1), harness.submit(2, max_tokens=9)
-    await harness.until_launched(2)
-    if method is not None:
-        fails(harness, monkeypatch, method[0], at=method[1])
-    first, second = harness.worker.launched[:2]
-    # Both are there when the loop turns.
-    first.arrive(result_of(first.plan))
-    second.arrive(error or result_of(second.plan))
-    assert await read(complete) == (1, FinishReason.LENGTH)
-    count, end = await read(cut)
-    assert count >= 1
-    assert isinstance(end, EngineDeadError)
-    assert not harness.loop._choices
-    await harness.end()
-
-
-async def test_a_fault_in_the_last_publication_keeps_nobody_from_an_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    harness = Harness()
-    bad, good = harness.submit(1, max_tokens=9), harness.submit(2, max_tokens=9)
-    await harness.until_launched(2)
-
-    def broken(*arguments: Any) -> None:
-        raise RuntimeError("injected into the text")
-
-    def untold(*arguments: Any) -> None:
-        raise RuntimeError("injected into finish")
-
-    monkeypatch.setattr(bad.choices[0], "take", broken)
-    monkeypatch.setattr(harness.scheduler, "finish", untold)
-    fails(harness, monkeypatch, "schedule", at=1)
-    first = harness.worker.launched[0]
-    first.arrive(result_of(first.plan))
-    assert [isinstance((await read(each))[1], EngineDeadError) for each in (bad, good)] == [
-        True
-    ] * 2
-    await harness.end()
 
 
 async def test_a_deadline_is_seen_though_its_timer_was_early(
@@ -188,17 +45,6 @@ async def test_a_deadline_is_seen_though_its_timer_was_early(
         assert await read(submission) == (0, FinishReason.DEADLINE)
     assert time.monotonic() >= deadline
     await harness.end()
-
-
-async def answered(harness: Harness, first: int, end: int, seconds: float) -> None:
-    """The device answers these steps, each of which is said to have taken so long."""
-    for number in range(first, end):
-        await harness.until_launched(number + 1)
-        step = harness.worker.launched[number]
-        step.times.device_end = time.monotonic()
-        step.times.device_start = step.times.device_end - seconds
-        step.arrive(result_of(step.plan))
-        await asyncio.sleep(0)
 
 
 async def test_who_comes_while_a_step_runs_joins_the_next_one_if_that_is_planned_late() -> None:
@@ -310,4 +156,58 @@ async def test_the_plans_that_are_kept_have_no_prompts() -> None:
     }  # fmt: skip
     assert shown["installs"][0]["num_tokens"] == 2
     assert shown["rows"][0]["num_tokens"] == 2
+    await harness.end()
+
+
+async def test_what_was_committed_before_a_deadline_comes_before_it() -> None:
+    harness = Harness()
+    late = harness.submit(1, max_tokens=9, deadline=time.monotonic() + 0.05)
+    await harness.until_launched(1)
+    # It is over when the loop turns next, and has a token by then.
+    time.sleep(0.06)  # noqa: ASYNC251
+    first = harness.worker.launched[0]
+    first.arrive(result_of(first.plan))
+    assert await read(late) == (1, FinishReason.DEADLINE)
+    await harness.end()
+
+
+@pytest.mark.parametrize("end", ["length", "stop string", "abort", "failure", "deadline"])
+async def test_an_ended_request_leaves_no_timer(end: str) -> None:
+    harness = Harness()
+    soon = time.monotonic() + (0.02 if end == "deadline" else 600)
+    stop = [TOKENIZER.decode([TOKEN])] if end == "stop string" else None
+    submission = harness.submit(1, max_tokens=1 if end == "length" else 9, deadline=soon, stop=stop)
+    (timer,) = harness.loop._timers.values()
+    await harness.until_launched(1)
+    first = harness.worker.launched[0]
+    if end == "failure":
+        first.arrive(RuntimeError("injected"))
+    elif end == "abort":
+        harness.loop.abort(1)
+    elif end != "deadline":
+        first.arrive(result_of(first.plan))
+    async with asyncio.timeout(10):
+        await read(submission)
+    assert harness.loop._timers == {}
+    assert end == "deadline" or timer.cancelled()
+    await harness.end()
+
+
+async def test_a_stop_string_ends_the_request_in_the_scheduler_too() -> None:
+    harness = Harness()
+    submission = harness.submit(1, max_tokens=20, stop=[TOKENIZER.decode([TOKEN, TOKEN])])
+    await answered(harness, 0, 1, seconds=0.001)
+    await harness.until_launched(3)
+    await answered(harness, 1, 2, seconds=0.001)
+    async with asyncio.timeout(10):
+        assert (await read(submission))[1] is FinishReason.STOP
+    assert harness.scheduler.state(1) is None
+    # One step was launched before anybody knew.
+    late = harness.worker.launched[2:]
+    assert len(late) == 1
+    late[0].arrive(result_of(late[0].plan))
+    async with asyncio.timeout(10):
+        await harness.loop.wait_idle()
+    assert len(harness.worker.launched) == 3
+    assert harness.scheduler.stats.discarded_tokens == 1
     await harness.end()

@@ -81,6 +81,34 @@ def test_the_last_delta_and_an_error_go_to_the_reader() -> None:
             # It is over: nobody diverts anything any more.
             stream.divert(lambda _: pytest.fail("a delta after the end"))
             assert stream.finished
+            if error is not None:
+                # Of another completion, which has not heard of it yet.
+                stream.put(delta(3))
+
+    asyncio.run(run())
+
+
+def test_a_sink_takes_nothing_past_deltas_that_wait_for_the_reader() -> None:
+    async def run() -> None:
+        stream = RequestStream("r", 1, 2)
+        stream.put(delta(1))
+        seen: list[str] = []
+
+        def sink(piece: Delta) -> bool:
+            seen.append(piece.text)
+            return True
+
+        stream.divert(sink)
+        # Of whichever choice: a reader writes them in the order in which they came.
+        stream.put(delta(2))
+        stream.put(delta(3, index=1))
+        assert seen == []
+        first, second = await stream.take()
+        assert (first.text, second.text) == ("1 2 ", "3 ")
+        # With nothing left that waits it has its turn.
+        stream.divert(sink)
+        stream.put(delta(4))
+        assert seen == ["4 "]
 
     asyncio.run(run())
 
@@ -93,6 +121,7 @@ def test_what_waits_for_a_slow_reader_is_one_delta_per_choice() -> None:
         first, second = await stream.take()
         assert first.token_ids == list(range(0, 50, 2))
         assert second.text == "".join(f"{number} " for number in range(1, 50, 2))
+        assert (first.usage, second.usage) == (Usage(1, 48), Usage(1, 49))
 
     asyncio.run(run())
 

@@ -111,6 +111,7 @@ async def test_any_fields_are_answered(
             assert "message" in answer.json()["error"]
 
     await anyio.to_thread.run_sync(ask)
-    assert seen & {200, 400}
+    # Otherwise most of what is to be tried was not reached.
+    assert seen >= {200, 400}
     await until(lambda: engine.stats.num_running + engine.stats.num_waiting == 0)
     assert engine.stats.pool_is_whole

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette._utils import get_route_path
 from starlette.applications import Starlette
@@ -208,9 +208,18 @@ async def test_the_path_that_decides_is_the_scope_s(guarded: Starlette) -> None:
         assert answer.status_code == status, (root, path)
 
 
-@given(root=st.text(alphabet="/abh", max_size=4), path=st.text(alphabet="/abh\n", max_size=9))
-def test_the_guard_reads_a_path_as_the_router_does(root: str, path: str) -> None:
-    scope = {"path": path, "root_path": root}
+@given(
+    root=st.text(alphabet="/abh", max_size=4),
+    rest=st.text(alphabet="/abh\n", max_size=9),
+    is_below=st.booleans(),
+)
+@example(root="/a", rest="b", is_below=True)
+@example(root="/a", rest="/b", is_below=True)
+@example(root="/a", rest="", is_below=True)
+@example(root="/a/", rest="/live", is_below=True)
+def test_the_guard_reads_a_path_as_the_router_does(root: str, rest: str, is_below: bool) -> None:
+    # Below its root, or anywhere: by chance alone a path seldom begins with it.
+    scope = {"path": root + rest if is_below else rest, "root_path": root}
     assert route_path(scope) == get_route_path(scope)
 
 
@@ -224,7 +233,8 @@ async def test_a_websocket_is_closed(guarded: Starlette) -> None:
         sent.append(message)
 
     await guarded({"type": "websocket", "path": "/live", "headers": []}, receive, send)
-    assert [message["type"] for message in sent] == ["websocket.close"]
+    # By the guard, for a reason of policy; the router would say that it does not know the path.
+    assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 # Other origins
@@ -280,6 +290,22 @@ async def test_metrics_may_be_open(config: Config) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         assert (await client.get(METRICS)).status_code == 200
         assert (await client.get("/version")).status_code == 401
+
+
+@pytest.mark.parametrize("api_keys", [(), (Secret(ALICE),)])
+async def test_without_an_admin_key_there_are_no_debug_endpoints(
+    config: Config, api_keys: tuple[Secret, ...]
+) -> None:
+    http = msgspec.structs.replace(config.http, api_keys=api_keys)
+    app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    app.state.server.keys = check_access(http)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        for path in ("/debug/pool", "/debug/nowhere", "/debug"):
+            answer = await client.get(path, headers=bearer(ALICE))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+            if api_keys:
+                check_refusal(await client.get(path), 401, "invalid_api_key")
 
 
 async def test_before_the_settings_are_read_only_the_probes_answer(config: Config) -> None:

@@ -41,6 +41,7 @@ async def test_the_models_are_the_served_names(client: httpx.AsyncClient) -> Non
     assert [model["id"] for model in models["data"]] == ["tiny", "org/alias"]
     for model in models["data"]:
         assert model["max_model_len"] == 1024
+        assert model["implementation"] == "native"
         assert (await client.get(f"/v1/models/{model['id']}")).json() == model
     missing = await client.get("/v1/models/other")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")

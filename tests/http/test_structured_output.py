@@ -113,15 +113,26 @@ async def test_other_forms_hold_for_the_whole_text(
 
 
 async def test_any_object_is_an_object(client: httpx.AsyncClient) -> None:
-    fields = {"response_format": {"type": "json_object"}, "temperature": 1, "max_tokens": 30}
-    # A random model ends it early under a ban of what would lengthen it.
-    done = await client.post(
-        "/v1/chat/completions", json={**CHAT, **fields, "logit_bias": {}, "seed": 1}
-    )
-    (choice,) = done.json()["choices"]
-    text = choice["message"]["content"]
-    assert text.startswith("{")
-    assert choice["finish_reason"] == "length" or isinstance(json.loads(text), dict)
+    # A random model would not come to an end by itself.
+    ends = {}
+    for text in ('"', '":', "}"):
+        asked = {"prompt": text, "add_special_tokens": False}
+        (token_id,) = (await client.post("/tokenize", json=asked)).json()["tokens"]
+        ends[str(token_id)] = 8.0
+    fields = {"response_format": {"type": "json_object"}, "temperature": 1, "logit_bias": ends}
+    objects = []
+    for seed in range(8):
+        body = {**CHAT, **fields, "max_tokens": 200, "seed": seed}
+        done = await client.post("/v1/chat/completions", json=body)
+        (choice,) = done.json()["choices"]
+        assert choice["finish_reason"] == "stop", choice
+        objects.append(json.loads(choice["message"]["content"]))
+    assert all(isinstance(each, dict) for each in objects)
+    assert any(objects), "none has a key"
+    body = {**CHAT, **fields, "max_tokens": 1}
+    (choice,) = (await client.post("/v1/chat/completions", json=body)).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert re.fullmatch(r'\{["}\s]?', choice["message"]["content"])
 
 
 async def test_free_text_may_be_asked_for_by_name(client: httpx.AsyncClient) -> None:

@@ -50,6 +50,7 @@ FROZEN = [
     "limits.max_stop_token_ids",
     "model.deterministic",
     "model.dtype",
+    "model.implementation",
     "model.load_format",
     "model.max_model_len",
     "model.path",

@@ -49,6 +49,30 @@ def test_the_table_is_the_references(name: str, head_dim: int, length: int) -> N
     torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
+# Of eight dimensions: where the ramp between kept and stretched frequencies would begin before the
+# first one or end behind the last one, and where it begins and ends in one place.
+YARN_EDGES: dict[str, dict[str, Any]] = {
+    "lower": {"original_max_position_embeddings": 64},
+    "upper": {"rope_theta": 10.0, "original_max_position_embeddings": 1024},
+    "both": {"rope_theta": 10.0, "original_max_position_embeddings": 1024, "beta_fast": 600.0},
+    "neither": {"rope_theta": 100.0, "original_max_position_embeddings": 1024},
+    "no ramp": {"original_max_position_embeddings": 6},
+    "parts of dimensions": {"original_max_position_embeddings": 1024, "truncate": False},
+    "upper part": {
+        "rope_theta": 10.0,
+        "original_max_position_embeddings": 1024,
+        "truncate": False,
+    },
+}
+
+
+@pytest.mark.parametrize("edge", YARN_EDGES)
+def test_yarn_is_the_reference_s_where_its_ramp_is_clamped(edge: str) -> None:
+    parameters = ROPES["yarn"] | YARN_EDGES[edge]
+    got = rope_table(parse_rope({"rope_parameters": parameters}, TRAINED), 8, TRAINED, LENGTH)
+    torch.testing.assert_close(got, reference_table(parameters, 8, LENGTH), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", [n for n in ROPES if n not in ("dynamic", "longrope")])
 def test_only_dynamic_and_longrope_depend_on_the_length_of_the_table(name: str) -> None:
     rope = parse_rope({"rope_parameters": ROPES[name]}, TRAINED)

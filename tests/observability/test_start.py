@@ -19,6 +19,7 @@ from src.core.errors import ModelLoadError
 from src.engine import startup
 from src.engine.client import AsyncEngine
 from src.engine.execution import compilation
+from src.models import Implementation
 from src.observability.tracing import providers
 from tests.observability.conftest import traced_config
 
@@ -252,7 +253,8 @@ async def test_a_start_that_fails_is_a_trace_with_the_part_that_did(
     def refuse(*arguments: Any, **options: Any) -> None:
         raise ModelLoadError("no weights")
 
-    monkeypatch.setattr(startup, "load_model", refuse)
+    refusing = Implementation("native", is_program=True, load=refuse)
+    monkeypatch.setattr(startup, "choose_implementation", lambda *given: refusing)
     with caplog.at_level(logging.INFO, "src"), pytest.raises(ModelLoadError):
         async with AsyncEngine.open(compiling(checkpoint, "background")):
             pass

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
+import time
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +16,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from starlette.applications import Starlette
 
 from src import SamplingParams
+from src.core.outputs import FinishReason
 from src.engine.client import AsyncEngine
+from src.engine.execution.step_computer import StepComputer
 from tests.observability.conftest import Spans
 
 pytestmark = pytest.mark.anyio
@@ -292,6 +297,53 @@ async def test_an_embedded_request_is_internal(app: Starlette, spans: Spans) -> 
     root = spans.root("chat tiny")
     assert value(root, "gen_ai.response.finish_reasons") == ("abort",)
     assert root.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_who_never_got_a_row_has_waited_and_nothing_else(
+    app: Starlette, spans: Spans, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: AsyncEngine = await app.state.server.ready_engine()
+    compute = StepComputer.compute
+
+    def slow(self: StepComputer, *arguments: Any) -> Any:
+        time.sleep(0.01)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(StepComputer, "compute", slow)
+    # Eight have all rows, and memory enough to keep them.
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    before = engine.metrics.value("vllm:request_queue_time_seconds_count")
+    async with contextlib.AsyncExitStack() as stack:
+        running = [
+            await stack.enter_async_context(engine.submit([5 + number, 6], params))
+            for number in range(8)
+        ]
+        for each in running:
+            await each.take()
+        if is_late:
+            late = await engine.generate([40] * 9, params, timeout=0.05)
+            assert late.finish_reason is FinishReason.DEADLINE
+        else:
+            async with engine.submit([40] * 9, params):
+                await asyncio.sleep(0.05)
+        reasons = ("deadline",) if is_late else ("abort",)
+        root = spans.wait(
+            lambda span: (
+                span.name == "text_completion tiny"
+                and value(span, "gen_ai.usage.input_tokens") == 9
+                and value(span, "gen_ai.response.finish_reasons") == reasons
+            )
+        )
+    names = [span.name for span in spans.children(root)]
+    assert names == ["parse and tokenize", "admission", "queue"]
+    begin, end = times(spans.children(root)[-1])
+    assert end - begin >= 40_000_000
+    assert end <= times(root)[1]
+    assert root.status.status_code is StatusCode.UNSET
+    after = engine.metrics.value("vllm:request_queue_time_seconds_count")
+    # Of the eight that got one.
+    assert after - before == 8
 
 
 async def test_an_unsampled_caller_is_left_alone(client: httpx.AsyncClient, spans: Spans) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.cpu.calls import use_threads
 from src.ops.cpu.kernel_library import KernelLibrary
-from tests.ops.comparison import copied, in_chunks
+from tests.ops.comparison import TOLERANCE, copied, in_chunks
 from tests.ops.conftest import MACHINE_LEVELS, at_level
 
 Attention = Callable[..., Any]
@@ -90,6 +90,39 @@ def test_any_mix_of_rows_equals_dense_attention(attention: Attention, mix: dict[
                 out[starts[row] : starts[row + 1]], dense(args, row), rtol=1e-5, atol=1e-5
             )
     assert torch.equal(out[starts[-1] :], torch.zeros_like(out[starts[-1] :]))
+
+
+# A split of a decode is 256 keys, and so is what a prefill takes in at a time.
+LONG = [255, 256, 257, 300, 511, 512, 513, 700]
+
+
+@settings(quick, max_examples=25)
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([1, 1, 1, 2, 40, 150]), st.sampled_from(LONG)),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    sliding_window=st.sampled_from([0, 0, 257, 300]),
+    head_dim=st.sampled_from([8, 64]),
+    seed=st.integers(0, 1000),
+)
+@example(rows=((1, 257), (1, 700)), dtype=torch.bfloat16, sliding_window=0, head_dim=64, seed=0)
+def test_more_keys_than_are_read_at_a_time_equal_dense_attention(
+    attention: Attention, rows: tuple[tuple[int, int], ...], dtype: torch.dtype, **shape: int
+) -> None:
+    args = PAGED_ATTENTION.build("cpu", rows=rows, dtype=dtype, **shape)
+    attention(*args)
+    starts, out, tolerance = args[6].tolist(), args[9], TOLERANCE[dtype]
+    exact = [x.float() if isinstance(x, torch.Tensor) and x.dtype is dtype else x for x in args]
+    for row in range(len(rows)):
+        torch.testing.assert_close(
+            out[starts[row] : starts[row + 1]].float(),
+            dense(tuple(exact), row),
+            rtol=tolerance,
+            atol=tolerance,
+        )
 
 
 @quick

@@ -70,6 +70,49 @@ def test_pieces_join_to_what_hugging_face_decodes_after_the_prompt(
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
+def test_the_beginning_of_a_text_is_what_hugging_face_decodes(kind: str) -> None:
+    """Spaces, and ids without a token, before what is the first of the text."""
+    tokenizer = tokenizer_of(kind)
+    nothing = tokenizer.vocab_size + 1
+    space = tokenizer.token_to_id("\u2581")
+    words = tokenizer.encode("fox and fox", add_special_tokens=False)
+    starts = [[nothing], [nothing, nothing], [nothing, words[0], nothing]]
+    if space is not None:
+        starts += [[space], [space, space], [space, nothing, space, space]]
+    for start in starts:
+        ids = [*start, *words]
+        assert "".join(stream(tokenizer, ids, (), list(range(9)))) == tokenizer.decode(ids)
+        # With a prompt before it, it is no beginning.
+        after = "".join(stream(tokenizer, ids, words, list(range(9))))
+        assert tokenizer.decode(words) + after == tokenizer.decode([*words, *ids])
+
+
+SNOWMAN = "\u2603"
+
+
+def test_a_prompt_that_is_the_beginning_of_a_character_is_read_once() -> None:
+    """It is the beginning of the text as well as its end."""
+    tokenizer = tokenizer_of("byte_fallback")
+    first, *rest = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in SNOWMAN.encode())
+    assert first is not None
+    for cut in range(3):
+        assert "".join(stream(tokenizer, rest, [first], [cut])) == SNOWMAN
+        # A text of its own has nothing of it.
+        alone = stream(tokenizer, rest, [first], [cut], stands_alone=True)
+        assert "".join(alone) == "\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_character_goes_on_behind_a_special_token_that_is_no_text(skips: bool) -> None:
+    tokenizer = tokenizer_of("byte_level")
+    *first, last = tokenizer.encode("fox " + SNOWMAN, add_special_tokens=False)
+    assert tokenizer.decode([last]) == "\ufffd"
+    special = min(tokenizer.special_ids)
+    pieces = stream(tokenizer, [last], [*first, special], [], skip_special_tokens=skips)
+    assert "".join(pieces) == (SNOWMAN if skips else "\ufffd")
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
 @given(st.data())
 def test_what_one_has_read_of_a_prompt_serves_others(kind: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(kind)

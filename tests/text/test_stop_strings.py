@@ -95,6 +95,29 @@ def test_nothing_is_emitted_after_a_match() -> None:
     assert stopper.finish() == ""
 
 
+def test_what_was_held_back_is_shown_once() -> None:
+    stopper = StopStrings(["abc"])
+    assert stopper.feed("xab") == ("x", None)
+    assert [stopper.finish(), stopper.finish()] == ["ab", ""]
+    # It is the end of the text: what comes then does not complete what began before.
+    assert stopper.feed("c") == ("c", None)
+
+
+def test_a_stop_string_where_the_text_may_not_end_is_plain_text() -> None:
+    asked: list[str] = []
+
+    def may_end(shown: str) -> bool:
+        asked.append(shown)
+        return shown.endswith("}")
+
+    stopper = StopStrings(["--"], may_end=may_end)
+    assert stopper.feed("{--") == ("{-", None)
+    # The second character is the beginning of another one that may follow.
+    assert stopper.feed("}--") == ("-}", "--")
+    # What was let out is not told again.
+    assert asked == ["{", "-}"]
+
+
 def test_an_empty_stop_string_is_refused_by_its_index() -> None:
     with pytest.raises(InvalidRequestError, match=r"stop\[1\]"):
         StopStrings(["a", ""])

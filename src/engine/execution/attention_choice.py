@@ -8,7 +8,7 @@ import torch
 
 from src.core.config import DeviceSection
 from src.core.errors import ConfigError
-from src.models import Model
+from src.models import ServedModel
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_backend import AttentionBackend, AttentionKernel
 from src.ops.attention_libraries import (
@@ -37,7 +37,7 @@ def require_attention(section: DeviceSection, device: torch.device) -> None:
 
 
 def choose_attention(
-    section: DeviceSection, model: Model, block_size: int
+    section: DeviceSection, model: ServedModel, block_size: int
 ) -> tuple[AttentionBackend, str]:
     """Choose the attention backend for the model's CUDA device, as ``device.attention`` says.
 
@@ -82,8 +82,8 @@ def choose_attention(
     return AttentionBackend(device_kernel), own.name
 
 
-def _shapes(model: Model, block_size: int) -> set[AttentionShape]:
-    layers = zip(model.program.mixers, model.attention_specs(), strict=True)
+def _shapes(model: ServedModel, block_size: int) -> set[AttentionShape]:
+    layers = zip(model.mixers, model.attention_specs(), strict=True)
     return {
         AttentionShape(
             mixer.spec.num_heads,

@@ -11,7 +11,7 @@ from src.core.errors import SlipstreamError
 from src.engine.execution.inputs import StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers import MIXERS
-from src.models import Mixer, Model
+from src.models import Mixer, ServedModel
 from src.models.program import Function, Mix
 from src.ops.cpu.step import CompiledStep
 from src.ops.declaration import Backend
@@ -46,7 +46,9 @@ class ForwardPass:
         because attention calls refer to it by its handle only.
     """
 
-    def __init__(self, model: Model, kv_cache: KVCache, attention: Backend | None = None) -> None:
+    def __init__(
+        self, model: ServedModel, kv_cache: KVCache, attention: Backend | None = None
+    ) -> None:
         self.model = model
         self.attention = attention
         self.kv_cache = kv_cache
@@ -54,7 +56,7 @@ class ForwardPass:
             mixer.layer: MIXERS[mixer.kind](
                 mixer, model.mixer_weights[mixer.layer], kv_cache, attention
             )
-            for mixer in model.program.mixers
+            for mixer in model.mixers
         }
         self._last = len(self._mixers) - 1
         self._stopped = False

@@ -17,7 +17,7 @@ from src.engine.execution.inputs import padding_inputs
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
-from src.models import Model
+from src.models import ServedModel
 from src.ops.declaration import Backend
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def memory_gauge(device: torch.device) -> MemoryGauge | None:
 def step_bytes(
     config: Config,
     device: Device,
-    model: Model,
+    model: ServedModel,
     gauge: MemoryGauge | None,
     attention: Backend | None = None,
 ) -> int:
@@ -92,8 +92,10 @@ def step_bytes(
     return taken
 
 
-def compute_largest_step(config: Config, model: Model, attention: Backend | None = None) -> None:
-    """A step of as many tokens as fit a step, and a sample of as many rows as there may be.
+def compute_largest_step(
+    config: Config, model: ServedModel, attention: Backend | None = None
+) -> None:
+    """Run a step of ``max_num_batched_tokens`` tokens that samples as many rows as possible.
 
     All tokens are padding, so no KV is written. The rows ask for every sampling feature whose
     memory grows with the vocabulary or with the context.

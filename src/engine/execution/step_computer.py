@@ -50,6 +50,7 @@ from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, asks_for_scores, score_prompts
 from src.engine.sampling.state import SEED, TEMPERATURE
+from src.models import Model
 from src.models.program import Function
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.step import CompiledStep, MaskGate, StepRows
@@ -125,7 +126,7 @@ class StepComputer:
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
         if graph is None and not asks_for_scores(plan, self._unscored):
             inputs = only_sampled(inputs, self._rows)
-        # They are computed while the forward runs; without a constrained row there are none.
+        # Masks are computed while the forward pass runs; None without a constrained row.
         awaited = self._grammars.masks(inputs.samplers.rows, inputs.samplers.positions)
         computes()
         hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
@@ -160,6 +161,7 @@ class StepComputer:
         call by call.
         """
         model, cache, rows = self._model, self._forward_pass.kv_cache, self._rows
+        assert isinstance(model, Model), "only a program is compiled"
         floats, ints = self._sampler.state.tables
         where = StepRows(
             rows.tokens,

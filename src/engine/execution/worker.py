@@ -39,7 +39,7 @@ from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
 from src.engine.sampling.prompt_logprobs import are_sound
-from src.models import Model
+from src.models import ServedModel
 from src.models.program import Function
 from src.ops.cpu.build import is_building, is_compiling, kernel_library
 from src.ops.cpu.calls import use_threads
@@ -83,7 +83,7 @@ class Worker:
     def __init__(
         self,
         device: Device,
-        model: Model,
+        model: ServedModel,
         functions: Sequence[Function],
         kv_cache: KVCache,
         rows: RowState,

@@ -16,18 +16,18 @@ _TOO_SLOW: Final = "following the grammar takes too long"
 
 
 class Follower:
-    """One row's grammar, of the grammar thread alone.
+    """One row's grammar. Only the grammar thread uses it.
 
     Attributes
     ----------
     matcher
-        Where the output stands.
+        The state of the output in the grammar.
     token_ids
-        What led there, but for the steps that its batch remembers.
+        The output tokens so far, without those in the batch's history.
     ended
-        Whether an end token was sampled, or the grammar failed: nothing more is asked of it.
+        Whether an end token was sampled, or the grammar failed. It is not advanced any more.
     fault, is_own
-        Why it cannot go on, and whether by the request's own parameters.
+        Why it cannot go on, and whether the request's own parameters are the cause.
     """
 
     __slots__ = (
@@ -58,40 +58,40 @@ class Follower:
 
     @property
     def is_live(self) -> bool:
-        """Whether anybody wants to know more of it."""
+        """Whether it still has to be followed."""
         return not (self.ended or self.key in self._abandoned)
 
     def fail(self, reason: str, *, is_own: bool = True) -> None:
-        """It cannot go on, by the request's own parameters or by the server's fault."""
+        """Mark it as failed; ``is_own``: by the request's own parameters, not by the server."""
         self.ended = True
         self.fault = reason
         self.is_own = is_own
 
     def resume(self, token_ids: list[int]) -> None:
-        """The output begins with these, as a matcher learns now."""
+        """Start from an output that has these tokens already."""
         self.token_ids = list(token_ids)
         self._restart()
 
     def charge(self, seconds: float, num_calls: int) -> None:
-        """Its matcher took so long for some calls; where that is beyond its budget it fails."""
+        """Charge the grammar's budget with some calls; beyond the budget this fails."""
         if not self._grammar.budget.allows(seconds, num_calls):
             self.fail(_TOO_SLOW)
 
     def recover(self, *, is_complete: bool = False) -> bool:
-        """Leave what failed, or may be complete, for another matcher; whether that gets on."""
+        """Replace a failed, or perhaps complete, matcher by a new one; whether that goes on."""
         had_constraint = isinstance(self.matcher, Constraint)
         if not had_constraint and not self._renew():
-            # Another one would come to the same end.
+            # A new matcher with the same lexer would fail in the same way.
             self.give_up()
             return False
         self._restart()
         if self.is_live and had_constraint and not is_complete:
-            # The lane's lexer has taken all that it may, or the constraint would have got on too.
+            # The constraint failed where a matcher goes on, so the lane's lexer is at its limit.
             self._grammar.is_worn = True
         return self.is_live
 
     def give_up(self) -> None:
-        """Its matcher is in its error state."""
+        """Fail with the reason of the matcher's error state."""
         assert isinstance(self.matcher, LLMatcher)
         self._grammar.examine()
         reason = fault_of(self.matcher)
@@ -103,10 +103,10 @@ class Follower:
             self.fail(f"a dead end of the grammar: {reason}", is_own=False)
 
     def _restart(self) -> None:
-        """Bring a matcher to where the output stands.
+        """Make a new matcher, and advance it by the whole output.
 
-        One whose lexer is lost on the way has done that to all that share it: then once more with
-        a new one, and as carefully as it can be done.
+        If the shared lexer is lost on the way, this is repeated once with a new lexer and with a
+        mask after every token.
         """
         self._replay(REFUELED_TOKENS)
         if self.is_live and self._has_failed and self._renew():
@@ -119,9 +119,9 @@ class Follower:
         return isinstance(self.matcher, LLMatcher) and self.matcher.is_error()
 
     def _renew(self) -> bool:
-        """Whether a matcher that begins now has another lexer than this one, which failed.
+        """Whether a new matcher has another lexer than the failed one; renews the lexer if needed.
 
-        That a lexer is lost looks like tokens that the grammar does not allow.
+        A lost lexer cannot be distinguished from tokens that the grammar does not allow.
         """
         started = time.thread_time()
         is_renewed = self._grammar.num_renewals > self._num_renewals or self._grammar.renew()
@@ -129,17 +129,17 @@ class Follower:
         return is_renewed
 
     def _replay(self, step: int) -> None:
-        """Begin with a matcher and give it the output, with a mask behind each few tokens."""
+        """Give the output to a new matcher, and compute a mask after every ``step`` tokens."""
         self._num_renewals = self._grammar.num_renewals
         matcher = self.matcher = self._grammar.begin_matcher()
         for start in range(0, len(self.token_ids), step):
             if not self.is_live or matcher.is_error():
                 return
             chunk = self.token_ids[start : start + step]
-            # This thread's own time: a machine that is busy with other things is no fault of it.
+            # CPU time of this thread, so that a busy machine does not count.
             started = time.thread_time()
             taken = matcher.try_consume_tokens(chunk)
-            # It gives the lexer its fuel, and tells whether the lexer had too little.
+            # A mask refuels the lexer, and shows whether it had too little fuel.
             matcher.compute_bitmask()
             if taken < len(chunk) and not matcher.is_error():
                 matcher.consume_tokens(chunk[taken:])

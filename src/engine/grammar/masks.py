@@ -41,7 +41,7 @@ class RowMasks:
     added
         [S, V] float32, the masks as values to add to logits on the CPU, if that was asked for.
     failures
-        Of rows whose grammar cannot go on; they may sample anything.
+        Of rows whose grammar cannot go on. These are unconstrained.
     forced
         Entries that have one token to choose, whatever else their requests want.
     """

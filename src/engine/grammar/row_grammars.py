@@ -1,11 +1,11 @@
-"""Masks of what constrained rows may sample next, computed while the device runs the forward.
+"""Computes the token masks of constrained rows while the device runs the forward pass.
 
-One thread follows the grammars. It learns a step's tokens where the step ends, not where the event
-loop commits it: the device's next forward is running or queued by then, and only that step's
-*sampling* waits for the masks. Batches without a constrained row never come here.
+One thread follows the grammars. It gets a step's tokens as soon as the step ends, before the event
+loop commits it. The device's next forward pass is running or queued by then, and only its
+*sampling* waits for the masks. Batches without a constrained row do not use this.
 
-A row's grammar stands where its output tokens have brought it, so it is rebuilt from them when a
-request resumes, and neither the batch nor the pipeline's depth has a say in it. The same holds for
+The state of a row's grammar depends on its output tokens only. It is rebuilt from them when a
+request resumes, and does not depend on the batch or the pipeline's depth. The same holds for
 thinking that has a budget.
 """
 
@@ -34,23 +34,23 @@ from src.text.thinking import ThinkingGuide
 
 logger = logging.getLogger(__name__)
 
-# Steps of one batch that are remembered together.
+# The most steps of one batch whose tokens are kept in its history.
 _HISTORY = 1024
-# Added to what the process has: a tenth of another thread's share. Not less, since it holds the
-# interpreter lock now and then, also on a machine that has no CPU to spare.
+# Added to the process's niceness: the thread gets a tenth of another thread's CPU share. Not less,
+# because it sometimes holds the interpreter lock, and others would wait for it.
 _NICENESS = 10
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows that are moved together, prepared for many steps.
+    """Rows that are advanced together, prepared for many steps.
 
     Attributes
     ----------
     followers
-        Place among the rows -> who follows there; those that nobody needs are left out.
+        Index among the rows -> its follower, if it still has to be followed.
     history
-        Tokens of the rows, [S] int64 of each step, that no follower has been told.
+        Per step the rows' tokens, [S] int64, that were not added to the followers yet.
     """
 
     rows: list[int]
@@ -60,7 +60,7 @@ class _Batch:
 
 
 class _Arrival(NamedTuple):
-    """A request that was given a row, with what its output has so far."""
+    """A constrained request that was installed in a row, with its output tokens so far."""
 
     row: int
     request: DeviceRequest
@@ -74,39 +74,39 @@ class RowGrammars:
     Parameters
     ----------
     max_num_rows
-        Rows, ``max_num_seqs``.
+        Number of rows, ``max_num_seqs``.
     vocab_size
         Width of the logits.
     on_cpu
-        Whether the logits are on the host too.
+        Whether the logits are on the host.
     """
 
     def __init__(self, max_num_rows: int, vocab_size: int, *, on_cpu: bool) -> None:
         self._on_cpu = on_cpu
-        # Of the device thread: the rows that are constrained, and what the grammar thread has not
-        # been told yet.
+        # Used by the device thread: constrained row -> key of its request, and changes that were
+        # not sent to the grammar thread yet.
         self._rows: dict[int, int] = {}
         self._arrivals: list[_Arrival] = []
         self._departures: list[int] = []
-        # Handle -> compiled grammar of a request that has not ended; added to by any thread.
+        # Handle -> compiled grammar of a request that has not ended. Any thread may add to it.
         self._held: dict[int, CompiledGrammar] = {}
-        # Keys of ended requests of which something may be queued; written by any thread.
+        # Keys of ended requests that may still have queued work. Any thread may add to it.
         self._ended: set[int] = set()
         self._forgotten: list[int] = []
-        # Of the grammar thread: row -> its grammar, and what it may sample.
+        # Used by the grammar thread: row -> its follower, and the rows' masks.
         self._followers: dict[int, Follower] = {}
         self._table = MaskTable(max_num_rows, vocab_size)
         self._mover = Mover(self._table, vocab_size)
         self._batch: _Batch | None = None
         self._thinking = RowThinking(self._table)
-        # A forward pass on another device leaves the CPUs to whoever wants them.
+        # On a GPU the forward pass needs no CPU, so the thread keeps its normal priority.
         begin = _give_way if on_cpu else None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
 
     def hold(self, handle: int, grammar: CompiledGrammar) -> None:
-        """Keep a grammar for the request of which ``handle`` is the key, until it is forgotten.
+        """Keep a grammar until its request, whose key is ``handle``, is forgotten.
 
-        Of any thread.
+        Any thread may call it.
         """
         self._held[handle] = grammar
 
@@ -138,35 +138,35 @@ class RowGrammars:
             self._arrivals.append(_Arrival(row, request, grammar, output_token_ids))
 
     def vacate(self, row: int) -> None:
-        """Nobody in this row is constrained."""
+        """Mark a row as unconstrained."""
         if self._rows.pop(row, None) is not None:
             self._departures.append(row)
         self._thinking.vacate(row)
 
     def abandon(self, key: int) -> None:
-        """The request has ended, and :meth:`forget` will say so: what is queued for it is skipped.
+        """Skip queued work of a request that has ended; :meth:`forget` must follow.
 
-        Of any thread: the device thread may be waiting for that very work.
+        Any thread may call it, because the device thread may be waiting for that work.
         """
         self._ended.add(key)
 
     def forget(self, key: int) -> None:
-        """The request has ended: let go of its grammar, if it has one."""
+        """Release the grammar of a request that has ended, if it has one."""
         self._ended.add(key)
         self._forgotten.append(key)
         self._held.pop(key, None)
         self._thinking.forget(key)
-        # More than one, where it lost a row that nobody has taken since.
+        # Several rows, if it was preempted and no other request took its former row since.
         for row in [row for row, owner in self._rows.items() if owner == key]:
             del self._rows[row]
             self._departures.append(row)
 
     def begin(self) -> None:
-        """Begin to compute the first masks of those who were installed."""
+        """Begin to compute the first masks of newly installed requests."""
         forgotten, self._forgotten = self._forgotten, []
         changes = self._thinking.take_changes()
         if not (self._arrivals or self._departures or changes):
-            # Without a row it has nothing queued either, or only what is of no row any more.
+            # Requests that left no row have no queued work that matters.
             self._ended.difference_update(forgotten)
             return
         arrivals, self._arrivals = self._arrivals, []
@@ -177,7 +177,7 @@ class RowGrammars:
     def masks(
         self, rows: Sequence[int], positions: Sequence[int], *, as_bits: bool = False
     ) -> Future[RowMasks] | None:
-        """What these rows may sample at these positions; ``None`` if none of them is constrained.
+        """The masks of these rows at these positions; ``None`` if none of them is constrained.
 
         On the CPU, ``as_bits`` says that bits are enough, and need not be made what is added.
         """
@@ -190,7 +190,7 @@ class RowGrammars:
         )
 
     def follow(self, rows: Sequence[int], read: Callable[[], Any]) -> None:
-        """These rows sample the tokens that ``read`` returns; it may block until they are there."""
+        """Follow the tokens that these rows sample. ``read`` returns them, and may block."""
         if not self._rows.keys().isdisjoint(rows) or self._thinking.follows(rows):
             self._submit(list(rows), self._advance, list(rows), read)
 
@@ -203,7 +203,7 @@ class RowGrammars:
         def contained() -> None:
             try:
                 function(*arguments)
-            # A panic of the library is no Exception. Whatever it is, it is these requests' affair.
+            # A panic of the library is not an Exception. Any error ends these requests only.
             except BaseException:
                 logger.exception("grammars could not be followed")
                 self._batch = None
@@ -230,7 +230,7 @@ class RowGrammars:
             self._followers.pop(row, None)
         try:
             for arrival in arrivals:
-                # A panic of the library is no Exception. The others arrive all the same.
+                # A panic of the library is not an Exception. An error must not stop the others.
                 try:
                     self._arrive(arrival)
                 except BaseException:
@@ -239,7 +239,7 @@ class RowGrammars:
             rows = dict.fromkeys(arrival.row for arrival in arrivals)
             self._move(self._prepare(list(rows)).parts)
         finally:
-            # Whatever was queued for them has been.
+            # All work that was queued for these requests has been done by now.
             self._ended.difference_update(forgotten)
 
     def _arrive(self, arrival: _Arrival) -> None:
@@ -247,7 +247,7 @@ class RowGrammars:
         self._followers.pop(row, None)
         if request.key in self._ended:
             return
-        # A constraint would have to compute a mask for every token that is there already.
+        # A constraint must compute a mask per token, so it is used only without earlier output.
         is_new = self._mover.can_constrain() and not output_token_ids
         lane = self._mover.lane(row) if is_new else None
         follower = Follower(request.key, grammar, lane, self._ended)
@@ -261,7 +261,7 @@ class RowGrammars:
     def _advance(self, rows: list[int], read: Callable[[], Any]) -> None:
         try:
             token_ids = np.array(read(), np.int64)
-        # The step failed, and its requests with it.
+        # The step has failed, and so have its requests.
         except Exception as error:
             logger.debug("the tokens of a failed step are not followed: %s", error)
             return
@@ -271,7 +271,7 @@ class RowGrammars:
         if token_ids.min() < 0:
             self._drop(rows, token_ids)
         batch = self._batch
-        # Somebody of it may have ended.
+        # A batch is prepared again if its rows changed, or if a request may have ended.
         if batch is None or batch.rows != rows or self._ended or len(batch.history) == _HISTORY:
             self._dissolve()
             batch = self._batch = self._prepare(rows)
@@ -281,14 +281,14 @@ class RowGrammars:
         self._move(batch.parts)
 
     def _drop(self, rows: list[int], token_ids: np.ndarray) -> None:
-        """Follow those no further for whom nothing could be sampled; the others go on."""
+        """Fail the rows for which no token could be sampled. The other rows go on."""
         self._dissolve()
         for entry in np.flatnonzero(token_ids < 0).tolist():
             if (follower := self._followers.get(rows[entry])) is not None:
                 follower.fail("no token could be sampled")
 
     def _prepare(self, rows: list[int]) -> _Batch:
-        """Those of the rows that anybody wants to know more of."""
+        """A batch of the rows that still have to be followed."""
         followers = {
             entry: follower
             for entry, row in enumerate(rows)
@@ -299,7 +299,7 @@ class RowGrammars:
         return _Batch(rows, followers, self._mover.prepare(matchers, chosen, list(followers)))
 
     def _dissolve(self) -> None:
-        """Let each that was moved with others know what led it where it stands."""
+        """End the current batch, and add its history to the followers' tokens."""
         batch, self._batch = self._batch, None
         if batch is not None and batch.history:
             history = np.stack(batch.history)  # [steps, S]
@@ -307,19 +307,19 @@ class RowGrammars:
                 follower.token_ids += history[:, entry].tolist()
 
     def _move(self, parts: Sequence[GrammarSteps]) -> None:
-        """Make moves, and fail those that cannot go on."""
+        """Advance matchers, and fail the rows that cannot go on."""
         while parts:
             left: list[GrammarSteps] = []
             for part, made in zip(parts, self._mover.make(parts), strict=True):
                 left += self._settle(part, made)
-                # Others may have ended while one took long.
+                # Requests may have ended while one matcher took long.
                 behind = range(made.num_moves, len(part))
                 if live := [i for i in behind if self._followers[part.rows[i]].is_live]:
                     left.append(part.only(live))
             parts = left
 
     def _settle(self, part: GrammarSteps, made: Made) -> list[GrammarSteps]:
-        """The last of some may have been slow, or lead nowhere; returns what is to be made then."""
+        """Handle the outcome of the last advanced matcher; returns further work for its row."""
         last, outcome = made.num_moves - 1, made.outcome
         row = part.rows[last]
         follower = self._followers[row]
@@ -340,7 +340,7 @@ class RowGrammars:
         for entry, (row, owner) in enumerate(zip(rows, owners, strict=True)):
             if entry in forced:
                 continue
-            # What an ended request samples is of no use, but something it must be able to.
+            # Tokens of an ended request are dropped. It is unconstrained, so that sampling works.
             if owner is None or owner in self._ended:
                 rows[entry] = -1
                 continue
@@ -361,14 +361,14 @@ class RowGrammars:
 
 
 def _give_way() -> None:
-    """Let others have the CPUs before the calling thread, and before those that it begins.
+    """Lower the priority of the calling thread and of the threads that it starts.
 
-    Masks are wanted when a forward pass ends and computed while it runs: by the CPUs that it
-    leaves, since each part of it that has to wait makes the step longer.
+    Masks are needed when a forward pass ends and computed while it runs. They should use only CPUs
+    that the pass leaves idle, because every delay of the pass makes the step longer.
     """
-    # Elsewhere niceness is of whole processes.
+    # On other systems niceness applies to the whole process.
     if sys.platform == "linux":
         niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
-        # Where that is forbidden, it stays as it is.
+        # If that is forbidden, the priority stays unchanged.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -114,10 +114,10 @@ def served_names(section: ModelSection) -> tuple[str, ...]:
 class ModelInfo:
     """The model as its clients see it.
 
-    ``default_sampling`` holds the checkpoint's own sampling parameters, by the names of
-    :class:`~src.core.sampling_params.SamplingParams`; ``default_max_tokens`` is how much output its
-    makers want where nobody says, ``None`` is as much as fits; ``device_type`` is ``cpu`` or
-    ``cuda``.
+    ``default_sampling`` has the checkpoint's own sampling parameters, by the names of
+    :class:`~src.core.sampling_params.SamplingParams`. ``default_max_tokens`` is the checkpoint's
+    default number of output tokens; ``None`` is as many as fit. ``implementation`` is ``native`` or
+    ``transformers``. ``device_type`` is ``cpu`` or ``cuda``.
     """
 
     name: str
@@ -125,6 +125,7 @@ class ModelInfo:
     max_model_len: int
     vocab_size: int
     dtype: str
+    implementation: str
     device_type: str
     created: int
     default_sampling: dict[str, Any]

@@ -13,6 +13,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     root: str
     max_model_len: int
+    implementation: str
     owned_by: str = "slipstream"
     parent: None = None
 

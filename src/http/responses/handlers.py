@@ -407,6 +407,13 @@ class _Work:
             return
         if shape.response.status in ("completed", "incomplete"):
             entry.messages = said_more(self._turn, shape.message)
-        kept = len(entry.messages or b"") + len(entry.input)
-        kept += 0 if entry.events is None else entry.events.size
-        self._store(sum(map(len, in_pieces(entry.body))) + kept)
+        size = len(entry.messages or b"") + len(entry.input)
+        size += sum(map(len, in_pieces(entry.body)))
+        if entry.events is not None:
+            with_events = size + entry.events.size
+            if self._call.server.responses.has_room(with_events, **self._bounds):
+                size = with_events
+            else:
+                # Rather than the response itself.
+                entry.events = None
+        self._store(size)

@@ -31,7 +31,7 @@ class Family:
     Attributes
     ----------
     architectures
-        The names of `architectures` in `config.json` that it answers to.
+        The values of `architectures` in `config.json` that it supports.
     model_type
         `model_type` in `config.json`. Selects the first architecture if the file names none.
     defaults

@@ -121,6 +121,30 @@ class FakeWorker:
     def next_result(self) -> StepResult:
         return self.in_flight.popleft()[1]
 
+    def fail_next(self) -> StepPlan:
+        """The oldest step has failed: nothing that it should have written is there.
+
+        Nor is what steps behind it computed for the same rows, from what it left out. The others in
+        flight must not have read any of it.
+        """
+        failed, _ = self.in_flight.popleft()
+        lost = {(step.row, step.generation) for step in failed.rows}
+        behind = [step for plan, _ in self.in_flight for step in plan.rows]
+        wiped = [*failed.rows, *(step for step in behind if (step.row, step.generation) in lost)]
+        for step in wiped:
+            self._wipe(step)
+        for step in behind:
+            if (step.row, step.generation) not in lost:
+                self._check_prefix(step, self.rows[step.row], step.start + step.num_tokens)
+        return failed
+
+    def _wipe(self, step: RowStep) -> None:
+        size = self.limits.block_size
+        for position in range(step.start, step.start + step.num_tokens):
+            for table in self.rows[step.row].tables:
+                # What an earlier failure has wiped is gone already.
+                self.memory.pop((table[position // size], position % size), None)
+
     def _rows_in_flight(self) -> dict[int, int]:
         return {step.row: step.generation for plan, _ in self.in_flight for step in plan.rows}
 

@@ -31,6 +31,7 @@ def make_request(
     deadline: float | None = None,
     cache_salt: str = "",
     media_keys: Mapping[int, bytes] | None = None,
+    stop: list[str] | None = None,
 ) -> Request:
     """``prompt`` as a number is that many tokens nobody else has; ``ends``: may stop by itself."""
     if isinstance(prompt, int):
@@ -38,7 +39,9 @@ def make_request(
     return Request(
         key=key,
         prompt_token_ids=prompt,
-        params=SamplingParams(min_tokens=min_tokens, prompt_logprobs=prompt_logprobs),
+        params=SamplingParams(
+            min_tokens=min_tokens, prompt_logprobs=prompt_logprobs, stop=tuple(stop or ())
+        ),
         max_tokens=max_tokens,
         seed=seed,
         end_token_ids=frozenset({END_TOKEN}) if ends else frozenset(),
@@ -173,7 +176,7 @@ class Simulation:
     def fail_step(self) -> None:
         """The oldest launched step fails, if there is one, and its requests with it."""
         if self.worker.in_flight:
-            plan, _ = self.worker.in_flight.popleft()
+            plan = self.worker.fail_next()
             for key in self.scheduler.keys_of(plan):
                 self.finish(key, FinishReason.ERROR)
             rows = [RowResult(step.row, step.generation, []) for step in plan.rows]

@@ -33,6 +33,7 @@ def test_limits_are_checked(name: str) -> None:
 def test_what_can_never_run_is_refused_with_the_numbers() -> None:
     limits = make_limits(max_model_len=16, num_blocks=6)
     check_request(make_request(0, 9, 4), limits)  # 12 positions of KV in 6 blocks of 2
+    check_request(make_request(0, 10, 6), make_limits(max_model_len=16))
     with pytest.raises(PromptTooLongError, match=r"9 tokens .* 5: 7 blocks .* only 6 of 2"):
         check_request(make_request(0, 9, 5), limits)
     with pytest.raises(PromptTooLongError, match=r"10 tokens .* 7: 17 together, .* 16 tokens"):

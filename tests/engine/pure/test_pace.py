@@ -92,3 +92,34 @@ def test_who_comes_too_late_is_earlier_until_it_was_in_time_for_long() -> None:
     for _ in range(30):
         found.met()
     assert found.wait(plan_of(1), 5.0, 5.0) == waits[0]
+
+
+class Asked:
+    """What a pace asks a scheduler."""
+
+    has_free_row = True
+    has_work = True
+
+
+def test_a_plan_that_was_timed_is_in_time_while_its_step_runs_and_late_behind_it() -> None:
+    found, asked, running = paced(0.1, 0.0, [plan_of(1)] * 9), Asked(), plan_of(1)
+
+    def decide(now: float, *, step: StepPlan | None = running) -> float:
+        return found.decide(asked, step, 5.0, now)  # type: ignore[arg-type]
+
+    whole = decide(5.0)
+    assert whole == pytest.approx(0.0845)
+    # The step that runs has ended when the loop turns: late, if there was something to plan.
+    assert decide(5.2, step=None) == 0
+    late = decide(5.0)
+    assert late < 0.85 * whole
+    asked.has_work = False
+    assert decide(5.2, step=None) == 0
+    assert decide(5.0) == late
+    # It runs when the time has come: in time. Twice asked, once counted.
+    assert decide(5.09) == decide(5.09) == 0
+    sooner = decide(5.0)
+    assert late < sooner < whole
+    # Nobody who comes could be taken in.
+    asked.has_free_row = False
+    assert decide(5.0) == 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -106,6 +107,29 @@ def test_eviction_forgets_the_content() -> None:
     cache.pool.release(cache.pool.allocate(3))
     assert len(cache) == 0
     assert fill(cache, TOKENS)
+
+
+class CountedChain(HashChain):
+    """Counts how often it is asked for a digest."""
+
+    asked = 0
+
+    def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
+        self.asked += 1
+        return super().digest(index, token_ids)
+
+
+def test_evictions_of_others_cost_a_match_nothing() -> None:
+    cache = PrefixCache(6, 2)
+    others, own = fill(cache, [50, 51, 52, 53, 54, 55]), fill(cache, TOKENS)
+    chain, tokens = CountedChain(2, chain_root("model", "layout", "")), [*TOKENS, 1]
+    match = cache.match(chain, tokens)
+    assert match.blocks() == own
+    chain.asked = 0
+    # The last one of the others, which is at the place of the last one of its own.
+    assert cache.pool.allocate(1) == [others[2]]
+    cache.follow(match, chain, tokens)
+    assert (match.blocks(), chain.asked) == (own, 0)
 
 
 def test_reset_forgets_everything() -> None:

@@ -72,6 +72,14 @@ def test_what_a_salt_keeps_apart_is_not_waited_for() -> None:
     simulation.drain()
 
 
+def test_who_wants_scores_of_its_prompt_does_not_wait_for_what_it_may_not_read() -> None:
+    simulation = roomy(max_num_batched_tokens=32)
+    simulation.add(make_request(0, PROMPT, 2, ends=False))
+    simulation.add(make_request(1, PROMPT, 2, ends=False, prompt_logprobs=1))
+    assert shape(turn(simulation)) == {0: (0, 12), 1: (0, 12)}
+    simulation.drain()
+
+
 def test_without_a_cache_nobody_waits() -> None:
     simulation = roomy(max_num_batched_tokens=32, enable_prefix_caching=False)
     for key in range(2):

@@ -140,6 +140,19 @@ def test_lookahead_keeps_a_newcomer_out_that_would_be_preempted_at_once() -> Non
         assert simulation.scheduler.stats.preemptions == preemptions
 
 
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_lookahead_is_of_the_newcomer_too(lookahead: int) -> None:
+    simulation = Simulation(make_limits(num_blocks=4, lookahead_tokens=lookahead))
+    simulation.add(make_request(0, 2, 2, ends=False))
+    turn(simulation)
+    simulation.add(make_request(1, 4, 4, ends=False))
+    # Two blocks are left, and the other one takes no more: enough for its prompt alone.
+    plan = simulation.launch()
+    assert plan is not None
+    assert [install.request_key for install in plan.installs] == ([] if lookahead else [1])
+    simulation.drain()
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_lookahead_leaves_running_rows_what_they_will_take(together: bool) -> None:
     simulation = Simulation(make_limits(num_blocks=4))
@@ -181,6 +194,8 @@ def test_the_first_in_line_is_never_preempted_and_the_last_gives_way() -> None:
     assert scheduler.num_waiting == 1
     assert scheduler.num_running == 2
     assert row_of(simulation, 2) == -1
+    # Told once.
+    assert [scheduler.take_preempted() for _ in range(2)] == [[2], []]
     tokens = list(scheduler._requests[2].token_ids)
     while not any(install.request_key == 2 for install in turn(simulation).installs):
         pass
@@ -555,6 +570,31 @@ def test_deadlines_end_waiting_and_running_requests() -> None:
     assert simulation.finished[2] is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("end", ["length", "abort"])
+def test_a_deadline_is_forgotten_with_its_request(end: str) -> None:
+    simulation = Simulation(make_limits())
+    for key in range(3):
+        simulation.add(make_request(key, 2, 3, ends=False, deadline=1e9))
+    if end == "abort":
+        for key in range(3):
+            simulation.finish(key)
+    simulation.drain()
+    assert not simulation.scheduler._deadlines._heap
+
+
+def test_only_the_first_in_line_is_gone_past() -> None:
+    simulation = Simulation(make_limits(max_bypasses=2, max_num_seqs=4, lookahead_tokens=0))
+    simulation.add(make_request(0, 8, 9, ends=False))
+    turn(simulation)
+    # Neither of these fits beside it, and the next ones do.
+    for key, length in ((1, 18), (2, 19), (3, 1), (4, 1)):
+        simulation.add(make_request(key, length, 2, ends=False))
+    simulation.launch()
+    states = [simulation.scheduler.state(key) for key in (1, 2)]
+    assert [state.bypasses for state in states if state is not None] == [2, 0]
+    simulation.drain()
+
+
 def test_a_failed_step_ends_its_requests_and_leaves_a_clean_scheduler() -> None:
     simulation = Simulation(make_limits(max_num_seqs=2), depth=2)
     for key in range(4):
@@ -568,6 +608,37 @@ def test_a_failed_step_ends_its_requests_and_leaves_a_clean_scheduler() -> None:
     assert simulation.finished == {0: FinishReason.ERROR, 1: FinishReason.ABORT}
     simulation.drain()
     assert [simulation.finished[key] for key in (2, 3)] == [FinishReason.LENGTH] * 2
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_nobody_finds_what_a_failed_step_should_have_computed(behind: int) -> None:
+    """The prompt takes three steps; the second or third one fails, with the others in flight."""
+    simulation = Simulation(make_limits(max_num_batched_tokens=4), depth=3)
+    prompt = list(range(1, 13))
+    simulation.add(make_request(0, prompt, 2, ends=False))
+    for _ in range(3):
+        simulation.launch()
+    for _ in range(1 + behind):
+        simulation.commit()
+    simulation.fail_step()
+    assert simulation.finished == {0: FinishReason.ERROR}
+    simulation.add(make_request(1, prompt, 2, ends=False))
+    simulation.drain()
+    # Four tokens of each step that did not fail.
+    assert simulation.first_events[1].cached_tokens == 4 * (1 + behind)
+
+
+def test_a_failed_step_wipes_what_its_rows_compute_behind_it() -> None:
+    simulation = Simulation(make_limits(max_num_batched_tokens=4), depth=3)
+    simulation.add(make_request(0, 12, 2, ends=False))
+    for _ in range(3):
+        simulation.launch()
+    held = dict(simulation.worker.memory)
+    simulation.commit()
+    simulation.fail_step()
+    assert len(held) == 12
+    assert simulation.worker.memory.items() == set(list(held.items())[:4])
+    simulation.drain()
 
 
 def test_check_idle_says_what_is_not() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from src.core.outputs import TokenLogprobs
-from src.engine.sampling import gather_logprobs
+from src.engine.sampling import SampleBatch, gather_logprobs
 from tests.engine.sampling.harness import Bench, sequence
 
 V = 30
@@ -38,6 +38,13 @@ def check(entry: TokenLogprobs | None, logits: torch.Tensor, token_id: int, coun
         {"temperature": 0.0},
         {"top_k": 3, "repetition_penalty": 2.0, "logit_bias": {2: 50.0}},
         {"min_tokens": 3},
+        {"logit_bias": {2: 50.0}},
+        {"allowed_token_ids": (3, 5, 7)},
+        {"bad": [(6,)]},
+        {"bad": [(2, 6)]},
+        {"repetition_penalty": 2.0},
+        {"top_p": 0.2},
+        {"min_p": 0.5},
     ],
     ids=str,
 )
@@ -51,6 +58,28 @@ def test_sampled_tokens_are_scored_raw(counts: list[int | None], params: dict[st
     assert len(entries) == len(counts)
     tokens = output.token_ids.tolist()
     for entry, count, row, token_id in zip(entries, counts, logits, tokens, strict=True):
+        if count is None:
+            assert entry is None
+        else:
+            check(entry, row, token_id, count)
+
+
+@pytest.mark.parametrize("counts", [[5], [0, 3], [None, 2], [2, None, 0]])
+def test_they_are_raw_where_only_a_grammar_changes_the_logits(counts: list[int | None]) -> None:
+    bench = Bench(V)
+    for row, count in enumerate(counts):
+        bench.install(row, sequence([1], [2], seed=row, logprobs=count))
+    logits = torch.randn(len(counts), V, generator=torch.Generator().manual_seed(5))
+    # All but the three least likely are barred.
+    mask = torch.zeros_like(logits).masked_fill_(
+        logits > logits.kthvalue(3, 1, True).values, -math.inf
+    )
+    rows = range(len(counts))
+    batch = SampleBatch(rows, [2] * len(counts), mask=mask)
+    output = bench.sampler.sample(logits.clone(), batch, bench.tokens)
+    entries, tokens = output.to_host().logprob_lists(), output.token_ids.tolist()
+    for entry, count, row, token_id in zip(entries, counts, logits, tokens, strict=True):
+        assert (row < row[token_id]).sum() < 3
         if count is None:
             assert entry is None
         else:

@@ -213,6 +213,66 @@ def test_top_p_counts_ties_that_top_k_kept() -> None:
         )
 
 
+def test_ties_that_top_k_kept_are_part_of_all_the_mass() -> None:
+    """Of 2.1 with all three ties six tenths are more than the first token has; of 1.37 not."""
+    values = [1.0, 0.0, 0.0, 0.0, -1.0]
+    for truncate in (truncate_short, truncate_long):
+        kept = kept_by(truncate, values, rows_of(1.0, 2, 0.6, 0.0))
+        assert kept.tolist() == [True, True, True, True, False]
+
+
+def test_beside_a_row_with_top_p_a_row_without_keeps_what_has_no_mass() -> None:
+    # Less than a unit of mass.
+    values = [0.0, -60.0, -61.0, -200.0]
+    both = Truncation(
+        torch.ones(2, 1),
+        None,
+        torch.tensor([[3], [3]]),
+        3,
+        torch.tensor([[1.0], [0.5]], dtype=torch.float64),
+    )
+    for truncate in (truncate_short, truncate_long):
+        logits = torch.tensor([values, values])
+        truncate(logits, both)
+        assert (logits > -math.inf).sum(1).tolist() == [3, 1]
+
+
+# Probabilities of a half, a quarter, an eighth and twice a sixteenth, and how many of these tokens
+# a top_p keeps; a sum that is exactly top_p is enough.
+HALVES = [1.0, 0.5, 0.25, 0.125, 0.125]
+ENOUGH = [(0.25, 1), (0.5, 1), (0.5 + 1e-9, 2), (0.75, 2), (0.75 + 1e-9, 3), (0.875, 3),
+          (0.875 + 1e-9, 5), (0.9375, 5), (0.9375 + 1e-9, 5)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("p", "count"), ENOUGH)
+def test_a_mass_that_is_exactly_top_p_is_enough(p: float, count: int) -> None:
+    weights = torch.tensor([HALVES])
+    top_p = torch.tensor([[p]], dtype=torch.float64)
+    for lowest in (lowest_by_radix, lowest_by_pruning):
+        assert lowest(weights, top_p).item() == HALVES[count - 1]
+    # Of doubles the exponentials are these to less than a unit of mass, where the quotient is a
+    # convergent of the logarithm of 2: what is cut off makes them exact.
+    step, temperature = 287209.0, 414355.0
+    assert 0 < math.log(2) - step / temperature < 1e-11
+    values = [0.0, -step, -2 * step, -3 * step, -3 * step]
+    kept = kept_by(truncate_short, values, rows_of(temperature, 5, p, 0.0))
+    assert kept.tolist() == [index < count for index in range(5)]
+
+
+def test_a_mass_that_is_exactly_top_p_is_enough_in_the_whole_row() -> None:
+    # Of float32 they are these by rounding.
+    values = [-index * math.log(2) for index in (0, 1, 2, 3, 3)]
+    assert torch.tensor(values).exp().tolist() == HALVES
+    for p, count in ENOUGH:
+        for kth, lowest in (
+            (kth_by_selection, lowest_by_pruning),
+            (kth_by_radix, lowest_by_radix),
+        ):
+            logits = torch.tensor([values])
+            truncation._truncate_long(logits, rows_of(1.0, 0, p, 0.0), kth, lowest)
+            assert (logits[0] > -math.inf).tolist() == [index < count for index in range(5)]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("fraction", [0.1, 1.0])
 def test_unusable_logits_neither_fail_nor_hang(bad: float, fraction: float) -> None:

@@ -81,7 +81,7 @@ class MixedCapture:
         self._rows = rows
         # [2, max_tokens] int64: token ids and positions
         self.buffer = torch.zeros((2, max_tokens), dtype=torch.int64, device=rows.device)
-        writes = [mixer.writes for mixer in forward.model.program.mixers]
+        writes = [mixer.writes for mixer in forward.model.mixers]
         widest = max((math.prod(each.shape) for each in writes), default=0)
         # [max_tokens * widest]: output of every mixer in turn, read by the piece behind it
         self.mixed = torch.zeros(

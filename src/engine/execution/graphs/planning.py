@@ -17,7 +17,7 @@ from src.engine.execution.graphs.pool import GraphPool
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
-from src.models import Model
+from src.models import ServedModel
 from src.ops.declaration import Backend
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class GraphPlan:
 def plan_graphs(
     config: Config,
     device: Device,
-    model: Model,
+    model: ServedModel,
     backend: CaptureBackend | None,
     attention: Backend | None = None,
 ) -> GraphPlan | None:
@@ -48,7 +48,7 @@ def plan_graphs(
     attention
         See :class:`ForwardPass`.
     """
-    if backend is None or not config.compile.captures:
+    if backend is None or not config.compile.captures or not model.is_program:
         return None
     ladder = PaddingLadder(config.scheduler.max_num_seqs, config.compile.cuda_graph_max_tokens)
     with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
@@ -68,7 +68,7 @@ def plan_graphs(
 
 def _trial(
     config: Config,
-    model: Model,
+    model: ServedModel,
     backend: CaptureBackend,
     ladder: PaddingLadder,
     attention: Backend | None,

@@ -1,0 +1,276 @@
+"""From a model directory to a model that transformers computes, or to the reason against it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from src.core.errors import ModelLoadError
+from src.models.config import DTYPE_NAMES
+from src.models.fields import read_json
+from src.models.generation import parse_generation
+from src.models.generic.model import TransformersModel
+from src.models.generic.passes import IMPLEMENTATION, register
+from src.models.generic.pooled import use_pool
+from src.models.generic.positions import position_limit
+from src.models.generic.trial import try_out
+from src.models.model import ModelSpec
+from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, open_checkpoint
+from src.models.weights.loader import LoadFormat, Progress
+from src.models.weights.methods import Method
+from src.models.weights.parameters import allocate
+
+logger = logging.getLogger(__name__)
+
+# Endings of classes whose weights a causal language model is filled with; others have another head.
+_DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model", "Decoder")
+# Kinds of layers that keep a state instead of keys and values.
+_STATES = ("linear", "mamba", "conv", "recurrent", "ssm", "rwkv", "delta")
+_NAMES_SHOWN = 5
+
+
+def load_by_transformers(
+    path: Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | None = None,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+    max_model_len: int | None = None,
+    quantization: Method | None = None,
+    group_size: int = 32,
+    rounds_inputs: bool | None = False,
+    deterministic: bool = False,
+    before_each_matrix: Callable[[], None] = lambda: None,
+    when_allocated: Callable[[Any], None] = lambda model: None,
+) -> TransformersModel:
+    """Load a checkpoint of any causal language model of transformers, and try it out.
+
+    transformers itself fills it: so renamed, fused, split and tied tensors are its business. It
+    maps safetensors, and tensor by tensor they are copied to where they stay.
+
+    Args: as of `weights.loader.load_model`. Those about quantization, and ``deterministic``, are
+        refused unless they ask for nothing.
+
+    Raises:
+        ModelLoadError: anything that keeps the checkpoint from being served, naming what.
+    """
+    raw = read_json(path / "config.json")
+    name, device = _name(raw), device or torch.device("cpu")
+    for setting, is_asked in (("quantization", quantization), ("deterministic", deterministic)):
+        if is_asked:
+            raise ModelLoadError(
+                f"model.{setting} is for native families; {name} is served by transformers"
+            )
+    register()
+    with _refusals(name):
+        kind, config = _described(path, raw)
+        longest, bound = position_limit(config.get_text_config())
+        _require_length(max_model_len, longest, bound)
+        if load_format == "dummy":
+            module = _drawn(kind, config, _dtype(dtype, config), seed)
+        else:
+            module = _filled(path, kind, config, _dtype(dtype, config))
+        module = module.to(device).eval().requires_grad_(False)
+        if device.type == "cpu":
+            _take_in(module, progress)
+            use_pool(module)
+        body, findings = try_out(module, device)
+        longest -= body.first_position
+        if findings.longest_chunk is not None and findings.longest_chunk < longest:
+            longest, bound = findings.longest_chunk, "the chunks that its layers attend to"
+        _require_length(max_model_len, longest, bound)
+    spec = ModelSpec(
+        vocab_size=findings.vocab_size,
+        hidden_size=findings.hidden_size,
+        max_positions=min(longest, max_model_len or longest),
+        dtype=module.dtype,
+        device=device,
+    )
+    generation_file = path / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.exists() else None
+    told = type(module).__name__, len(findings.calls)
+    logger.info("%s is served by transformers (%s, %d calls of attention)", name, *told)
+    return TransformersModel(body, findings.calls, spec, parse_generation(raw, generation))
+
+
+@contextlib.contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Whatever goes wrong within it is a refusal that names the architecture."""
+    try:
+        yield
+    except Exception as error:
+        # Most of it is code that is not ours, on a checkpoint that is not either.
+        if isinstance(error, ModelLoadError):
+            reason = str(error)
+        elif "meta" in str(error):
+            reason = "it computes with masks itself"
+        else:
+            reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
+        raise ModelLoadError(f"transformers cannot serve {name}: {reason}") from error
+
+
+def _require_length(wanted: int | None, longest: int, bound: str) -> None:
+    if wanted is not None and wanted > longest:
+        raise ModelLoadError(f"max_model_len = {wanted} exceeds {bound}: {longest} tokens")
+
+
+def _described(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The class that transformers has for a checkpoint, and its configuration."""
+    config = _read_config(path, raw)
+    kind, text = _class_of(config, raw), config.get_text_config()
+    _refuse_states(kind, text)
+    if kind.config_class is type(text):
+        # Of a model that has images too, the text alone.
+        config = text
+    config.return_dict = True
+    config.output_hidden_states = config.output_attentions = False
+    return kind, config
+
+
+def _name(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else f"{raw.get('model_type')}"
+
+
+def _read_config(path: Path, raw: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if raw.get("model_type") not in CONFIG_MAPPING:
+        unknown = f"model_type {raw.get('model_type')!r} is not known"
+        if raw.get("auto_map"):
+            unknown += ", and code from the checkpoint (auto_map) is refused"
+        raise ModelLoadError(unknown)
+    if raw.get("transformers_weights"):
+        raise ModelLoadError("transformers_weights is not supported")
+    if raw.get("quantization_config"):
+        raise ModelLoadError("quantization_config is not supported; use the unquantized checkpoint")
+    return AutoConfig.from_pretrained(
+        str(path),
+        local_files_only=True,
+        trust_remote_code=False,
+        attn_implementation=IMPLEMENTATION,
+    )
+
+
+def _class_of(config: Any, raw: Mapping[str, Any]) -> Any:
+    """The class that transformers has for the checkpoint."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelLoadError("it is an encoder-decoder")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelLoadError(
+            f"model_type {config.model_type!r} is not among its causal language models"
+        )
+    if raw.get("architectures") and not _name(raw).endswith(_DECODERS):
+        raise ModelLoadError(f"{_name(raw)} is not a causal language model")
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return kind[0] if isinstance(kind, tuple) else kind
+
+
+def _refuse_states(kind: Any, text: Any) -> None:
+    if not text.sub_configs and not kind._can_set_attn_implementation():
+        raise ModelLoadError(f"{kind.__name__} does not use the attention interface")
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or []
+    if states := {one for one in kinds if any(state in str(one) for state in _STATES)}:
+        raise ModelLoadError(f"layers of the kind {', '.join(sorted(states))} keep a state")
+    if kind._is_stateful and not kinds:
+        raise ModelLoadError("its layers keep a recurrent state")
+
+
+def _dtype(name: str, config: Any) -> torch.dtype:
+    own = getattr(config.get_text_config(), "dtype", None) or torch.float32
+    chosen = str(own).removeprefix("torch.") if name == "auto" else name
+    if chosen not in DTYPE_NAMES:
+        raise ModelLoadError(f"dtype must be auto or one of {', '.join(DTYPE_NAMES)}, got {chosen}")
+    dtype: torch.dtype = getattr(torch, chosen)
+    return dtype
+
+
+def _drawn(kind: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
+    """With weights as transformers draws them for training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind._from_config(config, dtype=dtype)
+
+
+def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """With the checkpoint's weights.
+
+    Raises:
+        ModelLoadError: it has pickles alone, or does not have every tensor.
+    """
+    _check_files(path)
+    with _without_progress():
+        module, told = kind.from_pretrained(
+            str(path),
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    if missing := sorted(told["missing_keys"]):
+        raise ModelLoadError(f"{path} lacks tensors: {_listed(missing)}")
+    if unexpected := sorted(told["unexpected_keys"]):
+        logger.warning("%s has tensors that nothing reads: %s", path, _listed(unexpected))
+    return module
+
+
+def _check_files(path: Path) -> None:
+    """Refuse whatever else than safetensors of this directory would be read."""
+    if (path / "adapter_config.json").exists():
+        raise ModelLoadError("adapter_config.json: adapters are not supported")
+    index = path / INDEX_FILE
+    if (path / SINGLE_FILE).exists():
+        return
+    if not index.exists():
+        open_checkpoint(path)
+    for file in set(map(str, dict(read_json(index).get("weight_map") or {}).values())):
+        if Path(file).name != file:
+            raise ModelLoadError(f"{index}: {file!r} is not the name of a file next to the index")
+
+
+def _take_in(module: Any, progress: Progress | None) -> None:
+    """Move weights to memory of their own, tensor by tensor: here is where files are read.
+
+    transformers leaves them in mapped files, where whoever writes over a file changes them.
+    """
+    for table in module.buffers():
+        table.data = table.data.clone()
+    parameters = list(module.parameters())
+    total, done = sum(one.nbytes for one in parameters), 0
+    for one in parameters:
+        own = allocate(one.shape, one.dtype, one.device)
+        own.copy_(one.data)
+        one.data = own
+        done += one.nbytes
+        if progress is not None:
+            progress(done, total)
+
+
+@contextlib.contextmanager
+def _without_progress() -> Iterator[None]:
+    """Bars are not for a server's log."""
+    from transformers.utils import logging as told
+
+    was_enabled = told.is_progress_bar_enabled()
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            told.enable_progress_bar()
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

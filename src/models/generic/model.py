@@ -1,0 +1,84 @@
+"""A loaded model of transformers, as the engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from src.models.generation import GenerationDefaults
+from src.models.generic.body import Body
+from src.models.generic.passes import AttentionCall, StepPass
+from src.models.layers.attention import AttentionMixerWeights
+from src.models.model import LayerKVSpec, ModelSpec
+from src.models.program import Function, Mix, Mixer
+from src.models.served import ImplementationName
+from src.ops.attention_spec import AttentionSpec
+
+
+class TransformersModel:
+    """See `served.ServedModel`. Every call of attention is a layer of its own, with its own memory.
+
+    Parameters
+    ----------
+    calls
+        Of attention in every pass, in order.
+    """
+
+    implementation: ImplementationName = "transformers"
+    is_program = False
+    functions: tuple[Function, ...] = ()
+
+    def __init__(
+        self,
+        body: Body,
+        calls: Sequence[AttentionCall],
+        spec: ModelSpec,
+        generation: GenerationDefaults,
+    ) -> None:
+        self.spec = spec
+        self.generation = generation
+        self.mixers: tuple[Mixer, ...] = tuple(call.mixer for call in calls)
+        self.mixer_weights: tuple[AttentionMixerWeights, ...] = tuple(c.weights for c in calls)
+        self._body = body
+        self._calls = tuple(calls)
+
+    def forward(
+        self,
+        functions: Sequence[Function],
+        input_ids: Tensor,
+        positions: Tensor,
+        mix: Mix,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """See `served.ServedModel`; ``functions`` are none.
+
+        Layers behind the last attention compute every token, those that are not ``kept`` too.
+        """
+        step = StepPass(self._calls, positions + self._body.first_position, mix, kept)
+        hidden = self._body.hidden(input_ids, step)
+        step.finish()
+        return hidden if kept is None else hidden[kept]
+
+    def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
+        """See `served.ServedModel`."""
+        return self._body.logits(hidden)[:, : self.spec.vocab_size]
+
+    def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
+        """See `served.ServedModel`."""
+        return tuple(
+            LayerKVSpec(spec.num_kv_heads, spec.head_dim, spec.dtype, spec.window)
+            for spec in (mixer.spec for mixer in self.mixers)
+        )
+
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """See `served.ServedModel`."""
+        return tuple(call.mixer.spec.attention(call.weights) for call in self._calls)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """See `served.ServedModel`."""
+        return dict(self._body.module.named_parameters())
+
+    def buffers(self) -> dict[str, Tensor]:
+        """See `served.ServedModel`."""
+        return dict(self._body.module.named_buffers())

@@ -1,0 +1,72 @@
+"""What an engine needs of a model, whatever computes it: our own programs, or another library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from src.models.generation import GenerationDefaults
+from src.models.model import LayerKVSpec, ModelSpec
+from src.models.program import Function, Mix, Mixer
+from src.ops.attention_spec import AttentionSpec
+
+ImplementationName = Literal["native", "transformers"]
+
+
+class ServedModel(Protocol):
+    """A filled model. Its mixers are the engine's, for they need memory that outlives a step."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Shape, numerics and placement."""
+
+    @property
+    def generation(self) -> GenerationDefaults:
+        """The sampling defaults that the checkpoint ships."""
+
+    @property
+    def implementation(self) -> ImplementationName:
+        """What computes it."""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is a `Model`, whose calls can be compiled, and whose steps captured."""
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """All mixers, by their layer."""
+
+    @property
+    def mixer_weights(self) -> Sequence[Any]:
+        """Per mixer, the weights that its kind takes."""
+
+    @property
+    def functions(self) -> Sequence[Function]:
+        """What runs it uncompiled, as `forward` and `logits` take it."""
+
+    def forward(
+        self,
+        functions: Sequence[Function],
+        input_ids: Tensor,
+        positions: Tensor,
+        mix: Mix,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, [T, H] or [K, H]; see `Model.forward`."""
+
+    def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
+        """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
+
+    def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
+        """What each layer keeps per token, in layer order."""
+
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """How each layer attends, in layer order."""
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every distinct tensor of the parameters by name."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Tables that were computed for it, by name."""

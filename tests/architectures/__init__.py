@@ -1,0 +1,1 @@
+"""Every causal language model of transformers, served and compared: `nox -s architectures`."""

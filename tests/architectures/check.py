@@ -1,0 +1,103 @@
+"""Serves one architecture and compares it with transformers.
+
+`python -m tests.architectures.check MODEL_TYPE` prints one JSON line: what serves it, the largest
+error of a log-probability, or why there is none. Imports at once whatever that takes, so that
+processes which are forked from one that has this module are quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.generation
+import transformers.modeling_utils
+
+from src import AsyncEngine, SamplingParams
+from src.core.errors import ModelLoadError
+from src.engine import startup
+from tests.architectures.tiny import make_tiny
+from tests.support.engines import assert_idle, random_prompts, small_config
+
+__all__ = ["check", "startup", "transformers"]
+
+NEW_TOKENS = 5
+TOP = 3
+
+
+async def served(directory: Path) -> tuple[str, list[Any], list[Any]]:
+    """What serves it; answers with scores of prompts, in chunks; answers with cached prefixes."""
+    prompts = [*random_prompts(2, longest=40, seed=1), list(range(100, 131))]
+    scored = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=TOP)
+    with_prompt = scored.__replace__(prompt_logprobs=TOP)
+    config = small_config(
+        directory,
+        compile__enforce_eager=True,
+        scheduler__max_num_batched_tokens=8,
+        cache__memory_bytes=16 << 20,
+    )
+    async with AsyncEngine.open(config) as engine:
+        chunked = await asyncio.gather(*(engine.generate(p, with_prompt) for p in prompts))
+        cached = await asyncio.gather(*(engine.generate(p, scored) for p in prompts))
+        assert sum(result.usage.cached_tokens for result in cached) > 0
+        assert_idle(engine)
+        name = engine.model_info.implementation
+    pairs = zip(prompts, chunked, strict=True), zip(prompts, cached, strict=True)
+    return name, list(pairs[0]), list(pairs[1])
+
+
+def largest_error(reference: Any, prompt: list[int], result: Any) -> float:
+    """Of all log-probabilities of an answer, and of its prompt, where it has those."""
+    ids = prompt + result.token_ids
+    with torch.inference_mode():
+        logits = reference(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+    wanted = logits.log_softmax(-1)
+    entries = [*(result.prompt_logprobs or [None] * len(prompt)), *result.completions[0].logprobs]
+    worst = 0.0
+    for position, entry in enumerate(entries):
+        if entry is None:
+            continue
+        pairs = [(entry.token_id, entry.logprob), *entry.top]
+        worst = max(worst, *(abs(float(wanted[position - 1, i]) - value) for i, value in pairs))
+    return worst
+
+
+def check(model_type: str) -> dict[str, Any]:
+    """The line of one architecture."""
+    started = time.monotonic()
+    found: dict[str, Any] = {"model_type": model_type, "date": time.strftime("%Y-%m-%d")}
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        try:
+            found["class"] = make_tiny(directory, model_type).__name__
+        except Exception as error:
+            return found | {"failed": f"no tiny model: {_told(error)}"}
+        try:
+            found["implementation"], *answers = asyncio.run(served(directory))
+        except ModelLoadError as error:
+            return found | {"refused": str(error)}
+        except Exception as error:
+            return found | {"failed": _told(error)}
+        from transformers import AutoModelForCausalLM
+
+        reference = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        found["error"] = max(largest_error(reference, *one) for pairs in answers for one in pairs)
+    return found | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: " + " ".join(str(error).split())[:150]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model_type")
+    print(json.dumps(check(parser.parse_args().model_type)))

@@ -1,0 +1,256 @@
+"""What transformers computes for us, and what is refused, with its reason, when it is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from src.core.errors import ModelLoadError
+from src.models import choose_implementation
+from src.models.generic import trial
+from src.models.generic.body import Body
+from src.models.generic.loading import load_by_transformers
+from src.models.generic.masks import Reach, reach_of
+from src.models.generic.positions import position_limit
+from tests.architectures.tiny import make_tiny
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def phi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("phi")
+    make_tiny(directory, "phi")
+    return directory
+
+
+def changed(directory: Path, target: Path, **fields: Any) -> Path:
+    """A copy of a checkpoint with other fields in its `config.json`; None leaves one out."""
+    shutil.copytree(directory, target)
+    file = target / "config.json"
+    raw = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
+    return target
+
+
+def test_weights_are_those_of_the_files_and_stay_so(phi: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    told: list[tuple[int, int]] = []
+    directory = changed(phi, tmp_path / "copy")
+    model = load_by_transformers(directory, progress=lambda *done: told.append(done))
+    stored = load_file(phi / "model.safetensors")
+    parameters = model.parameters()
+    # Who writes over a file changes nothing that is served.
+    with (directory / "model.safetensors").open("r+b") as file:
+        file.write(bytes((phi / "model.safetensors").stat().st_size))
+    assert set(parameters) == set(stored)
+    assert all(torch.equal(parameters[name], stored[name]) for name in stored)
+    assert not any(tensor.requires_grad for tensor in parameters.values())
+    assert {tensor.dtype for tensor in parameters.values()} == {torch.float32}
+    size = sum(tensor.nbytes for tensor in stored.values())
+    assert told[-1] == (size, size)
+    assert told == sorted(told)
+
+
+def test_dtype_and_length_are_as_asked(phi: Path) -> None:
+    model = load_by_transformers(phi, dtype="bfloat16", max_model_len=100)
+    assert model.spec.dtype == torch.bfloat16
+    assert model.spec.max_positions == 100
+    assert {layer.dtype for layer in model.kv_cache_spec()} == {torch.bfloat16}
+
+
+def test_dummy_weights_follow_the_seed(phi: Path, tmp_path: Path) -> None:
+    directory = changed(phi, tmp_path / "copy")
+    (directory / "model.safetensors").unlink()
+    state = torch.random.get_rng_state()
+    one, same, other = (
+        load_by_transformers(directory, load_format="dummy", seed=seed).parameters()
+        for seed in (1, 1, 2)
+    )
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(one[name], same[name])
+    assert not torch.equal(one[name], other[name])
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_type": "unheard_of"}, "model_type 'unheard_of' is not known"),
+        (
+            {"model_type": "unheard_of", "auto_map": {"AutoModelForCausalLM": "code.Model"}},
+            "code from the checkpoint .auto_map. is refused",
+        ),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
+        ({"model_type": "vit", "architectures": ["ViTModel"]}, "not among its causal language"),
+        ({"architectures": ["PhiForTokenClassification"]}, "not a causal language model"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"model_type": "mamba", "architectures": None}, "keep a state"),
+        ({"model_type": "bloom", "architectures": None}, "does not use the attention interface"),
+        ({"transformers_weights": "adapter_model.bin"}, "transformers_weights is not supported"),
+        ({"dtype": "float64"}, "dtype must be"),
+        ({"num_hidden_layers": 5}, "lacks tensors: model.layers.4"),
+        ({"intermediate_size": 97}, "ize"),
+    ],
+)
+def test_a_checkpoint_is_refused_with_its_reason(
+    phi: Path, tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=reason):
+        load_by_transformers(changed(phi, tmp_path / "copy", **fields))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("inkling_text", "its attention takes position_bias"),
+        ("deepseek_v32", "it computes with masks itself"),
+        ("lfm2", "layers of the kind conv keep a state"),
+    ],
+)
+def test_an_architecture_is_refused_with_its_reason(
+    tmp_path: Path, architecture: str, reason: str
+) -> None:
+    make_tiny(tmp_path, architecture)
+    with pytest.raises(ModelLoadError, match=reason):
+        load_by_transformers(tmp_path)
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    make_tiny(tmp_path / "bert", "bert")
+    directory = changed(tmp_path / "bert", tmp_path / "copy", is_decoder=False)
+    with pytest.raises(ModelLoadError, match="attend to later ones"):
+        load_by_transformers(directory)
+
+
+def test_pickles_are_refused(phi: Path, tmp_path: Path) -> None:
+    directory = changed(phi, tmp_path / "copy")
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="only pickle checkpoints"):
+        load_by_transformers(directory)
+
+
+def test_files_that_a_checkpoint_may_not_bring_are_refused(phi: Path, tmp_path: Path) -> None:
+    adapted = changed(phi, tmp_path / "adapted")
+    (adapted / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="adapters are not supported"):
+        load_by_transformers(adapted)
+    sharded = changed(phi, tmp_path / "sharded")
+    (sharded / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "../elsewhere.safetensors"}}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelLoadError, match="is not the name of a file next to the index"):
+        load_by_transformers(sharded)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("what", ["more than attention", "positions"])
+def test_the_trial_sees_what_structure_does_not_tell(
+    phi: Path, monkeypatch: pytest.MonkeyPatch, what: str, dtype: str
+) -> None:
+    """A layer that looks at its neighbour, and positions that start elsewhere."""
+
+    class Leaky(Body):
+        def __init__(self, module: Any, base: nn.Module) -> None:
+            super().__init__(module, base)
+            if what == "positions":
+                self._takes_positions = False
+            else:
+                base.layers[1].mlp.register_forward_pre_hook(
+                    lambda _, given: (
+                        given[0] + given[0].roll(1, dims=1) * (given[0].shape[1] > 1),
+                    )
+                )
+
+    monkeypatch.setattr(trial, "Body", Leaky)
+    with pytest.raises(ModelLoadError, match="does not g"):
+        load_by_transformers(phi, dtype=dtype)
+
+
+@pytest.mark.parametrize("architecture", ["gpt_oss", "roberta"])
+def test_rounding_is_no_reason(tmp_path: Path, architecture: str) -> None:
+    make_tiny(tmp_path, architecture)
+    model = load_by_transformers(tmp_path, dtype="bfloat16")
+    # Positions behind the padding token's are told from rounding, too.
+    assert model.spec.max_positions == 256 - (architecture == "roberta")
+
+
+def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    return key <= query
+
+
+@pytest.mark.parametrize(
+    ("sees", "size", "reach"),
+    [
+        (causal, None, Reach()),
+        (lambda b, h, q, k: (k <= q) & (k > q - 5), 5, Reach(window=5)),
+        (lambda b, h, q, k: (k <= q) & (k > q - 1), 1, Reach(window=1)),
+        (lambda b, h, q, k: (k <= q) & (k // 8 == q // 8), 8, Reach(chunk=8)),
+    ],
+)
+def test_what_a_mask_lets_through(sees: Callable[..., Any], size: int | None, reach: Reach) -> None:
+    assert reach_of(sees, size, CPU) == reach
+
+
+@pytest.mark.parametrize(
+    ("sees", "size"),
+    [
+        (lambda b, h, q, k: k <= q + 1, None),
+        (lambda b, h, q, k: q >= 0, None),
+        (lambda b, h, q, k: k < q, None),
+        (lambda b, h, q, k: (k <= q) & (k > q - 5), None),
+        (lambda b, h, q, k: (k <= q) & (k % 2 == 0), 4),
+        (lambda b, h, q, k: (k <= q) & (k > q - 6), 5),
+        (lambda b, h, q, k: torch.zeros(3)[q] > k, None),
+    ],
+)
+def test_other_masks_are_refused(sees: Callable[..., Any], size: int | None) -> None:
+    with pytest.raises(ModelLoadError):
+        reach_of(sees, size, CPU)
+
+
+def test_rope_that_depends_on_the_longest_of_a_pass_ends_where_it_begins_to() -> None:
+    from transformers import LlamaConfig
+
+    longrope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 64,
+    }
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 256}
+    limits = {
+        kind: position_limit(LlamaConfig(**sizes, rope_parameters=rope))[0]
+        for kind, rope in {
+            "default": {"rope_type": "default", "rope_theta": 10000.0},
+            "longrope": longrope,
+            "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        }.items()
+    }
+    assert limits == {"default": 256, "longrope": 64, "dynamic": 256}
+
+
+def test_sequences_are_no_longer_than_chunks_and_positions(tmp_path: Path) -> None:
+    for architecture, limit in (("llama4_text", 64), ("roberta", 255)):
+        make_tiny(tmp_path / architecture, architecture)
+        model = load_by_transformers(tmp_path / architecture)
+        assert model.spec.max_positions == limit
+        with pytest.raises(ModelLoadError, match=f"exceeds .*{limit}"):
+            load_by_transformers(tmp_path / architecture, max_model_len=limit + 1)
+
+
+def test_a_native_family_goes_first(phi: Path, tmp_path: Path) -> None:
+    assert choose_implementation(phi, "auto").name == "transformers"
+    assert choose_implementation(phi, "native").name == "native"
+    llama = changed(phi, tmp_path / "copy", architectures=["LlamaForCausalLM"])
+    assert choose_implementation(llama, "auto").name == "native"
+    assert choose_implementation(llama, "transformers").name == "transformers"

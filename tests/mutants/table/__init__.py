@@ -1,0 +1,24 @@
+"""All mutations that `nox -s mutants` tries, by what they are of."""
+
+from tests.mutants.mutation import Mutation
+from tests.mutants.table import (
+    grammar,
+    http,
+    kernels,
+    loop,
+    models,
+    prefix_cache,
+    sampling,
+    scheduling,
+    telemetry,
+    text,
+)
+
+MUTATIONS: tuple[Mutation, ...] = tuple(
+    mutation
+    for module in (
+        *(loop, scheduling, prefix_cache, sampling, text, grammar, http, telemetry, models),
+        kernels,
+    )
+    for mutation in module.MUTATIONS
+)

@@ -1,0 +1,105 @@
+"""Of the guard in front of all routes, and of keys."""
+
+from tests.mutants.mutation import mutations_of
+
+_TESTS = ("tests/http/test_guard.py",)
+
+MUTATIONS = (
+    *mutations_of(
+        "src/http/guard.py",
+        _TESTS,
+        (
+            "a path that begins like the root loses its beginning",
+            'path.startswith(root) and (path == root or path[len(root)] == "/"):',
+            "path.startswith(root):",
+        ),
+        (
+            "the root by itself is a path of its own",
+            '(path == root or path[len(root)] == "/")',
+            'path[len(root) : len(root) + 1] == "/"',
+        ),
+        (
+            "what begins like a probe is open",
+            "    if path in OPEN:\n",
+            "    if path.startswith(tuple(OPEN)):\n",
+        ),
+        (
+            "before the keys are read all may pass",
+            '        return NotReadyError("the server is starting")\n',
+            "        return None\n",
+        ),
+        (
+            "metrics are open to all",
+            "(path == METRICS and server.config.http.public_metrics)",
+            "path == METRICS",
+        ),
+        (
+            "API keys open the debug endpoints",
+            "    if keys.admin.admits(bearer(scope)):\n        return None\n    if keys.api",
+            "    if keys.api.admits(credentials(scope)):\n        return None\n    if keys.api",
+        ),
+        (
+            "the admin key may come as an API key does",
+            "    if keys.admin.admits(bearer(scope)):\n        return None\n    if keys.api",
+            "    if keys.admin.admits(credentials(scope)):\n        return None\n    if keys.api",
+        ),
+        (
+            "without an admin key the debug endpoints are open",
+            "        if not len(keys.api) or keys.api.admits(credentials(scope)):\n",
+            "        if not len(keys.api) or keys.api.admits(credentials(scope)):\n"
+            "            return None\n",
+        ),
+        (
+            "the admin key opens every endpoint",
+            "if path in ADMIN_READS and keys.admin.admits(bearer(scope)):",
+            "if keys.admin.admits(bearer(scope)):",
+        ),
+        (
+            "WebSockets go past the guard",
+            'await send({"type": "websocket.close", "code": 1008})',
+            "await self._app(scope, receive, send)",
+        ),
+        (
+            "origins are parts of addresses",
+            "if _ORIGIN.fullmatch(origin) is None:",
+            "if _ORIGIN.match(origin) is None:",
+        ),
+        (
+            "who may not pass is not challenged",
+            "headers = CHALLENGE if unknown else ()",
+            "headers = ()",
+        ),
+    ),
+    *mutations_of(
+        "src/http/guard.py",
+        ("tests/http/test_body.py", "tests/http/test_guard.py"),
+        (
+            "a body may say its length in two ways",
+            'return b"content-length" in names and b"transfer-encoding" in names',
+            "return False",
+        ),
+    ),
+    *mutations_of(
+        "src/http/guard.py",
+        _TESTS,
+        (
+            "nobody learns which key was admitted",
+            "        scope[ADMITTED] = admitted\n",
+            "",
+        ),
+    ),
+    *mutations_of(
+        "src/http/keys.py",
+        _TESTS,
+        (
+            "a header that is there twice counts",
+            "return given[0] if len(given) == 1 and len(given[0])",
+            "return given[0] if given and len(given[0])",
+        ),
+        (
+            "only the last key is one",
+            "is_known |= hmac.compare_digest(digest, known)",
+            "is_known = hmac.compare_digest(digest, known)",
+        ),
+    ),
+)

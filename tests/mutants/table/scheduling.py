@@ -1,0 +1,325 @@
+"""Of planning, admission, rows and preemption."""
+
+from tests.mutants.mutation import mutations_of
+
+_PURE = "tests/engine/pure"
+_SCHEDULER_TESTS = (
+    f"{_PURE}/test_scheduler.py",
+    f"{_PURE}/test_siblings.py",
+    f"{_PURE}/test_mixed_steps.py",
+    f"{_PURE}/test_prefix_waits.py",
+    f"{_PURE}/test_properties.py",
+)
+_ALLOCATOR_TESTS = (f"{_PURE}/test_groups.py", *_SCHEDULER_TESTS)
+
+MUTATIONS = (
+    *mutations_of(
+        "src/engine/scheduling/scheduler.py",
+        _SCHEDULER_TESTS,
+        (
+            "blocks count as computed as soon as they are launched",
+            "state.committed = planned.start + planned.num_tokens",
+            "state.committed = state.launched",
+        ),
+        (
+            "a row decodes into a block that it does not have",
+            "elif state.launched < state.capacity or",
+            "elif state.launched <= state.capacity or",
+        ),
+        (
+            "a row samples one token more than it may have",
+            "state.phase is not Phase.RUNNING or state.target >= state.limit",
+            "state.phase is not Phase.RUNNING or state.target > state.limit",
+        ),
+        (
+            "somebody is admitted while a running row is short of memory",
+            "        if not builder.short:\n",
+            "        if True:\n",
+        ),
+        (
+            "a victim is taken though blocks are on their way back",
+            "None if allocator.blocks_are_coming() else allocator.victim(state)",
+            "allocator.victim(state)",
+        ),
+        (
+            "rows and blocks are given back before their fence",
+            "        if state.last_step <= self._last_committed:\n",
+            "        if True:\n",
+        ),
+        (
+            "rows and blocks are given back at any fence",
+            "if was_leaving and state.last_step == plan.step_id:",
+            "if was_leaving:",
+        ),
+        (
+            "one more than allowed goes past the first in line",
+            "if first is not None and first.bypasses >= self.limits.max_bypasses:",
+            "if first is not None and first.bypasses > self.limits.max_bypasses:",
+        ),
+        (
+            "who does not fit and is not first in line is gone past for ever",
+            "first = first or state",
+            "first = state",
+        ),
+        (
+            "who waits for a prefix may be gone past for ever",
+            "if state.bypasses < self.limits.max_bypasses and allocator",
+            "if allocator",
+        ),
+        (
+            "blocks that newcomers will need are not reserved",
+            "                reserve += allocator.lookahead(state)\n",
+            "",
+        ),
+        (
+            "deadlines of requests that ended by themselves are kept",
+            "            self._deadlines.discard(state)\n        return state.event(row, reason)",
+            "        return state.event(row, reason)",
+        ),
+        (
+            "a sibling with another salt has the same digests",
+            "            and sibling.request.cache_salt == request.cache_salt\n",
+            "",
+        ),
+        (
+            "a sibling with other media has the same digests",
+            "            and sibling.request.media_keys == request.media_keys\n",
+            "",
+        ),
+        (
+            "many decoding rows allow no more of prompts than few",
+            "per_row = self.limits.prefill_tokens_per_decode * decoding",
+            "per_row = self.limits.prefill_tokens_per_decode",
+        ),
+        (
+            "the last token of a prompt counts as a decoding row",
+            "decoding += state.launched >= state.prompt_len",
+            "decoding += 1",
+        ),
+        (
+            "nobody learns who was preempted",
+            "            self._preempted.append(victim.key)\n",
+            "",
+        ),
+        (
+            "tokens of ended requests are not counted as discarded",
+            "                self.stats.discarded_tokens += len(row.token_ids)\n",
+            "                pass\n",
+        ),
+        (
+            "priorities count where arrival decides",
+            'request.priority if self.limits.policy == "priority" else 0',
+            "request.priority",
+        ),
+        (
+            "an ended request is in a failed step's list",
+            "for state in self._states_of(plan) if state.phase is not Phase.ENDED]",
+            "for state in self._states_of(plan)]",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/row_allocator.py",
+        _ALLOCATOR_TESTS,
+        (
+            "blocks are named in the prefix cache as far as they are launched",
+            "full = state.committed // self.limits.block_size",
+            "full = state.launched // self.limits.block_size",
+        ),
+        (
+            "sequences of before a reset are named in the prefix cache",
+            "if self.cache.enabled and state.cache_epoch == self.cache.epoch:",
+            "if self.cache.enabled:",
+        ),
+        (
+            "a window gives back what a step in flight reads",
+            "self._first_seen(state.committed, window)",
+            "self._first_seen(state.launched, window)",
+        ),
+        (
+            "a window gives back its first position",
+            "max(0, position - window + 1) // self.limits.block_size",
+            "max(0, position - window + 2) // self.limits.block_size",
+        ),
+        (
+            "somebody who comes before the needy one is preempted",
+            "if state.rank > needy.rank]",
+            "if state is not needy]",
+        ),
+        (
+            "victims are taken whatever their class",
+            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
+            "key=lambda state: (state.launched, -state.rank[1]),",
+        ),
+        (
+            "the victim with the most to recompute is taken",
+            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], -state.launched, -state.rank[1]),",
+        ),
+        (
+            "of equal victims the earliest is taken",
+            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.launched, state.rank[1]),",
+        ),
+        (
+            "cached blocks that nobody holds count as a saving",
+            "return missing <= match.num_held(self.pool)",
+            "return missing <= match.num_blocks",
+        ),
+        (
+            "admission leaves no blocks for the next few tokens",
+            "soon = min(len(state.token_ids) + self.limits.lookahead_tokens, state.max_kv_tokens)",
+            "soon = min(len(state.token_ids), state.max_kv_tokens)",
+        ),
+        (
+            "somebody is waited for who computes for nobody since a reset",
+            "if state.phase is not Phase.RUNNING or state.cache_epoch != self.cache.epoch:",
+            "if state.phase is not Phase.RUNNING:",
+            "while a row computes known blocks it takes the whole budget of a step, so nobody is "
+            "admitted who could have computed, since the reset, what comes before them",
+        ),
+        (
+            "somebody is waited for who has left",
+            "            self._in_progress.pop(state.in_progress, None)\n",
+            "",
+        ),
+        (
+            "a little of a step is waited for",
+            "enough = max(block_size + 1, prefill_limit // 16)",
+            "enough = 0",
+        ),
+        (
+            "who wants scores of its prompt waits for a prefix",
+            "if not self._in_progress or not state.may_read_cache or missing < enough:",
+            "if not self._in_progress or missing < enough:",
+        ),
+        (
+            "who wants scores of its prompt starts from cached blocks",
+            "if not self.cache.enabled or not state.may_read_cache:",
+            "if not self.cache.enabled:",
+        ),
+        (
+            "running requests are kept in the order in which they got rows",
+            "insort(self.running, state, key=_by_rank)",
+            "self.running.append(state)",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/request_state.py",
+        _SCHEDULER_TESTS,
+        (
+            "what a resumed request finds counts as cached for its first admission",
+            "        if self.cached_tokens is None:\n            self.cached_tokens",
+            "        if True:\n            self.cached_tokens",
+        ),
+        (
+            "scores of a prompt that are computed again are kept twice",
+            "self.prompt_logprobs.extend(entries[len(self.prompt_logprobs) - start :])",
+            "self.prompt_logprobs.extend(entries)",
+        ),
+        (
+            "a length is told as a stop token",
+            "ended_by_token = row is not None and finish_reason is FinishReason.STOP",
+            "ended_by_token = row is not None and finish_reason is not None",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/stop_rules.py",
+        (f"{_PURE}/test_stop.py",),
+        (
+            "an end token counts one token too early",
+            "num_output > request.min_tokens_to_end",
+            "num_output >= request.min_tokens_to_end",
+        ),
+        (
+            "an output has one token too many",
+            "num_output >= request.max_tokens",
+            "num_output > request.max_tokens",
+        ),
+        (
+            "an end token that is the last one is told as a length",
+            "    if token_id in request.end_token_ids and",
+            "    if num_output < request.max_tokens and token_id in request.end_token_ids and",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/admission.py",
+        (f"{_PURE}/test_admission.py", *_SCHEDULER_TESTS),
+        (
+            "ended requests surface in the queue",
+            "            if state.phase is Phase.WAITING:\n                self._front",
+            "            if True:\n                self._front",
+        ),
+        (
+            "a deadline has passed a moment late",
+            "self._heap[0][0] <= now",
+            "self._heap[0][0] < now",
+        ),
+        (
+            "an empty queue refuses a long request",
+            "if len(self) > 0 and self.num_tokens + num_tokens > self.max_tokens:",
+            "if self.num_tokens + num_tokens > self.max_tokens:",
+        ),
+        (
+            "the KV of the last token is asked for",
+            "needed = limits.blocks_held(total - 1)",
+            "needed = limits.blocks_held(total)",
+        ),
+        (
+            "the whole context of the model cannot be used",
+            "if total > limits.max_model_len:",
+            "if total >= limits.max_model_len:",
+        ),
+        (
+            "a queue takes one more than it may",
+            "if len(self) + num_requests > self.max_requests:",
+            "if len(self) + num_requests > self.max_requests + 1:",
+        ),
+        (
+            "tokens of those who leave the queue are still counted",
+            "self._front.pop(index)\n        self.num_tokens -= len(state.token_ids)\n",
+            "self._front.pop(index)\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/plan_builder.py",
+        _SCHEDULER_TESTS,
+        (
+            "a step is given more budget than is left",
+            "self.budget = min(self.budget, budget)",
+            "self.budget = budget",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/rows.py",
+        (f"{_PURE}/test_rows.py",),
+        (
+            "rows in use are spread over the device",
+            "row = heapq.heappop(self._free)",
+            "row = self._free.pop()",
+        ),
+        (
+            "a row may be given back twice",
+            "if not self._taken[row] or self._generation[row] != generation:",
+            "if self._generation[row] != generation:",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/pace.py",
+        (f"{_PURE}/test_pace.py", "tests/engine/test_loop.py"),
+        (
+            "steps that came too late are planned as late again",
+            "                self.missed()\n",
+            "                pass\n",
+        ),
+        (
+            "a step waits for somebody who would find no row",
+            "        if not scheduler.has_free_row:\n            return 0.0\n",
+            "",
+        ),
+        (
+            "prompts and decodes have one forecast",
+            "return self._prefill if plan.num_tokens > len(plan.rows) else self._decode",
+            "return self._decode",
+        ),
+    ),
+)

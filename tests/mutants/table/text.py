@@ -1,0 +1,159 @@
+"""Of the detokenizer, and of stop strings."""
+
+from tests.mutants.mutation import mutations_of
+
+_DETOKENIZER_TESTS = ("tests/text/test_detokenizer.py", "tests/text/test_output.py")
+_STOP_TESTS = ("tests/text/test_stop_strings.py", "tests/text/test_output.py")
+
+MUTATIONS = (
+    *mutations_of(
+        "src/text/detokenizer.py",
+        _DETOKENIZER_TESTS,
+        (
+            "text overtakes the beginning of a character",
+            "if data.isascii() and not self._utf8.buffer:",
+            "if data.isascii():",
+        ),
+        (
+            "a special token that is skipped has text",
+            'data = b"" if token_id in skipped else later(token_id)',
+            "data = later(token_id)",
+        ),
+        (
+            "special tokens that are skipped have text where several come at once",
+            "[later(i) for i in token_ids if i not in skipped]",
+            "[later(i) for i in token_ids]",
+        ),
+        (
+            "an output without tokens has what the prompt ends with",
+            'if self._any_output else ""\n        for replacer',
+            'if True else ""\n        for replacer',
+        ),
+        (
+            "a space is stripped from every text",
+            "                self._strip_left -= 1\n",
+            "",
+        ),
+        (
+            "an id without a token is the first of the text",
+            "self._first = not piece and not self._pieces.exists(token_id)",
+            "self._first = False",
+        ),
+        (
+            "clean-up misses what is cut before its last character",
+            "for n in range(min(len(self._old) - 1, len(rest)), -1, -1)",
+            "for n in range(min(len(self._old) - 2, len(rest)), -1, -1)",
+        ),
+        (
+            "clean-up loses what was held back",
+            'if self._any_output else ""\n        for replacer in self._replacers:\n'
+            "            text = replacer.feed(text) + replacer.finish()\n",
+            'if self._any_output else ""\n        for replacer in self._replacers:\n'
+            "            text = replacer.feed(text)\n",
+        ),
+        (
+            "bytes of the prompt's beginning go on behind its end",
+            "        self._utf8.reset()\n",
+            "",
+        ),
+        (
+            "a character that the prompt begins is lost",
+            "        if not stands_alone:\n            self._utf8.decode(tail)\n",
+            "",
+        ),
+        (
+            "a character that the prompt begins is shown where the text stands alone",
+            "        if not stands_alone:\n            self._utf8.decode(tail)\n",
+            "        self._utf8.decode(tail)\n",
+        ),
+        (
+            "the end of the prompt is read past special tokens that count as text",
+            "return (i for i in reversed(token_ids) if i not in self._skipped)",
+            "return (i for i in reversed(token_ids))",
+        ),
+        (
+            "added tokens are put together behind text",
+            "if content is not None and self._after_added:",
+            "if content is not None:",
+        ),
+    ),
+    *mutations_of(
+        "src/text/stop_strings.py",
+        _STOP_TESTS,
+        (
+            "a stop string that begins within a suppressed one is missed",
+            "                    state = self._failures[i][state]\n",
+            "                    state = 0\n",
+        ),
+        (
+            "the shortest of those that end together matches",
+            "sorted(set(stops), key=lambda stop: (-len(stop), stop))",
+            "sorted(set(stops), key=lambda stop: (len(stop), stop))",
+        ),
+        (
+            "the beginning of the longer stop string is shown",
+            "certain = len(text) - max(states)",
+            "certain = len(text) - min(states)",
+        ),
+        (
+            "a beginning that is held back is shown late",
+            "if not self._held and self._first_characters.isdisjoint(piece):",
+            "if self._first_characters.isdisjoint(piece):",
+        ),
+        (
+            "a beginning within a beginning is missed",
+            "    while state and stop[state] != character:\n",
+            "    if state and stop[state] != character:\n",
+        ),
+        (
+            "a stop string that is to be shown is not",
+            "return end if self._include else end - len(stop)",
+            "return end - len(stop)",
+        ),
+        (
+            "the held-back tail is shown twice",
+            'tail, self._held = self._held, ""\n',
+            "tail = self._held\n",
+        ),
+        (
+            "text that has no form ends at a stop string",
+            "if allow_match and (self._may_end is None or self._may_end(shown)):",
+            "if allow_match:",
+        ),
+        (
+            "text goes on behind a match",
+            '        if self.matched is not None:\n            return "", self.matched\n',
+            "",
+        ),
+    ),
+    *mutations_of(
+        "src/text/output.py",
+        (*_STOP_TESTS, "tests/engine/grammar/test_fuel.py"),
+        (
+            "a stop string ends a text before its fewest tokens",
+            "self._stops.feed(text, allow_match=self.num_tokens >= self._min_tokens)",
+            "self._stops.feed(text, allow_match=True)",
+        ),
+        (
+            "tokens behind a stop string count",
+            'return TextDelta("".join(shown), stop, used)',
+            'return TextDelta("".join(shown), stop, len(token_ids))',
+        ),
+        (
+            "what is held back is lost at the end",
+            "return before + (text if stop is not None else text + self._stops.finish())",
+            "return before + text",
+        ),
+        (
+            "the replacement character of an incomplete character completes no stop string",
+            "text, stop = self._stops.feed(tail, allow_match=self.num_tokens >= self._min_tokens)",
+            "text, stop = self._stops.feed(tail, allow_match=False)",
+        ),
+        (
+            "tokens are taken behind a stop string",
+            "        if self._stops.matched is not None:\n"
+            '            return TextDelta("", self._stops.matched, 0)\n',
+            "",
+        ),
+    ),
+)
