@@ -84,10 +84,53 @@ class InvalidRequestError(RequestError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """Prompt and requested output do not fit the model's context."""
+    """Prompt and requested output do not fit the model's context.
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    Parameters
+    ----------
+    lengths
+        Tokens of the prompt, of the output that is asked for (0 where the prompt alone is too
+        long) and of the context, for protocols whose clients look for words of their own.
+    """
+
+    def __init__(
+        self, message: str, *, param: str | None = None, lengths: tuple[int, int, int] | None = None
+    ) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+        self.lengths = lengths
+
+    @classmethod
+    def of_prompt(cls, prompt_len: int, context: int, *, param: str) -> PromptTooLongError:
+        """The prompt alone leaves no room for output."""
+        return cls(
+            f"{_context(context)}, the prompt has {prompt_len} and leaves no room for output",
+            param=param,
+            lengths=(prompt_len, 0, context),
+        )
+
+    @classmethod
+    def of_output(
+        cls, prompt_len: int, max_tokens: int, context: int, *, param: str
+    ) -> PromptTooLongError:
+        """The prompt leaves less room than there is to be output."""
+        return cls(
+            f"{_context(context)}: the prompt's {prompt_len} and {param} of {max_tokens} are "
+            f"{prompt_len + max_tokens}",
+            param=param,
+            lengths=(prompt_len, max_tokens, context),
+        )
+
+    @classmethod
+    def of_text(cls, chars: int, context: int, *, param: str) -> PromptTooLongError:
+        """No tokenization of so long a text would fit."""
+        return cls(
+            f"{_context(context)}, the prompt has {chars} characters and is longer", param=param
+        )
+
+
+def _context(tokens: int) -> str:
+    # As OpenAI says it: clients look for these words, and read the number.
+    return f"this model's maximum context length is {tokens} tokens"
 
 
 class ModelNotFoundError(RequestError):

@@ -51,7 +51,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k
         Keep the k likeliest tokens; 0 and -1 keep all.
     top_p
-        Keep the smallest set of likeliest tokens whose probability reaches it, in (0, 1].
+        Keep the smallest set of likeliest tokens whose probability reaches it, 0 to 1; 0 keeps the
+        likeliest one, and those that tie with it.
     min_p
         Keep tokens at least this fraction as likely as the likeliest, 0 to 1.
     presence_penalty, frequency_penalty
@@ -134,11 +135,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_range("n", self.n, 1, MAX_N)
         _check_range("temperature", self.temperature, 0.0, 2.0)
         _check_range("top_k", self.top_k, -1, INT64_MAX)
+        _check_range("top_p", self.top_p, 0.0, 1.0)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not 0.0 < self.top_p <= 1.0:
-            raise _invalid("top_p", self.top_p, "over 0 and at most 1")
         if not (0.0 < self.repetition_penalty < math.inf):
             raise _invalid("repetition_penalty", self.repetition_penalty, "a finite number over 0")
         if self.max_tokens is not None:

@@ -7,6 +7,7 @@ else. The handler is then cancelled, which aborts whatever it has in the engine.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import re
 import time
@@ -34,6 +35,7 @@ from src.http.body import (
     header,
     read_body,
 )
+from src.http.codings import body_codings, decoded_body
 from src.http.direct import DirectWriter, abort_connection, direct_writer
 from src.http.errors import ErrorAnswer, answer_to
 from src.http.line_breaks import unbroken
@@ -347,13 +349,7 @@ class Endpoint:
         try:
             try:
                 if call.body:
-                    check_content_type(call.scope)
-                    limits = call.server.config.http
-                    await check_structure(
-                        call.body,
-                        max_nodes=limits.max_json_nodes,
-                        max_values=limits.max_json_values,
-                    )
+                    await _make_readable(call)
                 await self._handler(call)
             except ClientDisconnectedError:
                 raise
@@ -362,3 +358,16 @@ class Endpoint:
                 await call.fail(error)
         except ClientDisconnectedError:
             call.disconnected = True
+
+
+async def _make_readable(call: Call) -> None:
+    """Leave a body that may be decoded as JSON, or raise why it may not be."""
+    check_content_type(call.scope)
+    limits = call.server.config.http
+    body = await decoded_body(call.body, body_codings(call.scope), limits.max_body_bytes)
+    # Some clients' writers put a mark first, which JSON may ignore (RFC 8259, section 8.1).
+    call.body = body.removeprefix(codecs.BOM_UTF8)
+    call.body_size = len(call.body)
+    await check_structure(
+        call.body, max_nodes=limits.max_json_nodes, max_values=limits.max_json_values
+    )

@@ -161,18 +161,18 @@ class ChatShape:
         token_ids = self._shown(delta.token_ids)
         if not (pieces or delta.logprobs or token_ids) and delta.finish_reason is None:
             return events
-        *before, last = pieces or [ChatPiece()]
-        for piece in before:
-            events += self._chunk(ChatChunkChoice(delta.index, piece), delta.usage)
-        choice = ChatChunkChoice(
-            delta.index,
-            last,
-            ChatLogprobs(chat_entries(self._names, delta.logprobs)) if delta.logprobs else None,
-            _finish_reason(delta.finish_reason, calls=stream.calls),
-            stop_reason(delta.finish_reason, delta.stop_reason),
-            token_ids,
-        )
-        return events + self._chunk(choice, delta.usage)
+        choices = [ChatChunkChoice(delta.index, piece) for piece in pieces or [ChatPiece()]]
+        # What belongs to the tokens comes with the last that they say.
+        if delta.logprobs:
+            choices[-1].logprobs = ChatLogprobs(chat_entries(self._names, delta.logprobs))
+        choices[-1].token_ids = token_ids
+        if delta.finish_reason is not None:
+            if pieces:
+                # Clients that see a reason look for no text beside it.
+                choices.append(ChatChunkChoice(delta.index, ChatPiece()))
+            choices[-1].finish_reason = _finish_reason(delta.finish_reason, calls=stream.calls)
+            choices[-1].stop_reason = stop_reason(delta.finish_reason, delta.stop_reason)
+        return events + b"".join(self._chunk(choice, delta.usage) for choice in choices)
 
     def _shown(self, token_ids: list[int]) -> list[int] | msgspec.UnsetType:
         return msgspec.UNSET if self._prompt_token_ids is None else token_ids

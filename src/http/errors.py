@@ -36,6 +36,14 @@ class UnsupportedMediaTypeError(RequestError):
     """The body is not declared to be JSON (HTTP 415)."""
 
 
+class UnsupportedCodingError(UnsupportedMediaTypeError):
+    """The body is coded as is not read here (HTTP 415); ``read`` names the codings that are."""
+
+    def __init__(self, message: str, read: str) -> None:
+        super().__init__(message, code="unsupported_content_encoding")
+        self.read = read
+
+
 class UnauthorizedError(RequestError):
     """The key is missing or wrong (HTTP 401)."""
 
@@ -109,7 +117,7 @@ def answer_to(error: BaseException) -> ErrorAnswer:
                     status,
                     code or "invalid_request",
                     ErrorDetail(error.message, type_, error.param, code),
-                    _retry_after(error),
+                    _headers(error),
                 )
     for kind, code, message in _FAULTS:
         if isinstance(error, kind):
@@ -119,7 +127,9 @@ def answer_to(error: BaseException) -> ErrorAnswer:
     return ErrorAnswer(500, "internal_error", detail)
 
 
-def _retry_after(error: RequestError) -> tuple[tuple[bytes, bytes], ...]:
-    if not isinstance(error, UnavailableError):
-        return ()
-    return ((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()),)
+def _headers(error: RequestError) -> tuple[tuple[bytes, bytes], ...]:
+    if isinstance(error, UnsupportedCodingError):
+        return ((b"accept-encoding", error.read.encode()),)
+    if isinstance(error, UnavailableError):
+        return ((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()),)
+    return ()

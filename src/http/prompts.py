@@ -168,9 +168,5 @@ def _fitted(token_ids: list[T], context: int, cut: Cut | None) -> list[T]:
     if cut is not None:
         return cut.tokens(token_ids)
     if len(token_ids) >= context:
-        raise PromptTooLongError(
-            f"the model's context is {context} tokens, the prompt has {len(token_ids)} and leaves "
-            "no room for output",
-            param="prompt",
-        )
+        raise PromptTooLongError.of_prompt(len(token_ids), context, param="prompt")
     return token_ids

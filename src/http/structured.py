@@ -77,20 +77,29 @@ def _given(fields: msgspec.Struct, names: Sequence[str]) -> list[str]:
     found = [name for name in names if getattr(fields, name) is not None]
     form = getattr(fields, "response_format", None)
     if form is not None and form.type == "text":
+        for name in ("json_schema", "schema"):
+            if getattr(form, name) is not None:
+                raise _invalid(f"response_format.{name}", "may not be given for type text")
         found.remove("response_format")
     return found
 
 
 def _of_response_format(form: ResponseFormat) -> StructuredOutput:
-    if form.type == "json_object":
-        return StructuredOutput.json_object()
-    if form.type != "json_schema":
+    if form.type not in ("json_object", "json_schema"):
         raise _unsupported("response_format", f" of type {form.type[:50]!r}")
-    if form.json_schema is None:
+    if form.json_schema is not None:
+        if form.type == "json_object":
+            raise _invalid("response_format.json_schema", "may only be given for type json_schema")
+        if form.schema is not None:
+            raise _invalid("response_format.schema", "may not be given together with json_schema")
+        if form.json_schema.schema is None:
+            raise _invalid("response_format.json_schema.schema", "is required")
+        return StructuredOutput(kind="json_schema", value=_text(form.json_schema.schema))
+    if form.schema is not None:
+        return StructuredOutput(kind="json_schema", value=_text(form.schema))
+    if form.type == "json_schema":
         raise _invalid("response_format.json_schema", "is required for type json_schema")
-    if form.json_schema.schema is None:
-        raise _invalid("response_format.json_schema.schema", "is required")
-    return StructuredOutput(kind="json_schema", value=_text(form.json_schema.schema))
+    return StructuredOutput.json_object()
 
 
 def _of_structured_outputs(fields: StructuredOutputs, config: Config) -> StructuredOutput:

@@ -113,7 +113,8 @@ async def _of_text(engine: AsyncEngine, request: TokenizeRequest) -> list[int]:
             raise InvalidRequestError(f"{name} may only be given with messages", param=name)
     assert request.prompt is not None
     if not request.prompt:
-        return []
+        # A prompt needs a token, unlike a text whose tokens are asked for.
+        return engine.tokenizer.encode("", request.add_special_tokens is not False)
     options = ChatOptions(add_special_tokens=request.add_special_tokens)
     return await engine.tokenize(request.prompt, chat=options)
 

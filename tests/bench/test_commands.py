@@ -187,7 +187,7 @@ def test_serve_counts_what_fails_and_goes_on(
     assert good + bad == 12
     assert good > 0
     assert bad > 0
-    assert "HTTP 400: the model's context is 512 tokens" in told.err
+    assert "HTTP 400: this model's maximum context length is 512 tokens" in told.err
     assert serve(url, "--model", "nobody", "--num-prompts", "2", "--input-len", "4") == 1
     told = capsys.readouterr()
     assert figure(told.out, "Failed requests:") == 2

@@ -110,3 +110,13 @@ def test_errors_are_told_apart() -> None:
         litellm.completion(messages=user(SUM), **{**ask("openai"), "model": "openai/other"})
     with pytest.raises(litellm.BadRequestError):
         litellm.completion(messages=user(SUM), **{**ask("hosted_vllm"), "temperature": 3})
+
+
+@PROVIDERS
+def test_what_is_too_long_is_known_as_such(provider: str) -> None:
+    for fields in (
+        {"messages": user("word " * 4000)},
+        {"messages": user(SUM), "max_tokens": 10**6},
+    ):
+        with pytest.raises(litellm.ContextWindowExceededError):
+            litellm.completion(**{**ask(provider), **fields})

@@ -51,13 +51,13 @@ def chosen(api: str) -> None:
 
 @APIS
 def test_a_run(api: str) -> None:
-    assert agents.Worker.run_sync(agent(), SUM).final_output == SUM_ANSWER
+    assert agents.Runner.run_sync(agent(), SUM).final_output == SUM_ANSWER
 
 
 @APIS
 def test_a_stream(api: str) -> None:
     async def main() -> tuple[list[str], object]:
-        run = agents.Worker.run_streamed(agent(), FACT)
+        run = agents.Runner.run_streamed(agent(), FACT)
         deltas = [
             event.data.delta
             async for event in run.stream_events()
@@ -72,7 +72,7 @@ def test_a_stream(api: str) -> None:
 
 @APIS
 def test_tools(api: str) -> None:
-    done = agents.Worker.run_sync(agent(tools=[add]), ADD)
+    done = agents.Runner.run_sync(agent(tools=[add]), ADD)
     assert done.final_output == "The result is 579."
     assert any(item.type == "tool_call_output_item" for item in done.new_items)
 
@@ -80,7 +80,7 @@ def test_tools(api: str) -> None:
 @APIS
 def test_tools_in_a_stream(api: str) -> None:
     async def main() -> object:
-        run = agents.Worker.run_streamed(agent(tools=[add]), ADD)
+        run = agents.Runner.run_streamed(agent(tools=[add]), ADD)
         async for _ in run.stream_events():
             pass
         return run.final_output
@@ -90,5 +90,5 @@ def test_tools_in_a_stream(api: str) -> None:
 
 @APIS
 def test_typed_answers(api: str) -> None:
-    done = agents.Worker.run_sync(agent(output_type=Person), PERSON)
+    done = agents.Runner.run_sync(agent(output_type=Person), PERSON)
     assert done.final_output == Person(name="Rosa", price=27)

@@ -18,7 +18,7 @@ VOCAB = 100
         ("temperature", 2.1),
         ("temperature", math.nan),
         ("top_k", -2),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("top_p", math.nan),
         ("min_p", 1.1),
@@ -58,6 +58,7 @@ def test_what_is_out_of_bounds_is_refused_by_name(field: str, bad: Any) -> None:
     [
         {},
         {"n": 128, "temperature": 2.0, "top_k": -1, "top_p": 1.0, "min_p": 1.0},
+        {"top_p": 0.0},
         {"temperature": 0.0, "top_p": 1e-9, "seed": -(2**63), "logprobs": 0},
         {"max_tokens": 5, "min_tokens": 5, "stop": ("x" * 1024,) * 16},
         {"allowed_token_ids": (0, VOCAB - 1), "logit_bias": {0: -100.0, 99: 100.0}},

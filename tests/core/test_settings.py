@@ -71,6 +71,8 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "chat.tool_call_parser": "hermes",
         "chat.reasoning_parser": "none",
         "chat.request_templates": "all",
+        "chat.calls_in_reasoning": "off",
+        "chat.media_placeholders": "all",
         "structured_output.compile_memory_bytes": "268435456",
         "limits.max_stop_strings": "3",
         "http.ready_wait": "1.5",

@@ -227,7 +227,7 @@ async def test_a_full_queue_refuses_before_anything_is_done(
         assert refusals(engine) == 1
         # What can never be served is no affair of the queue's.
         with pytest.raises(InvalidRequestError, match="top_p"):
-            await engine.generate("fox", SamplingParams(top_p=0.0))
+            await engine.generate("fox", SamplingParams(top_p=-0.1))
         monkeypatch.undo()
         for prompt in ([5] * 100_000, [5] * 400):
             with pytest.raises(PromptTooLongError):

@@ -202,7 +202,7 @@ async def test_stop_tokens_min_tokens_and_ignore_eos(engine: AsyncEngine) -> Non
         ("x" * 3_000_000, SamplingParams(), PromptTooLongError, "prompt"),
         ([5] * 200, SamplingParams(max_tokens=57), PromptTooLongError, "max_tokens"),
         ([5], SamplingParams(temperature=float("nan")), InvalidRequestError, "temperature"),
-        ([5], SamplingParams(top_p=0), InvalidRequestError, "top_p"),
+        ([5], SamplingParams(top_p=-0.1), InvalidRequestError, "top_p"),
         ([5], SamplingParams(n=0), InvalidRequestError, "n"),
         ([5], SamplingParams(n=10**6), InvalidRequestError, "n"),
         ([5], SamplingParams(stop_token_ids=(320,)), InvalidRequestError, "stop_token_ids"),

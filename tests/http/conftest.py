@@ -95,6 +95,15 @@ async def demo_app(config: Config, anyio_backend: str) -> AsyncIterator[Starlett
         yield app
 
 
+@pytest.fixture(scope="session")
+async def demo_client(demo_app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(demo_app)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://slipstream", timeout=60
+    ) as client:
+        yield client
+
+
 @pytest.fixture
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand tokens take a second, however fast the machine and its code are."""

@@ -48,7 +48,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "n": ("0", "-1", "129"),
     "max_tokens": ("-1", "100000"),
     "temperature": ("-0.1", "2.1"),
-    "top_p": ("0", "-1", "1.1"),
+    "top_p": ("-0.1", "-1", "1.1"),
     "min_p": ("-0.1", "1.1"),
     "top_k": ("-2",),
     "presence_penalty": ("-2.1", "2.1"),
@@ -117,7 +117,7 @@ def _no_json() -> Iterator[Refusal]:
             yield Refusal(path, with_field(path, "temperature", value), None)
         for body in (
             *(b"", b" ", b"{", b"[", b"{]", b"}", b"nonsense", b'"text', b"{'a': 1}", b"\x00"),
-            *(b'{"a": 1,}', b'{"a" 1}', b'\xff\xfe{"a": 1}', b"\xef\xbb\xbf{}"),
+            *(b'{"a": 1,}', b'{"a" 1}', b'\xff\xfe{"a": 1}', b"\xef\xbb\xbf"),
             *(
                 json.dumps(GOOD[path])[:-1].encode() + b', "\xff": 1}',
                 b'{"prompt": "\\ud800"}',

@@ -85,7 +85,7 @@ async def test_bodies_that_are_no_request(
         ({"temperature": -1}, "temperature"),
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"presence_penalty": 3}, "presence_penalty"),

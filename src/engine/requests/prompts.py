@@ -256,11 +256,7 @@ class RequestBuilder:
         # A text of more characters than the context's tokens can spell cannot fit, and is refused
         # without tokenizing it.
         if len(text) > self._info.max_model_len * self._tokenizer.max_token_chars:
-            raise PromptTooLongError(
-                f"prompt of {len(text)} characters is longer than the model's context of "
-                f"{self._info.max_model_len} tokens",
-                param="prompt",
-            )
+            raise PromptTooLongError.of_text(len(text), self._info.max_model_len, param="prompt")
         return self._ids_of(text, add_special_tokens, "prompt")
 
     def _ids_of(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
@@ -325,10 +321,8 @@ class RequestBuilder:
         """
         context, room = self._info.max_model_len, self._room(prompt_len)
         if params.max_tokens is not None and params.max_tokens > room:
-            raise PromptTooLongError(
-                f"the model's context is {context} tokens: the prompt's {prompt_len} and "
-                f"max_tokens of {params.max_tokens} are {prompt_len + params.max_tokens}",
-                param="max_tokens",
+            raise PromptTooLongError.of_output(
+                prompt_len, params.max_tokens, context, param="max_tokens"
             )
         if params.min_tokens > room:
             raise InvalidRequestError(
@@ -345,11 +339,7 @@ class RequestBuilder:
         """Tokens of output that the context leaves."""
         room = self._info.max_model_len - prompt_len
         if room < 1:
-            raise PromptTooLongError(
-                f"the model's context is {self._info.max_model_len} tokens, the prompt has "
-                f"{prompt_len} and leaves no room for output",
-                param="prompt",
-            )
+            raise PromptTooLongError.of_prompt(prompt_len, self._info.max_model_len, param="prompt")
         return room
 
     def _check_stop_tokens(self, params: SamplingParams) -> None:

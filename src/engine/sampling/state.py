@@ -21,6 +21,10 @@ from src.engine.sampling.per_params import PerParams
 TEMPERATURE, TOP_P, MIN_P_OFFSET, PRESENCE, FREQUENCY, REPETITION = range(6)
 SEED, TOP_K = range(2)
 
+# Of the likeliest token less than all of the mass is likelier, and so is none of it: a top_p of 0
+# keeps that token, as the least one above does.
+_LEAST_TOP_P = 1e-30
+
 _NOBODY = DeviceRequest(key=-1, prompt_len=0, params=SamplingParams(temperature=0.0))
 
 
@@ -217,7 +221,7 @@ class SamplingState:
             seed=request.seed,
             temperature=params.temperature if samples else 0.0,
             top_k=params.top_k if samples and 0 < params.top_k < self.vocab_size else 0,
-            top_p=params.top_p if samples else 1.0,
+            top_p=max(params.top_p, _LEAST_TOP_P) if samples else 1.0,
             min_p_offset=_min_p_offset(params),
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from src.core.errors import RequestError
+from src.core.errors import PromptTooLongError, RequestError
 from src.http.call import Call
 from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
 from src.http.fields import RequestDecoder
@@ -22,7 +22,7 @@ from src.http.protocol.messages import (
     TokenCount,
 )
 from src.http.respelling import respell
-from src.http.sampling import check_neutral
+from src.http.sampling import FieldNames, check_neutral
 
 _decode: Final = RequestDecoder(MessageRequest)
 _decode_count: Final = RequestDecoder(CountTokensRequest)
@@ -40,7 +40,7 @@ async def create_message(call: Call) -> None:
         del request, chat_request
         await _answer(call, delivery, chat)
     except RequestError as error:
-        raise respell(spelt(error, names), FIELD_NAMES) from None
+        raise _spelt(error, names) from None
 
 
 async def count_tokens(call: Call) -> None:
@@ -51,8 +51,27 @@ async def count_tokens(call: Call) -> None:
         ((prompt, _),) = chat.job.prompts
         token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
     except RequestError as error:
-        raise respell(spelt(error, chat_names(chat_request)), FIELD_NAMES) from None
+        raise _spelt(error, chat_names(chat_request)) from None
     await call.answer(msgspec.json.encode(TokenCount(len(token_ids))))
+
+
+def _spelt(error: RequestError, names: FieldNames) -> RequestError:
+    """The same error in the words of this protocol."""
+    error = respell(spelt(error, names), FIELD_NAMES)
+    if isinstance(error, PromptTooLongError):
+        # As Anthropic says it: agents read these words and numbers, and shorten what they send.
+        if error.lengths is None:
+            error.message = f"prompt is too long: {error.message}"
+        else:
+            prompt_len, max_tokens, context = error.lengths
+            error.message = f"prompt is too long: {prompt_len} tokens > {context} maximum"
+            if max_tokens:
+                error.message = (
+                    "input length and `max_tokens` exceed context limit: "
+                    f"{prompt_len} + {max_tokens} > {context}, decrease input length or "
+                    "`max_tokens` and try again"
+                )
+    return error
 
 
 def _translated(call: Call, request: ConversationRequest) -> ChatRequest:

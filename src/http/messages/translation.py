@@ -166,20 +166,16 @@ def _assistant(where: str, blocks: Sequence[dict[str, Any]]) -> ChatMessage:
 def _user(
     where: str, blocks: Sequence[dict[str, Any]], role: Any, replaces_media: bool
 ) -> list[ChatMessage]:
-    """Results of tools are messages of their own, between what the user says."""
+    """Results of tools are messages of their own, before what the user says.
+
+    Templates look for them right behind the calls, wherever a client put its text.
+    """
     messages: list[ChatMessage] = []
     texts: list[str] = []
-
-    def say() -> None:
-        if texts:
-            messages.append(ChatMessage(role=role, content="\n\n".join(texts)))
-            texts.clear()
-
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
         match block.get("type"):
             case "tool_result" if role == "user":
-                say()
                 result = read_item(place, block, ToolResultBlock)
                 content = _result(f"{place}.content", result, replaces_media)
                 messages.append(
@@ -187,7 +183,8 @@ def _user(
                 )
             case _:
                 texts.append(_text(place, block, replaces_media))
-    say()
+    if texts:
+        messages.append(ChatMessage(role=role, content="\n\n".join(texts)))
     if not messages:
         raise InvalidRequestError(f"{where} must not be empty", param=where)
     return messages

@@ -38,7 +38,7 @@ _LOGPROBS: Final = {"minimum": 0, "maximum": MAX_LOGPROBS}
 BOUNDS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "n": {"integer": {"minimum": 1, "maximum": MAX_N}},
     "temperature": {"number": {"minimum": 0, "maximum": 2}},
-    "top_p": {"number": {"exclusiveMinimum": 0, "maximum": 1}},
+    "top_p": {"number": {"minimum": 0, "maximum": 1}},
     "top_k": {"integer": {"minimum": -1, "maximum": INT64_MAX}},
     "min_p": {"number": {"minimum": 0, "maximum": 1}},
     "presence_penalty": {"number": {"minimum": -2, "maximum": 2}},

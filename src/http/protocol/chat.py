@@ -27,10 +27,14 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
-    """The call of one function: its name and its arguments as JSON text."""
+    """The call of one function: its name and its arguments as JSON text; null are none."""
 
     name: Name
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = ""
+
+    def __post_init__(self) -> None:
+        if self.arguments is None:
+            self.arguments = ""
 
 
 class ToolCall(msgspec.Struct, kw_only=True):

@@ -22,12 +22,16 @@ MAX_ALLOWED_TOKEN_IDS: Final = 1 << 19
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
     "early_stopping": (False,),
+    "ebnf": (),
     "function_call": ("none",),
     "functions": ([],),
+    "grammar": ("",),
+    "json_schema": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "modalities": ([], ["text"]),
     "prompt_embeds": (),
+    "regex": (),
     "suffix": ("",),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -39,12 +43,16 @@ class Unsupported(msgspec.Struct, kw_only=True):
 
     audio: Any = None
     early_stopping: Any = None
+    ebnf: Any = None
     function_call: Any = None
     functions: Any = None
+    grammar: Any = None
+    json_schema: Any = None
     length_penalty: Any = None
     logits_processors: Any = None
     modalities: Any = None
     prompt_embeds: Any = None
+    regex: Any = None
     suffix: Any = None
     use_beam_search: Any = None
     web_search_options: Any = None

@@ -179,6 +179,13 @@ class InputReasoning(msgspec.Struct, kw_only=True):
     content: list[ReasoningText] | None = None
 
 
+class InputTools(msgspec.Struct, kw_only=True):
+    """Tools that an agent adds among the items, beside those of the request."""
+
+    type: Literal["additional_tools"]
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+
+
 class FunctionTool(ToolFunction, kw_only=True):
     """A function that may be called."""
 

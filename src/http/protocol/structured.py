@@ -17,10 +17,11 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """``text``, ``json_object`` or ``json_schema``."""
+    """``text``, ``json_object`` or ``json_schema``; ``schema`` is where llama.cpp has a schema."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | bool | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):

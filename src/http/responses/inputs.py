@@ -21,6 +21,7 @@ _PREFIXES: Final = {
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
+    "additional_tools": "at",
 }
 _NUMBER: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 
@@ -100,6 +101,8 @@ def _kept(item: Mapping[str, Any], find_item: Callable[[str], OutputItem | None]
     kept = {**item, "id": _id(item, kind)}
     if kind == "reasoning":
         kept.setdefault("summary", [])
+    elif kind == "additional_tools":
+        kept.setdefault("role", "developer")
     else:
         kept["status"] = "completed"
     return kept

@@ -29,6 +29,7 @@ from src.http.protocol.responses import (
     InputMessage,
     InputPart,
     InputReasoning,
+    InputTools,
     NamespaceTool,
     OutputFunctionCall,
     OutputItem,
@@ -75,6 +76,8 @@ _SAME: Final = (
 UNDERSTOOD_TOOLS: Final = ("function", "namespace")
 _TEXT_PARTS: Final = ("input_text", "output_text", "text", "summary_text")
 
+# Where tools are given, and the tools.
+GivenTools: TypeAlias = tuple[str, Sequence[dict[str, Any]]]
 InputItem: TypeAlias = InputMessage | InputFunctionCall | InputFunctionOutput | InputReasoning
 
 
@@ -109,10 +112,11 @@ def translate(
         It asks for something that cannot be done or read; names the field.
     """
     references = _References(find_item, max_referred_chars)
-    turn = [*history, *_input_messages(request, references, replaces_media)]
+    said, brought = _read_input(request, references, replaces_media)
+    turn = [*history, *said]
     if not turn:
         raise InvalidRequestError("input is required", param="input")
-    tools, namespaces = _tools(request.tools or ())
+    tools, namespaces = _tools([("tools", request.tools or ()), *brought])
     wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     effort = request.reasoning.effort if request.reasoning is not None else None
     chat = ChatRequest(
@@ -130,18 +134,19 @@ def translate(
     return Translation(chat, turn, namespaces)
 
 
-def _input_messages(
+def _read_input(
     request: ResponseRequest, references: _References, replaces_media: bool
-) -> list[ChatMessage]:
+) -> tuple[list[ChatMessage], list[GivenTools]]:
+    """The messages of the input, and the tools that it brings."""
     if request.input is None:
-        return []
+        return [], []
     if isinstance(request.input, str):
-        return [ChatMessage(role="user", content=request.input)]
+        return [ChatMessage(role="user", content=request.input)], []
     check_parts("input", (item.get(n) for item in request.input for n in ("content", "output")))
     reader = _ItemReader(references, replaces_media)
     for index, item in enumerate(request.input):
         reader.read(f"input[{index}]", item)
-    return reader.finish()
+    return reader.finish(), reader.tools
 
 
 class _References:
@@ -197,6 +202,8 @@ class _ItemReader:
     def __init__(self, references: _References, replaces_media: bool) -> None:
         self._references = references
         self._replaces_media = replaces_media
+        self.tools: list[GivenTools] = []
+        """Tools that come among the items."""
         self._messages: list[ChatMessage] = []
         # Index of a message -> what was thought before it, joined once all of it is there.
         self._thoughts: dict[int, list[str]] = {}
@@ -218,6 +225,8 @@ class _ItemReader:
                 self._take(where, read_item(where, item, InputFunctionOutput))
             case "reasoning":
                 self._take(where, read_item(where, item, InputReasoning))
+            case "additional_tools":
+                self.tools.append((f"{where}.tools", read_item(where, item, InputTools).tools))
             case "item_reference" | None if "id" in item:
                 self._take(where, self._references.item(where, item["id"]))
             case other:
@@ -300,27 +309,50 @@ def _content(where: str, content: InputContent, replaces_media: bool) -> str | l
     return (parts[0].text or "") if len(parts) == 1 else parts
 
 
-def _tools(given: Sequence[dict[str, Any]]) -> tuple[list[Tool], dict[str, str]]:
-    """The functions among the tools; tools that run elsewhere are passed over."""
+def _tools(given: Sequence[GivenTools]) -> tuple[list[Tool], dict[str, str]]:
+    """The functions among the tools; tools that run elsewhere are passed over.
+
+    Of one name the first place that gives it is meant, and there the last one.
+    """
     tools: dict[str, Tool] = {}
     namespaces: dict[str, str] = {}
-    # Of the tools, whose own list is bounded where it is decoded, and of those in namespaces.
-    number = len(given)
+    # Of all places. Namespaces add their own.
+    number = _counted_tools(sum(len(items) for _, items in given))
+    for place, items in given:
+        found, spaces, number = _tools_at(place, items, number)
+        for name, tool in found.items():
+            if name not in tools:
+                tools[name] = tool
+                if name in spaces:
+                    namespaces[name] = spaces[name]
+    return list(tools.values()), namespaces
+
+
+def _counted_tools(number: int) -> int:
+    if number > MAX_TOOLS:
+        raise InvalidRequestError(
+            f"tools may have at most {MAX_TOOLS} entries, those of namespaces included, got "
+            f"{number} or more",
+            param="tools",
+        )
+    return number
+
+
+def _tools_at(
+    place: str, given: Sequence[dict[str, Any]], number: int
+) -> tuple[dict[str, Tool], dict[str, str], int]:
+    """By name, the functions of one place and their namespaces; and the number of all tools."""
+    tools: dict[str, Tool] = {}
+    namespaces: dict[str, str] = {}
     for index, item in enumerate(given):
-        where = f"tools[{index}]"
+        where = f"{place}[{index}]"
         match item.get("type"):
             case "function":
                 tool = _function(read_item(where, item, FunctionTool))
                 tools[tool.function.name] = tool
             case "namespace":
                 namespace = read_item(where, item, NamespaceTool)
-                number += len(namespace.tools)
-                if number > MAX_TOOLS:
-                    raise InvalidRequestError(
-                        f"tools may have at most {MAX_TOOLS} entries, those of namespaces "
-                        f"included, got {number} or more",
-                        param="tools",
-                    )
+                number = _counted_tools(number + len(namespace.tools))
                 for position, inner in enumerate(namespace.tools):
                     if inner.get("type") != "function":
                         continue
@@ -333,7 +365,7 @@ def _tools(given: Sequence[dict[str, Any]]) -> tuple[list[Tool], dict[str, str]]
                 continue
             case _:
                 raise InvalidRequestError(f"{where}.type is required", param=f"{where}.type")
-    return list(tools.values()), namespaces
+    return tools, namespaces, number
 
 
 def _function(tool: FunctionTool) -> Tool:

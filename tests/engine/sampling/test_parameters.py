@@ -45,6 +45,8 @@ def by_transformers(processor: Any, owner: Owner, logits: torch.Tensor) -> torch
         ({"top_k": 1}, TopKLogitsWarper(1)),
         ({"top_p": 0.6}, TopPLogitsWarper(0.6)),
         ({"top_p": 0.01}, TopPLogitsWarper(0.01)),
+        ({"top_p": 0.0}, TopPLogitsWarper(0.0)),
+        ({"top_p": 0.0, "top_k": 50}, TopPLogitsWarper(0.0)),
         ({"min_p": 0.1}, MinPLogitsWarper(0.1)),
         (
             {"logit_bias": {3: 5.0, 40: -100.0}},

@@ -230,8 +230,13 @@ MUTATIONS = (
         ),
         (
             "greedy rows are truncated",
+            "top_p=max(params.top_p, _LEAST_TOP_P) if samples else 1.0,",
+            "top_p=max(params.top_p, _LEAST_TOP_P),",
+        ),
+        (
+            "a top_p of 0 keeps nothing",
+            "top_p=max(params.top_p, _LEAST_TOP_P) if samples else 1.0,",
             "top_p=params.top_p if samples else 1.0,",
-            "top_p=params.top_p,",
         ),
     ),
     *mutations_of(
