@@ -137,13 +137,12 @@ async def prepare_chat(
     budget = thinking_budget(request)
     if budget is not None and needs_thinking and not reasons:
         raise no_thinking()
-    form = plan.structured_output
-    if budget is not None and form is not None and form == params.structured_output:
-        if form.kind == "grammar":
-            # A grammar of the client's own says itself what comes before the answer.
-            if needs_thinking:
-                raise unsupported(THINKING_BUDGET, " beside a grammar")
-            budget = None
+    own = params.structured_output
+    if budget is not None and own is not None and own.kind == "grammar":
+        # Such a grammar says itself what comes before the answer.
+        if needs_thinking and plan.structured_output == own:
+            raise unsupported(THINKING_BUDGET, " beside a grammar")
+        budget = budget if plan.structured_output != own else None
     params = msgspec.structs.replace(
         params,
         structured_output=plan.structured_output,

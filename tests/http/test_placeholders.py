@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -93,6 +94,12 @@ def test_what_a_client_calls_it_is_no_more_than_a_name() -> None:
     assert len(text) < 200
     assert not set("]<|>\n") & set(text[:-1])
     assert placeholder("thing") is None
+
+
+def test_a_name_of_megabytes_holds_nobody_up() -> None:
+    began = time.process_time()
+    assert placeholder("image", ("!" * 8_000_000,)) is not None
+    assert time.process_time() - began < 0.2
 
 
 async def test_a_session_with_pictures_goes_on(client: httpx.AsyncClient) -> None:
