@@ -110,6 +110,16 @@ def test_portions_join_to_the_delta(
     assert ends == [(None, None)] * (len(parts) - 1) + [(FinishReason.STOP, "x")]
 
 
+def test_many_tokens_are_read_in_portions() -> None:
+    delta = Delta(
+        request_id="x", index=0, text="ab" * 5_000, token_ids=list(range(5_000)), usage=USAGE
+    )
+    parts = list(portions(delta))
+    assert max(len(part.token_ids) for part in parts) <= 1024
+    assert [i for part in parts for i in part.token_ids] == delta.token_ids
+    assert "".join(part.text for part in parts) == delta.text
+
+
 def result(prompt_len: int, n: int, num_tokens: int, top: int) -> GenerationResult:
     entries = [scored(5 + i % 50, top) for i in range(num_tokens)]
     ids = [entry.token_id for entry in entries]
@@ -234,7 +244,8 @@ async def test_a_slow_readers_chat_and_response_come_in_portions(
     body = {"messages": messages, "max_tokens": 50, "logprobs": True, "top_logprobs": 2, **GREEDY}
     (whole,) = (await client.post("/v1/chat/completions", json=body)).json()["choices"]
     _, *events = await streamed(client, "/v1/chat/completions", body)
-    pieces = [event["choices"][0] for event in events]
+    *pieces, end = [event["choices"][0] for event in events]
+    assert end["finish_reason"] == "length"
     assert len(pieces) == -(-50 // SLICE)
     text = "".join(piece["delta"].get("content", "") for piece in pieces)
     assert text == whole["message"]["content"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -249,6 +250,42 @@ async def test_a_log_that_has_no_room_keeps_what_its_readers_need() -> None:
     log.add([b"f"])
     assert not any(log._events)
     assert not log._readers
+
+
+async def test_a_reader_may_wait_for_what_is_yet_to_come() -> None:
+    log = EventLog()
+    log.add([b"a"])
+    reading = log.read(after=99)
+    waits = asyncio.ensure_future(anext(reading, b""))
+    await asyncio.sleep(0)
+    log.let_go()
+    log.add([b"b"])
+    log.close()
+    assert await waits == b""
+
+
+async def test_one_in_the_background_makes_no_room_for_itself(
+    config: Config, checkpoint: Path
+) -> None:
+    http = msgspec.structs.replace(config.http, max_stored_responses=3)
+    app: Starlette = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://slipstream", timeout=60
+        ) as client,
+    ):
+        # Of somebody else, so that whoever asks next has most of what is stored.
+        other = {"authorization": "Bearer somebody"}
+        done = await client.post(PATH, json={"input": "a", **GREEDY}, headers=other)
+        assert done.status_code == 200
+        names = []
+        for _ in range(3):
+            answer = await client.post(PATH, json={"input": "b", "background": True, **LONG})
+            names.append(answer.json()["id"])
+        for name in names:
+            found = await client.get(f"{PATH}/{name}")
+            assert found.status_code == 200, found.text
 
 
 ITEMS: list[dict[str, Any]] = [

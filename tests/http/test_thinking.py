@@ -186,6 +186,19 @@ async def test_a_completion_has_a_budget_where_it_thinks(
     assert free["choices"][0]["token_ids"] == closed
 
 
+async def test_a_form_leaves_a_completion_no_place_for_thinking(
+    thinking: httpx.AsyncClient,
+) -> None:
+    body = {"prompt": "<think>", "guided_json": {"type": "object"}, "thinking_token_budget": 5}
+    answer = await thinking.post(COMPLETIONS, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "thinking_token_budget"
+    grammar = {"guided_grammar": 'start: "yes" | "no"', "thinking_token_budget": 5}
+    answer = await thinking.post(CHAT, json={"messages": [USER], **grammar})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "thinking_token_budget"
+
+
 async def test_a_budget_is_a_number(thinking: httpx.AsyncClient, client: httpx.AsyncClient) -> None:
     for path, body in (
         (CHAT, {"messages": [USER]}),

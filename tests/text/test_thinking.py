@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from src.core.thinking import Thinking
 from src.text.answer import PlainAnswer
 from src.text.before_answer import BeforeAnswer
 from src.text.output import OutputText
-from src.text.reasoning import ReasoningParser, ReasoningSyntax
+from src.text.reasoning import REASONING_SYNTAXES, ReasoningParser, ReasoningSyntax
 from src.text.thinking import ThinkingGuide, ThinkingTracker, endings_of
 from src.text.tokenizer import Tokenizer
 from tests.support import tokenizers
@@ -196,3 +197,55 @@ def test_a_tag_that_is_a_token_is_that_token_whatever_was_begun() -> None:
     # One that the model does not have is spelt.
     spelt = endings_of(tokenizer, "<tool call>", token_id)
     assert token_id not in spelt
+
+
+def test_white_space_before_thinking_costs_the_same_at_every_token() -> None:
+    gate = BeforeAnswer(THINK)
+    parser = ReasoningParser(
+        ReasoningSyntax(name="x", models="", opening="<think>", closing="</think>"),
+        PlainAnswer(),
+        is_open=True,
+    )
+    began = time.process_time()
+    for _ in range(20_000):
+        assert gate.feed(" " * 64) == ("", "")
+        assert parser.feed(" " * 64) == []
+    assert time.process_time() - began < 2
+    assert gate.finish() == " " * 64 * 20_000
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>a b c<|end|><|start|>assistant<|channel|>analysis<|message|>"
+    "final words of the assistant<|end|>"
+)
+
+
+def test_all_messages_of_analysis_are_thinking() -> None:
+    thinking = REASONING_SYNTAXES["openai_gptoss"].thinking(is_open=False)
+    header = "<|start|>assistant<|channel|>final<|message|>"
+    for size in (1, 3, 1000):
+        text = HARMONY + header + "The final answer"
+        gate, before, answer = BeforeAnswer(thinking), "", ""
+        for start in range(0, len(text), size):
+            piece = text[start : start + size]
+            some, rest = ("", piece) if gate.is_over else gate.feed(piece)
+            before, answer = before + some, answer + rest
+        assert (before, answer) == (HARMONY + header, "The final answer")
+    tracker = ThinkingTracker(thinking)
+    for character in HARMONY:
+        tracker.take(character.encode())
+    assert not tracker.is_over
+    for character in header:
+        tracker.take(character.encode())
+    assert tracker.is_over
+
+
+@pytest.mark.parametrize(
+    "calls",
+    ["<|start|>assistant to=functions.f<|channel|>", "<|channel|>commentary to=functions.f"],
+)
+def test_calls_of_harmony_are_no_thinking(calls: str) -> None:
+    gate = BeforeAnswer(REASONING_SYNTAXES["openai_gptoss"].thinking(is_open=False))
+    begun = "<|channel|>analysis<|message|>a<|end|>"
+    before, answer = gate.feed(begun + calls)
+    assert (before + answer, gate.is_over) == (begun + calls, True)
