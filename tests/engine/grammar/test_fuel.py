@@ -24,7 +24,7 @@ from src.core.config import StructuredOutputSection
 from src.core.request import Request
 from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
-from src.engine.grammar import compiled, row_grammars
+from src.engine.grammar import compiled, follower
 from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
 from src.engine.grammar.grammar_text import grammar_candidate
@@ -186,7 +186,7 @@ def test_a_lexer_that_is_lost_costs_nobody_their_output(
     token_ids = write(rows, 0, 0)
     # A mask can be paid with it, and hardly more.
     monkeypatch.setattr(compiled, "MATCHER_LEXER_FUEL", least_fuel(schema, token_ids))
-    monkeypatch.setattr(row_grammars, "REFUELED_TOKENS", 999)
+    monkeypatch.setattr(follower, "REFUELED_TOKENS", 999)
     grammar = grammar_of(schema)
     install(rows, 1, grammar, token_ids[:1])
     install(rows, 2, grammar, token_ids)
