@@ -248,6 +248,13 @@ def test_sequences_are_no_longer_than_chunks_and_positions(tmp_path: Path) -> No
             load_by_transformers(tmp_path / architecture, max_model_len=limit + 1)
 
 
+def test_positions_of_a_decoder_beside_an_encoder_are_a_bound(tmp_path: Path) -> None:
+    make_tiny(tmp_path, "whisper")
+    assert load_by_transformers(tmp_path).spec.max_positions == 448
+    with pytest.raises(ModelLoadError, match="exceeds max_target_positions: 448 tokens"):
+        load_by_transformers(tmp_path, max_model_len=449)
+
+
 def test_a_native_family_goes_first(phi: Path, tmp_path: Path) -> None:
     assert choose_implementation(phi, "auto").name == "transformers"
     assert choose_implementation(phi, "native").name == "native"

@@ -17,7 +17,7 @@ from src.models.generation import parse_generation
 from src.models.generic.model import TransformersModel
 from src.models.generic.passes import IMPLEMENTATION, register
 from src.models.generic.pooled import use_pool
-from src.models.generic.positions import position_limit
+from src.models.generic.positions import leave_out_temperature, position_limit
 from src.models.generic.trial import try_out
 from src.models.model import ModelSpec
 from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, open_checkpoint
@@ -78,6 +78,7 @@ def load_by_transformers(
         else:
             module = _filled(path, kind, config, _dtype(dtype, config))
         module = module.to(device).eval().requires_grad_(False)
+        leave_out_temperature(module)
         if device.type == "cpu":
             _take_in(module, progress)
             use_pool(module)
