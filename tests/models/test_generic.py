@@ -138,6 +138,14 @@ def test_pickles_are_refused(phi: Path, tmp_path: Path) -> None:
         load_by_transformers(directory)
 
 
+@pytest.mark.parametrize("length", [0, 50, -100])
+def test_a_truncated_file_is_refused_as_one(phi: Path, tmp_path: Path, length: int) -> None:
+    file = changed(phi, tmp_path / "copy") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(ModelLoadError, match="its weights cannot be read: .*eader"):
+        load_by_transformers(file.parent)
+
+
 def test_files_that_a_checkpoint_may_not_bring_are_refused(phi: Path, tmp_path: Path) -> None:
     adapted = changed(phi, tmp_path / "adapted")
     (adapted / "adapter_config.json").write_text("{}")

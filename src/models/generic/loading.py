@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from src.core.errors import ModelLoadError
 from src.models.config import DTYPE_NAMES
@@ -82,7 +84,8 @@ def load_by_transformers(
         if device.type == "cpu":
             _take_in(module, progress)
             use_pool(module)
-        body, findings = try_out(module, device)
+        with _masks_are_left_alone():
+            body, findings = try_out(module, device)
         longest -= body.first_position
         if findings.longest_chunk is not None and findings.longest_chunk < longest:
             longest, bound = findings.longest_chunk, "the chunks that its layers attend to"
@@ -110,11 +113,20 @@ def _refusals(name: str) -> Iterator[None]:
         # Most of it is code that is not ours, on a checkpoint that is not either.
         if isinstance(error, ModelLoadError):
             reason = str(error)
-        elif "meta" in str(error):
-            reason = "it computes with masks itself"
         else:
             reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
         raise ModelLoadError(f"transformers cannot serve {name}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _masks_are_left_alone() -> Iterator[None]:
+    """Within it, a model that computes with our masks, which have no memory, is refused."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        if re.search(r"\bmeta\b", str(error), re.IGNORECASE):
+            raise ModelLoadError("it computes with masks itself") from error
+        raise
 
 
 def _require_length(wanted: int | None, longest: int, bound: str) -> None:
@@ -206,19 +218,22 @@ def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
     """With the checkpoint's weights.
 
     Raises:
-        ModelLoadError: it has pickles alone, or does not have every tensor.
+        ModelLoadError: it has pickles alone, a damaged file, or not every tensor.
     """
     _check_files(path)
-    with _without_progress():
-        module, told = kind.from_pretrained(
-            str(path),
-            config=config,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+    try:
+        with _without_progress():
+            module, told = kind.from_pretrained(
+                str(path),
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except SafetensorError as error:
+        raise ModelLoadError(f"{path}: its weights cannot be read: {error}") from error
     if missing := sorted(told["missing_keys"]):
         raise ModelLoadError(f"{path} lacks tensors: {_listed(missing)}")
     if unexpected := sorted(told["unexpected_keys"]):
