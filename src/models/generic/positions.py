@@ -48,7 +48,7 @@ def leave_out_temperature(module: nn.Module) -> None:
     """
     for part in module.modules():
         if hasattr(part, "attn_temperature_tuning"):
-            part.attn_temperature_tuning = False
+            setattr(part, "attn_temperature_tuning", False)  # noqa: B010 - mypy takes it for a tensor
 
 
 def position_limit(config: Any) -> tuple[int, str]:
