@@ -19,6 +19,7 @@ from src.models.generic.body import Body
 from src.models.generic.loading import load_by_transformers
 from src.models.generic.masks import Reach, reach_of
 from src.models.generic.positions import position_limit
+from tests.architectures import tiny
 from tests.architectures.tiny import make_tiny
 
 CPU = torch.device("cpu")
@@ -119,6 +120,31 @@ def test_a_checkpoint_is_refused_with_its_reason(
 def test_an_architecture_is_refused_with_its_reason(
     tmp_path: Path, architecture: str, reason: str
 ) -> None:
+    make_tiny(tmp_path, architecture)
+    with pytest.raises(ModelLoadError, match=reason):
+        load_by_transformers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "reason"),
+    [
+        ("gemma4_text", {"global_head_dim": 512}, "heads of 512 elements: more than 256"),
+        (
+            "minimax_m3_vl_text",
+            {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
+            "its attention takes block_indices",
+        ),
+    ],
+)
+def test_published_sizes_of_what_passes_as_a_tiny_model_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    fields: dict[str, Any],
+    reason: str,
+) -> None:
+    own = tiny.EXCEPTIONS.get(architecture, {})
+    monkeypatch.setitem(tiny.EXCEPTIONS, architecture, own | fields)
     make_tiny(tmp_path, architecture)
     with pytest.raises(ModelLoadError, match=reason):
         load_by_transformers(tmp_path)
