@@ -134,6 +134,8 @@ class _SchemaReader:
         found: Kinds = frozenset()
         for schema in schemas:
             found |= self.kinds(schema, depth + 1)
+            if found == ANY:
+                break
         return found
 
     def _referred(self, reference: str, depth: int) -> Kinds:
