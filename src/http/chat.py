@@ -37,6 +37,7 @@ from src.http.tools import tool_offer
 from src.http.truncation import newest_turns, tokens_of_answer
 from src.text.answer import ToolOffer
 from src.text.answer_plan import AnswerPlan, plan_answer, reasoning_of
+from src.text.chat_messages import final_text
 
 _decode: Final = RequestDecoder(ChatRequest)
 # What the engine calls the messages of a chat, where its errors begin with it.
@@ -131,7 +132,7 @@ async def prepare_chat(
         prompt_token_ids or (),
         offer,
         template=request.chat_template,
-        continued=options.continue_final_message,
+        continued=final_text(messages) if options.continue_final_message else None,
         structured_output=params.structured_output,
     )
     budget = thinking_budget(request)
@@ -168,7 +169,7 @@ async def _plan(
     offer: ToolOffer,
     *,
     template: str | None,
-    continued: bool,
+    continued: str | None,
     structured_output: StructuredOutput | None,
 ) -> AnswerPlan:
     planned = functools.partial(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -178,8 +178,16 @@ class AnswerGrammar:
 
     def _call(self, calls: ForcedCalls, *, without: str = "") -> None:
         """Add the rule of a call, without the text ``without`` at its beginning."""
-        self._check_size([schema for _, schema in calls.functions])
         form = calls.form
+        self._check_size(schema for _, schema in calls.functions)
+        if form.members is not None:
+            # Definitions are spelt again for each argument that refers to them.
+            self._check_size(
+                member.schema
+                for _, schema in calls.functions
+                for member in members_of(schema)
+                if member.schema is not None
+            )
         parts = list(form.call)
         if without and not form.begin and isinstance(parts[0], str):
             parts[0] = parts[0].removeprefix(without)
@@ -232,15 +240,19 @@ class AnswerGrammar:
             expressions.append(expression if member.is_required else f"({expression})?")
         return " ".join(expressions) or '""'
 
-    def _check_size(self, schemas: Sequence[Mapping[str, Any]]) -> None:
+    def _check_size(self, schemas: Iterable[Mapping[str, Any]]) -> None:
         """Refuse what the engine would: spelling a large grammar keeps all threads waiting."""
-        size = sum(len(_encode(schema)) for schema in schemas)
-        if self._max_bytes is not None and size > self._max_bytes:
-            raise InvalidRequestError(
-                f"{PARAM}: may have at most {self._max_bytes} bytes, got {size}",
-                param=PARAM,
-                code="invalid_grammar",
-            )
+        if self._max_bytes is None:
+            return
+        size = 0
+        for schema in schemas:
+            size += len(_encode(schema))
+            if size > self._max_bytes:
+                raise InvalidRequestError(
+                    f"{PARAM}: may have at most {self._max_bytes} bytes, got {size} or more",
+                    param=PARAM,
+                    code="invalid_grammar",
+                )
 
     def form(self, output: StructuredOutput) -> str:
         """An expression for text of a form that is no grammar itself."""

@@ -113,7 +113,7 @@ def plan_answer(
     offer: ToolOffer,
     *,
     template: str | None = None,
-    continued: bool = False,
+    continued: str | None = None,
     structured_output: StructuredOutput | None = None,
     max_bytes: int | None = None,
 ) -> AnswerPlan:
@@ -130,7 +130,7 @@ def plan_answer(
     template
         The chat template that stands in for the model's own.
     continued
-        Whether the prompt's last message is left open.
+        The text of the prompt's last message, if that is left open.
     structured_output
         What the request itself asks of the answer's text.
     max_bytes
@@ -150,7 +150,7 @@ def plan_answer(
     reasoning = reasoning_syntax(settings.reasoning_parser, source)
     stage = "closed"
     if reasoning is not None:
-        end = prompt_token_ids[-(_CONTINUED_TOKENS if continued else _END_TOKENS) :]
+        end = prompt_token_ids[-(_END_TOKENS if continued is None else _CONTINUED_TOKENS) :]
         stage = reasoning.stage(tokenizer.decode(end, False), continued=continued)
     if (
         stage == "open"

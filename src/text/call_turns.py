@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -130,21 +131,41 @@ def _one_at_a_time(chat: Sequence[Message], content: Content) -> Iterator[Messag
         while index < len(chat) and chat[index]["role"] == "tool":
             results.append(chat[index])
             index += 1
+        own = _Results(results)
         for number, call in enumerate(calls):
             turn = message if number == 0 else with_content({"role": message["role"]}, content)
             yield {**turn, "tool_calls": [call]}
-            call_id = call.get("id") if isinstance(call, dict) else None
-            own = [r for r in results if r.get("tool_call_id") == call_id]
-            if call_id is None:
-                # Without ids, calls and results are paired in order.
-                own = own[:1]
-            yield from own
-            results = _without(results, own)
-        yield from results
+            yield from own.take(call.get("id") if isinstance(call, dict) else None)
+        yield from own.rest()
 
 
-def _without(messages: Iterable[Message], taken: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if not any(message is each for each in taken)]
+class _Results:
+    """The results behind a message with calls, found by the call's id in constant time."""
+
+    def __init__(self, results: Sequence[Message]) -> None:
+        self._results = results
+        # Key of an id -> places of its results, in order.
+        self._places: dict[Any, deque[int]] = defaultdict(deque)
+        for place, result in enumerate(results):
+            self._places[_key(result.get("tool_call_id"))].append(place)
+
+    def take(self, call_id: Any) -> Iterator[Message]:
+        """Yield the results of the next call with this id."""
+        places = self._places.get(_key(call_id), deque())
+        # Without ids, calls and results are paired in order.
+        for _ in range(min(1, len(places)) if call_id is None else len(places)):
+            yield self._results[places.popleft()]
+
+    def rest(self) -> Iterator[Message]:
+        """Yield the results that belong to no call, in order."""
+        left = sorted(place for places in self._places.values() for place in places)
+        yield from (self._results[place] for place in left)
+
+
+def _key(call_id: Any) -> Any:
+    """Return what stands for an id in a table: ids from clients may be any JSON."""
+    is_plain = call_id is None or isinstance(call_id, str)
+    return call_id if is_plain else (json.dumps(call_id, sort_keys=True),)
 
 
 def _decoded(text: str) -> Any:

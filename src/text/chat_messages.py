@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from src.core.errors import InvalidRequestError
@@ -54,6 +54,22 @@ def text_of_part(where: str, part: Any) -> str:
             raise InvalidRequestError(
                 f"{where}: expected an object with type 'text' and a string text", param="messages"
             )
+
+
+def final_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the last message, of all its parts; empty if it has none.
+
+    Raises
+    ------
+    InvalidRequestError
+        A part is not text.
+    """
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, list):
+        text: str = content or ""
+        return text
+    where = f"messages[{len(messages) - 1}].content"
+    return "".join(text_of_part(f"{where}[{i}]", part) for i, part in enumerate(content))
 
 
 def open_final_message(chat: list[dict[str, Any]]) -> str:

@@ -142,7 +142,7 @@ class ReasoningSyntax:
             budget=budget,
         )
 
-    def stage(self, prompt_end: str, *, continued: bool) -> str:
+    def stage(self, prompt_end: str, *, continued: str | None) -> str:
         """Say what an answer after this prompt begins with.
 
         Parameters
@@ -150,7 +150,8 @@ class ReasoningSyntax:
         prompt_end
             The last part of the rendered prompt, special tokens included.
         continued
-            Whether the prompt's last message is left open, for the answer to continue it.
+            The text of the prompt's last message, if that is left open for the answer to continue
+            it. Messages before it do not count: what is written there is not the model's.
 
         Returns
         -------
@@ -162,8 +163,13 @@ class ReasoningSyntax:
             return "open"
         if end.endswith(self.closings):
             return "closed"
-        if continued:
-            opened, closed = (max(map(end.rfind, tags)) for tags in (self.openings, self.closings))
+        if continued is not None:
+            text = continued.strip()
+            opened, closed = (max(map(text.rfind, tags)) for tags in (self.openings, self.closings))
+            if opened == closed:
+                # It has no tag, but the template may have put one before it.
+                before = end.removesuffix(text).rstrip()
+                return "open" if before.endswith(self.openings) else "closed"
             return "open" if opened > closed else "closed"
         return "open" if self.implied else "undecided"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,22 @@ async def test_chunked_and_cached(checkpoint_of: Path, caplog: pytest.LogCapture
         assert one.token_ids == other.token_ids
         assert largest_error(reference, prompt, one) < TOLERANCE
         assert largest_error(reference, prompt, other) < TOLERANCE
+
+
+async def test_temperature_that_counts_tokens_of_a_step_is_left_out(tmp_path: Path) -> None:
+    """Llama 4 scales queries from a length on, and counts by the tokens of a pass."""
+    make_tiny(tmp_path, "llama4_text")
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text()) | {"floor_scale": 32, "attn_scale": 2.0}
+    file.write_text(json.dumps(raw))
+    prompts = random_prompts(6, longest=20, seed=5)
+    async with AsyncEngine.open(small_config(tmp_path)) as engine:
+        assert engine.model_info.max_model_len == 31
+        results = await asyncio.gather(*(engine.generate(p, WITH_PROMPT) for p in prompts))
+    assert sum(map(len, prompts)) > 40
+    reference = load_reference(tmp_path)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert largest_error(reference, prompt, result) < TOLERANCE
 
 
 @pytest.mark.parametrize("way", WAYS)

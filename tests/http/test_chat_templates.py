@@ -38,6 +38,11 @@ TURN = (
     "{# </think> <tool_call> #}"
     "{{ bos_token }}<|user|>{{ messages[-1].content }}<|end|><|assistant|>"
 )
+# All of them.
+TURNS = (
+    "{# </think> <tool_call> #}{{ bos_token }}{% for message in messages %}"
+    "<|{{ message.role }}|>{{ message.content }}{{ '' if loop.last else '<|end|>' }}{% endfor %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +134,37 @@ async def test_reasoning_stands_beside_the_answer(client: httpx.AsyncClient) -> 
 async def test_reasoning_that_the_template_opens(client: httpx.AsyncClient) -> None:
     some = {"max_tokens": 8, "min_tokens": 8}
     choice = await ask(client, chat_template=TURN + "<think>\n", **some)
-    assert choice["message"]["content"] == ""
+    assert choice["message"]["content"] is None
     assert choice["message"]["reasoning"]
     closed = await ask(client, chat_template=TURN + "<think>\n\n</think>\n\n", **some)
     assert "reasoning" not in closed["message"]
     assert closed["message"]["content"]
+
+
+@pytest.mark.parametrize("parts", [False, True])
+async def test_reasoning_of_a_continued_message_is_told_by_that_message(
+    client: httpx.AsyncClient, parts: bool
+) -> None:
+    """What a user writes of tags opens no reasoning."""
+
+    async def continued(user: str, text: str) -> dict[str, Any]:
+        content = [{"type": "text", "text": text}] if parts else text
+        messages = [
+            {"role": "user", "content": user},
+            {"role": "assistant", "content": content},
+        ]
+        how: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+        how |= {"chat_template": TURNS, "max_tokens": 8, "min_tokens": 8}
+        choice = await ask(client, messages=messages, **how)
+        message: dict[str, Any] = choice["message"]
+        return message
+
+    plain = await continued("What does <think> mean?", "The tag")
+    assert plain["content"]
+    assert "reasoning" not in plain
+    thinking = await continued("What does </think> mean?", "<think>\nThe tag")
+    assert thinking["content"] is None
+    assert thinking["reasoning"]
 
 
 async def test_a_form_of_the_answer_leaves_the_reasoning_free(client: httpx.AsyncClient) -> None:
@@ -145,7 +176,7 @@ async def test_a_form_of_the_answer_leaves_the_reasoning_free(client: httpx.Asyn
     thinking = await ask(
         client, chat_template=TURN + "<think>", response_format=form, max_tokens=12
     )
-    assert thinking["message"]["content"] == ""
+    assert thinking["message"]["content"] is None
     assert thinking["finish_reason"] == "length"
 
 

@@ -60,13 +60,15 @@ async def demo(demo_app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def prompts(demo_app: Starlette, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The prompts that templates made."""
+    """The prompts of conversations that templates made, and not those that try a template out."""
     made: list[str] = []
     render = ChatTemplate.render
 
     def recorded(self: ChatTemplate, *arguments: Any, **how: Any) -> str:
-        made.append(render(self, *arguments, **how))
-        return made[-1]
+        text = render(self, *arguments, **how)
+        if QUESTION in text:
+            made.append(text)
+        return text
 
     monkeypatch.setattr(ChatTemplate, "render", recorded)
     return made

@@ -14,11 +14,12 @@ from torch import nn
 
 from src.core.errors import ModelLoadError
 from src.models import choose_implementation
-from src.models.generic import trial
+from src.models.generic import recording, trial
 from src.models.generic.body import Body
 from src.models.generic.loading import load_by_transformers
 from src.models.generic.masks import Reach, reach_of
 from src.models.generic.positions import position_limit
+from tests.architectures import tiny
 from tests.architectures.tiny import make_tiny
 
 CPU = torch.device("cpu")
@@ -124,6 +125,31 @@ def test_an_architecture_is_refused_with_its_reason(
         load_by_transformers(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "fields", "reason"),
+    [
+        ("gemma4_text", {"global_head_dim": 512}, "heads of 512 elements: more than 256"),
+        (
+            "minimax_m3_vl_text",
+            {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
+            "its attention takes block_indices",
+        ),
+    ],
+)
+def test_published_sizes_of_what_passes_as_a_tiny_model_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    fields: dict[str, Any],
+    reason: str,
+) -> None:
+    own = tiny.EXCEPTIONS.get(architecture, {})
+    monkeypatch.setitem(tiny.EXCEPTIONS, architecture, own | fields)
+    make_tiny(tmp_path, architecture)
+    with pytest.raises(ModelLoadError, match=reason):
+        load_by_transformers(tmp_path)
+
+
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
     make_tiny(tmp_path / "bert", "bert")
     directory = changed(tmp_path / "bert", tmp_path / "copy", is_decoder=False)
@@ -136,6 +162,14 @@ def test_pickles_are_refused(phi: Path, tmp_path: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(ModelLoadError, match="only pickle checkpoints"):
         load_by_transformers(directory)
+
+
+@pytest.mark.parametrize("length", [0, 50, -100])
+def test_a_truncated_file_is_refused_as_one(phi: Path, tmp_path: Path, length: int) -> None:
+    file = changed(phi, tmp_path / "copy") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(ModelLoadError, match="its weights cannot be read: "):
+        load_by_transformers(file.parent)
 
 
 def test_files_that_a_checkpoint_may_not_bring_are_refused(phi: Path, tmp_path: Path) -> None:
@@ -194,6 +228,9 @@ def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
         (lambda b, h, q, k: (k <= q) & (k > q - 5), 5, Reach(window=5)),
         (lambda b, h, q, k: (k <= q) & (k > q - 1), 1, Reach(window=1)),
         (lambda b, h, q, k: (k <= q) & (k // 8 == q // 8), 8, Reach(chunk=8)),
+        # Of one pair of tokens at a time.
+        (lambda b, h, q, k: bool(k <= q) and bool(k > q - 5), 5, Reach(window=5)),
+        (lambda b, h, q, k: q.item() - 5 < k.item() <= q.item(), 5, Reach(window=5)),
     ],
 )
 def test_what_a_mask_lets_through(sees: Callable[..., Any], size: int | None, reach: Reach) -> None:
@@ -215,6 +252,29 @@ def test_what_a_mask_lets_through(sees: Callable[..., Any], size: int | None, re
 def test_other_masks_are_refused(sees: Callable[..., Any], size: int | None) -> None:
     with pytest.raises(ModelLoadError):
         reach_of(sees, size, CPU)
+
+
+def test_a_mask_is_asked_about_all_keys_at_once_and_once_for_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def sees(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        asked.append(key)
+        return (key <= query) & (key > query - 4096)
+
+    assert reach_of(sees, 4096, CPU) == Reach(window=4096)
+    assert len(asked) < 10
+    found: list[Reach] = []
+
+    def noted(*given: Any) -> Reach:
+        found.append(reach_of(*given))
+        return found[-1]
+
+    monkeypatch.setattr(recording, "reach_of", noted)
+    make_tiny(tmp_path, "gpt_oss")
+    assert len(load_by_transformers(tmp_path).mixers) == 4
+    assert sorted(found, key=str) == [Reach(window=12), Reach()]
 
 
 def test_rope_that_depends_on_the_longest_of_a_pass_ends_where_it_begins_to() -> None:
@@ -246,6 +306,13 @@ def test_sequences_are_no_longer_than_chunks_and_positions(tmp_path: Path) -> No
         assert model.spec.max_positions == limit
         with pytest.raises(ModelLoadError, match=f"exceeds .*{limit}"):
             load_by_transformers(tmp_path / architecture, max_model_len=limit + 1)
+
+
+def test_positions_of_a_decoder_beside_an_encoder_are_a_bound(tmp_path: Path) -> None:
+    make_tiny(tmp_path, "whisper")
+    assert load_by_transformers(tmp_path).spec.max_positions == 448
+    with pytest.raises(ModelLoadError, match="exceeds max_target_positions: 448 tokens"):
+        load_by_transformers(tmp_path, max_model_len=449)
 
 
 def test_a_native_family_goes_first(phi: Path, tmp_path: Path) -> None:

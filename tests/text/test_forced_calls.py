@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
 
 from src.core.config import ChatSection
+from src.core.errors import InvalidRequestError
 from src.core.settings import CHECKOUT
 from src.core.structured_output import StructuredOutput
 from src.text.answer import ToolOffer, whole_answer
@@ -53,11 +55,13 @@ def plan(
     wanted: StructuredOutput | None = None,
     parallel: bool = True,
     reasoning: str = "none",
+    max_bytes: int | None = None,
 ) -> AnswerPlan:
     its = tokenizer(syntax, special=special)
     settings = ChatSection(tool_call_parser=syntax, reasoning_parser=reasoning)  # type: ignore[arg-type]
     offer = ToolOffer(tools=tools, choice=choice, parallel=parallel)  # type: ignore[arg-type]
-    return plan_answer(its, settings, its.encode(prompt), offer, structured_output=wanted)
+    ids = its.encode(prompt)
+    return plan_answer(its, settings, ids, offer, structured_output=wanted, max_bytes=max_bytes)
 
 
 def listed(before: str, after: str) -> tuple[str, str]:
@@ -239,6 +243,28 @@ def test_definitions_go_with_the_arguments_that_refer_to_them() -> None:
     its = tokenizer("glm45", special=False)
     assert conforms(its, forced.structured_output, text)
     assert not conforms(its, forced.structured_output, text.replace("2]", "3]"))
+
+
+def many_arguments(schema: dict[str, Any]) -> dict[str, Any]:
+    """A function of 2,000 such arguments, with 40 kB of definitions."""
+    definitions = {"X": {"type": "integer"}, "Y": {"enum": list(range(8000))}}
+    return function({"properties": {f"x{i}": schema for i in range(2000)}, "$defs": definitions})
+
+
+@pytest.mark.parametrize("syntax", ["qwen3_coder", "glm45"])
+def test_definitions_are_spelt_only_where_they_are_referred_to_and_within_the_bound(
+    syntax: str,
+) -> None:
+    plain, referring = many_arguments({"type": "integer"}), many_arguments({"$ref": "#/$defs/X"})
+    forced = plan(syntax, tools=[plain])
+    assert forced.structured_output is not None
+    assert len(forced.structured_output.value) < 5 * len(json.dumps(plain))
+    # What is refused is what would be spelt, and before it is.
+    started = time.process_time()
+    with pytest.raises(InvalidRequestError, match="may have at most 1000000 bytes, got "):
+        plan(syntax, tools=[referring], max_bytes=1_000_000)
+    assert time.process_time() - started < 1
+    plan(syntax, tools=[plain], max_bytes=1_000_000)
 
 
 @pytest.mark.parametrize("special", [False, True])

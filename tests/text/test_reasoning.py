@@ -140,23 +140,31 @@ def test_calls_are_made_after_the_reasoning_and_not_in_it() -> None:
 @pytest.mark.parametrize(
     ("syntax", "prompt_end", "continued", "stage"),
     [
-        ("think", "<|assistant|>", False, "undecided"),
-        ("think", "<|assistant|><think>\n", False, "open"),
-        ("think", "<|assistant|><think>\n\n</think>\n\n", False, "closed"),
+        ("think", "<|assistant|>", None, "undecided"),
+        ("think", "<|assistant|><think>\n", None, "open"),
+        ("think", "<|assistant|><think>\n\n</think>\n\n", None, "closed"),
         # what somebody wrote earlier in the prompt is not the template's
-        ("think", "what is <think>?<|assistant|>", False, "undecided"),
-        ("think", "<|assistant|><think>I was about", True, "open"),
-        ("think", "<|assistant|><think>so</think>It is", True, "closed"),
-        ("think", "<|assistant|>It is", True, "closed"),
-        ("deepseek_r1", "<|assistant|>", False, "open"),
-        ("mistral", "[/INST][THINK]", False, "open"),
-        ("openai_gptoss", "<|start|>assistant", False, "undecided"),
-        ("openai_gptoss", f"{START}{ANALYSIS}I was about", True, "open"),
-        ("openai_gptoss", f"{START}{ANALYSIS}so<|end|>{START}{FINAL}It is", True, "closed"),
-        ("granite", "<|end_of_role|>Here is my thought process:", False, "open"),
+        ("think", "what is <think>?<|assistant|>", None, "undecided"),
+        ("think", "<|assistant|><think>I was about", "<think>I was about", "open"),
+        ("think", "<|assistant|><think>so</think>It is", "<think>so</think>It is", "closed"),
+        # The template has opened it, or has shown it before the text.
+        ("think", "<|assistant|><think>\nI was about", "I was about ", "open"),
+        ("think", "<|assistant|><think>so</think>\n\nIt is", "It is", "closed"),
+        ("think", "what is <think>?<|assistant|>It is", "It is", "closed"),
+        ("think", "what is </think>?<|assistant|><think>\nIt is", "It is", "open"),
+        # More than is looked at of the prompt.
+        ("think", "and so on", "<think>It is and so on", "open"),
+        ("think", "<|assistant|>It is", "It is", "closed"),
+        ("deepseek_r1", "<|assistant|>", None, "open"),
+        ("mistral", "[/INST][THINK]", None, "open"),
+        ("openai_gptoss", "<|start|>assistant", None, "undecided"),
+        ("openai_gptoss", f"{START}{ANALYSIS}I was about", "I was about", "open"),
+        ("openai_gptoss", f"{START}{ANALYSIS}so<|end|>{START}{FINAL}It is", "It is", "closed"),
+        ("openai_gptoss", f"what is {ANALYSIS}?<|end|>{START}It is", "It is", "closed"),
+        ("granite", "<|end_of_role|>Here is my thought process:", None, "open"),
     ],
 )
 def test_what_an_answer_begins_with_is_read_off_the_prompt(
-    syntax: str, prompt_end: str, continued: bool, stage: str
+    syntax: str, prompt_end: str, continued: str | None, stage: str
 ) -> None:
     assert REASONING_SYNTAXES[syntax].stage(prompt_end, continued=continued) == stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from src.text.answer import Answer, ToolCallArguments, ToolCallBegin, whole_answer
 from src.text.tool_calls.parser import ToolCallParser
 from src.text.tool_calls.syntaxes import SYNTAXES
-from src.text.tool_calls.typed_values import kinds_of_arguments
+from src.text.tool_calls.typed_values import ANY, kinds_of_arguments
 from tests.text.answers import Read, cut, read, read_in_pieces
 
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -285,6 +286,42 @@ def test_a_value_is_of_the_kind_that_the_schema_says(schema: Any, text: str, exp
         reader = ToolCallParser(SYNTAXES["glm45"], kinds, eager=eager)
         ((_, arguments),) = read(reader, spelt).calls
         assert json.loads(arguments) == {"x": expected}
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        ([True], {"boolean"}),
+        ([1], {"number", "integer"}),
+        ([10**400], {"number", "integer"}),
+        ([1.5], {"number"}),
+        ([1.5, 2.0], {"number", "integer"}),
+        ([None, "a"], {"null", "string"}),
+        ([{}, []], {"object", "array"}),
+        ([], ANY),
+    ],
+)
+def test_listed_values_are_of_the_kinds_that_they_have(values: list[Any], kinds: set[str]) -> None:
+    schemas = {"x": {"enum": values}}
+    if len(values) == 1:
+        schemas["y"] = {"const": values[0]}
+    found = kinds_of_arguments({"properties": schemas})
+    assert found == dict.fromkeys(schemas, kinds)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [1] * 500_000},
+        {"enum": [1.5] * 500_000},
+        {"enum": [True, "a", 1.5] * 170_000},
+        {"anyOf": [{}] * 500_000},
+    ],
+)
+def test_what_is_listed_many_times_holds_nothing_up(schema: dict[str, Any]) -> None:
+    started = time.process_time()
+    kinds_of_arguments({"properties": {"x": schema}})
+    assert time.process_time() - started < 0.2
 
 
 BAD_AND_GOOD = [

@@ -30,6 +30,7 @@ FRAGMENTS = (
     *('add(a=1, b="x")', "get_weather(", 'add[ARGS]{"a": "\\u00e9"}', 'add{"a": [1, {"b": null}]}'),
     *('{"arguments": "{\\"a\\": 1}", "name": "add"}', '"arguments": {"a": "<tool_call>"'),
     *("{", "}", "[", "]", "(", ")", ",", ";", ":", '"', "\\", "'", "\n", " ", "=", "add"),
+    *("{}", "{ }", "[]", "{}```json\n", '```json\n{"name": "add", "arguments": {}}\n```', "[add("),
     *("true", "-1.5e3", "01", "é", "漢", "text ", "\x00", '"name"', '"name": "add"'),
 )
 
@@ -74,6 +75,16 @@ def test_where_the_text_is_cut_makes_no_difference(
     whole = read(parser(syntax, eager=eager), text)
     assert read_in_pieces(parser(syntax, eager=eager), cut(text, places)) == whole
     assert read_in_pieces(parser(syntax, eager=eager), text) == whole
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("empty", ["{}", "{ \n}", "[]", "[ ]", "[{}]", "{};", "[add", "[add("])
+def test_what_is_empty_is_read_alike_however_the_text_is_cut(syntax: str, empty: str) -> None:
+    """Where a piece ends behind a bracket it is not known yet whether a call begins."""
+    its = SYNTAXES[syntax]
+    call = '{"name": "add", "arguments": {}}'
+    for text in (f"{empty}```json\n{call}\n```", f"{empty}{its.example}", f"{empty}{call}"):
+        assert read_in_pieces(parser(syntax), text) == read(parser(syntax), text)
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from src.core.errors import ModelLoadError
 from src.models.config import DTYPE_NAMES
@@ -17,7 +19,7 @@ from src.models.generation import parse_generation
 from src.models.generic.model import TransformersModel
 from src.models.generic.passes import IMPLEMENTATION, register
 from src.models.generic.pooled import use_pool
-from src.models.generic.positions import position_limit
+from src.models.generic.positions import leave_out_temperature, position_limit
 from src.models.generic.trial import try_out
 from src.models.model import ModelSpec
 from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, open_checkpoint
@@ -78,10 +80,12 @@ def load_by_transformers(
         else:
             module = _filled(path, kind, config, _dtype(dtype, config))
         module = module.to(device).eval().requires_grad_(False)
+        leave_out_temperature(module)
         if device.type == "cpu":
             _take_in(module, progress)
             use_pool(module)
-        body, findings = try_out(module, device)
+        with _masks_are_left_alone():
+            body, findings = try_out(module, device)
         longest -= body.first_position
         if findings.longest_chunk is not None and findings.longest_chunk < longest:
             longest, bound = findings.longest_chunk, "the chunks that its layers attend to"
@@ -109,11 +113,20 @@ def _refusals(name: str) -> Iterator[None]:
         # Most of it is code that is not ours, on a checkpoint that is not either.
         if isinstance(error, ModelLoadError):
             reason = str(error)
-        elif "meta" in str(error):
-            reason = "it computes with masks itself"
         else:
             reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
         raise ModelLoadError(f"transformers cannot serve {name}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _masks_are_left_alone() -> Iterator[None]:
+    """Within it, a model that computes with our masks, which have no memory, is refused."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        if re.search(r"\bmeta\b", str(error), re.IGNORECASE):
+            raise ModelLoadError("it computes with masks itself") from error
+        raise
 
 
 def _require_length(wanted: int | None, longest: int, bound: str) -> None:
@@ -205,19 +218,22 @@ def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
     """With the checkpoint's weights.
 
     Raises:
-        ModelLoadError: it has pickles alone, or does not have every tensor.
+        ModelLoadError: it has pickles alone, a damaged file, or not every tensor.
     """
     _check_files(path)
-    with _without_progress():
-        module, told = kind.from_pretrained(
-            str(path),
-            config=config,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+    try:
+        with _without_progress():
+            module, told = kind.from_pretrained(
+                str(path),
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except SafetensorError as error:
+        raise ModelLoadError(f"{path}: its weights cannot be read: {error}") from error
     if missing := sorted(told["missing_keys"]):
         raise ModelLoadError(f"{path} lacks tensors: {_listed(missing)}")
     if unexpected := sorted(told["unexpected_keys"]):

@@ -50,7 +50,9 @@ def reach_of(sees: Callable[..., Any], local_size: int | None, device: torch.dev
                 return Reach()
             raise ModelLoadError("a mask hides earlier tokens by a rule of its own")
         last = local_size + 3
-        seen = [key for key in range(last + 1) if visible(last, key)]
+        seen = _all_visible(sees, zero, last)
+        if seen is None:
+            seen = [key for key in range(last + 1) if visible(last, key)]
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise ModelLoadError(f"a mask is made by a rule of its own ({error})") from error
     if seen == list(range(4, last + 1)):
@@ -58,3 +60,15 @@ def reach_of(sees: Callable[..., Any], local_size: int | None, device: torch.dev
     if seen == list(range(local_size, last + 1)):
         return Reach(chunk=local_size)
     raise ModelLoadError("a mask is neither a window nor chunks")
+
+
+def _all_visible(sees: Callable[..., Any], zero: torch.Tensor, last: int) -> list[int] | None:
+    """The keys that the token ``last`` sees; None if the function takes one pair at a time."""
+    keys = torch.arange(last + 1, device=zero.device).view(1, 1, 1, -1)
+    try:
+        visible = torch.as_tensor(sees(zero, zero, zero + last, keys), dtype=torch.bool)
+        flags = torch.broadcast_to(visible, keys.shape).flatten()
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        return None
+    found: list[int] = flags.nonzero().flatten().tolist()
+    return found

@@ -13,6 +13,7 @@ from src.models.generic.passes import current_pass
 # A module that numbers positions from the length of a cache has one of these arguments, and takes
 # positions too.
 _CACHE_LENGTHS = {"cache_length", "past_key_values_length"}
+_LENGTHS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 _DEFAULT_POSITIONS = 2048
 
 
@@ -40,14 +41,28 @@ def _give_positions(
     return args, kwargs | {"position_ids": current.positions.view(counted.shape)}
 
 
+def leave_out_temperature(module: nn.Module) -> None:
+    """Switch off a temperature of attention that is counted from the tokens of a pass.
+
+    Below the length that `position_limit` gives, it is 1.
+    """
+    for part in module.modules():
+        if hasattr(part, "attn_temperature_tuning"):
+            setattr(part, "attn_temperature_tuning", False)  # noqa: B010 - mypy takes it for a tensor
+
+
 def position_limit(config: Any) -> tuple[int, str]:
     """The longest sequence in tokens, and what sets that bound.
 
     RoPE whose frequencies change with the longest position of a pass stays below where they begin
-    to: beyond, what a request gets would depend on the requests beside it.
+    to: beyond, what a request gets would depend on the requests beside it. So does attention whose
+    temperature rises with the length.
     """
-    most = getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS
-    limits = [(int(most), "max_position_embeddings")]
+    name = next((one for one in _LENGTHS if getattr(config, one, None)), _LENGTHS[0])
+    most = getattr(config, name, None) or _DEFAULT_POSITIONS
+    limits = [(int(most), name)]
+    if getattr(config, "attn_temperature_tuning", False):
+        limits.append((int(config.floor_scale) - 1, "floor_scale of attention's temperature"))
     for rope in _ropes(getattr(config, "rope_parameters", None) or {}):
         kind = rope.get("rope_type", "default")
         if kind == "longrope":

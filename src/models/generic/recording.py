@@ -38,6 +38,8 @@ class Recording:
         self.chunks: set[int] = set()
         self._attend = attend
         self._masks: dict[int, tuple[Tensor, Callable[..., Any], int | None]] = {}
+        # What each of them lets through, once a layer has used it; by the same keys.
+        self._reaches: dict[int, Reach] = {}
 
     def notice_mask(self, mask: Tensor, sees: Callable[..., Any], local_size: int | None) -> None:
         """See `passes.Pass`."""
@@ -66,15 +68,17 @@ class Recording:
     def _reach(self, mask: Any) -> Reach:
         if not isinstance(mask, Tensor):
             raise ModelLoadError("it calls attention without a causal mask")
+        if id(mask) not in self._masks and mask._base is not None:
+            mask = mask._base if mask.shape == mask._base.shape else mask
         known = self._masks.get(id(mask))
-        if known is None and mask._base is not None and mask.shape == mask._base.shape:
-            known = self._masks.get(id(mask._base))
         if known is None:
             raise ModelLoadError(
                 "it makes masks of its own, of position biases or of what tokens attend to"
             )
         # Only now: models also make masks that none of their layers uses.
-        return reach_of(known[1], known[2], self.positions.device)
+        if id(mask) not in self._reaches:
+            self._reaches[id(mask)] = reach_of(known[1], known[2], self.positions.device)
+        return self._reaches[id(mask)]
 
 
 def _spec(given: GivenCall, window: int | None) -> AttentionMixerSpec:

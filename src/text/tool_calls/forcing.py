@@ -92,12 +92,14 @@ def joining_calls(
 
 def members_of(schema: Mapping[str, Any]) -> Iterator[Member]:
     """Return the arguments of an object for which `_is_of_members` holds."""
-    required = schema.get("required", [])
+    required = frozenset(schema.get("required", []))
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     kinds = kinds_of_arguments(schema)
     for name, its in schema["properties"].items():
         if kinds[name] != TEXT:
-            whole = {**its, **definitions, "x-guidance": schema["x-guidance"]}
+            # They may be large, and arguments are many.
+            own = definitions if next(_references(its), None) is not None else {}
+            whole = {**its, **own, "x-guidance": schema["x-guidance"]}
             yield Member(name, name in required, schema=whole)
         else:
             texts = [its["const"]] if "const" in its else its.get("enum")

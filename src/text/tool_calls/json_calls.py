@@ -13,7 +13,8 @@ from src.text.tool_calls.syntax import Form, Slot, Syntax
 
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
 
-OBJECT_START: Final = r"\{(?=[ \t\r\n]*(?:\"|\Z))"
+# Whatever may follow the bracket of one that is read, so that it is the same at a piece's end.
+OBJECT_START: Final = r"\{(?=[ \t\r\n]*(?:[\"}]|\Z))"
 LIST_START: Final = r"\[(?=[ \t\r\n]*(?:\{|\Z))"
 """What begins a call, and a list of calls, where no tag says so."""
 

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-import msgspec
-
 from src.text.source import MismatchError, Source, finished
 from src.text.tool_calls.json_values import is_value
 from src.text.tool_calls.python_values import read_literal
@@ -18,6 +16,16 @@ Kinds: TypeAlias = frozenset[str]
 ANY: Final[Kinds] = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 TEXT: Final[Kinds] = frozenset({"string"})
 
+# A bool is an int as well.
+_KINDS_OF_TYPES: Final[tuple[tuple[type, Kinds], ...]] = (
+    (bool, frozenset({"boolean"})),
+    (int, frozenset({"number", "integer"})),
+    (float, frozenset({"number"})),
+    (str, TEXT),
+    (type(None), frozenset({"null"})),
+    (Mapping, frozenset({"object"})),
+    (list, frozenset({"array"})),
+)
 _MAX_DEPTH: Final = 16
 """Bound on nested references and combinations; deeper schemas count as any type."""
 _BLANK: Final = " \t\r\n"
@@ -126,6 +134,8 @@ class _SchemaReader:
         found: Kinds = frozenset()
         for schema in schemas:
             found |= self.kinds(schema, depth + 1)
+            if found == ANY:
+                break
         return found
 
     def _referred(self, reference: str, depth: int) -> Kinds:
@@ -153,8 +163,21 @@ def _named(names: list[Any]) -> Kinds:
 
 
 def _of_values(values: list[Any]) -> Kinds:
-    found: Kinds = frozenset()
-    for value in values:
-        spelt = msgspec.json.encode(value).decode()
-        found |= TEXT if isinstance(value, str) else _kind_of_json(spelt)
+    # There may be a million of them.
+    types = set(map(type, values))
+    found: Kinds = frozenset().union(*map(_of_type, types))
+    if float in types and "integer" not in found and any(map(_is_whole, values)):
+        found |= {"integer"}
     return found or ANY
+
+
+def _of_type(of_value: type) -> Kinds:
+    """Return the kinds of all values of a type of Python's; of no type of JSON any."""
+    for known, kinds in _KINDS_OF_TYPES:
+        if issubclass(of_value, known):
+            return kinds
+    return ANY
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is float and value.is_integer()
