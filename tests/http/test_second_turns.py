@@ -109,7 +109,7 @@ def check(prompt: str, arguments: Any, *, said: bool = False, template: str = ""
 async def test_chat_completions(demo: httpx.AsyncClient, prompts: list[str], template: str) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     tools = [{"type": "function", "function": FUNCTION}]
-    path, fields = "/v1/chat/completions", {"tools": tools, "max_tokens": 100}
+    path, fields = "/v1/chat/completions", {"tools": tools, "max_tokens": 200}
     first = await post(demo, path, messages=messages, tool_choice="required", **fields)
     message = first["choices"][0]["message"]
     (call,) = message["tool_calls"][:1]
@@ -128,7 +128,7 @@ async def test_chat_completions(demo: httpx.AsyncClient, prompts: list[str], tem
 async def test_responses(demo: httpx.AsyncClient, prompts: list[str], template: str) -> None:
     given: list[Any] = [{"role": "user", "content": QUESTION}]
     path = "/v1/responses"
-    fields = {"tools": [{"type": "function", **FUNCTION}], "max_output_tokens": 100}
+    fields = {"tools": [{"type": "function", **FUNCTION}], "max_output_tokens": 200}
     first = await post(demo, path, input=given, tool_choice="required", **fields)
     call = next(item for item in first["output"] if item["type"] == "function_call")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": RESULT}
@@ -148,7 +148,7 @@ async def test_responses(demo: httpx.AsyncClient, prompts: list[str], template: 
 async def test_messages(demo: httpx.AsyncClient, prompts: list[str], template: str) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     tool = {"name": FUNCTION["name"], "input_schema": SCHEMA}
-    path, fields = "/v1/messages", {"tools": [tool], "max_tokens": 100}
+    path, fields = "/v1/messages", {"tools": [tool], "max_tokens": 200}
     first = await post(demo, path, messages=messages, tool_choice={"type": "any"}, **fields)
     call = next(block for block in first["content"] if block["type"] == "tool_use")
     content = [block for block in first["content"] if block["type"] != "tool_use"] + [call]
