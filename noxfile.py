@@ -33,7 +33,10 @@ COMPILED_TOO = (
 # that keep compilers busy come first.
 SIDE_BY_SIDE = (
     *(f"tests/engine/test_{name}.py" for name in ("compilation", "peak_memory", "rounded_inputs")),
+    *(f"tests/engine/test_{name}.py" for name in ("deterministic", "programs", "kv_groups")),
     *("tests/engine/test_step_computer.py", "tests/engine/test_strips.py"),
+    *(f"tests/engine/test_{name}.py" for name in ("generic", "oracle", "thinking_budget")),
+    *("tests/engine/test_steps_on_fake_cuda.py", "tests/benchmarks/test_gpu_acceptance.py"),
     *(f"tests/{name}" for name in ("compile", "ops", "models", "text", "core", "demo", "docs")),
     *(f"tests/engine/{name}" for name in ("grammar", "sampling", "pure")),
     *("tests/replay", "tests/law"),
