@@ -9,6 +9,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 
+from src.core.errors import RequestAbortedError
 from src.core.outputs import Completion, Delta, FinishReason, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
@@ -190,3 +191,12 @@ async def test_a_call_that_was_cut_short_has_no_arguments(chat: PreparedChat) ->
     for text in ("", "{", '{"a": 1', "[1]", "5", '{"a":' * 5000):
         assert _arguments(text) == {}
     assert _arguments('{"a": [1]}') == json.loads('{"a": [1]}')
+
+
+def test_what_was_cancelled_is_not_completed(response: ResponseShape, chat: PreparedChat) -> None:
+    for delta in deltas(chat):
+        response.events(0, delta)
+    response.cancelled()
+    with pytest.raises(RequestAbortedError):
+        list(response.finish(USAGE))
+    assert response.response.status == "cancelled"

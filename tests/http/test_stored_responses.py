@@ -21,6 +21,7 @@ from src.core.config import Config
 from src.engine.client import AsyncEngine
 from src.http import create_app
 from src.http.responses.event_log import EventLog
+from src.http.responses.shape import ResponseShape
 from src.http.responses.store import ResponseStore
 from tests.http.strict import events_of, strictly
 from tests.http.waiting import until
@@ -286,6 +287,21 @@ async def test_one_in_the_background_makes_no_room_for_itself(
         for name in names:
             found = await client.get(f"{PATH}/{name}")
             assert found.status_code == 200, found.text
+
+
+async def test_a_whole_answer_that_fails_is_kept_as_one_that_failed(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of the server")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResponseShape, "take", fail)
+        answer = await client.post(PATH, json={"input": "x", **GREEDY, "request_id": "failing"})
+    assert answer.status_code == 500
+    kept = (await client.get(f"{PATH}/resp_failing")).json()
+    assert kept["status"] == "failed"
+    assert kept["error"]["code"] == "server_error"
 
 
 ITEMS: list[dict[str, Any]] = [

@@ -16,7 +16,10 @@ from starlette.applications import Starlette
 from src.core.config import ChatSection, Config
 from src.engine.client import AsyncEngine
 from src.http import create_app
+from src.http.thinking import thinking_behind
+from src.text import Tokenizer
 from tests.http.strict import events_of, strictly
+from tests.support import tokenizers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -184,6 +187,17 @@ async def test_a_completion_has_a_budget_where_it_thinks(
         thinking, COMPLETIONS, prompt=prompts[1], **{**asked, "thinking_token_budget": -1}
     )
     assert free["choices"][0]["token_ids"] == closed
+
+
+def test_tags_that_are_special_tokens_are_part_of_a_completion() -> None:
+    source = tokenizers.byte_level()
+    source.add_special_tokens(["[THINK]", "[/THINK]"])
+    tokenizer = Tokenizer(source)
+    settings = ChatSection(reasoning_parser="mistral")
+    prompt = tokenizer.encode("Well. [THINK]", add_special_tokens=False)
+    thinking, kept = thinking_behind(tokenizer, settings, prompt, 3)
+    assert thinking.is_open
+    assert set(kept) == {tokenizer.token_to_id("[THINK]"), tokenizer.token_to_id("[/THINK]")}
 
 
 async def test_a_form_leaves_a_completion_no_place_for_thinking(
