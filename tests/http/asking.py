@@ -1,10 +1,13 @@
-"""What tests of reports ask: a question that the bundled model answers with a call, and how."""
+"""Clients of applications in this process, and a question that the demo model answers by a call."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import httpx
+from starlette.applications import Starlette
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -39,3 +42,12 @@ async def refused(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str
     assert answer.status_code == 400, answer.text
     error: dict[str, Any] = answer.json()["error"]
     return error
+
+
+@asynccontextmanager
+async def client_of(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application in this process."""
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://slipstream", timeout=60
+    ) as client:
+        yield client

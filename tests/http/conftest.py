@@ -25,6 +25,7 @@ from src.core.config import (
 from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
 from src.http import create_app
+from tests.http.asking import client_of
 from tests.http.processes import ServerProcess
 from tests.support.checkpoints import make_checkpoint
 from tests.support.compiling import compile_settings, compile_variables
@@ -77,10 +78,7 @@ async def engine(app: Starlette) -> AsyncEngine:
 
 @pytest.fixture(scope="session")
 async def client(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://slipstream", timeout=60
-    ) as client:
+    async with client_of(app) as client:
         yield client
 
 
@@ -97,10 +95,7 @@ async def demo_app(config: Config, anyio_backend: str) -> AsyncIterator[Starlett
 
 @pytest.fixture(scope="session")
 async def demo_client(demo_app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(demo_app)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://slipstream", timeout=60
-    ) as client:
+    async with client_of(demo_app) as client:
         yield client
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from src.core.config import ChatSection, Config, ModelSection
 from src.http import create_app
+from tests.http.asking import client_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -64,10 +65,7 @@ async def client(
     app = create_app(demo, owns_process=False)
     async with app.router.lifespan_context(app):
         await app.state.server.ready_engine()
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://slipstream", timeout=60
-        ) as client:
+        async with client_of(app) as client:
             yield client
 
 

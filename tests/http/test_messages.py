@@ -14,6 +14,7 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from starlette.applications import Starlette
 
 from src.engine.client import AsyncEngine
+from tests.http.asking import client_of
 from tests.http.refusals import (
     ENDLESS,
     HUGE,
@@ -43,10 +44,7 @@ ASKS_WEATHER = {"role": "user", "content": "What is the weather in Paris?"}
 
 @pytest.fixture
 async def demo(demo_app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(demo_app)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://slipstream", timeout=60
-    ) as client:
+    async with client_of(demo_app) as client:
         yield client
 
 

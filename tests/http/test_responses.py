@@ -28,6 +28,7 @@ from src.http.protocol.logprobs import ChatLogprob
 from src.http.protocol.responses import OutputMessage, OutputText, ResponseRequest
 from src.http.responses.store import ResponseStore
 from src.http.responses.translation import translate
+from tests.http.asking import client_of
 from tests.http.strict import events_of, strictly
 from tests.http.waiting import until
 
@@ -52,10 +53,7 @@ ASKS_WEATHER = "What is the weather in Paris?"
 
 @pytest.fixture
 async def demo(demo_app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(demo_app)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://slipstream", timeout=60
-    ) as client:
+    async with client_of(demo_app) as client:
         yield client
 
 

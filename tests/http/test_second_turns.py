@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from src.text.chat_template import ChatTemplate
+from tests.http.asking import client_of
 from tests.text.chat_templates import (
     BY_KIND,
     DEEPSEEK_DISTILL,
@@ -51,10 +52,7 @@ SAID = "Let me look."
 
 @pytest.fixture
 async def demo(demo_app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(demo_app)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://slipstream", timeout=60
-    ) as client:
+    async with client_of(demo_app) as client:
         yield client
 
 

@@ -18,6 +18,7 @@ from src.engine.client import AsyncEngine
 from src.http import create_app
 from src.http.thinking import thinking_behind
 from src.text import Tokenizer
+from tests.http.asking import client_of
 from tests.http.strict import events_of, strictly
 from tests.support import tokenizers
 
@@ -42,10 +43,7 @@ async def thinking_app(config: Config, anyio_backend: str) -> AsyncIterator[Star
 
 @pytest.fixture
 async def thinking(thinking_app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(thinking_app)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://slipstream", timeout=60
-    ) as client:
+    async with client_of(thinking_app) as client:
         yield client
 
 
