@@ -156,6 +156,34 @@ async def test_it_is_cancelled_while_somebody_reads(
     assert (again.status_code, again.json()["status"]) == (200, "cancelled")
 
 
+async def test_what_was_said_before_it_was_cancelled_is_kept(client: httpx.AsyncClient) -> None:
+    body = {**GREEDY, **LONG, "input": "One", "background": True, "request_id": "said-before"}
+    name = (await client.post(PATH, json=body)).json()["id"]
+    shown: Any = {}
+    for _ in range(1000):
+        shown = (await client.get(f"{PATH}/{name}")).json()
+        if shown["output"]:
+            break
+        await asyncio.sleep(0.002)
+    assert shown["output"]
+    await client.post(f"{PATH}/{name}/cancel")
+    await until_ended(client, name)
+    kept = (await client.get(f"{PATH}/{name}")).json()
+    assert kept["status"] == "cancelled"
+    (item,) = kept["output"]
+    assert item["status"] == "incomplete"
+    assert item["content"][0]["text"]
+
+
+async def until_ended(client: httpx.AsyncClient, name: str) -> None:
+    """Until its item, which an end closes, is no longer open."""
+    for _ in range(1000):
+        shown = (await client.get(f"{PATH}/{name}")).json()
+        if all(item["status"] != "in_progress" for item in shown["output"]):
+            return
+        await asyncio.sleep(0.002)
+
+
 async def test_events_are_kept_of_those_that_are_asked_for_so(client: httpx.AsyncClient) -> None:
     for fields in ({}, {"stream": True}, {"background": True}):
         answer = await client.post(PATH, json={**GREEDY, "input": "x", **fields})

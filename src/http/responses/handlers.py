@@ -412,6 +412,8 @@ class _Work:
             return
         entry.abort = None
         shape.cancelled()
+        if shape.response.status in ("failed", "cancelled"):
+            shape.cut_short()
         if self._log is not None:
             if shape.response.status in ("failed", "cancelled"):
                 self._log.add(shape.end_early())

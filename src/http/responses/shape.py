@@ -169,6 +169,12 @@ class ResponseShape:
         if self.response.status in ("queued", "in_progress"):
             self.response.status = "cancelled"
 
+    def cut_short(self) -> None:
+        """Keep what there is of the open item, for a response that ends before it is complete."""
+        if self._reader.blocks:
+            for _ in self._item_events(self._reader.finish(), [], cut=True):
+                pass
+
     def body(self, answer: ErrorAnswer, request_id: str) -> bytes:
         """An error, before anything was streamed."""
         return answer.body
