@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from src.core.errors import ModelLoadError
 from src.models.config import DTYPE_NAMES
@@ -220,6 +219,8 @@ def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
     Raises:
         ModelLoadError: it has pickles alone, a damaged file, or not every tensor.
     """
+    from safetensors import SafetensorError  # native families need no such library
+
     _check_files(path)
     try:
         with _without_progress():
