@@ -164,9 +164,9 @@ def test_rows_in_halves_score_as_interleaved_ones_do_in_the_reference(
     from transformers.models.glm.modeling_glm import apply_rotary_pos_emb
 
     heads, head_dim, tokens, hidden = 3, 16, 5, 24
-    residual = torch.randn(tokens, hidden)
-    weights = torch.randn(2, heads * head_dim, hidden)
-    angles = torch.rand(tokens, rotary_dim // 2) * 6
+    residual = torch.randn(tokens, hidden, dtype=torch.float64)
+    weights = torch.randn(2, heads * head_dim, hidden, dtype=torch.float64)
+    angles = torch.rand(tokens, rotary_dim // 2, dtype=torch.float64) * 6
     end = start + rotary_dim
 
     def scores(query: Tensor, key: Tensor) -> Tensor:
@@ -196,6 +196,8 @@ def test_rows_in_halves_leave_the_heads_behind_the_first_few() -> None:
     got = InHalves(8, 4, start=2, heads=2)(stored)
     first = [0, 1, 2, 4, 3, 5, 6, 7]
     assert got.tolist() == [*first, *(8 + row for row in first), *range(16, 24)]
+    by_head = InHalves(8, 4, start=2, dim=1)(stored.view(3, 8))
+    assert by_head.tolist() == [[8 * head + row for row in first] for head in range(3)]
 
 
 @pytest.mark.parametrize("transform", [InHalves(16, 16), Transposed()])

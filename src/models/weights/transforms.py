@@ -27,27 +27,31 @@ class InHalves:
     heads
         How many heads are reordered, from the first; None is all. Later rows (values that are fused
         with queries and keys) stay.
+    dim
+        The dimension of rows.
     """
 
     head_dim: int
     rotary_dim: int
     start: int = 0
     heads: int | None = None
+    dim: int = 0
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See `parameters.Transform`."""
         return shape
 
     def __call__(self, stored: Tensor) -> Tensor:
-        """Reorder the rows of ``stored``, [heads * head_dim, ...]."""
-        rows = stored.unflatten(0, (-1, self.head_dim))
+        """Reorder the rows of ``stored``: [heads * head_dim, ...], if ``dim`` is 0."""
         before, rotated, behind = torch.arange(self.head_dim).split(
             (self.start, self.rotary_dim, self.head_dim - self.start - self.rotary_dim)
         )
         order = torch.cat([before, rotated[0::2], rotated[1::2], behind])
-        if self.heads is None:
-            return rows[:, order].flatten(0, 1)
-        return torch.cat([rows[: self.heads, order], rows[self.heads :]]).flatten(0, 1)
+        rows = stored.unflatten(self.dim, (-1, self.head_dim))
+        count = rows.shape[self.dim] if self.heads is None else self.heads
+        ordered = rows.narrow(self.dim, 0, count).index_select(self.dim + 1, order)
+        rest = rows.narrow(self.dim, count, rows.shape[self.dim] - count)
+        return torch.cat([ordered, rest], self.dim).flatten(self.dim, self.dim + 1)
 
 
 @dataclass(frozen=True, slots=True)
