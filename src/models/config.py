@@ -13,6 +13,7 @@ from src.models.generation import GenerationDefaults
 from src.models.layers.activations import Activation
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
+from src.ops.routing import Scoring
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
@@ -43,7 +44,8 @@ class AttentionConfig:
         Whether the checkpoint's rows of a head are rotated as pairs (2 i, 2 i + 1). They are
         reordered at load, since the layers rotate pairs (i, i + rotary_dim / 2).
     qk_norm
-        How queries and keys are normalized: each head by itself, all heads together, or not.
+        How queries and keys are normalized: each head by itself (``head``: with one weight [D] for
+        all heads; ``each_head``: with weights [heads, D]), all heads together, or not.
     """
 
     num_heads: int
@@ -57,7 +59,7 @@ class AttentionConfig:
     interleaved: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "each_head", "whole"] | None = None
     qkv_names: Names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output_name: str = "self_attn.o_proj"
     q_norm_name: str = "self_attn.q_norm"
@@ -85,8 +87,18 @@ class ExpertsConfig:
         Of each expert.
     renormalize
         Whether the weights of the chosen experts are scaled to sum up to 1.
+    scoring, scale, groups, chosen_groups
+        See `ops.routing.Routing`.
+    choice_bias_name
+        The tensor that is added to scores for the choice alone; None: there is none.
     names
-        Names of gate, up and down; ``{}`` stands for the expert's number.
+        Names of gate, up and down, where ``{}`` stands for the expert's number. Two names without a
+        number are of fused tensors: [experts, 2 I, H] of gate and up, and [experts, H, I] of down.
+    shared
+        An MLP that computes every token; its output is added to that of the experts.
+    shared_gate_name
+        A projection to one number, whose sigmoid is a factor of the shared MLP's output. None: the
+        output is added as it is.
     """
 
     num_experts: int
@@ -94,7 +106,14 @@ class ExpertsConfig:
     intermediate_size: int
     renormalize: bool
     activation: Activation = "silu"
+    scoring: Scoring = "softmax"
+    scale: float = 1.0
+    groups: int = 1
+    chosen_groups: int = 1
     router_name: str = "mlp.gate"
+    choice_bias_name: str | None = None
+    shared: MLPConfig | None = None
+    shared_gate_name: str | None = None
     names: Names = (
         "mlp.experts.{}.gate_proj",
         "mlp.experts.{}.up_proj",
@@ -108,6 +127,12 @@ class LayerConfig:
 
     ``..._norm`` normalizes a block's input, ``..._post_norm`` its output before it is added. The
     values are names of tensors; None: no norm.
+
+    Attributes
+    ----------
+    parallel
+        Whether the MLP reads what attention reads: the layer's input, normalized by
+        ``attention_norm``. Then ``mlp_norm`` is not used.
     """
 
     attention: AttentionConfig
@@ -116,6 +141,7 @@ class LayerConfig:
     attention_post_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_post_norm: str | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +160,9 @@ class ModelConfig:
         Factor of each block's output before it is added to the residual stream.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
+    unread_layers
+        How many layers the checkpoint may have behind the last, to predict further tokens. They are
+        not read.
     """
 
     architecture: str
@@ -149,6 +178,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logit_cap: float | None = None
     logit_multiplier: float = 1.0
+    unread_layers: int = 0
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

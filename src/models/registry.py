@@ -9,31 +9,51 @@ from typing import Any
 
 from src.core.errors import ModelLoadError
 from src.models.config import ModelConfig
+from src.models.families.cohere import Cohere
+from src.models.families.cohere2 import Cohere2
 from src.models.families.family import Family
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
+from src.models.families.glm import Glm
+from src.models.families.glm4 import Glm4
+from src.models.families.glm4_moe import Glm4Moe
+from src.models.families.granite import Granite
+from src.models.families.granite_moe import GraniteMoe
 from src.models.families.llama import Llama
 from src.models.families.mistral import Mistral
 from src.models.families.mixtral import Mixtral
 from src.models.families.olmo2 import Olmo2
+from src.models.families.olmo3 import Olmo3
 from src.models.families.phi3 import Phi3
 from src.models.families.qwen2 import Qwen2
+from src.models.families.qwen2_moe import Qwen2Moe
 from src.models.families.qwen3 import Qwen3
 from src.models.families.qwen3_moe import Qwen3Moe
+from src.models.families.smollm3 import SmolLM3
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
 
 FAMILIES: tuple[type[Family], ...] = (
+    Cohere,
+    Cohere2,
     Gemma2,
     Gemma3,
+    Glm,
+    Glm4,
+    Glm4Moe,
+    Granite,
+    GraniteMoe,
     Llama,
     Mistral,
     Mixtral,
     Olmo2,
+    Olmo3,
     Phi3,
     Qwen2,
+    Qwen2Moe,
     Qwen3,
     Qwen3Moe,
+    SmolLM3,
 )
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}

@@ -19,6 +19,37 @@ TINY: dict[str, dict[str, Any]] = {
     # Overrides the value in `rope_parameters`.
     "phi3": {"original_max_position_embeddings": 128},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [1],
+    },
+    "cohere2": {"sliding_window": 12, "num_hidden_layers": 5},
+    "glm4_moe": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "routed_scaling_factor": 1.8,
+        "n_group": 2,
+    },
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.375,
+        "attention_multiplier": 0.125,
+    },
+    "granite_moe": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 6.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.375,
+        "attention_multiplier": 0.125,
+    },
+    "olmo3": {"sliding_window": 12, "num_hidden_layers": 5},
+    "smollm3": {"num_hidden_layers": 5},
     "qwen3_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 3,
@@ -128,7 +159,7 @@ def make_checkpoint(
     # For a multimodal class, use the configuration of its text model.
     of_text = getattr(transformers, f"{stem}TextConfig", None)
     config_class = of_text or getattr(transformers, f"{stem}Config")
-    if isinstance(getattr(config_class, "default_theta", None), dict):
+    if architecture == "olmo3" or isinstance(getattr(config_class, "default_theta", None), dict):
         local = {"rope_type": "default", "rope_theta": 1000.0}
         whole = settings["rope_parameters"]
         settings["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
@@ -142,8 +173,11 @@ def make_checkpoint(
             # transformers initializes norms and biases to constants, which would hide errors.
             if parameter_name.endswith("bias"):
                 parameter.normal_(0, 0.1)
-            elif parameter.dim() == 1:
+            elif parameter.dim() == 1 or parameter_name.endswith("norm.weight"):
                 parameter.normal_(1, 0.1)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("bias"):
+                buffer.normal_(0, 0.1)
     model.config.dtype = dtype
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, max_shard_size=max_shard_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -90,6 +91,7 @@ def load_model(
         fill_dummy(model, seed, before_each_matrix)
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
+    passed_over |= {name for name in stored if _is_unread(name, config)}
     check_tensors(path, stored, model, passed_over)
     wanted = {name for each in model.table.values() for name in stored_names(model, each)}
     with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
@@ -163,6 +165,14 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
             f"rope type {config.rope.rope_type}), got {max_model_len}"
         )
     return max_model_len
+
+
+def _is_unread(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor is of a layer behind the last, see `ModelConfig.unread_layers`."""
+    before, behind = config.layer_name.split("{}")
+    layer = re.match(rf"{re.escape(before)}(\d{{1,9}}){re.escape(behind)}\.", name)
+    last = len(config.layers)
+    return layer is not None and last <= int(layer[1]) < last + config.unread_layers
 
 
 def _differ(one: StoredTensor | None, other: StoredTensor | None) -> bool:
