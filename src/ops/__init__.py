@@ -9,6 +9,7 @@ from src.ops.declaration import Cost, Kernel, Op
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
+from src.ops.latent_attention import LATENT_ATTENTION, latent_attention
 from src.ops.linear import LINEAR, linear
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
@@ -21,12 +22,14 @@ OPS: tuple[Op, ...] = (
     GUMBEL_ARGMAX,
     LINEAR,
     EXPERTS,
+    LATENT_ATTENTION,
 )
 
 __all__ = [
     "DECODE_SCHEDULE",
     "EXPERTS",
     "GUMBEL_ARGMAX",
+    "LATENT_ATTENTION",
     "LINEAR",
     "OPS",
     "PAGED_ATTENTION",
@@ -39,6 +42,7 @@ __all__ = [
     "decode_schedule",
     "experts",
     "gumbel_argmax",
+    "latent_attention",
     "linear",
     "paged_attention",
     "rotate_and_cache",

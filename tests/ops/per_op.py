@@ -10,13 +10,14 @@ from src.ops import (
     DECODE_SCHEDULE,
     EXPERTS,
     GUMBEL_ARGMAX,
+    LATENT_ATTENTION,
     LINEAR,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     Op,
 )
 from src.ops.declaration import Case
-from tests.ops.comparison import TOLERANCE, attention_matches, rotation_matches
+from tests.ops.comparison import TOLERANCE, attention_matches, latent_matches, rotation_matches
 
 Comparison = Callable[[Op, Callable[..., Any], tuple[Any, ...]], None]
 
@@ -113,5 +114,11 @@ TESTS_OF: dict[Op, OpTests] = {
         small={"tokens": 1, "experts": 4, "chosen": 1, "hidden": 32, "intermediate": 8},
         large={"tokens": 1, "experts": 4, "chosen": 2, "hidden": 32, "intermediate": 8},
         matches=_is_close,
+    ),
+    LATENT_ATTENTION: OpTests(
+        checked=({"padding": 2}, {"dtype": torch.bfloat16, "heads": 3, "rows": ((1, 20),)}),
+        small={"rows": ((1, 10),)},
+        large={"rows": ((1, 100),)},
+        matches=lambda _, kernel, args: latent_matches(kernel, args),
     ),
 }

@@ -13,6 +13,7 @@ from src.models.config import (
     MAX_HEAD_DIM,
     AttentionConfig,
     ExpertsConfig,
+    LatentAttentionConfig,
     LayerConfig,
     MLPConfig,
     ModelConfig,
@@ -141,7 +142,7 @@ def windowed(base: AttentionConfig, windows: Sequence[int | None]) -> list[Atten
 
 def decoder(
     fields: Fields,
-    attentions: Sequence[AttentionConfig],
+    attentions: Sequence[AttentionConfig | LatentAttentionConfig],
     mlps: Sequence[MLPConfig | ExpertsConfig],
     *,
     norm: NormSpec | None = None,

@@ -65,3 +65,19 @@ class Transposed:
     def __call__(self, stored: Tensor) -> Tensor:
         """Exchange the last two dimensions of ``stored``."""
         return stored.transpose(-1, -2)
+
+
+@dataclass(frozen=True, slots=True)
+class ByHead:
+    """Cuts the rows of a matrix [heads * rows, in] into heads: [heads, rows, in]."""
+
+    rows: int
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See `parameters.Transform`."""
+        return (shape[0] * shape[1], *shape[2:])
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Cut the rows of ``stored``."""
+        cut: Tensor = stored.unflatten(0, (-1, self.rows))
+        return cut

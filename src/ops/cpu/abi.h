@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 18
+#define SLIPSTREAM_ABI 19
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -48,6 +48,26 @@ struct AttentionArgs {
   int64_t num_blocks, block_size, max_blocks;
   int64_t dtype, threads;
   int64_t deterministic;  // whether results must not depend on how a row's tokens are cut into calls
+};
+
+// The cache has one vector per token: `rank` numbers from which the projections `up` make a key of `nope`
+// numbers and a value of `value` numbers for each head, and `rope` rotated numbers that belong to the
+// keys of all heads. Strides are in elements.
+struct LatentArgs {
+  const void* query;               // [tokens, heads, nope + rope], contiguous but for its tokens
+  const void* latent;              // [tokens, rank + rope]
+  void* cache;                     // [num_blocks, block_size, rank + rope] contiguous
+  const void* up;                  // [heads, nope + value, rank] contiguous
+  const int32_t* block_tables;     // [rows, block_table_stride]
+  const int32_t* query_start_loc;  // [rows + 1]
+  const int32_t* seq_lens;         // [rows]
+  const int64_t* slot_mapping;     // [tokens]
+  void* out;                       // [tokens, heads, value] contiguous
+  const AttentionSpec* spec;       // only the scale counts
+  int64_t query_stride, latent_stride, block_table_stride;
+  int64_t tokens, rows, heads, nope, rope, rank, value;
+  int64_t num_blocks, block_size, max_blocks;
+  int64_t dtype, threads, deterministic;  // as in AttentionArgs
 };
 
 struct GumbelArgs {
@@ -114,11 +134,13 @@ typedef int QuantizeFunction(const QuantizeArgs*);
 // Packs `strips` * 64 rows of `words` bfloat16 pairs as kBFloat16Strips, in place.
 typedef int LayOutFunction(void* weight, int64_t strips, int64_t words, int64_t threads);
 typedef int AttentionFunction(const AttentionArgs*);
+typedef int LatentFunction(const LatentArgs*);
 typedef int GumbelFunction(const GumbelArgs*);
 typedef int LinearFunction(const LinearArgs*);
 typedef int ExpertsFunction(const ExpertsArgs*);
 
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
+SLIPSTREAM_EXPORT LatentFunction slipstream_latent_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;

@@ -37,6 +37,7 @@ from src.ops.cpu.scratch import make_directory, scratch_in
 from src.ops.declaration import Kernel
 from src.ops.experts import EXPERTS
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
+from src.ops.latent_attention import LATENT_ATTENTION
 from src.ops.linear import LINEAR
 from src.ops.paged_attention import PAGED_ATTENTION
 
@@ -50,6 +51,7 @@ _UNITS = (
     "compiled.cpp",
     "experts.cpp",
     "gumbel.cpp",
+    "latent.cpp",
     "linear.cpp",
     "loops.cpp",
     "masks.cpp",
@@ -433,6 +435,7 @@ def _install(level: str, library: KernelLibrary) -> None:
     GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
     LINEAR.install_cpu(Kernel(name, library.streamed_linear))
     EXPERTS.install_cpu(Kernel(name, library.experts))
+    LATENT_ATTENTION.install_cpu(Kernel(name, library.latent_attention))
     _state.kernels = library
     _state.status = name
     _log.info("CPU kernels: %s", name)
