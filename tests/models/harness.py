@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,12 +13,17 @@ from src.engine.execution.kv_groups import lay_out
 from src.engine.execution.mixers import MIXERS
 from src.engine.sampling import SampleBatch
 from src.models import Mixer, Model
+from src.models.layers.latent_attention import LatentMixerWeights
 
 CPU = torch.device("cpu")
 
 
-def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def dense_attention(
+    mixer: Mixer, given: Sequence[torch.Tensor], weights: Any = None
+) -> torch.Tensor:
     """Causal attention over one sequence that is given whole, written as plainly as can be."""
+    if mixer.kind == "latent_attention":
+        return _dense_latent_attention(mixer, given, weights)
     (query, key, value), spec = given, mixer.spec
     tokens, heads, _ = query.shape
     key = key.repeat_interleave(heads // key.shape[1], dim=1)
@@ -34,11 +40,30 @@ def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor
     return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
 
+def _dense_latent_attention(
+    mixer: Mixer, given: Sequence[torch.Tensor], weights: LatentMixerWeights
+) -> torch.Tensor:
+    (query, latent), spec = given, mixer.spec
+    tokens, rank = len(query), spec.rank
+    made = torch.einsum("kr,hdr->khd", latent[:, :rank], weights.up)
+    key, value = made.split((made.shape[-1] - spec.value_dim, spec.value_dim), dim=-1)
+    shared = latent[:, None, rank:].expand(-1, spec.num_heads, -1)
+    scores = torch.einsum("qhd,khd->hqk", query, torch.cat((key, shared), dim=-1)) * spec.scale
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.einsum("hqk,khd->qhd", probabilities, value).flatten(1)
+
+
 @torch.inference_mode()
 def dense_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     """Logits of every position, float32 [T, V]."""
     ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
-    hidden = model.forward(model.functions, ids, positions, dense_attention)
+
+    def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        return dense_attention(mixer, given, model.mixer_weights[mixer.layer])
+
+    hidden = model.forward(model.functions, ids, positions, mix)
     return model.logits(model.functions, hidden)
 
 
