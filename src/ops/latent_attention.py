@@ -188,7 +188,11 @@ _CASES: list[Case] = [
     {"rows": ((0, 0), (0, 3)), "padding": 2},
     {
         "rows": ((1, 530), (70, 150)),
-        "heads": 2, "nope": 128, "rope": 64, "rank": 512, "value": 128,
+        "heads": 2,
+        "nope": 128,
+        "rope": 64,
+        "rank": 512,
+        "value": 128,
         "dtype": torch.bfloat16,
     },
 ]
