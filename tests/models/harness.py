@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -14,16 +13,24 @@ from src.engine.execution.mixers import MIXERS
 from src.engine.sampling import SampleBatch
 from src.models import Mixer, Model
 from src.models.layers.latent_attention import LatentMixerWeights
+from src.models.program import Mix
 
 CPU = torch.device("cpu")
 
 
-def dense_attention(
-    mixer: Mixer, given: Sequence[torch.Tensor], weights: Any = None
-) -> torch.Tensor:
-    """Causal attention over one sequence that is given whole, written as plainly as can be."""
-    if mixer.kind == "latent_attention":
-        return _dense_latent_attention(mixer, given, weights)
+def dense_mix(model: Model) -> Mix:
+    """What computes a model's mixers over one sequence that is given whole."""
+
+    def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        if mixer.kind == "latent_attention":
+            return _dense_latent_attention(mixer, given, model.mixer_weights[mixer.layer])
+        return dense_attention(mixer, given)
+
+    return mix
+
+
+def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Causal attention, written as plainly as can be."""
     (query, key, value), spec = given, mixer.spec
     tokens, heads, _ = query.shape
     key = key.repeat_interleave(heads // key.shape[1], dim=1)
@@ -59,11 +66,7 @@ def _dense_latent_attention(
 def dense_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     """Logits of every position, float32 [T, V]."""
     ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
-
-    def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        return dense_attention(mixer, given, model.mixer_weights[mixer.layer])
-
-    hidden = model.forward(model.functions, ids, positions, mix)
+    hidden = model.forward(model.functions, ids, positions, dense_mix(model))
     return model.logits(model.functions, hidden)
 
 
