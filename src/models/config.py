@@ -195,10 +195,12 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder. `dtype` is the checkpoint's own.
+    """A decoder.
 
     Attributes
     ----------
+    dtype
+        The checkpoint's own. `registry.load_config` finds it out where `config.json` has none.
     max_position_embeddings
         Tokens that it was trained for.
     rope
@@ -220,7 +222,7 @@ class ModelConfig:
     max_position_embeddings: int
     rope: RopeConfig
     tie_word_embeddings: bool
-    dtype: str
+    dtype: str | None
     norm: NormSpec
     layers: tuple[LayerConfig, ...]
     embedding_multiplier: float = 1.0

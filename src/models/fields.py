@@ -134,6 +134,11 @@ class Fields:
                 return SPELLINGS[value]
         return "silu"
 
+    def dtype(self) -> str | None:
+        """The dtype of weights, from either of its fields; None if neither says."""
+        value = self.raw("dtype") or self.raw("torch_dtype") or "auto"
+        return None if value == "auto" else str(value).removeprefix("torch.")
+
     def windows(self, kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
         """The window of each layer, by its kind."""
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -126,8 +126,25 @@ ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 128,
     },
 }
-# Families whose configuration in transformers refuses the other variants.
-_ROPES_OF: dict[str, tuple[str, ...]] = {"phi3": ("default", "longrope")}
+# Families that rotate a half of each head unless their files say otherwise.
+_HALF_ROTATED = ("glm", "glm4", "glm4_moe")
+# Families with rope parameters for each kind of layer.
+_ROPE_BY_KIND = ("gemma3", "olmo3")
+# Families whose configuration in transformers refuses the other variants, and families that rotate
+# just as others do, for which a few variants will do.
+_ROPES_OF: dict[str, tuple[str, ...]] = {
+    "phi3": ("default", "longrope"),
+    "cohere": ("default", "llama3"),
+    "cohere2": ("default",),
+    "glm": ("default", "dynamic", "longrope"),
+    "glm4": ("default",),
+    "glm4_moe": ("default", "yarn"),
+    "granite": ("default",),
+    "granite_moe": ("default",),
+    "olmo3": ("default", "yarn"),
+    "qwen2_moe": ("default",),
+    "smollm3": ("default",),
+}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -145,8 +162,17 @@ _TOKENIZER_TEXT = (
 
 
 def ropes_of(architecture: str) -> tuple[str, ...]:
-    """The RoPE variants, keys of `ROPES`, that transformers supports for an architecture."""
+    """The RoPE variants, keys of `ROPES`, with which an architecture is tested."""
     return _ROPES_OF.get(architecture, tuple(ROPES))
+
+
+def rope_of(architecture: str, name: str) -> dict[str, Any]:
+    """The parameters of a variant; lists of them have an entry for each pair that is rotated."""
+    parts = 2 if architecture in _HALF_ROTATED else 1
+    return {
+        key: value[: len(value) // parts] if isinstance(value, list) else value
+        for key, value in ROPES[name].items()
+    }
 
 
 def make_checkpoint(
@@ -185,14 +211,14 @@ def make_checkpoint(
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,
-        "rope_parameters": dict(ROPES[rope] if isinstance(rope, str) else rope),
+        "rope_parameters": rope_of(architecture, rope) if isinstance(rope, str) else dict(rope),
         "tie_word_embeddings": tie,
     }
     stem = name.removesuffix("ForCausalLM")
     # For a multimodal class, use the configuration of its text model.
     of_text = getattr(transformers, f"{stem}TextConfig", None)
     config_class = of_text or getattr(transformers, f"{stem}Config")
-    if architecture == "olmo3" or isinstance(getattr(config_class, "default_theta", None), dict):
+    if architecture in _ROPE_BY_KIND:
         local = {"rope_type": "default", "rope_theta": 1000.0}
         whole = settings["rope_parameters"]
         settings["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}

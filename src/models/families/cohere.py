@@ -16,9 +16,7 @@ DEFAULTS = {
     "logit_scale": 0.0625,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
-    "bos_token_id": 5,
     "eos_token_id": 255001,
-    "pad_token_id": 0,
 }
 
 

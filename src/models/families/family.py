@@ -164,7 +164,6 @@ def decoder(
         differences: values of `ModelConfig` that override the usual ones.
     """
     positions = fields.integer("max_position_embeddings", default=2048)
-    raw_dtype = fields.raw("dtype") or fields.raw("torch_dtype") or "float32"
     given: dict[str, Any] = {
         "architecture": fields.raw("architectures")[0],
         "vocab_size": fields.integer("vocab_size"),
@@ -172,7 +171,7 @@ def decoder(
         "max_position_embeddings": positions,
         "rope": rope or fields.rope(positions),
         "tie_word_embeddings": fields.boolean("tie_word_embeddings"),
-        "dtype": str(raw_dtype).removeprefix("torch."),
+        "dtype": fields.dtype(),
         "norm": norm or NormSpec(fields.number("rms_norm_eps", default=1e-6)),
         "layers": tuple(
             LayerConfig(attention=one, mlp=other, parallel=parallel, **(layer_norms or {}))

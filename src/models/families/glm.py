@@ -15,7 +15,6 @@ DEFAULTS = {
     "rms_norm_eps": 1.5625e-7,
     "partial_rotary_factor": 0.5,
     "eos_token_id": [151329, 151336, 151338],
-    "pad_token_id": 151329,
 }
 
 

@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7 (Team GLM 2025): experts chosen by sigmoids, and a shared one, behind dense layers."""
+"""GLM-4.5 to 4.7 (Team GLM 2025): experts behind dense layers, chosen by sigmoids."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Glm4Moe(Family):
     def describe(cls, fields: Fields) -> ModelConfig:
         """`attention_bias` is on queries, keys and values.
 
-        The shared experts of a layer are one MLP of their joint width. Layers behind the last, which
-        predict further tokens, are not read.
+        The shared experts of a layer are one MLP of their joint width. Layers behind the last,
+        which predict further tokens, are not read.
         """
         layers = fields.integer("num_hidden_layers")
         rope = fields.rope(fields.integer("max_position_embeddings"), partial=True)

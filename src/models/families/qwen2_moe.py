@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with experts, one of which all tokens share."""
+"""Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with experts and a shared one."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ class SmolLM3(Family):
         "max_position_embeddings": 32768,
         "no_rope_layer_interval": 4,
         "tie_word_embeddings": True,
-        "bos_token_id": 128000,
         "eos_token_id": 128001,
-        "pad_token_id": 128004,
     }
 
     @classmethod
