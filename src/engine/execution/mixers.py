@@ -14,6 +14,7 @@ from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeight
 from src.models.layers.latent_attention import LatentMixerSpec, LatentMixerWeights
 from src.ops import latent_attention, paged_attention, rotate_and_cache, step_schedule
 from src.ops.attention_libraries import AttentionShape
+from src.ops.attention_spec import AttentionSpec
 from src.ops.cpu.step import StepAttention
 from src.ops.declaration import Backend
 
@@ -206,6 +207,17 @@ class LatentAttention(LayerMixer):
         self._spec: LatentMixerSpec = mixer.spec
         self._weights: LatentMixerWeights = weights
         (self._cache,) = kv_cache.layers[mixer.layer].values()
+
+    @classmethod
+    def step_attention(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> StepAttention | None:
+        """See `LayerMixer`."""
+        spec: LatentMixerSpec = mixer.spec
+        (cache,) = kv_cache.layers[mixer.layer].values()
+        group = kv_cache.layout.group_of[mixer.layer]
+        attention = AttentionSpec(spec.scale)
+        return StepAttention(
+            *(cache, None, attention, spec.num_heads, group, weights.up, spec.value_dim)
+        )
 
     def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
         """See `LayerMixer`: [T, Q, value]."""

@@ -193,11 +193,13 @@ struct Bound;  // a compiled function and its weights
 
 // Constants of one layer's attention, and its part of the KV cache.
 struct AttentionLayer {
-  void* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]
-  void* value_cache;  // same
+  void* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]; `cache` of LatentArgs
+  void* value_cache;  // same; null for latent attention
   const AttentionSpec* spec;
+  const void* up;     // `up` of LatentArgs; null for ordinary attention
   int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size;
-  int64_t group;  // index of the group of layers whose block tables it uses
+  int64_t group;      // index of the group of layers whose block tables it uses
+  int64_t nope, rank, value;  // as in LatentArgs, where head_dim is nope + rope
 };
 
 constexpr int kMaxStepTensors = 16;
@@ -205,7 +207,7 @@ constexpr int kMaxStepTensors = 16;
 // One entry of a program: a compiled call, or a layer's attention. Step tensors have numbers.
 struct Instruction {
   const Bound* call;                // null: attention
-  const AttentionLayer* attention;  // reads query, key, value and writes the attention output
+  const AttentionLayer* attention;  // reads query, key and value, or query and latent; writes its output
   int64_t num_reads, num_writes;
   int64_t reads[kMaxTokenInputs], writes[kMaxResults];
   int64_t last_reads;  // bit i: no later instruction reads reads[i]
