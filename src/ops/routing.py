@@ -84,12 +84,12 @@ def _scores(logits: Tensor, scoring: str) -> Tensor:
 
 
 def _largest(wanted: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest values of each row [T, E], largest first: [T, count] int64."""
+    """Indices of the `count` largest values along the last dimension, largest first: int64."""
     if not torch.compiler.is_compiling():
         return wanted.topk(count, dim=-1).indices
     # The compiler has no `topk` of its own. It would call torch's, and would have to materialise
     # the surrounding tensors for that call. `argmax` in a loop compiles to plain loops.
-    numbers = torch.arange(wanted.shape[1], device=wanted.device)
+    numbers = torch.arange(wanted.shape[-1], device=wanted.device)
     found: list[Tensor] = []
     for _ in range(count):
         found.append(wanted.argmax(dim=-1, keepdim=True))
@@ -100,8 +100,9 @@ def _largest(wanted: Tensor, count: int) -> Tensor:
 def _within_groups(wanted: Tensor, routing: Routing) -> Tensor:
     """Scores [T, E] in which experts outside of the best groups have -inf."""
     groups, count = routing.groups, routing.ranked_by
-    by_group = wanted.view(len(wanted), groups, -1)  # [T, groups, E / groups]
-    first = _largest(by_group.flatten(0, 1), count).view(-1, groups, count)
-    best = _largest(by_group.gather(2, first).sum(dim=-1), routing.chosen_groups)
+    by_group = wanted.unflatten(1, (groups, -1))  # [T, groups, E / groups]
+    ranks = by_group.gather(2, _largest(by_group, count)).sum(dim=-1)
+    best = _largest(ranks, routing.chosen_groups)
     is_open = torch.zeros_like(by_group[:, :, 0], dtype=torch.bool).scatter(1, best, True)
-    return by_group.masked_fill(~is_open[:, :, None], -torch.inf).flatten(1)
+    within: Tensor = by_group.masked_fill(~is_open[:, :, None], -torch.inf)
+    return within.flatten(1)
