@@ -188,6 +188,18 @@ def test_a_character_that_has_begun_is_noticed(text: str, number: int) -> None:
     assert tracker.is_within_character == (not is_whole)
 
 
+def test_a_character_is_completed_only_where_it_must_be() -> None:
+    """A grammar's output is valid Unicode; without one a budget is kept to the token."""
+    thinking = Thinking(openings=("<",), closings=(">",), is_open=True, budget=1)
+    guide = ThinkingGuide(thinking, [62], lambda token_id: bytes([token_id]))
+    tracker = guide.begin()
+    for byte, is_within in zip("é€".encode(), (True, False, True, True, False), strict=True):
+        guide.follow(tracker, [byte])
+        assert guide.forced(tracker) == 62
+        wanted = None if is_within else 62
+        assert guide.forced(tracker, completes_characters=True) == wanted
+
+
 def test_a_tag_that_is_a_token_is_that_token_whatever_was_begun() -> None:
     tokenizer = tokenizer_of(tokenizers.byte_level())
     token_id = tokenizer.token_to_id("<tool call>")

@@ -2,6 +2,7 @@
 
 from tests.mutants.mutation import Mutation
 from tests.mutants.table import (
+    answers,
     grammar,
     http,
     kernels,
@@ -17,8 +18,8 @@ from tests.mutants.table import (
 MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
-        *(loop, scheduling, prefix_cache, sampling, text, grammar, http, telemetry, models),
-        kernels,
+        *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
+        *(models, kernels),
     )
     for mutation in module.MUTATIONS
 )
