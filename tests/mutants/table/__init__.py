@@ -9,6 +9,7 @@ from tests.mutants.table import (
     loop,
     models,
     prefix_cache,
+    prompts,
     sampling,
     scheduling,
     telemetry,
@@ -19,7 +20,7 @@ MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
         *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
-        *(models, kernels),
+        *(prompts, models, kernels),
     )
     for mutation in module.MUTATIONS
 )

@@ -2,6 +2,8 @@
 
 from tests.mutants.mutation import mutations_of
 
+_FORMS = "tests/text/test_template_forms.py"
+
 MUTATIONS = (
     *mutations_of(
         "src/text/thinking.py",
@@ -70,9 +72,9 @@ MUTATIONS = (
         "src/text/thought_calls.py",
         ("tests/text/test_thought_calls.py",),
         (
-            "a call in thinking that the last piece closes is one",
-            "        if self._before.has_ended:\n            return shown\n        self._take",
-            "        self._take",
+            "a call in thinking that was closed is one",
+            "            shown += self._release()\n            self._is_reading = False\n",
+            "            shown += self._release()\n",
         ),
         (
             "white space before a call is shown",
@@ -97,7 +99,10 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/text/template_forms.py",
-        ("tests/text/test_template_forms.py",),
+        (
+            f"{_FORMS}::test_the_first_of_the_forms_that_show_most",
+            f"{_FORMS}::test_probes_of_a_template_that_never_ends_take_no_longer_than_a_rendering",
+        ),
         (
             "of forms that show as much the last is used",
             "                if score > best[0]:\n",

@@ -3,6 +3,15 @@
 from tests.mutants.mutation import mutations_of
 
 _TESTS = ("tests/http/test_guard.py",)
+# The last two need an engine.
+_KEY_TESTS = (
+    f"{_TESTS[0]}::test_the_longest_key_is_one_and_nothing_longer_is_looked_at",
+    f"{_TESTS[0]}::test_as_many_keys_as_there_may_be_are_kept",
+    f"{_TESTS[0]}::test_keys_come_from_settings_and_a_file",
+    f"{_TESTS[0]}::test_settings_that_are_refused",
+    f"{_TESTS[0]}::test_how_a_key_is_sent",
+    f"{_TESTS[0]}::test_stored_responses_are_of_the_key_that_was_admitted",
+)
 
 MUTATIONS = (
     *mutations_of(
@@ -101,6 +110,10 @@ MUTATIONS = (
             "is_known |= hmac.compare_digest(digest, known)",
             "is_known = hmac.compare_digest(digest, known)",
         ),
+    ),
+    *mutations_of(
+        "src/http/keys.py",
+        _KEY_TESTS,
         (
             "the last credential is the one that was admitted",
             "            if is_known and admitted is None:\n",
