@@ -277,10 +277,7 @@ SHOWS_TWICE = showing_calls(
         ("null or None?" + BY_KIND["adds to arguments"], CallForms(("absent", "empty"), "text")),
         (BY_KIND["shows one call of a turn"], CallForms(("absent", "empty"), one_at_a_time=True)),
         (BY_KIND["asks whether content is none"], CallForms(("null",), beside_text="split")),
-        (
-            MISTRAL_IDS,
-            CallForms(("absent", "empty"), beside_text="alone", nine_character_ids=True),
-        ),
+        (MISTRAL_IDS, CallForms(("absent", "empty"), nine_character_ids=True)),
     ],
 )
 def test_the_first_of_the_forms_that_show_most(source: str, expected: CallForms) -> None:
