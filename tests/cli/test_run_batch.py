@@ -21,7 +21,7 @@ from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.compiling import compile_options
-from tests.support.strange_token import STRANGE, with_a_strange_token
+from tests.support.strange_token import STRANGE, STRANGE_ID, with_a_strange_token
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -200,6 +200,7 @@ def test_a_text_with_a_token_that_the_model_does_not_have_is_refused_alone(
     text = f"hi {STRANGE}"
     hurt = {
         "completion": line("completion", prompt=text),
+        "ids": line("ids", prompt=[5, STRANGE_ID]),
         "chat": line("chat", "/v1/chat/completions", messages=[{"role": "user", "content": text}]),
         "response": {"url": "/v1/responses", "body": {"input": text, "max_output_tokens": 16}},
         "message": {
@@ -213,9 +214,10 @@ def test_a_text_with_a_token_that_the_model_does_not_have_is_refused_alone(
     arguments = ["run-batch", "-i", str(write(tmp_path / "in.jsonl", lines)), "-o", str(target)]
     arguments += ["--concurrency", "12", *settings(with_a_strange_token(tmp_path / "demo"))]
     assert main(arguments) == 0
-    assert "8 answered, 4 refused" in capsys.readouterr().err
+    assert "8 answered, 5 refused" in capsys.readouterr().err
     got = answers(target)
-    for name, field in {"completion": "prompt", "chat": "messages", "response": "input"}.items():
+    fields = {"completion": "prompt", "ids": "prompt", "chat": "messages", "response": "input"}
+    for name, field in fields.items():
         assert got[name]["response"]["status_code"] == 400
         assert got[name]["response"]["body"]["error"]["param"] == field
     assert got["message"]["response"]["status_code"] == 400
