@@ -31,7 +31,7 @@ def compile_layers(
     attentions: Sequence[nn.Module],
     run_pass: Callable[[int], Tensor],
     tolerance: float,
-    backend: str = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
 ) -> tuple[str, ...]:
     """Replace the layers' ``forward`` by compiled code.
 
@@ -75,7 +75,7 @@ def compile_layers(
 
 
 @contextmanager
-def _compiling(layers: Sequence[nn.Module], backend: str) -> Iterator[None]:
+def _compiling(layers: Sequence[nn.Module], backend: str | Callable[..., Any]) -> Iterator[None]:
     """Within it, calls of the layers compile; behind it they use what was compiled."""
     from torch._dynamo.decorators import run  # type: ignore[attr-defined]
 

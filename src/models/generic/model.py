@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,11 @@ from src.models.generic.body import Body
 from src.models.generic.layers import compile_layers
 from src.models.generic.passes import AttentionCall, StepPass
 from src.models.generic.trial import tolerance_of
+from src.models.layer_kv import LayerKVSpec, kv_of
 from src.models.layers.attention import AttentionMixerWeights
-from src.models.model import LayerKVSpec, ModelSpec
+from src.models.model import ModelSpec
 from src.models.program import Function, Mix, Mixer
 from src.models.served import ImplementationName
-from src.ops.attention_spec import AttentionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class TransformersModel:
         return hidden if kept is None else hidden[kept]
 
     @torch.inference_mode()
-    def compile_layers(self, backend: str = "inductor") -> None:
+    def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile the layers, see `layers.compile_layers`; takes minutes, before the first step."""
 
         def run_pass(count: int) -> Tensor:
@@ -92,14 +93,7 @@ class TransformersModel:
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """See `served.ServedModel`."""
-        return tuple(
-            LayerKVSpec(spec.num_kv_heads, spec.head_dim, spec.dtype, spec.window)
-            for spec in (mixer.spec for mixer in self.mixers)
-        )
-
-    def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """See `served.ServedModel`."""
-        return tuple(call.mixer.spec.attention(call.weights) for call in self._calls)
+        return kv_of(self.mixers)
 
     def parameters(self) -> dict[str, Tensor]:
         """See `served.ServedModel`."""
