@@ -77,14 +77,15 @@ def compile_layers(
 @contextmanager
 def _compiling(layers: Sequence[nn.Module], backend: str | Callable[..., Any]) -> Iterator[None]:
     """Within it, calls of the layers compile; behind it they use what was compiled."""
-    from torch._dynamo.decorators import run  # type: ignore[attr-defined]
+    from torch._dynamo.decorators import run
 
     leave_out_attention()
     # Layers of every class share wrappers of transformers, which torch counts as one function.
     limit = torch._dynamo.config.patch(recompile_limit=_MOST_VARIANTS)
+    classes: dict[Any, None] = dict.fromkeys(map(type, layers))
     compiled = {
         kind: torch.compile(_own_copy(kind.forward), dynamic=True, backend=backend)
-        for kind in dict.fromkeys(map(type, layers))
+        for kind in classes
     }
     for layer in layers:
         layer.forward = functools.partial(compiled[type(layer)], layer)
