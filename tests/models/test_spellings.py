@@ -78,6 +78,18 @@ ROPES: list[tuple[str, dict[str, Any]]] = [
     ("glm4", {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 1.0}}),
     ("glm4", {"partial_rotary_factor": 1.0, "rope_parameters": {"partial_rotary_factor": 0.5}}),
     ("glm4_moe", {"rope_scaling": {"type": "yarn", **YARN}}),
+    (
+        "phi3",
+        {
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+            },
+        },
+    ),
     ("cohere", {}),
     ("smollm3", {}),
     ("cohere2", {"rope_theta": 50000}),
