@@ -143,7 +143,9 @@ def attention_in(
     else:
         query, key = _normed(spec, weights, query, key)
     if weights.rope_table is None:
-        return query.contiguous(), key.contiguous(), value
+        # Not `contiguous()`, which asks whether there is one token.
+        query, key = (x.clone(memory_format=torch.contiguous_format) for x in (query, key))
+        return query, key, value
     cos_sin = weights.rope_table[positions].to(query.dtype)
     return (
         apply_rope(query, cos_sin, spec.rotary_dim),
