@@ -14,7 +14,7 @@ from src.models.config import (
     MLPConfig,
     ModelConfig,
 )
-from src.models.families.family import EXPERT_COUNTS, Family, decoder, experts, mlp
+from src.models.families.family import Family, decoder, experts, mlp
 from src.models.fields import Fields
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
@@ -105,16 +105,8 @@ def _sharpness(rope: RopeConfig) -> float:
 
 
 def chosen_groups(fields: Fields) -> dict[str, int]:
-    """How many groups of experts there are, and from how many experts may be chosen."""
-    count = fields.same_integer("n_routed_experts", *EXPERT_COUNTS)
-    groups, chosen = fields.integer("n_group"), fields.integer("topk_group")
-    if count % groups:
-        raise fields.error("n_group", f"a divisor of n_routed_experts={count}")
-    if chosen > groups:
-        raise fields.error("topk_group", f"at most n_group={groups}")
-    if fields.integer("num_experts_per_tok") > chosen * (count // groups):
-        raise fields.error("num_experts_per_tok", "at most the experts of topk_group groups")
-    return {"groups": groups, "chosen_groups": chosen}
+    """Experts are in groups, and are chosen within some of them."""
+    return {"groups": fields.integer("n_group"), "chosen_groups": fields.integer("topk_group")}
 
 
 def mlps_of(fields: Fields, **differences: Any) -> list[MLPConfig | ExpertsConfig]:

@@ -52,5 +52,5 @@ class DeepseekV3(Family):
             [attention] * len(mlps),
             mlps,
             rope=attention.rope,
-            unread_layers=fields.count("num_nextn_predict_layers"),
+            unread_layers=fields.count("num_nextn_predict_layers", "num_mtp_layers"),
         )
