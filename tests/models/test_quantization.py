@@ -97,7 +97,6 @@ def quantized_reference(directory: Path, decoder: Model) -> Any:
 
 
 @pytest.mark.parametrize("architecture", ["deepseekv2", "deepseekv3"])
-@torch.inference_mode()
 def test_latent_attention_keeps_its_own_projection(tmp_path: Path, architecture: str) -> None:
     """The model is that of its rounded matrices; what makes keys and values is none of them."""
     directory = make_checkpoint(tmp_path, architecture)

@@ -100,6 +100,7 @@ def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None
 def test_deepseek_v2(method: str) -> None:
     config = DeepseekV2Config(
         hidden_size=HIDDEN,
+        num_attention_heads=2,
         moe_intermediate_size=8,
         n_routed_experts=EXPERTS,
         num_experts_per_tok=CHOSEN,

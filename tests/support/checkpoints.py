@@ -38,7 +38,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "deepseekv3": {
         "num_key_value_heads": 4,
-        "q_lora_rank": 24,
+        "q_lora_rank": 32,
         "kv_lora_rank": 48,
         "qk_nope_head_dim": 24,
         "qk_rope_head_dim": 16,

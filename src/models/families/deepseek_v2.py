@@ -122,7 +122,6 @@ def mlps_of(fields: Fields, **differences: Any) -> list[MLPConfig | ExpertsConfi
     shared = fields.optional_integer("n_shared_experts")
     sparse = experts(
         fields,
-        "n_routed_experts",
         intermediate_size=inner,
         scale=fields.number("routed_scaling_factor", default=1.0),
         shared=None
