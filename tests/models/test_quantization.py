@@ -99,7 +99,7 @@ def quantized_reference(directory: Path, decoder: Model) -> Any:
 @pytest.mark.parametrize("architecture", ["deepseekv2", "deepseekv3"])
 def test_latent_attention_keeps_its_own_projection(tmp_path: Path, architecture: str) -> None:
     """The model is that of its rounded matrices; what makes keys and values is none of them."""
-    directory = make_checkpoint(tmp_path, architecture)
+    directory = make_checkpoint(tmp_path, architecture, moe_intermediate_size=64)
     rounded, plain = load_model(directory, quantization="int8"), load_model(directory)
     found = set()
     for name, weight in rounded.weights.items():
