@@ -166,6 +166,21 @@ class TestDtype:
         wanted = AutoModelForCausalLM.from_pretrained(directory).dtype
         assert load_model(directory).spec.dtype == wanted
 
+    def test_of_mixed_ones_the_first_by_name_counts(self, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        directory = make_checkpoint(tmp_path, num_hidden_layers=1, dtype=torch.bfloat16)
+        stored = load_file(directory / SINGLE_FILE)
+        for name, dtype in (
+            ("lm_head.weight", torch.float16),
+            ("model.norm.weight", torch.float32),
+        ):
+            stored[name] = stored[name].to(dtype)
+        save_file(stored, directory / SINGLE_FILE, {"format": "pt"})
+        change(directory, {"dtype": ...})
+        wanted = AutoModelForCausalLM.from_pretrained(directory).dtype
+        assert load_config(directory).dtype == str(wanted).removeprefix("torch.") == "float16"
+
     def test_auto_is_as_good_as_none(self, tmp_path: Path) -> None:
         directory = make_checkpoint(tmp_path, num_hidden_layers=1, dtype=torch.bfloat16)
         for name in ("dtype", "torch_dtype"):
