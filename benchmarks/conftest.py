@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.record import Figure, Recorder, portable
-from benchmarks.roofline import Roofline, measure
+from src.engine.sizing.roofline import Roofline, measure
 from src import Config
 
 _NAME = "suites"

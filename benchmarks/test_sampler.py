@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.roofline import Roofline
+from src.engine.sizing.roofline import Roofline
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.roofline import Roofline
+from src.engine.sizing.roofline import Roofline
 from benchmarks.shapes import SHAPES
 
 _BYTES = 2  # per bfloat16 element

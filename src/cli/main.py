@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from src.cli import chat, generate, inspect, run_batch, serve, top
+from src.cli import chat, generate, inspect, plan, run_batch, serve, top
 from src.cli.bench import commands as bench
 from src.cli.options import EXIT_USAGE
 from src.core.errors import SlipstreamError
@@ -57,6 +57,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, generate, chat, run_batch, inspect, top, bench):
+    for module in (serve, generate, chat, run_batch, plan, inspect, top, bench):
         module.add_command(commands)
     return parser

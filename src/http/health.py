@@ -7,10 +7,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 import msgspec
 
+from src.core.errors import NotReadyError
+from src.core.memory_report import MemoryReport
 from src.core.version import VERSION
 from src.http.call import Call
 
@@ -26,12 +29,16 @@ class StallBody(msgspec.Struct):
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
-    """What is said of an engine; ``stalled`` and ``queue`` only when something is wrong."""
+    """What is said of an engine; ``stalled`` and ``queue`` only when something is wrong.
+
+    ``memory``, of `/health` once the model is loaded, says where memory went when it was loaded.
+    """
 
     phase: str
     progress: float
     stalled: StallBody | None = None
     queue: str | None = None
+    memory: MemoryReport | None = None
 
 
 async def live(call: Call) -> None:
@@ -50,6 +57,11 @@ async def ready(call: Call) -> None:
 async def health(call: Call) -> None:
     """200 when the engine makes progress, otherwise 503 with its phase and with what hangs."""
     body = _body(call)
+    engine = call.server.engine
+    if engine is not None:
+        # Before the model is loaded there is no such report.
+        with contextlib.suppress(NotReadyError):
+            body.memory = engine.inspector.memory
     await _answer(call, body, good=call.server.status.healthy and body.stalled is None)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from src.core.memory_report import memory_lines
 from src.core.start_timeline import StartSpan, StartTimeline, timeline_lines
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry
@@ -46,7 +47,7 @@ class StartObserver:
                 self._metrics.on_startup_phase(row.name, row.began, None)
         info = parts.info
         logger.info(
-            "%s ready in %.1f s: %s, %s, attention %s, context %d tokens\n%s",
+            "%s ready in %.1f s: %s, %s, attention %s, context %d tokens\n%s\n%s",
             info.name,
             ended - began,
             info.device_type,
@@ -54,6 +55,7 @@ class StartObserver:
             parts.attention,
             info.max_model_len,
             "\n".join(timeline_lines(rows)),
+            "\n".join(memory_lines(parts.memory)),
         )
 
     def failed(self, error: BaseException) -> None:
