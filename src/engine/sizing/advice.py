@@ -41,9 +41,7 @@ def _fits(setup: Setup, device: DeviceDescription) -> Attempt | None:
     return attempt if attempt.reason is None else None
 
 
-def _more_kv_memory(
-    setup: Setup, failed: Attempt, device: DeviceDescription
-) -> Iterator[Advice]:
+def _more_kv_memory(setup: Setup, failed: Attempt, device: DeviceDescription) -> Iterator[Advice]:
     reckoned, asked = failed.reckoned, setup.config.model.max_model_len
     shape = kv_shape(reckoned)
     context = asked or reckoned.outline.spec.max_positions

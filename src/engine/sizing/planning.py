@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -157,7 +157,11 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
             f"{plan.max_model_len} tokens, what KV memory holds"
         )
     outline = attempt.reckoned.outline
-    if setup.config.model.quantization and isinstance(outline, Model) and outline.names_of("experts"):
+    if (
+        setup.config.model.quantization
+        and isinstance(outline, Model)
+        and outline.names_of("experts")
+    ):
         yield "weights of experts are not rounded"
 
 
@@ -191,7 +195,14 @@ def _one_error(path: Path) -> Iterator[None]:
         yield
     except SlipstreamError:
         raise
-    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         first = (str(error).splitlines() or [""])[0]
         raise ModelLoadError(
             f"{path}: its configuration cannot be planned: {type(error).__name__}: {first}"

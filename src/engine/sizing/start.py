@@ -170,8 +170,8 @@ class Reckoned:
 def reckon_memory(config: Config, device: DeviceDescription, outline: ServedModel) -> Reckoned:
     """Reckon what a model takes on a device that need not be here, from its shapes alone.
 
-    ``outline`` is on the meta device. The largest step is the one that a start on a GPU measures. It
-    is not reckoned if not even weights fit.
+    ``outline`` is on the meta device. The largest step is the one that a start on a GPU measures.
+    It is not reckoned if not even weights fit.
     """
     weights = Reckoned(config, device, outline, 0, 0)
     step = graphs = 0
@@ -235,9 +235,7 @@ def _size(
     return kv, max_model_len, report
 
 
-def _kv_report(
-    layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int
-) -> KVReport:
+def _kv_report(layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int) -> KVReport:
     return KVReport(
         groups=_group_reports(lay_out(layers, plan.block_size), plan.block_size),
         block_size=plan.block_size,
