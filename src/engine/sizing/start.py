@@ -22,12 +22,15 @@ from src.engine.sizing.device_table import DeviceDescription
 from src.engine.sizing.shape_gauge import ShapeGauge
 from src.engine.sizing.weight_parts import weight_parts
 from src.models import LayerKVSpec, Model, ServedModel
+from src.models.config import LayerConfig
+from src.models.registry import family_of
 from src.ops.declaration import Backend
 
 # Bytes of the libraries that multiply matrices on a GPU: two workspaces of cuBLAS.
 _WORKSPACES: Final = 64 * MIB
 # Bytes that the driver keeps for each captured step, an estimate.
 _PER_GRAPH: Final = 4 * MIB
+_LAYERS_OF_A_KIND: Final = 2
 
 
 @dataclass(frozen=True)
@@ -257,10 +260,35 @@ def _group_reports(layout: KVLayout, block_size: int) -> tuple[KVGroupReport, ..
 
 
 def _step_of_shapes(config: Config, outline: ServedModel) -> int:
+    if isinstance(outline, Model):
+        outline = _shortened(outline)
     gauge = ShapeGauge(outline.spec.device)
     with torch.inference_mode(), gauge:
         compute_largest_step(config, outline)
     return gauge.peak
+
+
+def _shortened(outline: Model) -> Model:
+    """The outline with at most two layers of each kind.
+
+    What a layer takes is given back before the next one of its kind begins, so more layers do not
+    raise the peak of a step. They would take seconds.
+    """
+    kept: list[LayerConfig] = []
+    for layer in outline.config.layers:
+        if kept.count(layer) < _LAYERS_OF_A_KIND:
+            kept.append(layer)
+    config = replace(outline.config, layers=tuple(kept))
+    return Model(
+        config,
+        family_of(config.architecture).write,
+        dtype=outline.spec.dtype,
+        device=outline.spec.device,
+        max_positions=outline.spec.max_positions,
+        group=outline.group,
+        formats=outline.formats,
+        outlines_tables=True,
+    )
 
 
 def _with(config: Config, section: str, **values: object) -> Config:
