@@ -30,6 +30,8 @@ class KVGroupReport(msgspec.Struct, frozen=True):
         How many groups are like this one.
     layers
         Layers of each.
+    kind
+        What they keep, for example ``keys and values``.
     window
         Tokens that are kept of a sequence; null is all.
     bytes_per_token
@@ -38,6 +40,7 @@ class KVGroupReport(msgspec.Struct, frozen=True):
 
     groups: int
     layers: int
+    kind: str
     window: int | None
     bytes_per_token: int
 
@@ -141,7 +144,7 @@ def memory_lines(report: MemoryReport) -> list[str]:
 def _kv_rows(kv: KVReport) -> list[tuple[str, str, str]]:
     told = "; ".join(
         (f"{group.groups} x " if group.groups > 1 else "")
-        + f"{group.layers} layers, {size(group.bytes_per_token)} per token"
+        + f"{group.layers} layers, {group.kind} of {size(group.bytes_per_token)} per token"
         + ("" if group.window is None else f", the last {group.window}")
         for group in kv.groups
     )

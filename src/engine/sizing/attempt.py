@@ -153,9 +153,11 @@ class Setup:
 
 def dividing_ranks(config: ModelConfig) -> list[int]:
     """Numbers of ranks, up to 64, among which a model's heads and inner sizes can be divided."""
-    sizes = [config.layers[0].attention.num_heads]
+    sizes = []
     for layer in config.layers:
-        sizes += [layer.attention.num_kv_heads, layer.mlp.intermediate_size]
+        # A family may have others; 0 has every divisor.
+        sizes += [getattr(layer.attention, name, 0) for name in ("num_heads", "num_kv_heads")]
+        sizes.append(getattr(layer.mlp, "intermediate_size", 0))
     common = math.gcd(*sizes)
     return [ranks for ranks in range(2, 65) if common % ranks == 0]
 

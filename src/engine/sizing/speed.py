@@ -65,11 +65,16 @@ class PrefillSpeed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer's attention: bytes of a token's keys and values, and elements that a query meets."""
+    """A layer's memory of a sequence: bytes, and the operations of a token that meets one key."""
 
     window: int | None
     bytes_per_token: int
+    bytes_per_row: int
     flops_per_key: int
+
+    def keys(self, context: int) -> int:
+        """Keys that a token meets which has ``context`` tokens behind it."""
+        return min(context, self.window or context)
 
 
 class Work:
@@ -95,11 +100,7 @@ class Work:
                     self._bytes += tensor.nbytes
                     self._elements += tensor.numel()
         self._layers = [
-            _Layer(
-                layer.sliding_window,
-                _kv_bytes(layer),
-                2 * mixer.spec.num_heads * 2 * layer.head_dim,
-            )
+            _layer_of(layer, getattr(mixer.spec, "num_heads", 1))
             for layer, mixer in zip(model.kv_cache_spec(), model.mixers, strict=True)
         ]
 
@@ -124,17 +125,16 @@ class Work:
         """Bytes that a step of ``tokens`` tokens of ``rows`` requests reads."""
         # A token takes some experts; many tokens take all.
         experts = sum(taken * (1 - (1 - share) ** tokens) for taken, _, share in self._experts)
-        keys = sum(
-            layer.bytes_per_token * min(context, layer.window or context) for layer in self._layers
+        kept = sum(
+            layer.bytes_per_row + layer.bytes_per_token * layer.keys(context)
+            for layer in self._layers
         )
-        return self._bytes + self._head_bytes + experts + rows * keys
+        return self._bytes + self._head_bytes + experts + rows * kept
 
     def flops_of_step(self, rows: int, tokens: int, context: int) -> float:
         """Operations of a step; every token meets ``context`` keys, and ``rows`` are sampled."""
         experts = sum(elements * share for _, elements, share in self._experts)
-        attention = sum(
-            layer.flops_per_key * min(context, layer.window or context) for layer in self._layers
-        )
+        attention = sum(layer.flops_per_key * layer.keys(context) for layer in self._layers)
         weights = 2 * (self._elements + experts)
         return tokens * (weights + attention) + 2 * rows * self._head_elements
 
@@ -177,8 +177,19 @@ def prefill_speed(
     return PrefillSpeed(context, chunk / max(memory, arithmetic), bound, share)
 
 
-def _kv_bytes(layer: LayerKVSpec) -> int:
-    return 2 * layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize
+def _layer_of(layer: LayerKVSpec, num_heads: int) -> _Layer:
+    """``num_heads``: of queries."""
+    taken = sum(tensor.nbytes for tensor in layer.tensors)
+    if layer.per == "sequence":
+        return _Layer(layer.window, 0, taken, 0)
+    # A query is multiplied with the keys, and its weights with the values. A layer that keeps one
+    # tensor has both in it.
+    twice = 2 if len(layer.tensors) == 1 else 1
+    flops = 0
+    for tensor in layer.tensors:
+        heads = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        flops += 2 * twice * (num_heads // heads) * math.prod(tensor.shape)
+    return _Layer(layer.window, taken, 0, flops)
 
 
 def _expert_shares(model: Model) -> dict[str, float]:

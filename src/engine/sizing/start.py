@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -240,7 +241,7 @@ def _size(
 
 def _kv_report(layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int) -> KVReport:
     return KVReport(
-        groups=_group_reports(lay_out(layers, plan.block_size), plan.block_size),
+        groups=_group_reports(lay_out(layers, plan.block_size), layers),
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         bytes=plan.total_bytes,
@@ -249,14 +250,13 @@ def _kv_report(layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: 
     )
 
 
-def _group_reports(layout: KVLayout, block_size: int) -> tuple[KVGroupReport, ...]:
-    """One report for all groups that are alike. A block is one group's at a time, whole."""
-    counts: dict[tuple[int, int | None], int] = {}
-    for group in layout.groups:
-        key = (len(group.layers), group.window)
-        counts[key] = counts.get(key, 0) + 1
-    each = layout.bytes_per_block // block_size
-    return tuple(KVGroupReport(count, *key, each) for key, count in counts.items())
+def _group_reports(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> tuple[KVGroupReport, ...]:
+    """One report for all groups that are alike."""
+    counts: Counter[tuple[int, str, int | None, int]] = Counter()
+    for group, taken in zip(layout.groups, layout.token_bytes, strict=True):
+        kinds = " and ".join(sorted({layers[number].kind for number in group.layers}))
+        counts[len(group.layers), kinds, group.window, taken] += 1
+    return tuple(KVGroupReport(count, *key) for key, count in counts.items())
 
 
 def _step_of_shapes(config: Config, outline: ServedModel) -> int:
