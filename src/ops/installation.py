@@ -11,7 +11,7 @@ import torch
 from src.ops.cpu.build import KernelCache, cache_root
 from src.ops.cpu.compilers import BuildError
 from src.ops.cpu.level_check import PASSED, check
-from src.ops.cpu.levels import LEVELS, cpu_flags
+from src.ops.cpu.levels import LEVELS, Level, cpu_flags
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def torch_build() -> TorchBuild:
 class LevelState:
     """One instruction set level.
 
-    ``verdict`` is ``passed``, what went wrong, or ``None`` if it is not built: a build tries the
-    fastest level first, and ends with the first that passes.
+    ``verdict`` is ``passed``, what went wrong, or ``None`` if it was never checked: a build tries
+    the fastest level first, and ends with the first that passes.
     """
 
     name: str
@@ -54,29 +54,40 @@ class LevelState:
     verdict: str | None
 
 
-def level_states() -> list[LevelState]:
-    """All levels, slowest first. Built ones of this compiler run their self-check again. Blocks."""
+def level_states(serving: str) -> list[LevelState]:
+    """All levels, slowest first. The one that serves runs its self-check again. Blocks.
+
+    Verdicts of other levels are those of the build.
+    """
     flags = cpu_flags()
     cache = KernelCache(cache_root())
-    directory = cache.directory() if cache.compiler is not None else None
-    recorded = {} if directory is None else _recorded(directory)
-    states = []
-    for level in LEVELS:
-        file = None if directory is None else directory / f"{level.name}.so"
-        verdict = recorded.get(level.name)
-        if file is not None and file.exists() and (directory / "portable.so").exists():
-            try:
-                verdict = check(directory / "portable.so", file, level.number)
-            except (BuildError, OSError) as error:
-                verdict = str(error)
-        states.append(LevelState(level.name, level.needs <= flags, verdict))
-    return states
+    verdicts: dict[str, str] = {}
+    if cache.compiler is not None:
+        directory = cache.directory()
+        verdicts = _recorded(directory)
+        for level in LEVELS:
+            if level.name == serving:
+                verdicts[serving] = _checked(directory, level) or verdicts.get(serving, PASSED)
+    return [
+        LevelState(level.name, level.needs <= flags, verdicts.get(level.name)) for level in LEVELS
+    ]
+
+
+def _checked(directory: Path, level: Level) -> str | None:
+    """The verdict on a library of the cache; ``None`` if it is not there."""
+    portable, file = directory / "portable.so", directory / f"{level.name}.so"
+    if not file.exists() or not portable.exists():
+        return None
+    try:
+        return check(portable, file, level.number)
+    except (BuildError, OSError) as error:
+        return str(error)
 
 
 def _recorded(directory: Path) -> dict[str, str]:
-    """Verdicts of the build, which removes libraries that it does not need."""
+    """Verdicts of the build; none if it wrote none."""
     try:
         checks = json.loads((directory / "manifest.json").read_text())["checks"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return {str(name): str(verdict) for name, verdict in checks.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return {name: str(verdict) for name, verdict in checks.items() if verdict != PASSED}

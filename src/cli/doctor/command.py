@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     setup_logging("error")
     logging.captureWarnings(True)
     config = config_of(arguments)
-    checks = {
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "python": software.python,
         "packages": software.packages,
         "torch": kernels.torch,

@@ -66,7 +66,7 @@ def cpu_kernels() -> Iterator[Finding]:
         text = "not built: torch's references serve on the CPU, several times slower"
         yield Finding("kernels", "slow", text, _BUILD)
         return
-    states = level_states()
+    states = level_states(serving)
     told = ", ".join(_told(state.name, state.supported, state.verdict) for state in states)
     failed = [state for state in states if state.supported and state.verdict not in (None, PASSED)]
     text = f"{serving} serves; {told}"
@@ -84,7 +84,7 @@ def cpu_kernels() -> Iterator[Finding]:
 def _told(name: str, supported: bool, verdict: str | None) -> str:
     if not supported:
         return f"{name}: not of this CPU"
-    return f"{name}: {'not needed' if verdict is None else verdict}"
+    return f"{name}: {verdict or 'not needed'}"
 
 
 def gpu() -> Iterator[Finding]:
