@@ -62,7 +62,7 @@ def test_an_installation_on_which_all_tests_run_works(
     assert found.pop("code") == [0]
     assert set(found) == {
         *("python", "packages", "torch", "compiler", "kernels", "gpu"),
-        *("memory", "cpus", "caches", "port"),
+        *("memory", "cpus", "caches", "models", "port"),
     }
     states = {one["state"] for each in found.values() for one in each}
     assert states <= {"good", "slow"}
@@ -154,6 +154,9 @@ def test_without_a_compiler_it_works_slowly(tmp_path: Path) -> None:
     assert of_subject["kernels"]["remedy"] == "python -m src.ops.cpu.build"
 
 
+# Hypercorn leaves the socket that it could not bind to the collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_port_in_use_is_found(capsys: pytest.CaptureFixture[str], checked_once: None) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

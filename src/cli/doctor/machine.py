@@ -86,23 +86,23 @@ def code_cache() -> Iterator[Finding]:
             f"chmod go-w {chosen}   (and chown, if it is not yours)",
         )
     else:
-        yield from _cache("compiled code", chosen, "SLIPSTREAM_CACHE_DIR")
+        yield from _cache("caches", "compiled code", chosen, "SLIPSTREAM_CACHE_DIR")
 
 
 def model_cache() -> Iterator[Finding]:
     """The directory for models of the hub: size, room, and whether it can be written."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    yield from _cache("models of the hub", Path(HF_HUB_CACHE), "HF_HUB_CACHE")
+    yield from _cache("models", "models of the hub", Path(HF_HUB_CACHE), "HF_HUB_CACHE")
 
 
-def _cache(what: str, directory: Path, variable: str) -> Iterator[Finding]:
+def _cache(subject: str, what: str, directory: Path, variable: str) -> Iterator[Finding]:
     # It is made by whoever writes first.
     existing = next(each for each in (directory, *directory.parents) if each.exists())
     text = f"{what}: {directory}"
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield Finding(
-            "caches",
+            subject,
             "slow",
             f"{text}: cannot be written, so every start begins anew",
             f"export {variable}=/a/directory/of/yours",
@@ -118,9 +118,9 @@ def _cache(what: str, directory: Path, variable: str) -> Iterator[Finding]:
     text += f", {size(free)} free"
     if free < _LITTLE_DISK:
         text = f"{text}: little room"
-        yield Finding("caches", "slow", text, f"make room, or export {variable}=/another/directory")
+        yield Finding(subject, "slow", text, f"make room, or export {variable}=/another/directory")
     else:
-        yield Finding("caches", "good", text)
+        yield Finding(subject, "good", text)
 
 
 def _size_of(directory: Path) -> tuple[int, bool]:

@@ -260,12 +260,14 @@ def _group_reports(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> tuple[KVG
 
 
 def _step_of_shapes(config: Config, outline: ServedModel) -> int:
-    if isinstance(outline, Model):
-        outline = _shortened(outline)
+    short = _shortened(outline) if isinstance(outline, Model) else outline
     gauge = ShapeGauge(outline.spec.device)
     with torch.inference_mode(), gauge:
-        compute_largest_step(config, outline)
-    return gauge.peak
+        compute_largest_step(config, short)
+    # A step that is measured has a pool of one block beside it, of all layers.
+    block_size = block_size_of(config.cache, outline.spec.device)
+    pools = [lay_out(one.kv_cache_spec(), block_size).bytes_per_block for one in (outline, short)]
+    return gauge.peak + pools[0] - pools[1]
 
 
 def _shortened(outline: Model) -> Model:
