@@ -183,7 +183,7 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
         block_size = block_size_of(config.cache, device.torch_device)
         sized = _with(config, "cache", block_size=block_size)
         step = _WORKSPACES + _step_of_shapes(sized, outline)
-        if config.compile.captures and outline.is_program:
+        if config.compile.captures:
             most_rows = config.scheduler.max_num_seqs
             ladder = PaddingLadder(most_rows, config.compile.cuda_graph_max_tokens)
             largest = max((shape.num_tokens for shape in ladder.shapes), default=0)

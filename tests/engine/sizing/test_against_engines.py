@@ -9,17 +9,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors import safe_open
 
 from src import AsyncEngine
 from src.core.config import MIB, Config
+from src.core.errors import ModelLoadError
 from src.core.memory_report import MemoryReport, memory_lines
 from src.engine.execution import kv_cache
 from src.engine.sizing import device_table
 from src.engine.sizing.planning import Question, plan_model
 from src.engine.sizing.roofline import Roofline
 from src.ops.cpu.build import ensure_built
+from tests.architectures.tiny import make_tiny
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
@@ -128,9 +131,24 @@ async def test_a_start_logs_where_memory_goes(
     assert memory_lines(planned)[:-1] == lines[:-1]
 
 
-def test_a_report_survives_json(tmp_path: Path) -> None:
-    import msgspec
+async def test_an_engine_that_transformers_computes_reports_its_memory(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    make_tiny(directory, "gpt_neox")
+    config = small_config(directory, compile__enforce_eager=True)
+    async with AsyncEngine.open(config) as engine:
+        assert engine.model_info.implementation == "transformers"
+        weights, kv = taken_by(engine)
+        report = engine.inspector.memory
+    assert report.weight_bytes == weights
+    assert report.kv is not None
+    assert report.kv.bytes == kv
+    assert {"embedding", "attention", "MLP", "norms"} <= {part.name for part in report.weights}
+    # In advance only programs are known.
+    with pytest.raises(ModelLoadError, match="plan knows native families only"):
+        plan_model(config, Question())
 
+
+def test_a_report_survives_json(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "model", tokenizer=True)
     report = plan_model(small_config(directory), Question()).memory
     text = msgspec.json.encode(report)
