@@ -47,7 +47,7 @@ class StartObserver:
                 self._metrics.on_startup_phase(row.name, row.began, None)
         info = parts.info
         logger.info(
-            "%s ready in %.1f s: %s, %s, attention %s, context %d tokens\n%s\n%s",
+            "%s ready in %.1f s: %s, %s, attention %s, context %d tokens\n%s",
             info.name,
             ended - began,
             info.device_type,
@@ -55,8 +55,8 @@ class StartObserver:
             parts.attention,
             info.max_model_len,
             "\n".join(timeline_lines(rows)),
-            "\n".join(memory_lines(parts.memory)),
         )
+        logger.info("where memory goes\n%s", "\n".join(memory_lines(parts.memory)))
 
     def failed(self, error: BaseException) -> None:
         """The start, or the engine later, has failed."""
