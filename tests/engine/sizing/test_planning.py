@@ -24,7 +24,7 @@ from src.engine.sizing.planning import Question, plan_model
 from src.engine.sizing.roofline import Roofline
 from src.engine.sizing.speed import DECODE_SHARE_ON_CPU, PREFILL_SHARE_ON_CPU, Work
 from src.models import outline_model
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import CLASSES, make_checkpoint
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -148,6 +148,22 @@ def test_experts_are_read_as_far_as_tokens_take_them(tmp_path: Path) -> None:
     left = 4 * stack * (1 - chosen / experts)
     # 64 tokens take nearly all experts; one token takes those that are chosen for it.
     assert many - 64 * kv - (one - kv) == pytest.approx(left, rel=1e-3)
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_every_family_can_be_planned(architecture: str, tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model", architecture)
+    raw = json.loads((directory / "config.json").read_text())
+    for device in (None, "l4"):
+        plan = planned(directory, Question(device=device))
+        assert plan.fits
+        of_part = {part.name.split()[0]: part.parameters for part in plan.memory.weights}
+        assert set(of_part) <= {"embedding", "attention", "MLP", "experts", "norms", "head"}
+        assert of_part["embedding"] == raw["vocab_size"] * raw["hidden_size"]
+        assert of_part["attention"] > of_part["norms"] > 0
+        assert of_part.get("MLP", 0) + of_part.get("experts", 0) > of_part["norms"]
+        assert plan.decode
+        assert plan.prefill is not None
 
 
 def test_shares_are_those_of_the_newest_benchmarks() -> None:
