@@ -11,9 +11,12 @@ import msgspec
 from src.cli.options import Commands, config_of
 from src.cli.options import add_command as add
 from src.core.config import INT32_MAX
+from src.core.errors import ConfigError
 from src.observability.logs import setup_logging
 
 EXIT_DOES_NOT_FIT: Final = 1
+# A start has a list of so many rows.
+_MOST_REQUESTS: Final = 65_536
 _MOST_RANKS: Final = 1024
 
 
@@ -40,7 +43,7 @@ def add_command(commands: Commands) -> None:
         "(default: device.type)",
     )
     group.add_argument("--context", type=_count, metavar="N", help="tokens of each request")
-    group.add_argument("--concurrency", type=_count, metavar="N", help="requests at once")
+    group.add_argument("--concurrency", type=_requests, metavar="N", help="requests at once")
     group.add_argument("--quantization", choices=("int8", "int4"), help="weights rounded at load")
     group.add_argument(
         "--tensor-parallel", type=_ranks, metavar="N", default=1,
@@ -62,9 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         ]
     config = config_of(arguments)
     # Imported here because these load torch, which takes seconds.
-    from src.engine.sizing.answer import plan_lines
-    from src.engine.sizing.planning import Question, plan_model
-
+    try:
+        from src.engine.sizing.answer import plan_lines
+        from src.engine.sizing.planning import Question, plan_model
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing, see python -m src doctor") from error
     question = Question(
         device=arguments.device,
         context=arguments.context,
@@ -83,6 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _count(text: str) -> int:
     return _number(text, INT32_MAX)
+
+
+def _requests(text: str) -> int:
+    return _number(text, _MOST_REQUESTS)
 
 
 def _ranks(text: str) -> int:

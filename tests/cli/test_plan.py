@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 
 from src.cli.main import main
 from src.core.config import GIB, MIB
+from src.core.settings import CHECKOUT
 from src.engine.sizing import device_table
 from src.engine.sizing.answer import ModelPlan
 from src.engine.sizing.roofline import Roofline
@@ -95,7 +98,26 @@ def test_a_mistake_is_one_line_and_code_2(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--context=0", "--concurrency=-1", "--tensor-parallel=x"])
+def test_without_torch_it_is_one_line(checkpoint: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; from src.cli.main import main; "
+        f"sys.exit(main(['plan', {str(checkpoint)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "slipstream: torch is missing, see python -m src doctor\n"
+
+
+@pytest.mark.parametrize(
+    "option", ["--context=0", "--concurrency=-1", "--concurrency=65537", "--tensor-parallel=x"]
+)
 def test_a_number_that_cannot_be_is_a_usage_error(
     option: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
