@@ -22,7 +22,8 @@ from src.core.settings import CHECKOUT
 from src.ops import installation
 from src.ops.cpu import build, cpp_compiler
 from src.ops.cpu.build import ensure_built
-from src.ops.cpu.level_check import PASSED
+from src.ops.cpu.level_check import KILLED, PASSED
+from src.ops.cpu.levels import LEVELS
 from src.ops.installation import TorchBuild
 
 pytestmark = pytest.mark.timeout(180)
@@ -169,13 +170,31 @@ def test_a_port_in_use_is_found(capsys: pytest.CaptureFixture[str], checked_once
     assert port["text"].startswith(f"cannot listen on 127.0.0.1:{number}: ")
 
 
-def test_a_level_that_fails_its_check_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "check", lambda *_: "results differ from the portable level")
-    found = one_of(kernels.cpu_kernels)
-    assert found.state == "slow"
+@pytest.mark.parametrize(
+    ("level", "verdict", "state", "remedy"),
+    [
+        ("serving", "results differ from the portable level", "broken", "rm -r "),
+        ("serving", KILLED, "unchecked", "python -m src doctor "),
+        ("other", "does not compile", "slow", "install a newer compiler, then "),
+    ],
+)
+def test_a_level_that_fails_is_named(
+    level: str, verdict: str, state: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serving = ensure_built(wait=True).removeprefix("cpp-")
-    assert f"{serving}: results differ from the portable level" in found.text
+    other = "avx2" if serving != "avx2" else "avx512"
+    name = serving if level == "serving" else other
+    # Whatever this CPU is, it supports every level.
+    every = frozenset[str]().union(*(one.needs for one in LEVELS))
+    monkeypatch.setattr(installation, "cpu_flags", lambda: every)
+    own = verdict if level == "serving" else PASSED
+    monkeypatch.setattr(installation, "check", lambda *_: own)
+    monkeypatch.setattr(installation, "_recorded", lambda _: {name: verdict})
+    found = one_of(kernels.cpu_kernels)
+    assert found.state == state
+    assert f"{name}: {verdict}" in found.text
     assert found.remedy is not None
+    assert found.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(

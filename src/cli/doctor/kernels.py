@@ -57,8 +57,8 @@ def compiler() -> Iterator[Finding]:
 
 def cpu_kernels() -> Iterator[Finding]:
     """The kernels by instruction level. Builds them if the cache has none, as a start would."""
-    from src.ops.cpu.build import ensure_built
-    from src.ops.cpu.level_check import PASSED
+    from src.ops.cpu.build import cache_root, ensure_built
+    from src.ops.cpu.level_check import KILLED, PASSED
     from src.ops.installation import level_states
 
     serving = ensure_built(wait=True).removeprefix("cpp-")
@@ -68,15 +68,18 @@ def cpu_kernels() -> Iterator[Finding]:
         return
     states = level_states(serving)
     told = ", ".join(_told(state.name, state.supported, state.verdict) for state in states)
-    failed = [state for state in states if state.supported and state.verdict not in (None, PASSED)]
+    verdicts = {state.name: state.verdict for state in states if state.supported}
+    own = verdicts.pop(serving, PASSED)
     text = f"{serving} serves; {told}"
-    if failed:
-        yield Finding(
-            "kernels",
-            "slow",
-            f"{text}: a faster level is not used, since it failed",
-            f"a newer compiler, then {_BUILD}",
-        )
+    if own == KILLED:
+        text = f"{text}: the machine is short of memory or time"
+        yield Finding("kernels", "unchecked", text, "python -m src doctor   (when it is less busy)")
+    elif own != PASSED:
+        again = f"rm -r {cache_root() / 'cpu-kernels'} && {_BUILD}"
+        yield Finding("kernels", "broken", f"{text}: answers are wrong", again)
+    elif set(verdicts.values()) - {None, PASSED}:
+        text = f"{text}: a level is not used, since it failed"
+        yield Finding("kernels", "slow", text, f"install a newer compiler, then {_BUILD}")
     else:
         yield Finding("kernels", "good", text)
 
