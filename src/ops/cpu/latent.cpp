@@ -48,8 +48,11 @@ class Latent {
     }
     write_cache();
     const int64_t end = a.rows > 0 ? a.query_start_loc[a.rows] : 0;
-    std::memset(static_cast<T*>(a.out) + end * a.heads * a.value, 0,
-                size_t((a.tokens - end) * a.heads * a.value) * sizeof(T));
+    // A step without tokens has no output to point to.
+    if (end < a.tokens) {
+      std::memset(static_cast<void*>(static_cast<T*>(a.out) + end * a.heads * a.value), 0,
+                  size_t((a.tokens - end) * a.heads * a.value) * sizeof(T));
+    }
     std::vector<int64_t> absorbed;
     for (int64_t row = 0; row < a.rows; ++row) {
       if (query_len(row) == 0) continue;
