@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.record import Figure, Recorder, add_common
-from benchmarks.roofline import best_seconds
+from src.engine.sizing.roofline import best_seconds
 from src.ops import LATENT_ATTENTION
 from src.ops.cpu.build import ensure_built, kernel_library
 
