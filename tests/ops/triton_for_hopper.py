@@ -54,7 +54,7 @@ POINTERS = {
 UNNORMED = {"q_norm": None, "k_norm": None}
 CACHED = (
     *("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm"),
-    *("hidden", "gate_up", "down", "activated", "results"),
+    *("hidden", "gate_up", "down", "bias", "activated", "results"),
 )
 
 
@@ -121,13 +121,19 @@ def compile_experts(size: int, dtype: str) -> None:
     for crowd in ("few", "many"):
         tile = experts._TILES[crowd, size]
         sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "scales": None}
+        plain = {"bias": None}
+        silu = {"ACTIVATION": 0, "ALPHA": 1.0, "LIMIT": 0.0, "weights": None}
+        clamped = {"ACTIVATION": 2, "ALPHA": 1.702, "LIMIT": 7.0}
         for kernel, more in (
-            (experts._gate_up_kernel, {"ACTIVATION": 0}),
+            (experts._gate_up_kernel, plain | silu),
+            (experts._gate_up_kernel, clamped),
+            (experts._down_kernel, plain),
             (experts._down_kernel, {}),
         ):
             shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, **sizes, **more)
             assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, shared)
-    compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED)
+    for more in ({}, {"weights": None}):
+        compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED, **more)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 18
+#define SLIPSTREAM_ABI 19
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -84,8 +84,8 @@ struct LinearArgs {
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
 };
 
-// Activations of an expert's gate; the numbers are those of experts.py.
-enum Activation : int64_t { kSilu = 0, kGeluTanh = 1 };
+// How an expert's gate and up are joined; the numbers are those of experts.py.
+enum Activation : int64_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
 
 // Each expert has a matrix of gate and up, [2 * intermediate, hidden], and one of down,
 // [hidden, intermediate]. Experts are stacked; each is laid out like `weight` and `scales` of LinearArgs.
@@ -101,6 +101,10 @@ struct ExpertsArgs {
   int64_t tokens, hidden, intermediate, experts, chosen, x_stride, dtype;
   int64_t gate_up_kind, gate_up_group, down_kind, down_group;  // as in LinearArgs
   int64_t activation, threads;
+  const void* gate_up_bias;  // [experts, 2 * intermediate] of x's dtype, or null
+  const void* down_bias;     // [experts, hidden] of x's dtype, or null
+  double alpha, limit;       // of kClampedSwiglu
+  int64_t weighs_inputs;     // whether `weights` are factors of x instead of the results
 };
 
 struct QuantizeArgs {

@@ -186,7 +186,7 @@ bool same_linears(LinearFunction* other, DType dtype) {
 
 template <class T>
 bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64_t tokens,
-                        int64_t activation) {
+                        int64_t activation, bool biased) {
   constexpr int64_t kExperts = 5, kChosen = 2, kHidden = 192;
   // In strips, `intermediate` must be a multiple of a strip; rows may have any length.
   const int64_t intermediate = kind > kInt8 || kind == kInt4Strips ? 128 : 96;
@@ -202,12 +202,15 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
   };
   const auto gate_up_scales = scales(gate_up.size()), down_scales = scales(down.size());
   const auto weights = draw<float>(random, size_t(tokens * kChosen));
+  const auto biases = draw<T>(random, size_t(kExperts * 2 * std::max(intermediate, kHidden)));
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, some unused
   std::vector<T> out(x.size()), other_out(x.size());
   ExpertsArgs args{x.data(), gate_up.data(), down.data(), gate_up_scales.data(), down_scales.data(),
                    weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
-                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2};
+                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2,
+                   biased ? biases.data() : nullptr, biased ? biases.data() : nullptr,
+                   1.702, 1.0, biased};
   if (slipstream_experts(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -227,8 +230,9 @@ bool same_experts(ExpertsFunction* other, DType dtype) {
                              int64_t(kInt4Strips), int64_t(kBFloat16Strips)}) {
     if (kind == kBFloat16Strips && dtype != kBFloat16) continue;
     for (const int64_t tokens : {1, 9, 70}) {
-      for (const int64_t activation : {kSilu, kGeluTanh}) {
-        if (!same_expert_layers<T>(other, dtype, kind, tokens, activation)) return false;
+      for (const int64_t activation : {kSilu, kGeluTanh, kClampedSwiglu}) {
+        const bool biased = activation == kClampedSwiglu;
+        if (!same_expert_layers<T>(other, dtype, kind, tokens, activation, biased)) return false;
       }
     }
   }
