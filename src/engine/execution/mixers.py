@@ -143,7 +143,7 @@ class PagedAttention:
                 rows.block_tables_b[group],
                 rows.query_start_loc,
                 rows.seq_lens_b,
-                self._spec.window or 0,
+                self._attention,
             )
         return rows.decode_schedules[group]
 

@@ -99,7 +99,7 @@ class AttentionMixerSpec:
 
     def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
         """The specification that attention ops take."""
-        return AttentionSpec(self.scale, self.cap, self.window, weights.sinks)
+        return AttentionSpec(self.scale, self.cap, self.window, sinks=weights.sinks)
 
 
 class AttentionMixerWeights(NamedTuple):

@@ -27,6 +27,7 @@ struct AttentionSpec {
   float scale;         // factor
   float cap;           // cap * tanh(score / cap); 0 for none
   int64_t window;      // keys that a token sees, itself included; 0 for all
+  int64_t chunk;       // a token sees keys of its own chunk of so many tokens; 0 for no chunks
   const float* sinks;  // [num_heads], a logit that takes part in the denominator only; or null
 };
 

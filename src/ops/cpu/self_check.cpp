@@ -37,7 +37,7 @@ std::vector<T> draw(Random& random, size_t n) {
 
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
-                    bool modified, int64_t deterministic, int64_t kv_heads) {
+                    int64_t chunk, bool modified, int64_t deterministic, int64_t kv_heads) {
   constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
   // A prefill, a decode, two tokens, a prompt longer than a step and an item, a decode after few keys,
   // and a decode that shares the keys of the second row.
@@ -65,7 +65,7 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
   }
   // Sinks as large as the largest scores, and a cap that most scores feel.
   const auto sinks = draw<float>(random, kHeads);
-  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window,
+  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window, chunk,
                            modified ? sinks.data() : nullptr};
   AttentionArgs args{query.data(), key.data(), value.data(), keys.data(), values.data(),
                      tables.data(), starts, lengths, slots.data(), out.data(), &spec,
@@ -136,11 +136,13 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
 template <class T>
 bool same_attentions(AttentionFunction* other, DType dtype) {
   for (const int64_t head_dim : {64, 72, 128, 256}) {
-    for (const int64_t window : {0, 65}) {
+    // All keys, a window, chunks.
+    for (const int64_t reach : {0, 65, -96}) {
       for (const int64_t fixed : {0, 1}) {
         for (const int64_t kv_heads : {2, 6}) {
           for (const bool modified : {false, true}) {
-            if (!same_attention<T>(other, dtype, head_dim, window, modified, fixed, kv_heads)) {
+            const int64_t window = std::max<int64_t>(reach, 0), chunk = std::max<int64_t>(-reach, 0);
+            if (!same_attention<T>(other, dtype, head_dim, window, chunk, modified, fixed, kv_heads)) {
               return false;
             }
           }
