@@ -12,7 +12,9 @@ from src.models.config import ModelConfig
 from src.models.families.family import Family
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
+from src.models.families.gpt_oss import GptOss
 from src.models.families.llama import Llama
+from src.models.families.llama4 import Llama4
 from src.models.families.mistral import Mistral
 from src.models.families.mixtral import Mixtral
 from src.models.families.olmo2 import Olmo2
@@ -26,7 +28,9 @@ from src.models.generation import parse_generation
 FAMILIES: tuple[type[Family], ...] = (
     Gemma2,
     Gemma3,
+    GptOss,
     Llama,
+    Llama4,
     Mistral,
     Mixtral,
     Olmo2,
@@ -80,13 +84,19 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     Raises:
         ModelLoadError: remote code, a quantized checkpoint, or no architecture.
     """
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"]
-        method = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise ModelLoadError(
-            f"{source}: quantization_config ({method}) is not supported; "
-            "use the unquantized checkpoint"
-        )
+    name = _named_architecture(raw, source)
+    if quantization := raw.get("quantization_config"):
+        is_object = isinstance(quantization, dict)
+        method = quantization.get("quant_method", quantization) if is_object else quantization
+        if not is_object or method not in family_of(name).packings:
+            raise ModelLoadError(
+                f"{source}: quantization_config ({method}) is not supported; "
+                "use the unquantized checkpoint"
+            )
+    return name
+
+
+def _named_architecture(raw: Mapping[str, Any], source: str) -> str:
     names = raw.get("architectures")
     if names is None or names == []:
         return _architecture_of_type(raw.get("model_type"), source)

@@ -10,7 +10,9 @@ from src.models import Mixer, Model
 from src.ops import paged_attention
 
 
-def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def dense_attention(
+    mixer: Mixer, given: Sequence[torch.Tensor], sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """Causal attention over one sequence that is given whole, written as plainly as can be."""
     (query, key, value), spec = given, mixer.spec
     tokens, heads, _ = query.shape
@@ -23,8 +25,13 @@ def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor
     visible = position[None, :] <= position[:, None]
     if spec.window is not None:
         visible &= position[None, :] > position[:, None] - spec.window
+    if spec.chunk is not None:
+        visible &= position[None, :] // spec.chunk == position[:, None] // spec.chunk
     scores = scores.masked_fill(~visible, -torch.inf)
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        of_heads = sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, tokens, 1)
+        scores = torch.cat([scores, of_heads], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., :tokens]
     return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
 
@@ -32,7 +39,11 @@ def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor
 def dense_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     """Logits of every position, float32 [T, V]."""
     ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
-    hidden = model.forward(model.functions, ids, positions, dense_attention)
+
+    def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        return dense_attention(mixer, given, model.mixer_weights[mixer.layer].sinks)
+
+    hidden = model.forward(model.functions, ids, positions, mix)
     return model.logits(model.functions, hidden)
 
 

@@ -18,6 +18,17 @@ TINY: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": 12, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
     # Overrides the value in `rope_parameters`.
     "phi3": {"original_max_position_embeddings": 128},
+    "llama4": {
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "attention_chunk_size": 24,
+        # Every third layer has neither RoPE nor chunks, every second has experts.
+        "no_rope_layer_interval": 3,
+        "interleave_moe_layer_step": 2,
+        "floor_scale": 16,
+    },
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen3_moe": {
         "num_experts": 8,
@@ -31,7 +42,7 @@ TINY: dict[str, dict[str, Any]] = {
 # Family -> class name in transformers, for every supported architecture. An architecture that is
 # added to the registry is tested wherever this is used.
 CLASSES: dict[str, str] = {
-    re.sub(r"(?<=[a-z0-9])(?=Moe)", "_", name.removesuffix("ForCausalLM")).lower(): name
+    re.sub(r"(?<=[a-z0-9])(?=Moe|Oss)", "_", name.removesuffix("ForCausalLM")).lower(): name
     for name in supported_architectures()
 }
 

@@ -16,6 +16,9 @@ _OWN: dict[str, dict[str, Any]] = {
     # Low enough that scores reach the cap.
     "gemma2": {**_WINDOW, "attn_logit_softcapping": 2.0},
     "gemma3": _WINDOW,
+    "llama4": {"attention_chunk_size": 8, "floor_scale": 4},
+    # Low enough that gates and ups reach it.
+    "gpt_oss": {**_WINDOW, "swiglu_limit": 0.5},
     "mistral": _WINDOW,
     "mixtral": _WINDOW,
     # Also with a part of each head that is not rotated.

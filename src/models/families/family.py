@@ -34,12 +34,15 @@ class Family:
         The values of `architectures` in `config.json` that it supports.
     model_type
         `model_type` in `config.json`. Selects the first architecture if the file names none.
+    packings
+        Values of `quant_method` in `quantization_config` that it reads.
     defaults
         Values of fields that `config.json` may leave out.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()
     model_type: ClassVar[str] = ""
+    packings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
