@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from src.core.blocks import Chunk, Window
 from src.distributed import Group
 from src.models.layer_kv import LayerKVSpec, keys_and_values
 from src.models.layers.linear import linear, row_parallel_linear
@@ -126,7 +127,10 @@ class AttentionMixerSpec:
 
     def kv(self) -> LayerKVSpec:
         """See `layer_kv.MixerSpec`."""
-        return keys_and_values(self.num_kv_heads, self.head_dim, self.dtype, self.window)
+        window: Window = self.window
+        if window is None and self.chunk is not None:
+            window = Chunk(self.chunk)
+        return keys_and_values(self.num_kv_heads, self.head_dim, self.dtype, window)
 
     def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
         """The specification that attention ops take."""

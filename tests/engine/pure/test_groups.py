@@ -78,8 +78,9 @@ def test_blocks_of_past_chunks_are_given_back() -> None:
     simulation.add(make_request(0, 45, 4, ends=False))
     seen = []
     while simulation.scheduler.has_work:
-        simulation.step()
+        simulation.launch()
         seen += [state.behind[0] for state in simulation.scheduler._requests.values()]
+        simulation.commit()
     # When a block becomes full: those before the chunk that the next token begins or goes on with.
     # Of 40 tokens, the fifth chunk begins with the eleventh block.
     assert sorted(set(seen)) == [0, 2, 5, 7, 10]
@@ -87,7 +88,7 @@ def test_blocks_of_past_chunks_are_given_back() -> None:
 
 
 def test_chunks_need_the_blocks_since_they_began() -> None:
-    cache = PrefixCache(30, 2, windows=(None, Chunk(8)))
+    cache = PrefixCache(20, 2, windows=(None, Chunk(8)))
     _, chunked = fill(cache, 2, 10)
     match = cache.match(chain_of(), TOKENS)
     assert match.length == 10
