@@ -71,7 +71,7 @@ def test_a_row_holds_no_more_of_a_longer_context(length: int, budget: int, depth
 
 def test_blocks_of_past_chunks_are_given_back() -> None:
     limits = make_limits(
-        block_size=4, num_blocks=64, windows=(Chunk(10),), max_model_len=200,
+        block_size=4, num_blocks=64, windows=(None, Chunk(10)), max_model_len=200,
         max_num_batched_tokens=1,
     )  # fmt: skip
     simulation = Simulation(limits)
@@ -79,7 +79,7 @@ def test_blocks_of_past_chunks_are_given_back() -> None:
     seen = []
     while simulation.scheduler.has_work:
         simulation.launch()
-        seen += [state.behind[0] for state in simulation.scheduler._requests.values()]
+        seen += [state.behind[1] for state in simulation.scheduler._requests.values()]
         simulation.commit()
     # When a block becomes full: those before the chunk that the next token begins or goes on with.
     # Of 40 tokens, the fifth chunk begins with the eleventh block.
