@@ -14,7 +14,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 Window: TypeAlias = int | Chunk | None
-"""What a query sees up to itself: the last so many tokens, those of its chunk, or all (``None``)."""
+"""What a query sees up to itself: the last so many tokens, those of its chunk, or all (None)."""
 
 
 def most_seen(window: int | Chunk) -> int:

@@ -375,10 +375,10 @@ class _LayerWriter:
                 None if shared is None else self._mlp_weights(shared, "shared."),
                 self._router("shared.gate", 1, config.shared_gate_name),
                 self._router_bias(config),
-                self._expert_biases("gate_up", (config.num_experts, 2 * inner), placed.gate_up_bias),
                 self._expert_biases(
-                    "down", (config.num_experts, self._hidden), placed.down_bias
+                    "gate_up", (config.num_experts, 2 * inner), placed.gate_up_bias
                 ),
+                self._expert_biases("down", (config.num_experts, self._hidden), placed.down_bias),
             ),
             (RESIDUAL,),
             (builder.step_tensor(RESIDUAL, self._hidden),),

@@ -53,9 +53,7 @@ def build(
     prefixes = prefixes or {}
     # About as large as the largest scores, so that they change the result.
     sinks = torch.randn(num_heads, generator=random).mul(2).to(device) if has_sinks else None
-    spec = AttentionSpec(
-        head_dim**-0.5, cap or None, sliding_window or None, chunk or None, sinks
-    )
+    spec = AttentionSpec(head_dim**-0.5, cap or None, sliding_window or None, chunk or None, sinks)
     needed = [-(-seq_len // block_size) for _, seq_len in rows]
     num_blocks = sum(needed) - sum(blocks for _, blocks in prefixes.values()) + 3
     free = torch.randperm(num_blocks, generator=random).tolist()

@@ -186,8 +186,8 @@ def decode_schedule(
 
     Every row b has two *segments* of tiles. Segment 2 b holds the tiles that a pack shares, if b is
     the pack's first row. Segment 2 b + 1 holds row b's own tiles: those behind the shared ones, and
-    inside the window or the chunk. Rows with the same block in the key column are packed in row order, `members`
-    at a time.
+    inside the window or the chunk. Rows with the same block in the key column are packed in row
+    order, `members` at a time.
 
     Parameters
         block_tables: [B, max_blocks] int32.
@@ -222,7 +222,7 @@ def step_schedule(
     seq_lens: Tensor,
     spec: AttentionSpec,
 ) -> Tensor | None:
-    """The schedule for one step's layers that see as far as this, for `paged_attention`; None on the CPU.
+    """The schedule of a step for layers that see as far as this; None on the CPU.
 
     Parameters
         key_cache: That of any of these layers, [num_blocks, block_size, num_kv_heads, head_dim].
@@ -236,6 +236,6 @@ def step_schedule(
     capability = capability_of(key_cache.device)
     tile = decode_shape(capability, head_dim, key_cache.element_size()).tile
     return decode_schedule(
-        block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, spec.chunk or 0, tile,
-        packed_rows(group) // group,
+        block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, spec.chunk or 0,
+        tile, packed_rows(group) // group,
     )  # fmt: skip

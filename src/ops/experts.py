@@ -215,8 +215,8 @@ def _build(
 ) -> tuple[Any, ...]:
     """Random arguments; `weight` is `same` (x's dtype), `int8`, or `strips of` one of these.
 
-    Weights and biases of experts that no token chose are NaN. So are the last `padding` tokens, whose expert
-    numbers are invalid: -1, or too large.
+    Weights and biases of experts that no token chose are NaN. So are the last `padding` tokens,
+    whose expert numbers are invalid: -1, or too large.
     """
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, hidden, generator=random).to(dtype)
@@ -232,8 +232,10 @@ def _build(
         torch.randn(experts, size, generator=random).to(dtype) if biased else None
         for size in (2 * intermediate, hidden)
     )
-    unread = [held if scales is None else scales for held, scales in
-              ((gate_up, gate_up_scales), (down, down_scales))]
+    unread = [
+        held if scales is None else scales
+        for held, scales in ((gate_up, gate_up_scales), (down, down_scales))
+    ]
     unread += [bias for bias in (gate_up_bias, down_bias) if bias is not None]
     for expert in range(experts):
         if not (ids == expert).any():

@@ -157,9 +157,9 @@ def paged_attention(
 
     T tokens of B rows lie one row after another, possibly followed by padding tokens. Token t at
     offset q of row b has position `seq_lens[b] - query_len[b] + q`; it sees every position up to
-    its own, or the last `spec.window` of them, or those of its chunk. float32, bfloat16 or float16, accumulated in
-    float32. `query`, `key` and `value` may be slices of a fused projection: the last dimension is
-    contiguous, heads are `head_dim` apart, the row stride is free.
+    its own, or the last `spec.window` of them, or those of its chunk. float32, bfloat16 or float16,
+    accumulated in float32. `query`, `key` and `value` may be slices of a fused projection: the last
+    dimension is contiguous, heads are `head_dim` apart, the row stride is free.
 
     Without `key` and `value`, the cache must contain them already, as after
     [`rotate_and_cache`][src.ops.rotate_and_cache.rotate_and_cache]. Then nothing is written into

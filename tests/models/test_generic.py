@@ -304,7 +304,7 @@ def test_rope_that_depends_on_the_longest_of_a_pass_ends_where_it_begins_to() ->
 def test_sequences_are_no_longer_than_positions(tmp_path: Path) -> None:
     make_tiny(tmp_path, "roberta")
     assert load_by_transformers(tmp_path).spec.max_positions == 255
-    with pytest.raises(ModelLoadError, match="exceeds .*255"):
+    with pytest.raises(ModelLoadError, match=r"exceeds .*255"):
         load_by_transformers(tmp_path, max_model_len=256)
 
 

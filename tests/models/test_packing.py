@@ -69,7 +69,12 @@ class Checkpoints:
         save_file(self.tensors, self.packed / "model.safetensors", {"format": "pt"})
 
 
-LEFT_OUT = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+LEFT_OUT = [
+    "model.layers.*.self_attn",
+    "model.layers.*.mlp.router",
+    "model.embed_tokens",
+    "lm_head",
+]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,9 @@ def test_a_packed_checkpoint_gives_the_logits_of_its_values(
 
 def test_values_are_cast_to_the_models_dtype(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
-    model, plain = (load_model(path, dtype="bfloat16") for path in (checkpoints.packed, checkpoints.plain))
+    model, plain = (
+        load_model(path, dtype="bfloat16") for path in (checkpoints.packed, checkpoints.plain)
+    )
     assert model.parameters()["layers.1.experts.down"].dtype == torch.bfloat16
     for name, value in plain.parameters().items():
         assert torch.equal(model.parameters()[name], value), name
@@ -111,9 +118,17 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     tensors = dict(checkpoints.tensors)
     changes: list[tuple[str, Any, str]] = [
         ("down_proj_blocks", lambda t: t[:5].contiguous(), r"mis-shaped: .*down_proj_blocks"),
-        ("gate_up_proj_scales", lambda t: t[..., :1].contiguous(), "mis-shaped: .*gate_up_proj_scales"),
+        (
+            "gate_up_proj_scales",
+            lambda t: t[..., :1].contiguous(),
+            "mis-shaped: .*gate_up_proj_scales",
+        ),
         ("down_proj_scales", lambda t: t.float(), "mis-typed: .*down_proj_scales .expected bytes"),
-        ("down_proj_bias", lambda t: t.to(torch.uint8), "mis-typed: .*down_proj_bias .expected num"),
+        (
+            "down_proj_bias",
+            lambda t: t.to(torch.uint8),
+            "mis-typed: .*down_proj_bias .expected num",
+        ),
     ]
     for name, change, message in changes:
         checkpoints.tensors = tensors | {f"{experts}.{name}": change(tensors[f"{experts}.{name}"])}
@@ -173,9 +188,7 @@ def test_published_files_mean_what_transformers_reads_in_them(tmp_path: Path) ->
         "initial_context_length": 4096,
         "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": LEFT_OUT},
     }
-    without_rope = {
-        name: value for name, value in published.items() if not name.startswith("rope")
-    }
+    without_rope = {name: value for name, value in published.items() if not name.startswith("rope")}
     for given in (published, without_rope):
         (tmp_path / "config.json").write_text(json.dumps(given))
         config = load_config(tmp_path)

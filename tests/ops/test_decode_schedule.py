@@ -95,4 +95,7 @@ def test_rows_of_a_prefix_read_it_together() -> None:
 
 def test_a_cpu_is_told_nothing() -> None:
     none = torch.zeros(1, dtype=torch.int32)
-    assert step_schedule(torch.zeros(1, 16, 2, 8), 4, none[None], none, none, AttentionSpec(1.0)) is None
+    assert (
+        step_schedule(torch.zeros(1, 16, 2, 8), 4, none[None], none, none, AttentionSpec(1.0))
+        is None
+    )

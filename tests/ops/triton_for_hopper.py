@@ -93,7 +93,13 @@ def rotation() -> None:
 
 
 def compile_attention(
-    head_dim: int, window: int, size: int, dtype: str, group: int, cap: float = 0.0, chunk: int = 0,
+    head_dim: int,
+    window: int,
+    size: int,
+    dtype: str,
+    group: int,
+    cap: float = 0.0,
+    chunk: int = 0,
     **unused: None,
 ) -> None:
     common = {**unused, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": group, "D": head_dim}

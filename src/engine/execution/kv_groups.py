@@ -155,9 +155,7 @@ def _page(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return longest
 
 
-def _group(
-    window: Window, layers: Sequence[int], block_size: int, page_blocks: int
-) -> KVGroupSpec:
+def _group(window: Window, layers: Sequence[int], block_size: int, page_blocks: int) -> KVGroupSpec:
     kind = KVKind.FULL_ATTENTION if window is None else KVKind.SLIDING_WINDOW
     if isinstance(window, Chunk):
         kind = KVKind.CHUNKS

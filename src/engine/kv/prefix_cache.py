@@ -8,7 +8,8 @@ read another client's context.
 
 Each group of layers has its own blocks, so a block's name is a digest and a group. Layers with full
 attention need all blocks of a prefix. Layers with a sliding window need the last few, and layers
-that attend within chunks those since the last chunk began. A prefix counts as cached up to the length at which every group has the blocks that it needs.
+that attend within chunks those since the last chunk began. A prefix counts as cached up to the
+length at which every group has the blocks that it needs.
 
 Source of the scheme: vLLM's automatic prefix caching (docs.vllm.ai, "Automatic Prefix Caching").
 """

@@ -86,7 +86,8 @@ def check_tensors(
         passed_over: names that may be present and are not read.
 
     Raises:
-        ModelLoadError: tensors are missing, unexpected or mis-shaped; the message names them.
+        ModelLoadError: tensors are missing, unexpected, mis-shaped or mis-typed; the message names
+            them.
     """
     meta = torch.device("meta")
     reads: list[_Read] = []

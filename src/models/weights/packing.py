@@ -16,7 +16,7 @@ _EXPONENT_BIAS = 127
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Four-bit numbers in blocks of 32 that share a power of two ("OCP Microscaling Formats", 2023).
+    """Four-bit numbers in blocks of 32 that share a power of two (OCP Microscaling Formats, 2023).
 
     Values [..., in] are stored as blocks [..., in / 32, 16], two numbers per byte with the first in
     the low half, and scales [..., in / 32], which are exponents plus 127. Every value is exact in

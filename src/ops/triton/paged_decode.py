@@ -282,7 +282,7 @@ def run(
     """Attend for the rows with one query token; arguments as in `paged_attention`.
 
     Parameters
-        schedule: The schedule of these rows with this window and these chunks, in tiles of `shape.tile`.
+        schedule: The schedule of these rows with this window or chunk, in tiles of `shape.tile`.
         spec: Scale and modifiers of the scores.
         padded: head_dim rounded up to a power of two.
         shape: Size of the programs.
@@ -307,7 +307,8 @@ def run(
         partial_out, partial_lse, out, query.stride(0), block_tables.stride(0),
         kv_heads * head_dim, rows, kv_heads, spec.scale * LOG2_E, spec.sinks, **shared,
         BLOCK_SIZE=block_size, WINDOW=spec.window or 0, CHUNK=spec.chunk or 0,
-        CAP=(spec.cap or 0.0) * LOG2_E, N=shape.tile, num_warps=shape.warps, num_stages=shape.stages,
+        CAP=(spec.cap or 0.0) * LOG2_E, N=shape.tile, num_warps=shape.warps,
+        num_stages=shape.stages,
     )  # fmt: skip
     _merge_kernel[(rows, heads)](
         partial_out, partial_lse, query_start_loc, schedule, out, rows, heads, programs,

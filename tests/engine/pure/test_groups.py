@@ -220,8 +220,7 @@ def test_a_followed_match_is_what_a_new_look_finds(windows: tuple[Window, ...]) 
                 length
                 for length in range(len(digests) + 1)
                 if all(
-                    set(digests[first_block(length, w) : length])
-                    <= known[group].keys()
+                    set(digests[first_block(length, w) : length]) <= known[group].keys()
                     for group, w in enumerate(windows)
                 )
             ]
