@@ -198,6 +198,8 @@ class ModelConfig:
         Factor of the embedding. The factor is rounded to the model's dtype first.
     residual_multiplier
         Factor of each block's output before it is added to the residual stream.
+    unread
+        Beginnings of the names of tensors that the checkpoint may have and that are not read.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
     """
@@ -215,6 +217,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logit_cap: float | None = None
     logit_multiplier: float = 1.0
+    unread: tuple[str, ...] = ()
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

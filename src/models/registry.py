@@ -9,7 +9,7 @@ from typing import Any
 
 from src.core.errors import ModelLoadError
 from src.models.config import ModelConfig
-from src.models.families.family import Family
+from src.models.families.family import Family, Wrapper
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
 from src.models.families.gpt_oss import GptOss
@@ -41,6 +41,7 @@ FAMILIES: tuple[type[Family], ...] = (
 )
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
+_WRAPPERS = [(wrapper, family) for family in FAMILIES for wrapper in family.wrappers]
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -49,13 +50,47 @@ def supported_architectures() -> tuple[str, ...]:
 
 
 def has_family(raw: Mapping[str, Any]) -> bool:
-    """Whether a native family answers to a `config.json`, as `architecture_of` reads it."""
+    """Whether a native family answers to a `config.json`, as `load_config` reads it."""
+    if _wrapper_of(raw) is not None:
+        return True
     names = raw.get("architectures")
     if names is None or names == []:
         name, known = raw.get("model_type"), {*_BY_MODEL_TYPE}
     else:
         name, known = names[0] if isinstance(names, list) else None, {*_BY_ARCHITECTURE}
     return isinstance(name, str) and name in known
+
+
+def _wrapper_of(raw: Mapping[str, Any]) -> tuple[Wrapper, type[Family]] | None:
+    """The wrapper that a `config.json` names, and its family."""
+    names = raw.get("architectures")
+    for wrapper, family in _WRAPPERS:
+        if names == [wrapper.architecture] or (
+            names in (None, []) and raw.get("model_type") == wrapper.model_type
+        ):
+            return wrapper, family
+    return None
+
+
+def _text_of(raw: Mapping[str, Any], family: type[Family], source: str) -> dict[str, Any]:
+    """The part of a wrapper's `config.json` that is about text."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise ModelLoadError(f"{source}: text_config must be an object, got {text!r}")
+    dtype = (
+        {}
+        if text.get("dtype") or text.get("torch_dtype")
+        else {name: raw[name] for name in ("dtype", "torch_dtype") if name in raw}
+    )
+    whole = {name: raw[name] for name in ("quantization_config",) if name in raw}
+    return {**text, **dtype, **whole, "architectures": [family.architectures[0]]}
+
+
+def _prefixed(config: ModelConfig, wrapper: Wrapper) -> ModelConfig:
+    """The same with the names that tensors have in a wrapper's checkpoint."""
+    names = ("embedding_name", "layer_name", "final_norm_name", "head_name")
+    changes: dict[str, Any] = {name: wrapper.prefix + getattr(config, name) for name in names}
+    return replace(config, **changes, unread=wrapper.others)
 
 
 def family_of(architecture: str) -> type[Family]:
@@ -129,10 +164,15 @@ def load_config(path: Path) -> ModelConfig:
     """
     source = path / "config.json"
     raw = read_json(source)
+    wrapped = _wrapper_of(raw)
+    if wrapped is not None:
+        raw = _text_of(raw, wrapped[1], str(source))
     architecture = architecture_of(raw, str(source))
     family = family_of(architecture)
     raw = {**raw, "architectures": [architecture]}
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     config = family.describe(Fields(raw, str(source), family.defaults))
+    if wrapped is not None:
+        config = _prefixed(config, wrapped[0])
     return replace(config, generation=parse_generation(raw, generation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from src.models.config import AttentionConfig, ExpertsConfig, MLPConfig, ModelConfig, StackedExperts
-from src.models.families.family import Family, attention, decoder, experts, mlp
+from src.models.families.family import Family, Wrapper, attention, decoder, experts, mlp
 from src.models.fields import Fields
 from src.models.layers.attention import Temperature
 
@@ -17,6 +17,14 @@ class Llama4(Family):
 
     architectures = ("Llama4ForCausalLM",)
     model_type = "llama4_text"
+    wrappers = (
+        Wrapper(
+            "Llama4ForConditionalGeneration",
+            "llama4",
+            "language_model.",
+            ("vision_model.", "multi_modal_projector."),
+        ),
+    )
     defaults = {  # noqa: RUF012
         "num_key_value_heads": 8,
         "head_dim": 128,
