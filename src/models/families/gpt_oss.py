@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from src.models.config import ModelConfig, StackedExperts
+from src.models.config import ExpertsConfig, ModelConfig, StackedExperts
 from src.models.families.family import Family, attention, decoder, experts, windowed
 from src.models.fields import LAYER_TYPES, Fields
 from src.models.layers.norms import NormSpec
@@ -51,33 +51,32 @@ class GptOss(Family):
         base = attention(
             fields, rope, qkv_bias=bias, output_bias=bias, sinks_name="self_attn.sinks"
         )
-        inner, hidden = fields.integer("intermediate_size"), fields.integer("hidden_size")
         mlps = [
-            experts(
-                fields,
-                *("num_local_experts", "num_experts"),
-                intermediate_size=inner,
-                renormalize=False,
-                scoring="softmax_of_chosen",
-                activation=ClampedSwiglu(
-                    fields.number("swiglu_alpha"), fields.number("swiglu_limit")
-                ),
-                bias=True,
-                router_name="mlp.router",
-                router_bias=True,
-                names=StackedExperts(
-                    interleaved=True,
-                    packing=Mxfp4() if is_packed else None,
-                ),
-            )
+            _experts(fields, Mxfp4() if is_packed else None)
             for is_packed in _packed_layers(fields, layers)
         ]
-        if any(mlp.names.packing for mlp in mlps if isinstance(mlp.names, StackedExperts)):
-            for name, size in (("hidden_size", hidden), ("intermediate_size", inner)):
-                if size % Mxfp4.BLOCK:
-                    raise fields.error(name, f"a multiple of {Mxfp4.BLOCK} for mxfp4")
         norm = NormSpec(fields.number("rms_norm_eps"), scales_wide=True)
         return decoder(fields, windowed(base, windows), mlps, norm=norm, rope=rope)
+
+
+def _experts(fields: Fields, packing: Mxfp4 | None) -> ExpertsConfig:
+    sizes = {name: fields.integer(name) for name in ("hidden_size", "intermediate_size")}
+    for name, size in sizes.items():
+        if packing is not None and size % Mxfp4.BLOCK:
+            raise fields.error(name, f"a multiple of {Mxfp4.BLOCK} for mxfp4")
+    limits = ClampedSwiglu(fields.number("swiglu_alpha"), fields.number("swiglu_limit"))
+    return experts(
+        fields,
+        *("num_experts", "num_local_experts"),
+        intermediate_size=sizes["intermediate_size"],
+        renormalize=False,
+        scoring="softmax_of_chosen",
+        activation=limits,
+        bias=True,
+        router_name="mlp.router",
+        router_bias=True,
+        names=StackedExperts(interleaved=True, packing=packing),
+    )
 
 
 def _packed_layers(fields: Fields, layers: int) -> list[bool]:
