@@ -48,7 +48,7 @@ def plan_graphs(
     attention
         See :class:`ForwardPass`.
     """
-    if backend is None or not config.compile.captures or not model.is_program:
+    if backend is None or not config.compile.captures:
         return None
     ladder = PaddingLadder(config.scheduler.max_num_seqs, config.compile.cuda_graph_max_tokens)
     with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
