@@ -56,7 +56,8 @@ class AttentionConfig:
     rotated_norm
         Whether queries and keys of each head are normalized after rotation, without weights.
     qk_norm
-        How queries and keys are normalized: each head by itself, all heads together, or not.
+        How queries and keys are normalized: each head by itself (``head``: with one weight [D] for
+        all heads; ``each_head``: with weights [heads, D]), all heads together, or not.
     """
 
     num_heads: int
@@ -73,7 +74,7 @@ class AttentionConfig:
     rotated_norm: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "each_head", "whole"] | None = None
     qkv_names: Names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output_name: str = "self_attn.o_proj"
     sinks_name: str | None = None
@@ -136,8 +137,9 @@ class ExpertsConfig:
     choice_bias_name
         The tensor that is added to scores for the choice alone; None: there is none.
     names
-        Names of gate, up and down; ``{}`` stands for the expert's number. Or the names of tensors
-        that hold all experts.
+        Names of gate, up and down, where ``{}`` stands for the expert's number. Two names without a
+        number are of fused tensors: [experts, 2 I, H] of gate and up, and [experts, H, I] of down.
+        `StackedExperts` are tensors in another form.
     shared
         An MLP that computes every token; its output is added to that of the experts.
     shared_gate_name
@@ -174,6 +176,12 @@ class LayerConfig:
 
     ``..._norm`` normalizes a block's input, ``..._post_norm`` its output before it is added. The
     values are names of tensors; None: no norm.
+
+    Attributes
+    ----------
+    parallel
+        Whether the MLP reads what attention reads: the layer's input, normalized by
+        ``attention_norm``. Then ``mlp_norm`` is not used.
     """
 
     attention: AttentionConfig
@@ -182,14 +190,17 @@ class LayerConfig:
     attention_post_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_post_norm: str | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder. `dtype` is the checkpoint's own.
+    """A decoder.
 
     Attributes
     ----------
+    dtype
+        The checkpoint's own. `registry.load_config` finds it out where `config.json` has none.
     max_position_embeddings
         Tokens that it was trained for.
     rope
@@ -202,6 +213,9 @@ class ModelConfig:
         Beginnings of the names of tensors that the checkpoint may have and that are not read.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
+    unread_layers
+        How many layers the checkpoint may have behind the last, to predict further tokens. They are
+        not read.
     """
 
     architecture: str
@@ -210,7 +224,7 @@ class ModelConfig:
     max_position_embeddings: int
     rope: RopeConfig
     tie_word_embeddings: bool
-    dtype: str
+    dtype: str | None
     norm: NormSpec
     layers: tuple[LayerConfig, ...]
     embedding_multiplier: float = 1.0
@@ -218,6 +232,7 @@ class ModelConfig:
     logit_cap: float | None = None
     logit_multiplier: float = 1.0
     unread: tuple[str, ...] = ()
+    unread_layers: int = 0
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

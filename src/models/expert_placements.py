@@ -28,6 +28,9 @@ def place_experts(config: ExpertsConfig, prefix: str, inner: int) -> ExpertPlace
     """
     if isinstance(config.names, StackedExperts):
         return _stacked(config, config.names, prefix, inner)
+    if len(config.names) == 2:
+        gate_up, down = (f"{prefix}{name}.weight" for name in config.names)
+        return ExpertPlacements([Placement(gate_up, shard=1)], [Placement(down, shard=2)], [], [])
     return _apart(config.num_experts, config.names, prefix, inner)
 
 

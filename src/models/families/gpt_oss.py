@@ -67,7 +67,6 @@ def _experts(fields: Fields, packing: Mxfp4 | None) -> ExpertsConfig:
     limits = ClampedSwiglu(fields.number("swiglu_alpha"), fields.number("swiglu_limit"))
     return experts(
         fields,
-        *("num_experts", "num_local_experts"),
         intermediate_size=sizes["intermediate_size"],
         renormalize=False,
         scoring="softmax_of_chosen",

@@ -115,7 +115,6 @@ def _experts(fields: Fields) -> ExpertsConfig:
     inner, shared = fields.integer("intermediate_size"), "feed_forward.shared_expert"
     return experts(
         fields,
-        "num_local_experts",
         intermediate_size=inner,
         renormalize=False,
         scoring="sigmoid",

@@ -18,6 +18,7 @@ class Mixtral(Family):
         "rms_norm_eps": 1e-5,
         "num_experts_per_tok": 2,
         "num_local_experts": 8,
+        "eos_token_id": 2,
     }
 
     @classmethod
@@ -27,7 +28,6 @@ class Mixtral(Family):
         rope = fields.rope(fields.integer("max_position_embeddings"), theta=("rope_theta", 1e6))
         mlp = experts(
             fields,
-            "num_local_experts",
             intermediate_size=fields.integer("intermediate_size"),
             renormalize=True,
             router_name="block_sparse_moe.gate",

@@ -75,8 +75,8 @@ class AttentionInWeights(NamedTuple):
     norm: Tensor | None  # [H]
     qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, keys, values
     qkv_bias: Tensor | None  # [(Q + 2 K) D]
-    q_norm: Tensor | None  # [D], or [Q D] for all heads together
-    k_norm: Tensor | None  # [D], or [K D]
+    q_norm: Tensor | None  # [D]; [Q, D] with weights of each head; [Q D] for all heads together
+    k_norm: Tensor | None  # [D], [K, D] or [K D]
     rope_table: Tensor | None  # float32 [max_positions, rotary_dim], see `rope.rope_table`
 
 
