@@ -161,7 +161,9 @@ class _LayerWriter:
             config.temperature,
             leaves_rotation,
         )
-        self._attention_in(config, spec, (None, None, None) if leaves_rotation else rotation)
+        unrotated = (None, None, None)
+        left = rotation if leaves_rotation else unrotated
+        self._attention_in(config, spec, unrotated if leaves_rotation else rotation)
         between()
         builder.mixer(
             "attention",
@@ -177,9 +179,7 @@ class _LayerWriter:
                 builder.deterministic,
                 config.chunk,
             ),
-            AttentionMixerWeights(
-                *(rotation if leaves_rotation else (None, None, None)), self._sinks(config, heads)
-            ),
+            AttentionMixerWeights(left[0], left[1], left[2], self._sinks(config, heads)),
             (QUERY, KEY, VALUE),
             builder.step_tensor(ATTENDED, heads * dim),
         )

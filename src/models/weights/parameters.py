@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -48,7 +48,8 @@ class Packing(Protocol):
         """The values that the tensors stand for, in float32."""
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """One of several parts along the first dimension of a checkpoint's tensor."""
 
     index: int
