@@ -215,7 +215,4 @@ def load_config(path: Path) -> ModelConfig:
     dtype = config.dtype
     if dtype is None:
         dtype = str(first_dtype(path) or torch.float32).removeprefix("torch.")
-    # The reference's class has end tokens for files that name none anywhere.
-    known = raw if generation is not None else {**family.defaults, **raw}
-    generation_defaults = parse_generation(known, generation)
-    return replace(config, dtype=dtype, generation=generation_defaults)
+    return replace(config, dtype=dtype, generation=parse_generation(raw, generation))

@@ -211,6 +211,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"no_rope_layers": [0, 1, 0, 0, 1], "use_sliding_window": True, "sliding_window": 8},
     ),
+    "phi4-mini": (
+        "phi3",
+        {
+            "tie": True,
+            "sliding_window": 512,
+            "rope": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+            },
+        },
+    ),
     "gpt-oss-no-biases": ("gpt_oss", {"attention_bias": False}),
     "gpt-oss-low-limit": ("gpt_oss", {"swiglu_limit": 0.3, "swiglu_alpha": 1.1}),
     "gpt-oss-windows-by-layer": (

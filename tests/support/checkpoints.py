@@ -54,7 +54,7 @@ TINY: dict[str, dict[str, Any]] = {
     "granite_moe": {
         "num_local_experts": 6,
         "num_experts_per_tok": 2,
-        "embedding_multiplier": 6.0,
+        "embedding_multiplier": 12.0,
         "logits_scaling": 4.0,
         "residual_multiplier": 0.375,
         "attention_multiplier": 0.125,

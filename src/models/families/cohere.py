@@ -16,7 +16,6 @@ DEFAULTS = {
     "logit_scale": 0.0625,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
-    "eos_token_id": 255001,
 }
 
 

@@ -67,7 +67,6 @@ DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "tie_word_embeddings": True,
-    "eos_token_id": 1,
 }
 
 

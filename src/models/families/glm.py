@@ -14,7 +14,6 @@ DEFAULTS = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1.5625e-7,
     "partial_rotary_factor": 0.5,
-    "eos_token_id": [151329, 151336, 151338],
 }
 
 

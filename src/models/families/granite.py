@@ -13,7 +13,6 @@ DEFAULTS = {
     "logits_scaling": 1.0,
     "residual_multiplier": 1.0,
     "attention_multiplier": 1.0,
-    "eos_token_id": 2,
 }
 
 

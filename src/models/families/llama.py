@@ -12,7 +12,6 @@ class Llama(Family):
 
     architectures = ("LlamaForCausalLM",)
     model_type = "llama"
-    defaults = {"eos_token_id": 2}  # noqa: RUF012
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:

@@ -16,7 +16,6 @@ class Mistral(Family):
         "sliding_window": 4096,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
-        "eos_token_id": 2,
     }
 
     @classmethod

@@ -18,7 +18,6 @@ class Mixtral(Family):
         "rms_norm_eps": 1e-5,
         "num_experts_per_tok": 2,
         "num_local_experts": 8,
-        "eos_token_id": 2,
     }
 
     @classmethod

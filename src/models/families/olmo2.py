@@ -10,7 +10,7 @@ from src.models.fields import Fields
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
 
-DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "eos_token_id": 50279}
+DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
 
 
 def olmo_attention(fields: Fields, rope: RopeConfig) -> AttentionConfig:

@@ -16,7 +16,6 @@ class Phi3(Family):
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,
-        "eos_token_id": 32000,
     }
 
     @classmethod

@@ -19,7 +19,6 @@ class SmolLM3(Family):
         "max_position_embeddings": 32768,
         "no_rope_layer_interval": 4,
         "tie_word_embeddings": True,
-        "eos_token_id": 128001,
     }
 
     @classmethod

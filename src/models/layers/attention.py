@@ -172,7 +172,10 @@ def attention_in(
         key = flat_key.unflatten(-1, (kv_heads, head_dim))
     else:
         query, key = _normed(spec, weights, query, key)
-    if weights.rope_table is not None:
+    if weights.rope_table is None:
+        # Not `contiguous()`, which asks whether there is one token.
+        query, key = (x.clone(memory_format=torch.contiguous_format) for x in (query, key))
+    else:
         cos_sin = weights.rope_table[positions].to(query.dtype)
         query = apply_rope(query, cos_sin, spec.rotary_dim)
         key = apply_rope(key, cos_sin, spec.rotary_dim)
@@ -181,7 +184,7 @@ def attention_in(
     if spec.temperature is not None:
         factors = spec.temperature.of(positions)
         query = (query * factors[:, None, None]).to(query.dtype)
-    return query.contiguous(), key.contiguous(), value
+    return query, key, value
 
 
 def _normed(
