@@ -104,12 +104,15 @@ def _bodies(family: type[Family]) -> set[str]:
 
 
 def _wrapper_of(raw: Mapping[str, Any]) -> tuple[Wrapper, type[Family]] | None:
-    """The wrapper that a `config.json` names, and its family."""
+    """The wrapper whose `config.json` this is, and its family.
+
+    A model of the family that was taken out of a wrapper and saved may have the wrapper's file.
+    """
     names = raw.get("architectures")
     for wrapper, family in _WRAPPERS:
-        if names == [wrapper.architecture] or (
-            names in (None, []) and raw.get("model_type") == wrapper.model_type
-        ):
+        is_of_type = raw.get("model_type") == wrapper.model_type
+        own = [[name] for name in family.architectures]
+        if names == [wrapper.architecture] or (is_of_type and names in (None, [], *own)):
             return wrapper, family
     return None
 
@@ -201,7 +204,7 @@ def load_config(path: Path) -> ModelConfig:
     """
     source = path / "config.json"
     raw = read_json(source)
-    wrapped = _wrapper_of(raw)
+    wrapped, given = _wrapper_of(raw), raw.get("architectures")
     if wrapped is not None:
         raw = _text_of(raw, wrapped[1], str(source))
     architecture = architecture_of(raw, str(source))
@@ -210,7 +213,7 @@ def load_config(path: Path) -> ModelConfig:
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     config = family.describe(Fields(raw, str(source), family.defaults))
-    if wrapped is not None:
+    if wrapped is not None and given != [architecture]:
         config = _prefixed(config, wrapped[0])
     dtype = config.dtype
     if dtype is None:

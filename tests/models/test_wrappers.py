@@ -52,6 +52,17 @@ def test_the_text_part_gives_the_logits_of_its_language_model(wrapped: tuple[Pat
     assert chunks == {TINY["llama4"]["attention_chunk_size"], None}
 
 
+def test_a_text_model_that_was_saved_by_itself_may_have_the_file_of_the_whole(
+    wrapped: tuple[Path, Any], tmp_path: Path
+) -> None:
+    wrapped[1].language_model.save_pretrained(tmp_path)
+    raw = json.loads((wrapped[0] / "config.json").read_text())
+    for change in ({}, raw | {"architectures": ["Llama4ForCausalLM"]}):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+        check_float32(load_model(tmp_path), wrapped[1].language_model)
+
+
 def test_a_file_without_architectures_is_told_by_its_model_type(
     wrapped: tuple[Path, Any], tmp_path: Path
 ) -> None:
