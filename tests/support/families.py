@@ -38,7 +38,18 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 # Families whose layers have a form of their own; the others are made of the same parts.
 QUICK = (
-    *("cohere2", "gemma2", "gemma3", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "phi3"),
+    *(
+        "cohere2",
+        "gemma2",
+        "gemma3",
+        "glm4_moe",
+        "gpt_oss",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+    ),
     *("qwen2", "qwen3", "qwen3_moe"),
 )
 SHORT_SIGHTED = {name: _OWN.get(name, {}) for name in CLASSES}
