@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.roofline import Roofline
+from src.engine.sizing.roofline import Roofline
 from src.ops import EXPERTS, GUMBEL_ARGMAX, LINEAR, OPS, PAGED_ATTENTION, Op
 from src.ops.cpu.build import ensure_built
 
