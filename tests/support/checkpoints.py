@@ -19,7 +19,7 @@ TINY: dict[str, dict[str, Any]] = {
     # Overrides the value in `rope_parameters`.
     "phi3": {"original_max_position_embeddings": 128},
     "llama4": {
-        "intermediate_size_mlp": 80,
+        "intermediate_size_mlp": 128,
         "num_local_experts": 6,
         "num_experts_per_tok": 2,
         "attention_chunk_size": 24,
