@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from src.models.config import (
     MLPConfig,
     ModelConfig,
 )
+from src.models.expert_placements import place_experts
 from src.models.latent_decoder import LatentWriter
 from src.models.layers import embedding as ends
 from src.models.layers.attention import (
@@ -166,6 +167,8 @@ class _LayerWriter:
         leaves_rotation = (
             builder.rotates_in_op
             and rotary_dim == dim
+            and not config.rotated_norm
+            and config.temperature is None
             and (config.qk_norm is None or (config.qk_norm == "head" and norm.is_plain))
         )
         norms = self._qk_norms(config, heads, kv_heads, rotary_dim)
@@ -178,9 +181,13 @@ class _LayerWriter:
             None if config.qk_norm is None else norm,
             config.qk_norm == "whole",
             rotary_dim,
+            norm if config.rotated_norm else None,
+            config.temperature,
             leaves_rotation,
         )
-        self._attention_in(config, spec, (None, None, None) if leaves_rotation else rotation)
+        unrotated = (None, None, None)
+        left = rotation if leaves_rotation else unrotated
+        self._attention_in(config, spec, unrotated if leaves_rotation else rotation)
         between()
         builder.mixer(
             "attention",
@@ -194,12 +201,25 @@ class _LayerWriter:
                 config.cap,
                 norm if leaves_rotation else None,
                 builder.deterministic,
+                config.chunk,
             ),
-            AttentionMixerWeights(*(rotation if leaves_rotation else ())),
+            AttentionMixerWeights(left[0], left[1], left[2], self._sinks(config, heads)),
             (QUERY, KEY, VALUE),
             builder.step_tensor(ATTENDED, heads * dim),
         )
         self._attention_out(config, heads * dim)
+
+    def _sinks(self, config: AttentionConfig, heads: int) -> Name:
+        if config.sinks_name is None:
+            return None
+        return self._builder.parameter(
+            self._own + "sinks",
+            (heads,),
+            "vector",
+            (Placement(self._stored + config.sinks_name, shard=0),),
+            fill=0.0,
+            dtype=torch.float32,
+        )
 
     def _rope_table(self, config: AttentionConfig, rotary_dim: int) -> Name:
         if config.rope is None:
@@ -360,7 +380,7 @@ class _LayerWriter:
     def _experts(self, config: ExpertsConfig) -> None:
         builder, layer, shared = self._builder, self._layer, config.shared
         inner = builder.group.shard(config.intermediate_size)
-        gate_up, down = self._expert_placements(config, inner)
+        placed = place_experts(config, self._stored, inner)
         builder.segment(
             experts,
             ExpertsSpec(
@@ -376,6 +396,7 @@ class _LayerWriter:
                     config.groups_ranked_by,
                 ),
                 config.activation,
+                config.weighs_inputs,
                 self._config.residual_multiplier,
                 builder.group,
                 builder.deterministic,
@@ -388,42 +409,27 @@ class _LayerWriter:
                     self._own + "experts.gate_up",
                     (config.num_experts, 2 * inner, self._hidden),
                     "experts",
-                    gate_up,
+                    placed.gate_up,
                 ),
                 builder.parameter(
                     self._own + "experts.down",
                     (config.num_experts, self._hidden, inner),
                     "experts",
-                    down,
+                    placed.down,
                 ),
                 self._block_norm("mlp_post_norm", layer.mlp_post_norm),
                 self._choice_bias(config),
                 None if shared is None else self._mlp_weights(shared, "shared."),
                 self._router("shared.gate", 1, config.shared_gate_name),
+                self._router_bias(config),
+                self._expert_biases(
+                    "gate_up", (config.num_experts, 2 * inner), placed.gate_up_bias
+                ),
+                self._expert_biases("down", (config.num_experts, self._hidden), placed.down_bias),
             ),
             (RESIDUAL,),
             (builder.step_tensor(RESIDUAL, self._hidden),),
         )
-
-    def _expert_placements(
-        self, config: ExpertsConfig, inner: int
-    ) -> tuple[list[Placement], list[Placement]]:
-        """Of gate and up, and of down."""
-        if len(config.names) == 2:
-            both, last = self._names(config.names, "weight")
-            return [Placement(both, shard=1)], [Placement(last, shard=2)]
-        gate_up: list[Placement] = []
-        down: list[Placement] = []
-        for expert in range(config.num_experts):
-            gate, up, last = (
-                f"{self._stored}{name.format(expert)}.weight" for name in config.names
-            )
-            gate_up += [
-                Placement(gate, (expert, slice(0, inner)), 0),
-                Placement(up, (expert, slice(inner, 2 * inner)), 0),
-            ]
-            down.append(Placement(last, (expert,), 1))
-        return gate_up, down
 
     def _router(self, name: str, count: int, tensor: str | None) -> Name:
         if tensor is None:
@@ -433,6 +439,26 @@ class _LayerWriter:
         return self._builder.parameter(
             self._own + name, shape, "router", (placement,), dtype=torch.float32
         )
+
+    def _router_bias(self, config: ExpertsConfig) -> Name:
+        if not config.router_bias:
+            return None
+        return self._builder.parameter(
+            self._own + "router_bias",
+            (config.num_experts,),
+            "router",
+            (Placement(f"{self._stored}{config.router_name}.bias"),),
+            fill=0.0,
+            dtype=torch.float32,
+        )
+
+    def _expert_biases(
+        self, name: str, shape: tuple[int, int], placements: Sequence[Placement]
+    ) -> Name:
+        if not placements:
+            return None
+        name = f"{self._own}experts.{name}_bias"
+        return self._builder.parameter(name, shape, "vector", placements, fill=0.0)
 
     def _choice_bias(self, config: ExpertsConfig) -> Name:
         if config.choice_bias_name is None:

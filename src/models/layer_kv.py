@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from src.core.blocks import Window
+
 
 class KVTensor(NamedTuple):
     """One tensor of a layer's memory; ``shape`` is of one token, or of one sequence."""
@@ -34,14 +36,14 @@ class LayerKVSpec:
     tensors
         In the order in which the layer's mixer takes them.
     window
-        How many tokens a query sees, itself included; None is the whole context.
+        What a query sees.
     per
         Whether the tensors are of each token of context, or of the sequence as a whole.
     """
 
     kind: str
     tensors: tuple[KVTensor, ...]
-    window: int | None = None
+    window: Window = None
     per: Literal["token", "sequence"] = "token"
 
     def block_shapes(self, block_size: int) -> tuple[tuple[int, ...], ...]:
@@ -67,7 +69,7 @@ class MixerSpec(Protocol):
 
 
 def keys_and_values(
-    num_kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None = None
+    num_kv_heads: int, head_dim: int, dtype: torch.dtype, window: Window = None
 ) -> LayerKVSpec:
     """Memory of ordinary attention: a key and a value [num_kv_heads, head_dim] per token."""
     shape = (num_kv_heads, head_dim)

@@ -24,13 +24,15 @@ def dense_mix(model: Model) -> Mix:
     def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
         if mixer.kind == "latent_attention":
             return _dense_latent_attention(mixer, given, model.mixer_weights[mixer.layer])
-        return dense_attention(mixer, given)
+        return dense_attention(mixer, given, model.mixer_weights[mixer.layer].sinks)
 
     return mix
 
 
-def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Causal attention, written as plainly as can be."""
+def dense_attention(
+    mixer: Mixer, given: Sequence[torch.Tensor], sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Causal attention over one sequence that is given whole, written as plainly as can be."""
     (query, key, value), spec = given, mixer.spec
     tokens, heads, _ = query.shape
     key = key.repeat_interleave(heads // key.shape[1], dim=1)
@@ -42,8 +44,13 @@ def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor
     visible = position[None, :] <= position[:, None]
     if spec.window is not None:
         visible &= position[None, :] > position[:, None] - spec.window
+    if spec.chunk is not None:
+        visible &= position[None, :] // spec.chunk == position[:, None] // spec.chunk
     scores = scores.masked_fill(~visible, -torch.inf)
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        of_heads = sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, tokens, 1)
+        scores = torch.cat([scores, of_heads], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., :tokens]
     return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
 

@@ -251,6 +251,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss-no-biases": ("gpt_oss", {"attention_bias": False}),
+    "gpt-oss-low-limit": ("gpt_oss", {"swiglu_limit": 0.3, "swiglu_alpha": 1.1}),
+    "gpt-oss-windows-by-layer": (
+        "gpt_oss",
+        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "llama4-experts-everywhere": (
+        "llama4",
+        {"interleave_moe_layer_step": 1, "num_experts_per_tok": 1, "use_qk_norm": False},
+    ),
+    "llama4-by-layer": (
+        "llama4",
+        {
+            "no_rope_layers": [1, 0, 1],
+            "moe_layers": [0, 2],
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+        },
+    ),
+    "llama4-no-chunks": ("llama4", {"attention_chunk_size": None}),
+    "llama4-chunk-1": ("llama4", {"attention_chunk_size": 1, "floor_scale": 1}),
     "large-eps": ("llama", {"rms_norm_eps": 0.1}),
     "large-theta": ("llama", {"rope": {"rope_type": "default", "rope_theta": 1e6}}),
     "yarn-attention-factor": (

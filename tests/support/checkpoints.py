@@ -51,6 +51,17 @@ TINY: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "n_shared_experts": 1,
     },
+    "llama4": {
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "attention_chunk_size": 24,
+        # Every third layer has neither RoPE nor chunks, every second has experts.
+        "no_rope_layer_interval": 3,
+        "interleave_moe_layer_step": 2,
+        "floor_scale": 16,
+    },
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 8,
@@ -95,7 +106,7 @@ TINY: dict[str, dict[str, Any]] = {
 # Family -> class name in transformers, for every supported architecture. An architecture that is
 # added to the registry is tested wherever this is used.
 CLASSES: dict[str, str] = {
-    re.sub(r"(?<=[a-z0-9])(?=Moe)", "_", name.removesuffix("ForCausalLM")).lower(): name
+    re.sub(r"(?<=[a-z0-9])(?=Moe|Oss)", "_", name.removesuffix("ForCausalLM")).lower(): name
     for name in supported_architectures()
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from src.core.blocks import blocks_for, blocks_held
+from src.core.blocks import Chunk, Window, blocks_for, blocks_held
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.host_memory import available_memory
@@ -37,13 +37,13 @@ class KVCachePlan:
     bytes_per_block
         Bytes of a block over all tensors of all slots.
     windows
-        Per group of layers: tokens that a query sees; ``None`` is all.
+        Per group of layers: what a query sees.
     """
 
     block_size: int
     num_blocks: int
     bytes_per_block: int
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[Window, ...] = (None,)
 
     def blocks_held(self, num_tokens: int) -> int:
         """Blocks of all groups that a request of ``num_tokens`` tokens needs at least."""
@@ -233,12 +233,17 @@ def _as(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return tensor.view(-1).view(torch.uint8).view(dtype).view(shape)
 
 
+def _extent(window: Window) -> str:
+    if isinstance(window, Chunk):
+        return f"chunks of {window.size} tokens"
+    return "all tokens" if window is None else f"window of {window} tokens"
+
+
 def _told(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> str:
     """The groups, for the log."""
     told = [
-        f"{len(group.layers)} layers, "
-        + ("all tokens" if group.window is None else f"window of {group.window} tokens")
-        + f", {' and '.join(sorted({layers[number].kind for number in group.layers}))} of "
+        f"{len(group.layers)} layers, {_extent(group.window)}, "
+        + f"{' and '.join(sorted({layers[number].kind for number in group.layers}))} of "
         + f"{layout.token_bytes[index]:,} bytes per token"
         for index, group in enumerate(layout.groups)
     ]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from src.core.blocks import Chunk, Window
 from src.models import LayerKVSpec
 
 # Classes whose numbers of layers differ by less than this factor are not cut. The smaller class
@@ -33,6 +34,7 @@ class KVKind(enum.Enum):
 
     FULL_ATTENTION = "full attention"
     SLIDING_WINDOW = "sliding window"
+    CHUNKS = "chunks"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class KVGroupSpec:
     layers
         Numbers of the layers; the i-th uses slot i of the pool.
     window
-        Tokens that a query sees, itself included; ``None`` is all.
+        What a query sees.
     block_size
         Tokens per block.
     page_blocks
@@ -57,7 +59,7 @@ class KVGroupSpec:
 
     kind: KVKind
     layers: tuple[int, ...]
-    window: int | None
+    window: Window
     block_size: int
     page_blocks: int = 1
 
@@ -79,8 +81,8 @@ class KVLayout:
     token_bytes: tuple[int, ...]
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Per group: tokens that a query sees; ``None`` is all."""
+    def windows(self) -> tuple[Window, ...]:
+        """Per group: what a query sees."""
         return tuple(group.window for group in self.groups)
 
     @property
@@ -125,7 +127,7 @@ def _grouped(
     if len({layer.window for layer in layers}) == 1:
         everything = _group(layers[0].window, range(len(layers)), block_size, 1)
         return (everything,), tuple(sizes)
-    classes: dict[tuple[int | None, tuple[int, ...]], list[int]] = {}
+    classes: dict[tuple[Window, tuple[int, ...]], list[int]] = {}
     for number, layer in enumerate(layers):
         classes.setdefault((layer.window, sizes[number]), []).append(number)
     counts = [len(members) for members in classes.values()]
@@ -153,8 +155,8 @@ def _page(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return longest
 
 
-def _group(
-    window: int | None, layers: Sequence[int], block_size: int, page_blocks: int
-) -> KVGroupSpec:
+def _group(window: Window, layers: Sequence[int], block_size: int, page_blocks: int) -> KVGroupSpec:
     kind = KVKind.FULL_ATTENTION if window is None else KVKind.SLIDING_WINDOW
+    if isinstance(window, Chunk):
+        kind = KVKind.CHUNKS
     return KVGroupSpec(kind, tuple(layers), window, block_size, page_blocks)

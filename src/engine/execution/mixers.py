@@ -78,7 +78,7 @@ class PagedAttention(LayerMixer):
         # All that the decode schedule depends on, beside the rows.
         block_size, kv_heads, head_dim = self._keys.shape[1:]
         self._scheduled_as = (
-            *(self._group, self._spec.window or 0, block_size),
+            *(self._group, self._spec.window, self._spec.chunk, block_size),
             *(self._spec.num_heads // kv_heads, head_dim, self._keys.element_size()),
         )
 
@@ -189,7 +189,7 @@ class PagedAttention(LayerMixer):
                 rows.block_tables_b[group],
                 rows.query_start_loc,
                 rows.seq_lens_b,
-                self._spec.window or 0,
+                self._attention,
             )
         return known[self._scheduled_as]
 

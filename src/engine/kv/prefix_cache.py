@@ -7,8 +7,9 @@ and not a faster one, because clients share this table: whoever could construct 
 read another client's context.
 
 Each group of layers has its own blocks, so a block's name is a digest and a group. Layers with full
-attention need all blocks of a prefix. Layers with a sliding window need the last few. A prefix
-counts as cached up to the length at which every group has the blocks that it needs.
+attention need all blocks of a prefix. Layers with a sliding window need the last few, and layers
+that attend within chunks those since the last chunk began. A prefix counts as cached up to the
+length at which every group has the blocks that it needs.
 
 Source of the scheme: vLLM's automatic prefix caching (docs.vllm.ai, "Automatic Prefix Caching").
 """
@@ -23,7 +24,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final
 
-from src.core.blocks import blocks_for
+from src.core.blocks import Chunk, Window, first_seen
 from src.engine.kv.block_pool import BlockPool, InvariantError
 
 # The latest evictions that are remembered to correct matches. A match that missed more starts over.
@@ -200,7 +201,7 @@ class PrefixCache:
     block_size
         Tokens per block.
     windows
-        Per group of layers: tokens that a query sees, itself included; ``None`` is all.
+        Per group of layers: what a query sees.
     enabled
         If false, callers register nothing, so nothing is ever found.
     """
@@ -210,7 +211,7 @@ class PrefixCache:
         num_blocks: int,
         block_size: int,
         *,
-        windows: Sequence[int | None] = (None,),
+        windows: Sequence[Window] = (None,),
         enabled: bool = True,
     ) -> None:
         self.pool = BlockPool(num_blocks, on_evict=self._forget)
@@ -220,11 +221,9 @@ class PrefixCache:
         self._block_size = block_size
         self._num_groups = len(windows)
         self._full = [group for group, window in enumerate(windows) if window is None]
-        # Group with a window -> blocks that a token at the start of a block sees before its own.
-        self._seen = {
-            group: blocks_for(window - 1, block_size)
-            for group, window in enumerate(windows)
-            if window is not None
+        # Group with a window or chunks -> its window.
+        self._windows = {
+            group: window for group, window in enumerate(windows) if window is not None
         }
         self._block_of: list[dict[bytes, int]] = [{} for _ in windows]
         self._digest_of: list[bytes | None] = [None] * num_blocks
@@ -266,11 +265,11 @@ class PrefixCache:
                         break
                     match.extend(group, found)
             length = min(length, len(run))
-        if self._seen:
+        if self._windows:
             length = self._agree(length, chain, token_ids)
-            for group, seen in self._seen.items():
+            for group, window in self._windows.items():
                 known = self._block_of[group]
-                places = range(max(0, length - seen), length)
+                places = range(self._first_needed(length, window), length)
                 match.replace(group, [known[chain.digest(i, token_ids)] for i in places])
         match.settle(length)
 
@@ -284,7 +283,7 @@ class PrefixCache:
             for group, index, block in islice(reversed(self._evicted), missed):
                 run = match.run(group)
                 # Windows are searched again anyway.
-                if group not in self._seen and index < len(run) and run[index] == block:
+                if group not in self._windows and index < len(run) and run[index] == block:
                     match.cut(group, index)
 
     def _agree(self, length: int, chain: HashChain, token_ids: Sequence[int]) -> int:
@@ -295,16 +294,20 @@ class PrefixCache:
         """
         while True:
             before = length
-            for group, seen in self._seen.items():
+            for group, window in self._windows.items():
                 known, first = self._block_of[group], length
-                if seen and not known:
+                if not known and isinstance(window, int) and window > 1:
                     return 0
-                while first > 0 and length - first < seen:
+                while first > self._first_needed(length, window):
                     first -= 1
                     if chain.digest(first, token_ids) not in known:
                         length = first
             if length == before:
                 return length
+
+    def _first_needed(self, length: int, window: int | Chunk) -> int:
+        """The first block, of a prefix of ``length`` blocks, that the token behind it sees."""
+        return min(length, first_seen(length * self._block_size, window) // self._block_size)
 
     def register(self, digest: bytes, block: int, index: int, group: int = 0) -> bool:
         """Register a held block, whose KV is committed, under its digest; returns whether it was.

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from src.core.blocks import blocks_held
+from src.core.blocks import Window, blocks_held, most_seen
 from src.core.config import Config
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from src.core.request import Request
@@ -42,8 +42,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     block_size, num_blocks
         Tokens per block, and blocks of the pool.
     windows
-        Per group of layers: tokens that a query sees, itself included; ``None`` is all. Each group
-        has its own block tables.
+        Per group of layers: what a query sees. Each group has its own block tables.
     content_key
         Identifies the model. Prefix cache entries of different models never match.
     max_model_len
@@ -70,7 +69,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_decode: int = 8
     block_size: int
     num_blocks: int
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[Window, ...] = (None,)
     content_key: str = ""
     max_model_len: int
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -93,7 +92,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if not self.windows or any(window is not None and window < 1 for window in self.windows):
+        spans = [most_seen(window) for window in self.windows if window is not None]
+        if not self.windows or any(span < 1 for span in spans):
             raise ConfigError(f"windows must be at least 1 token each, got {self.windows}")
 
     @property
@@ -113,7 +113,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         device_type: str,
         block_size: int,
         num_blocks: int,
-        windows: tuple[int | None, ...],
+        windows: tuple[Window, ...],
         content_key: str,
         max_model_len: int,
     ) -> SchedulerLimits:

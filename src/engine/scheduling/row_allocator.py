@@ -16,7 +16,7 @@ import sys
 from bisect import insort
 from operator import attrgetter
 
-from src.core.blocks import blocks_for, blocks_held
+from src.core.blocks import Chunk, blocks_for, blocks_held, first_seen, most_seen
 from src.core.plan import NO_BLOCK, BlockAppend, RowInstall
 from src.engine.kv.block_pool import InvariantError
 from src.engine.kv.prefix_cache import Match, PrefixCache
@@ -217,9 +217,9 @@ class RowAllocator:
                 state.behind[group] = first
         self._advance(state)
 
-    def _first_seen(self, position: int, window: int) -> int:
+    def _first_seen(self, position: int, window: int | Chunk) -> int:
         """The first block that a query at ``position`` or later sees."""
-        return max(0, position - window + 1) // self.limits.block_size
+        return first_seen(position, window) // self.limits.block_size
 
     def _advance(self, state: RequestState) -> None:
         """Publish the digest of the block that a request computes next, if its tokens are known."""
@@ -360,5 +360,5 @@ class RowAllocator:
             held = len(state.block_ids[group]) - state.behind[group]
             # Positions computed since the last block became full, and those planned ahead.
             ahead = state.capacity - state.registered * size
-            if held > blocks_for(window - 1, size) + blocks_for(ahead, size):
+            if held > blocks_for(most_seen(window) - 1, size) + blocks_for(ahead, size):
                 raise InvariantError(f"request {state.key} holds {held} blocks of {window} tokens")

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from src.compile.graphs import CaptureBackend, PaddingLadder
+from src.core.blocks import most_seen
 from src.core.config import MIB, Config, ModelSection
 from src.core.errors import ConfigError
 from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
@@ -255,7 +256,8 @@ def _group_reports(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> tuple[KVG
     counts: Counter[tuple[int, str, int | None, int]] = Counter()
     for group, taken in zip(layout.groups, layout.token_bytes, strict=True):
         kinds = " and ".join(sorted({layers[number].kind for number in group.layers}))
-        counts[len(group.layers), kinds, group.window, taken] += 1
+        window = None if group.window is None else most_seen(group.window)
+        counts[len(group.layers), kinds, window, taken] += 1
     return tuple(KVGroupReport(count, *key) for key, count in counts.items())
 
 

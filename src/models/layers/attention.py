@@ -8,12 +8,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from src.core.blocks import Chunk, Window
 from src.distributed import Group
 from src.models.layer_kv import LayerKVSpec, keys_and_values
 from src.models.layers.linear import linear, row_parallel_linear
-from src.models.layers.norms import NormSpec, rms_norm
+from src.models.layers.norms import NormSpec, rms_norm, unit
 from src.models.weights.methods import Weight
 from src.ops.attention_spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A factor of queries: ``1 + growth * ln(1 + floor((position + 1) / span))``, as in Llama 4.
+
+    Attributes
+    ----------
+    span
+        Tokens after which it grows.
+    """
+
+    span: int
+    growth: float
+
+    def of(self, positions: Tensor) -> Tensor:
+        """The factors of tokens at positions [T], in float32."""
+        spans = ((positions.to(torch.float32) + 1.0) / self.span).floor()
+        return spans.log1p() * self.growth + 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +48,10 @@ class AttentionInSpec:
         Norm of queries and keys: each head by itself, or with ``whole`` all heads together.
     rotary_dim
         Elements of a head that are rotated, as pairs (i, i + rotary_dim / 2). 0: none.
+    rotated_norm
+        Norm without weights of rotated queries and keys, each head by itself.
+    temperature
+        A factor of queries.
     leaves_rotation
         Whether the mixer normalizes and rotates queries and keys (`ops.rotate_and_cache`). The
         segment then returns them as slices of the projection.
@@ -40,6 +64,8 @@ class AttentionInSpec:
     qk_norm: NormSpec | None
     whole: bool
     rotary_dim: int
+    rotated_norm: NormSpec | None
+    temperature: Temperature | None
     leaves_rotation: bool
 
 
@@ -77,7 +103,7 @@ class AttentionMixerSpec:
 
     Attributes
     ----------
-    scale, window, cap
+    scale, window, cap, chunk
         See `config.AttentionConfig`; resolved.
     dtype
         Of keys and values.
@@ -97,14 +123,18 @@ class AttentionMixerSpec:
     cap: float | None
     rotates: NormSpec | None
     deterministic: bool
+    chunk: int | None = None
 
     def kv(self) -> LayerKVSpec:
         """See `layer_kv.MixerSpec`."""
-        return keys_and_values(self.num_kv_heads, self.head_dim, self.dtype, self.window)
+        window: Window = self.window
+        if window is None and self.chunk is not None:
+            window = Chunk(self.chunk)
+        return keys_and_values(self.num_kv_heads, self.head_dim, self.dtype, window)
 
     def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
         """The specification that attention ops take."""
-        return AttentionSpec(self.scale, self.cap, self.window, weights.sinks)
+        return AttentionSpec(self.scale, self.cap, self.window, self.chunk, weights.sinks)
 
 
 class AttentionMixerWeights(NamedTuple):
@@ -145,13 +175,16 @@ def attention_in(
     if weights.rope_table is None:
         # Not `contiguous()`, which asks whether there is one token.
         query, key = (x.clone(memory_format=torch.contiguous_format) for x in (query, key))
-        return query, key, value
-    cos_sin = weights.rope_table[positions].to(query.dtype)
-    return (
-        apply_rope(query, cos_sin, spec.rotary_dim),
-        apply_rope(key, cos_sin, spec.rotary_dim),
-        value,
-    )
+    else:
+        cos_sin = weights.rope_table[positions].to(query.dtype)
+        query = apply_rope(query, cos_sin, spec.rotary_dim)
+        key = apply_rope(key, cos_sin, spec.rotary_dim)
+    if spec.rotated_norm is not None:
+        query, key = unit(query, spec.rotated_norm.eps), unit(key, spec.rotated_norm.eps)
+    if spec.temperature is not None:
+        factors = spec.temperature.of(positions)
+        query = (query * factors[:, None, None]).to(query.dtype)
+    return query, key, value
 
 
 def _normed(

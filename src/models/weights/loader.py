@@ -185,7 +185,12 @@ def _named(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, St
 
 
 def _is_unread(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is of a layer behind the last, see `ModelConfig.unread_layers`."""
+    """Whether a tensor is of a layer behind the last, or of another part of a larger model.
+
+    See `unread_layers` and `unread` of `ModelConfig`.
+    """
+    if name.startswith(config.unread):
+        return True
     before, behind = config.layer_name.split("{}")
     layer = re.match(rf"{re.escape(before)}(\d{{1,9}}){re.escape(behind)}\.", name)
     last = len(config.layers)

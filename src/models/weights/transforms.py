@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from src.models.weights.parameters import Transform
+
 
 @dataclass(frozen=True, slots=True)
 class InHalves:
@@ -52,6 +54,25 @@ class InHalves:
         ordered = rows.narrow(self.dim, 0, count).index_select(self.dim + 1, order)
         rest = rows.narrow(self.dim, count, rows.shape[self.dim] - count)
         return torch.cat([ordered, rest], self.dim).flatten(self.dim, self.dim + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Applies one transform after another."""
+
+    transforms: tuple[Transform, ...]
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See `parameters.Transform`."""
+        for transform in reversed(self.transforms):
+            shape = transform.stored_shape(shape)
+        return shape
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Apply the transforms, from the first on."""
+        for transform in self.transforms:
+            stored = transform(stored)
+        return stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 19
+#define SLIPSTREAM_ABI 20
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -27,6 +27,7 @@ struct AttentionSpec {
   float scale;         // factor
   float cap;           // cap * tanh(score / cap); 0 for none
   int64_t window;      // keys that a token sees, itself included; 0 for all
+  int64_t chunk;       // a token sees keys of its own chunk of so many tokens; 0 for no chunks
   const float* sinks;  // [num_heads], a logit that takes part in the denominator only; or null
 };
 
@@ -104,8 +105,8 @@ struct LinearArgs {
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
 };
 
-// Activations of an expert's gate; the numbers are those of experts.py.
-enum Activation : int64_t { kSilu = 0, kGeluTanh = 1 };
+// How an expert's gate and up are joined; the numbers are those of experts.py.
+enum Activation : int64_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
 
 // Each expert has a matrix of gate and up, [2 * intermediate, hidden], and one of down,
 // [hidden, intermediate]. Experts are stacked; each is laid out like `weight` and `scales` of LinearArgs.
@@ -121,6 +122,10 @@ struct ExpertsArgs {
   int64_t tokens, hidden, intermediate, experts, chosen, x_stride, dtype;
   int64_t gate_up_kind, gate_up_group, down_kind, down_group;  // as in LinearArgs
   int64_t activation, threads;
+  const void* gate_up_bias;  // [experts, 2 * intermediate] of x's dtype, or null
+  const void* down_bias;     // [experts, hidden] of x's dtype, or null
+  double alpha, limit;       // of kClampedSwiglu
+  int64_t weighs_inputs;     // whether `weights` are factors of x instead of the results
 };
 
 struct QuantizeArgs {

@@ -26,7 +26,7 @@ from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linea
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 19
+ABI = 20
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""

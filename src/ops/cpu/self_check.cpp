@@ -37,7 +37,7 @@ std::vector<T> draw(Random& random, size_t n) {
 
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
-                    bool modified, int64_t deterministic, int64_t kv_heads) {
+                    int64_t chunk, bool modified, int64_t deterministic, int64_t kv_heads) {
   constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
   // A prefill, a decode, two tokens, a prompt longer than a step and an item, a decode after few keys,
   // and a decode that shares the keys of the second row.
@@ -65,7 +65,7 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
   }
   // Sinks as large as the largest scores, and a cap that most scores feel.
   const auto sinks = draw<float>(random, kHeads);
-  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window,
+  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window, chunk,
                            modified ? sinks.data() : nullptr};
   AttentionArgs args{query.data(), key.data(), value.data(), keys.data(), values.data(),
                      tables.data(), starts, lengths, slots.data(), out.data(), &spec,
@@ -136,11 +136,13 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
 template <class T>
 bool same_attentions(AttentionFunction* other, DType dtype) {
   for (const int64_t head_dim : {64, 72, 128, 256}) {
-    for (const int64_t window : {0, 65}) {
+    // All keys, a window, chunks.
+    for (const int64_t reach : {0, 65, -96}) {
       for (const int64_t fixed : {0, 1}) {
         for (const int64_t kv_heads : {2, 6}) {
           for (const bool modified : {false, true}) {
-            if (!same_attention<T>(other, dtype, head_dim, window, modified, fixed, kv_heads)) {
+            const int64_t window = std::max<int64_t>(reach, 0), chunk = std::max<int64_t>(-reach, 0);
+            if (!same_attention<T>(other, dtype, head_dim, window, chunk, modified, fixed, kv_heads)) {
               return false;
             }
           }
@@ -186,7 +188,7 @@ bool same_linears(LinearFunction* other, DType dtype) {
 
 template <class T>
 bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64_t tokens,
-                        int64_t activation) {
+                        int64_t activation, bool biased) {
   constexpr int64_t kExperts = 5, kChosen = 2, kHidden = 192;
   // In strips, `intermediate` must be a multiple of a strip; rows may have any length.
   const int64_t intermediate = kind > kInt8 || kind == kInt4Strips ? 128 : 96;
@@ -202,12 +204,15 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
   };
   const auto gate_up_scales = scales(gate_up.size()), down_scales = scales(down.size());
   const auto weights = draw<float>(random, size_t(tokens * kChosen));
+  const auto biases = draw<T>(random, size_t(kExperts * 2 * std::max(intermediate, kHidden)));
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, some unused
   std::vector<T> out(x.size()), other_out(x.size());
   ExpertsArgs args{x.data(), gate_up.data(), down.data(), gate_up_scales.data(), down_scales.data(),
                    weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
-                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2};
+                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2,
+                   biased ? biases.data() : nullptr, biased ? biases.data() : nullptr,
+                   1.702, 1.0, biased};
   if (slipstream_experts(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -227,8 +232,9 @@ bool same_experts(ExpertsFunction* other, DType dtype) {
                              int64_t(kInt4Strips), int64_t(kBFloat16Strips)}) {
     if (kind == kBFloat16Strips && dtype != kBFloat16) continue;
     for (const int64_t tokens : {1, 9, 70}) {
-      for (const int64_t activation : {kSilu, kGeluTanh}) {
-        if (!same_expert_layers<T>(other, dtype, kind, tokens, activation)) return false;
+      for (const int64_t activation : {kSilu, kGeluTanh, kClampedSwiglu}) {
+        const bool biased = activation == kClampedSwiglu;
+        if (!same_expert_layers<T>(other, dtype, kind, tokens, activation, biased)) return false;
       }
     }
   }

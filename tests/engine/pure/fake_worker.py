@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 
+from src.core.blocks import Chunk
 from src.core.outputs import FinishReason, TokenLogprobs
 from src.core.plan import NO_BLOCK, RowInstall, RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
@@ -199,6 +200,8 @@ class FakeWorker:
     def _first_seen(self, group: int, start: int) -> int:
         """The first position that a query at ``start`` sees."""
         window = self.limits.windows[group]
+        if isinstance(window, Chunk):
+            return start - start % window.size
         return 0 if window is None else max(0, start - window + 1)
 
     def _seen(self, group: int, start: int, end: int, row: DeviceRow) -> list[int]:

@@ -12,6 +12,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from src.core.blocks import Chunk
 from src.core.errors import QueueFullError, RequestError
 from src.core.outputs import FinishReason
 from src.core.request import Request
@@ -35,7 +36,11 @@ TEXTS = ([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 1, 1, 2, 2, 3, 3, 4,
 # Groups of layers: mostly one that sees everything, and with windows whatever there may be.
 WINDOWS = st.one_of(
     st.just((None,)),
-    st.lists(st.one_of(st.none(), st.integers(1, 9)), min_size=1, max_size=4).map(tuple),
+    st.lists(
+        st.one_of(st.none(), st.integers(1, 9), st.integers(1, 9).map(Chunk)),
+        min_size=1,
+        max_size=4,
+    ).map(tuple),
 )
 
 

@@ -111,13 +111,13 @@ MUTATIONS = (
         ),
         (
             "a window has to know a block that it does not see",
-            "while first > 0 and length - first < seen:",
-            "while first > 0 and length - first <= seen:",
+            "while first > self._first_needed(length, window):",
+            "while first > max(0, self._first_needed(length, window) - 1):",
         ),
         (
             "a window may lack the first block that it sees",
-            "while first > 0 and length - first < seen:",
-            "while first > 0 and length - first < seen - 1:",
+            "while first > self._first_needed(length, window):",
+            "while first > self._first_needed(length, window) + 1:",
         ),
         (
             "a second block takes the name of the first",
