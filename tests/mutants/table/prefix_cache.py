@@ -52,7 +52,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/engine/kv/prefix_cache.py",
+        "src/engine/kv/hash_chain.py",
         _TESTS,
         (
             "media are no part of a block's name",
@@ -84,6 +84,10 @@ MUTATIONS = (
             "content = parent + tokens.tobytes()",
             "content = tokens.tobytes()",
         ),
+    ),
+    *mutations_of(
+        "src/engine/kv/prefix_cache.py",
+        _TESTS,
         (
             "a hit covers the last token",
             "length = (len(token_ids) - 1) // self._block_size",
