@@ -5,11 +5,13 @@
 """
 
 from src.ops.attention_spec import AttentionSpec
+from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
 from src.ops.declaration import Cost, Kernel, Op
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
 from src.ops.linear import LINEAR, linear
+from src.ops.linear_recurrence import LINEAR_RECURRENCE, linear_recurrence
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
 from src.ops.routing import Routing, route
@@ -21,13 +23,17 @@ OPS: tuple[Op, ...] = (
     GUMBEL_ARGMAX,
     LINEAR,
     EXPERTS,
+    CAUSAL_CONVOLUTION,
+    LINEAR_RECURRENCE,
 )
 
 __all__ = [
+    "CAUSAL_CONVOLUTION",
     "DECODE_SCHEDULE",
     "EXPERTS",
     "GUMBEL_ARGMAX",
     "LINEAR",
+    "LINEAR_RECURRENCE",
     "OPS",
     "PAGED_ATTENTION",
     "ROTATE_AND_CACHE",
@@ -36,10 +42,12 @@ __all__ = [
     "Kernel",
     "Op",
     "Routing",
+    "causal_convolution",
     "decode_schedule",
     "experts",
     "gumbel_argmax",
     "linear",
+    "linear_recurrence",
     "paged_attention",
     "rotate_and_cache",
     "route",
