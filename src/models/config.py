@@ -39,6 +39,9 @@ class AttentionConfig:
         None: queries and keys are not rotated.
     rotary_dim
         Elements of a head that are rotated; None is all.
+    interleaved
+        Whether the checkpoint's rows of a head are rotated as pairs (2 i, 2 i + 1). They are
+        reordered at load, since the layers rotate pairs (i, i + rotary_dim / 2).
     qk_norm
         How queries and keys are normalized: each head by itself, all heads together, or not.
     """
@@ -51,6 +54,7 @@ class AttentionConfig:
     window: int | None = None
     cap: float | None = None
     rotary_dim: int | None = None
+    interleaved: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["head", "whole"] | None = None

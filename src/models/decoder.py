@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from src.models.builder import Name, ProgramBuilder
@@ -21,7 +23,8 @@ from src.models.layers.experts import ExpertsSpec, ExpertsWeights, experts
 from src.models.layers.mlp import MLPSpec, MLPWeights, mlp
 from src.models.layers.norms import NormSpec
 from src.models.program import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, StepTensor
-from src.models.weights.parameters import Placement, rows_of
+from src.models.weights.parameters import Placement, Transform, rows_of
+from src.models.weights.transforms import InHalves
 from src.ops.routing import Routing
 
 RESIDUAL, QUERY, KEY, VALUE, ATTENDED = "residual", "query", "key", "value", "attended"
@@ -96,11 +99,15 @@ class _LayerWriter:
         *,
         fill: float = 0.0,
         shard: int | None = None,
+        transform: Transform | None = None,
     ) -> Name:
         if tensor is None:
             return None
         return self._builder.vector(
-            self._own + name, size, self._stored + tensor, fill=fill, shard=shard
+            *(self._own + name, size, self._stored + tensor),
+            fill=fill,
+            shard=shard,
+            transform=transform,
         )
 
     def _block_norm(self, name: str, tensor: str | None) -> Name:
@@ -116,14 +123,8 @@ class _LayerWriter:
     def _spec_of(self, tensor: str | None) -> NormSpec | None:
         return None if tensor is None else self._config.norm
 
-    def _fused_bias(self, name: str, names: tuple[str, ...], sizes: list[int]) -> Name:
-        return self._builder.parameter(
-            self._own + name,
-            (sum(sizes),),
-            "vector",
-            rows_of(self._names(names, "bias"), sizes),
-            fill=0.0,
-        )
+    def _fused_bias(self, name: str, size: int, placements: tuple[Placement, ...]) -> Name:
+        return self._builder.parameter(self._own + name, (size,), "vector", placements, fill=0.0)
 
     def _attention(self, config: AttentionConfig) -> None:
         builder, dim, norm = self._builder, config.head_dim, self._config.norm
@@ -136,7 +137,8 @@ class _LayerWriter:
             and rotary_dim == dim
             and (config.qk_norm is None or (config.qk_norm == "head" and norm.is_plain))
         )
-        rotation = (*self._qk_norms(config, heads, kv_heads), self._rope_table(config, rotary_dim))
+        norms = self._qk_norms(config, heads, kv_heads, rotary_dim)
+        rotation = (*norms, self._rope_table(config, rotary_dim))
         spec = AttentionInSpec(
             heads,
             kv_heads,
@@ -173,15 +175,19 @@ class _LayerWriter:
         trained = self._config.max_position_embeddings
         return self._builder.rope_table(config.rope, rotary_dim, trained)
 
-    def _qk_norms(self, config: AttentionConfig, heads: int, kv_heads: int) -> tuple[Name, Name]:
+    def _qk_norms(
+        self, config: AttentionConfig, heads: int, kv_heads: int, rotary_dim: int
+    ) -> tuple[Name, Name]:
         if config.qk_norm is None:
             return None, None
         dim, whole = config.head_dim, config.qk_norm == "whole"
+        order = InHalves(dim, rotary_dim) if config.interleaved and rotary_dim else None
 
         def norm(name: str, count: int, tensor: str) -> Name:
             size, shard = (count * dim, 0) if whole else (dim, None)
             neutral = self._config.norm.neutral
-            return self._vector(name, size, f"{tensor}.weight", fill=neutral, shard=shard)
+            tensor = f"{tensor}.weight"
+            return self._vector(name, size, tensor, fill=neutral, shard=shard, transform=order)
 
         return (
             norm("q_norm", heads, config.q_norm_name),
@@ -193,17 +199,25 @@ class _LayerWriter:
     ) -> None:
         counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         sizes = [count * spec.head_dim for count in counts]
+
+        def placed(kind: str) -> tuple[Placement, ...]:
+            rows = rows_of(self._names(config.qkv_names, kind), sizes)
+            if not config.interleaved or not spec.rotary_dim:
+                return rows
+            # Values, separate or the last rows of one fused tensor, are not rotated.
+            heads = spec.num_heads + spec.num_kv_heads if len(rows) == 1 else None
+            order = InHalves(spec.head_dim, spec.rotary_dim, heads=heads)
+            return (*(replace(each, transform=order) for each in rows[:2]), *rows[2:])
+
         self._builder.segment(
             attention_in,
             spec,
             AttentionInWeights(
                 self._block_norm("input_norm", self._layer.attention_norm),
-                self._matrix(
-                    "qkv_weight",
-                    (sum(sizes), self._hidden),
-                    rows_of(self._names(config.qkv_names, "weight"), sizes),
-                ),
-                self._fused_bias("qkv_bias", config.qkv_names, sizes) if config.qkv_bias else None,
+                self._matrix("qkv_weight", (sum(sizes), self._hidden), placed("weight")),
+                self._fused_bias("qkv_bias", sum(sizes), placed("bias"))
+                if config.qkv_bias
+                else None,
                 *rotation,
             ),
             (RESIDUAL, POSITIONS),
@@ -243,7 +257,10 @@ class _LayerWriter:
         builder = self._builder
         inner = builder.group.shard(config.intermediate_size)
         names, sizes = config.gate_up_names, [inner, inner]
-        bias = self._fused_bias("gate_up_bias", names, sizes) if config.bias else None
+        bias = None
+        if config.bias:
+            rows = rows_of(self._names(names, "bias"), sizes)
+            bias = self._fused_bias("gate_up_bias", 2 * inner, rows)
         down = Placement(f"{self._stored}{config.down_name}.weight", shard=1)
         builder.segment(
             mlp,

@@ -15,12 +15,14 @@ from src.distributed import Group
 from src.models.builder import ProgramBuilder
 from src.models.config import ModelConfig
 from src.models.decoder import write_decoder
+from src.models.layers.attention import apply_rope
 from src.models.model import Model
 from src.models.registry import family_of, load_config
 from src.models.weights.checkpoint import open_checkpoint
 from src.models.weights.filling import check_tensors, fill
 from src.models.weights.methods import formats_of
 from src.models.weights.parameters import Placement, own_part, rows_of, stored_shape
+from src.models.weights.transforms import InHalves, Transposed
 from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -98,10 +100,6 @@ def test_heads_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
         loaded(tmp_path, group=Group(0, 2))
 
 
-def transposed(tensor: Tensor) -> Tensor:
-    return tensor.t()
-
-
 @pytest.mark.parametrize("rank", [None, 0, 1])
 def test_transforms_and_views_with_gaps(rank: int | None, tmp_path: Path) -> None:
     """Columns of a parameter, one half of which is stored the other way around."""
@@ -116,7 +114,7 @@ def test_transforms_and_views_with_gaps(rank: int | None, tmp_path: Path) -> Non
             "vector",
             (
                 Placement("plain", (slice(None), slice(0, width)), shard=1),
-                Placement("turned", (slice(None), slice(width, None)), 0, transposed),
+                Placement("turned", (slice(None), slice(width, None)), 0, Transposed()),
             ),
         )
 
@@ -154,7 +152,67 @@ def test_parts_of_ranks_make_the_whole(shard: int | None) -> None:
             for each in parts
         )
     assert {stored_shape(each, placement, 2) for each in parts} == {(6, 4)}
-    assert stored_shape(parts[0], Placement("x", (), shard, transposed), 2) is None
+    turned = Placement("x", (), shard, Transposed())
+    assert {stored_shape(each.t(), turned, 2) for each in parts} == {(6, 4)}
+
+
+@pytest.mark.parametrize(("start", "rotary_dim"), [(0, 16), (0, 8), (8, 8), (4, 8)])
+def test_rows_in_halves_score_as_interleaved_ones_do_in_the_reference(
+    start: int, rotary_dim: int
+) -> None:
+    """Products of rotated queries and keys, for heads that are rotated in any of their parts."""
+    from transformers.models.glm.modeling_glm import apply_rotary_pos_emb
+
+    heads, head_dim, tokens, hidden = 3, 16, 5, 24
+    residual = torch.randn(tokens, hidden, dtype=torch.float64)
+    weights = torch.randn(2, heads * head_dim, hidden, dtype=torch.float64)
+    angles = torch.rand(tokens, rotary_dim // 2, dtype=torch.float64) * 6
+    end = start + rotary_dim
+
+    def scores(query: Tensor, key: Tensor) -> Tensor:
+        return torch.einsum("thd,shd->hts", query, key)
+
+    def projected(weight: Tensor) -> Tensor:
+        return (residual @ weight.t()).unflatten(1, (heads, head_dim))
+
+    table = torch.cat([angles, angles], dim=-1)[None]  # As transformers' rotary embedding has it.
+    plain = [projected(weight) for weight in weights]
+    moved = [each[..., start:end].transpose(0, 1)[None] for each in plain]
+    rotated = apply_rotary_pos_emb(*moved, table.cos(), table.sin())
+    for each, part in zip(plain, rotated, strict=True):
+        each[..., start:end] = part[0].transpose(0, 1)
+    want = scores(plain[0], plain[1])
+
+    order = InHalves(head_dim, rotary_dim, start)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    mine = [projected(order(weight)) for weight in weights]
+    for each in mine:
+        each[..., start:end] = apply_rope(each[..., start:end], cos_sin, rotary_dim)
+    torch.testing.assert_close(scores(mine[0], mine[1]), want)
+
+
+def test_rows_in_halves_leave_the_heads_behind_the_first_few() -> None:
+    stored = torch.arange(24)
+    got = InHalves(8, 4, start=2, heads=2)(stored)
+    first = [0, 1, 2, 4, 3, 5, 6, 7]
+    assert got.tolist() == [*first, *(8 + row for row in first), *range(16, 24)]
+    by_head = InHalves(8, 4, start=2, dim=1)(stored.view(3, 8))
+    assert by_head.tolist() == [[8 * head + row for row in first] for head in range(3)]
+
+
+@pytest.mark.parametrize("transform", [InHalves(16, 16), Transposed()])
+@pytest.mark.parametrize("shape", [(64, 48), (64,), (32, 64), (1, 64, 64)])
+def test_a_transformed_tensor_of_another_shape_is_refused(
+    transform: InHalves | Transposed, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    def write(builder: ProgramBuilder, config: ModelConfig) -> None:
+        write_decoder(builder, config)
+        builder.parameter("extra", (64, 64), "vector", (Placement("extra", (), 0, transform),))
+
+    file = make_checkpoint(tmp_path) / "model.safetensors"
+    save_file(load_file(file) | {"extra": torch.zeros(shape)}, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"mis-shaped: extra \(expected \[64, 64\], got"):
+        loaded(tmp_path, write)
 
 
 def test_rows_of_one_tensor_or_of_one_for_each_part() -> None:

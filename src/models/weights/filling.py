@@ -102,9 +102,9 @@ def check_tensors(
     mis_shaped = []
     for read in reads:
         shape = stored_shape(read.view, read.placement, model.group.size)
-        if read.stored in stored and shape not in (None, stored[read.stored].shape):
+        if read.stored in stored and shape != stored[read.stored].shape:
             got = list(stored[read.stored].shape)
-            mis_shaped.append(f"{read.stored} (expected {list(shape or ())}, got {got})")
+            mis_shaped.append(f"{read.stored} (expected {list(shape)}, got {got})")
     if mis_shaped:
         faults.append("mis-shaped: " + _listed(mis_shaped))
     if faults:

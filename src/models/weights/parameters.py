@@ -5,9 +5,9 @@ Allocation, loading, quantization, layout and dummy values all read this one tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ from src.ops.host_memory import lazy_zeros
 # embedding: a table whose rows are looked up.
 Kind: TypeAlias = Literal["matrix", "head", "experts", "router", "vector", "embedding"]
 Index: TypeAlias = tuple[int | slice, ...]
+
+
+class Transform(Protocol):
+    """A function of a checkpoint's tensor; see `weights.transforms`."""
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that the checkpoint's tensor must have to fill a part of this shape."""
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """The values for the parameter. ``stored`` has the shape that `stored_shape` gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class Placement:
     tensor: str
     index: Index = ()
     shard: int | None = None
-    transform: Callable[[Tensor], Tensor] | None = None
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +105,10 @@ def view_of(parameter: Tensor, placement: Placement) -> Tensor:
     return parameter[placement.index] if placement.index else parameter
 
 
-def stored_shape(view: Tensor, placement: Placement, world_size: int) -> tuple[int, ...] | None:
-    """The shape that the checkpoint's tensor must have; None if it has a transform."""
-    if placement.transform is not None:
-        return None
-    shape = list(view.shape)
+def stored_shape(view: Tensor, placement: Placement, world_size: int) -> tuple[int, ...]:
+    """The shape that the checkpoint's tensor must have."""
+    own, transform = tuple(view.shape), placement.transform
+    shape = list(own if transform is None else transform.stored_shape(own))
     if placement.shard is not None:
         shape[placement.shard] *= world_size
     return tuple(shape)
