@@ -56,14 +56,14 @@ def reference(
             q = q * q.shape[-1] ** -0.5
         q, k = (x.repeat_interleave(shared, dim=1) for x in (q, k))
         v = value[tokens].float()
-        kept = decay[tokens].float().exp()
+        kept, written = decay[tokens].exp(), factor[tokens]
         state = states[slot]
         for t in range(len(v)):
             state = state * kept[t, :, None, None]
             new = v[t]
             if delta:
                 new = new - (state * k[t, :, :, None]).sum(1)
-            state = state + k[t, :, :, None] * (factor[t, :, None] * new)[:, None]
+            state = state + k[t, :, :, None] * (written[t, :, None] * new)[:, None]
             result = (state * q[t, :, :, None]).sum(1)
             if skip is not None:
                 result = result + skip[:, None] * v[t]
