@@ -13,6 +13,7 @@ from src.models.generation import GenerationDefaults
 from src.models.layers.activations import Activation
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
+from src.ops.routing import Scoring
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
@@ -85,8 +86,17 @@ class ExpertsConfig:
         Of each expert.
     renormalize
         Whether the weights of the chosen experts are scaled to sum up to 1.
+    scoring, scale, groups, chosen_groups
+        See `ops.routing.Routing`.
+    choice_bias_name
+        The tensor that is added to scores for the choice alone; None: there is none.
     names
         Names of gate, up and down; ``{}`` stands for the expert's number.
+    shared
+        An MLP that computes every token; its output is added to that of the experts.
+    shared_gate_name
+        A projection to one number, whose sigmoid is a factor of the shared MLP's output. None: the
+        output is added as it is.
     """
 
     num_experts: int
@@ -94,7 +104,14 @@ class ExpertsConfig:
     intermediate_size: int
     renormalize: bool
     activation: Activation = "silu"
+    scoring: Scoring = "softmax"
+    scale: float = 1.0
+    groups: int = 1
+    chosen_groups: int = 1
     router_name: str = "mlp.gate"
+    choice_bias_name: str | None = None
+    shared: MLPConfig | None = None
+    shared_gate_name: str | None = None
     names: Names = (
         "mlp.experts.{}.gate_proj",
         "mlp.experts.{}.up_proj",

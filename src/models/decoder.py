@@ -254,45 +254,113 @@ class _LayerWriter:
         )
 
     def _mlp(self, config: MLPConfig) -> None:
-        builder = self._builder
-        inner = builder.group.shard(config.intermediate_size)
+        layer = self._layer
+        self._builder.segment(
+            mlp,
+            self._mlp_spec(
+                config, self._spec_of(layer.mlp_norm), self._spec_of(layer.mlp_post_norm)
+            ),
+            self._mlp_weights(
+                config,
+                "",
+                self._block_norm("post_norm", layer.mlp_norm),
+                self._block_norm("mlp_post_norm", layer.mlp_post_norm),
+            ),
+            (RESIDUAL,),
+            (self._builder.step_tensor(RESIDUAL, self._hidden),),
+        )
+
+    def _mlp_spec(
+        self, config: MLPConfig, norm: NormSpec | None = None, post_norm: NormSpec | None = None
+    ) -> MLPSpec:
+        return MLPSpec(
+            norm,
+            post_norm,
+            config.activation,
+            self._config.residual_multiplier,
+            self._builder.group,
+            self._builder.deterministic,
+        )
+
+    def _mlp_weights(
+        self, config: MLPConfig, own: str, norm: Name = None, post_norm: Name = None
+    ) -> MLPWeights:
+        """Weights whose parameters' names begin with ``own``."""
+        inner = self._builder.group.shard(config.intermediate_size)
         names, sizes = config.gate_up_names, [inner, inner]
         bias = None
         if config.bias:
             rows = rows_of(self._names(names, "bias"), sizes)
-            bias = self._fused_bias("gate_up_bias", 2 * inner, rows)
+            bias = self._fused_bias(f"{own}gate_up_bias", 2 * inner, rows)
         down = Placement(f"{self._stored}{config.down_name}.weight", shard=1)
+        return MLPWeights(
+            norm,
+            self._matrix(
+                f"{own}gate_up_weight",
+                (2 * inner, self._hidden),
+                rows_of(self._names(names, "weight"), sizes),
+            ),
+            bias,
+            self._matrix(f"{own}down_weight", (self._hidden, inner), (down,)),
+            self._vector(
+                f"{own}down_bias",
+                self._hidden,
+                f"{config.down_name}.bias" if config.bias else None,
+            ),
+            post_norm,
+        )
+
+    def _experts(self, config: ExpertsConfig) -> None:
+        builder, layer, shared = self._builder, self._layer, config.shared
+        inner = builder.group.shard(config.intermediate_size)
+        gate_up, down = self._expert_placements(config, inner)
         builder.segment(
-            mlp,
-            MLPSpec(
-                self._spec_of(self._layer.mlp_norm),
-                self._spec_of(self._layer.mlp_post_norm),
+            experts,
+            ExpertsSpec(
+                self._spec_of(layer.mlp_norm),
+                self._spec_of(layer.mlp_post_norm),
+                Routing(
+                    config.num_chosen,
+                    config.scoring,
+                    config.renormalize,
+                    config.scale,
+                    config.groups,
+                    config.chosen_groups,
+                ),
                 config.activation,
                 self._config.residual_multiplier,
                 builder.group,
                 builder.deterministic,
+                None if shared is None else self._mlp_spec(shared),
             ),
-            MLPWeights(
-                self._block_norm("post_norm", self._layer.mlp_norm),
-                self._matrix(
-                    "gate_up_weight",
-                    (2 * inner, self._hidden),
-                    rows_of(self._names(names, "weight"), sizes),
+            ExpertsWeights(
+                self._block_norm("post_norm", layer.mlp_norm),
+                self._router("router", config.num_experts, config.router_name),
+                builder.parameter(
+                    self._own + "experts.gate_up",
+                    (config.num_experts, 2 * inner, self._hidden),
+                    "experts",
+                    gate_up,
                 ),
-                bias,
-                self._matrix("down_weight", (self._hidden, inner), (down,)),
-                self._vector(
-                    "down_bias", self._hidden, f"{config.down_name}.bias" if config.bias else None
+                builder.parameter(
+                    self._own + "experts.down",
+                    (config.num_experts, self._hidden, inner),
+                    "experts",
+                    down,
                 ),
-                self._block_norm("mlp_post_norm", self._layer.mlp_post_norm),
+                self._block_norm("mlp_post_norm", layer.mlp_post_norm),
+                self._choice_bias(config),
+                None if shared is None else self._mlp_weights(shared, "shared."),
+                self._router("shared.gate", 1, config.shared_gate_name),
             ),
             (RESIDUAL,),
             (builder.step_tensor(RESIDUAL, self._hidden),),
         )
 
-    def _experts(self, config: ExpertsConfig) -> None:
-        builder = self._builder
-        inner = builder.group.shard(config.intermediate_size)
+    def _expert_placements(
+        self, config: ExpertsConfig, inner: int
+    ) -> tuple[list[Placement], list[Placement]]:
+        """Of gate and up, and of down."""
         gate_up: list[Placement] = []
         down: list[Placement] = []
         for expert in range(config.num_experts):
@@ -304,37 +372,25 @@ class _LayerWriter:
                 Placement(up, (expert, slice(inner, 2 * inner)), 0),
             ]
             down.append(Placement(last, (expert,), 1))
-        shape = (config.num_experts, 2 * inner, self._hidden)
-        router = Placement(f"{self._stored}{config.router_name}.weight")
-        builder.segment(
-            experts,
-            ExpertsSpec(
-                self._spec_of(self._layer.mlp_norm),
-                self._spec_of(self._layer.mlp_post_norm),
-                Routing(config.num_chosen, renormalise=config.renormalize),
-                config.activation,
-                self._config.residual_multiplier,
-                builder.group,
-                builder.deterministic,
-            ),
-            ExpertsWeights(
-                self._block_norm("post_norm", self._layer.mlp_norm),
-                builder.parameter(
-                    self._own + "router",
-                    (config.num_experts, self._hidden),
-                    "router",
-                    (router,),
-                    dtype=torch.float32,
-                ),
-                builder.parameter(self._own + "experts.gate_up", shape, "experts", gate_up),
-                builder.parameter(
-                    self._own + "experts.down",
-                    (config.num_experts, self._hidden, inner),
-                    "experts",
-                    down,
-                ),
-                self._block_norm("mlp_post_norm", self._layer.mlp_post_norm),
-            ),
-            (RESIDUAL,),
-            (builder.step_tensor(RESIDUAL, self._hidden),),
+        return gate_up, down
+
+    def _router(self, name: str, count: int, tensor: str | None) -> Name:
+        if tensor is None:
+            return None
+        placement = Placement(f"{self._stored}{tensor}.weight")
+        shape = (count, self._hidden)
+        return self._builder.parameter(
+            self._own + name, shape, "router", (placement,), dtype=torch.float32
+        )
+
+    def _choice_bias(self, config: ExpertsConfig) -> Name:
+        if config.choice_bias_name is None:
+            return None
+        return self._builder.parameter(
+            self._own + "choice_bias",
+            (config.num_experts,),
+            "router",
+            (Placement(self._stored + config.choice_bias_name),),
+            fill=0.0,
+            dtype=torch.float32,
         )

@@ -8,10 +8,12 @@ not depend on the batch. The differences between model families are fields of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 _TOO_SMALL_TO_SHOW: Final = 1e-20  # Changes no sum of softmax scores; a sum of sigmoids may be 0.
 
@@ -33,7 +35,7 @@ class Routing:
     """
 
     chosen: int
-    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    scoring: Scoring = "softmax"
     renormalise: bool = True
     scale: float = 1.0
     groups: int = 1

@@ -1,4 +1,8 @@
-"""A mixture of gated MLPs; a router chooses a few of them for each token."""
+"""A mixture of gated MLPs; a router chooses a few of them for each token.
+
+Beside them one more MLP may compute every token (Qwen2-MoE: a shared expert with a gate of its own;
+DeepSeek: shared experts, which are one MLP of their joint width).
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,17 @@ from src.distributed import Group
 from src.models.layers.activations import Activation
 from src.models.layers.attention import add
 from src.models.layers.linear import linear
+from src.models.layers.mlp import MLPSpec, MLPWeights, partial_mlp
 from src.models.layers.norms import NormSpec, rms_norm
 from src.ops.routing import Routing, route
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """The static part of `experts`; ``norm`` is of the input, ``post_norm`` of the output."""
+    """The static part of `experts`; ``norm`` is of the input, ``post_norm`` of the output.
+
+    ``shared`` is of the MLP that computes every token, which has no norms.
+    """
 
     norm: NormSpec | None
     post_norm: NormSpec | None
@@ -28,16 +36,20 @@ class ExpertsSpec:
     multiplier: float
     group: Group
     deterministic: bool
+    shared: MLPSpec | None = None
 
 
 class ExpertsWeights(NamedTuple):
-    """Weights of `experts`, in the model's dtype except the router."""
+    """Weights of `experts`, in the model's dtype except those that weigh experts."""
 
     norm: Tensor | None  # [H]
     router: Tensor  # float32 [E, H]: bfloat16 could not distinguish experts of close scores
     gate_up: Tensor  # [E, 2 I, H], of each expert: gate, up
     down: Tensor  # [E, H, I]
     post_norm: Tensor | None  # [H]
+    choice_bias: Tensor | None = None  # float32 [E], see `ops.routing.route`
+    shared: MLPWeights | None = None
+    shared_gate: Tensor | None = None  # float32 [1, H]; the shared output's factor is its sigmoid
 
 
 def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Tensor:
@@ -45,13 +57,17 @@ def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Ten
     normed = residual
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)
-    logits = linear(normed.to(torch.float32), weights.router)
-    chosen, ids = route(logits, spec.routing)
-    added = spec.group.all_reduce(
-        ops.experts(
-            *(normed, weights.gate_up, weights.down, chosen, ids),
-            activation=spec.activation,
-            deterministic=spec.deterministic,
-        )
+    wide = normed.to(torch.float32)
+    chosen, ids = route(linear(wide, weights.router), spec.routing, weights.choice_bias)
+    added = ops.experts(
+        *(normed, weights.gate_up, weights.down, chosen, ids),
+        activation=spec.activation,
+        deterministic=spec.deterministic,
     )
+    if spec.shared is not None and weights.shared is not None:
+        shared = partial_mlp(spec.shared, weights.shared, normed)
+        if weights.shared_gate is not None:
+            shared = linear(wide, weights.shared_gate).sigmoid().to(shared.dtype) * shared
+        added = added + shared
+    added = spec.group.all_reduce(added)
     return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)

@@ -26,12 +26,13 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def row_parallel_linear(x: Tensor, weight: Weight, bias: Tensor | None, group: Group) -> Tensor:
-    """A projection with a sharded input dimension; partial sums are reduced over the group.
+    """A projection with a sharded input dimension; partial sums are reduced over the group."""
+    return group.all_reduce(partial_linear(x, weight, bias, group))
 
-    The bias is added once, by rank 0, before the sum.
-    """
-    own = bias if group.rank == 0 else None
-    return group.all_reduce(linear(x, weight, own))
+
+def partial_linear(x: Tensor, weight: Weight, bias: Tensor | None, group: Group) -> Tensor:
+    """This rank's part of the sum in `row_parallel_linear`. Only rank 0 adds the bias."""
+    return linear(x, weight, bias if group.rank == 0 else None)
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:

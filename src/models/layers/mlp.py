@@ -10,7 +10,7 @@ from torch import Tensor
 from src.distributed import Group
 from src.models.layers.activations import Activation, gated
 from src.models.layers.attention import add
-from src.models.layers.linear import linear, row_parallel_linear
+from src.models.layers.linear import linear, partial_linear
 from src.models.layers.norms import NormSpec, rms_norm
 from src.models.weights.methods import Weight
 
@@ -43,7 +43,12 @@ def mlp(spec: MLPSpec, weights: MLPWeights, residual: Tensor) -> Tensor:
     normed = residual
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)
-    gate_up = linear(normed, weights.gate_up_weight, weights.gate_up_bias)
-    inner = gated(gate_up, spec.activation, spec.deterministic)
-    added = row_parallel_linear(inner, weights.down_weight, weights.down_bias, spec.group)
+    added = spec.group.all_reduce(partial_mlp(spec, weights, normed))
     return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)
+
+
+def partial_mlp(spec: MLPSpec, weights: MLPWeights, x: Tensor) -> Tensor:
+    """This rank's part of the MLP's output without its norms, [T, H] to [T, H]."""
+    gate_up = linear(x, weights.gate_up_weight, weights.gate_up_bias)
+    inner = gated(gate_up, spec.activation, spec.deterministic)
+    return partial_linear(inner, weights.down_weight, weights.down_bias, spec.group)

@@ -17,7 +17,7 @@ from src.ops.host_memory import lazy_zeros
 # matrix: a projection [out, in], which a linear method may hold in another format.
 # head: the projection to logits, where errors matter most.
 # experts: a stack of matrices [experts, out, in].
-# router: chooses experts; always in float32.
+# router: chooses or weighs experts; always in float32.
 # vector: norms, biases and other small parameters.
 # embedding: a table whose rows are looked up.
 Kind: TypeAlias = Literal["matrix", "head", "experts", "router", "vector", "embedding"]
