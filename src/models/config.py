@@ -6,6 +6,7 @@ and its parameters. Differences between families are values here, not branches e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -63,6 +64,44 @@ class AttentionConfig:
     output_name: str = "self_attn.o_proj"
     q_norm_name: str = "self_attn.q_norm"
     k_norm_name: str = "self_attn.k_norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrenceConfig:
+    """A recurrent state in attention's place.
+
+    Attributes
+    ----------
+    kind
+        ``delta``: the gated delta rule. ``mamba``: Mamba-2.
+    key_heads
+        Heads of queries and keys; of Mamba-2: groups of B and C.
+    heads
+        Heads of values.
+    key_dim
+        Elements of a query and of a key; of Mamba-2: its state's size.
+    dim
+        Elements of a value.
+    taps
+        Tokens that the convolution sees.
+    name
+        Name of the part in the checkpoint, within its layer.
+    bias
+        Whether both projections have biases.
+    step_limits
+        Bounds of a token's time step.
+    """
+
+    kind: Literal["delta", "mamba"]
+    key_heads: int
+    heads: int
+    key_dim: int
+    dim: int
+    taps: int
+    name: str
+    bias: bool = False
+    convolution_bias: bool = False
+    step_limits: tuple[float, float] = (0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +166,7 @@ class LayerConfig:
     values are names of tensors; None: no norm.
     """
 
-    attention: AttentionConfig
+    attention: AttentionConfig | RecurrenceConfig
     mlp: MLPConfig | ExpertsConfig
     attention_norm: str | None = "input_layernorm"
     attention_post_norm: str | None = None
