@@ -9,7 +9,8 @@ from src.models.config import ModelConfig
 from src.models.generation import GenerationDefaults
 from src.models.hub import resolve_model
 from src.models.implementations import Implementation, choose_implementation
-from src.models.model import LayerKVSpec, Model, ModelSpec
+from src.models.layer_kv import LayerKVSpec, keys_and_values
+from src.models.model import Model, ModelSpec
 from src.models.program import Call, Mixer, Program
 from src.models.registry import load_config, supported_architectures
 from src.models.served import ImplementationName, ServedModel
@@ -28,6 +29,7 @@ __all__ = [
     "Program",
     "ServedModel",
     "choose_implementation",
+    "keys_and_values",
     "load_config",
     "load_model",
     "outline_model",

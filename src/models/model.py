@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from src.distributed import Group
 from src.models.builder import ProgramBuilder
 from src.models.config import ModelConfig
 from src.models.generation import GenerationDefaults
+from src.models.layer_kv import LayerKVSpec, kv_of
 from src.models.program import (
     HIDDEN,
     INPUT_IDS,
@@ -29,22 +30,11 @@ from src.models.program import (
 )
 from src.models.weights.methods import Formats, Weight
 from src.models.weights.parameters import Kind, Parameter, allocate
-from src.ops.attention_spec import AttentionSpec
 from src.ops.linear import fits_strips, to_strips
 
-__all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "LayerKVSpec", "Model", "ModelSpec"]
+__all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "Model", "ModelSpec"]
 
 WriteProgram = Callable[[ProgramBuilder, ModelConfig], None]
-
-
-class LayerKVSpec(NamedTuple):
-    """The KV that one layer keeps per token of context."""
-
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    # How many tokens a query sees, itself included; None is the whole context.
-    sliding_window: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +219,8 @@ class Model:
         return (call.chain, self.bound[call.slot], *tensors)
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
-        """The KV that each layer keeps per token, in layer order; the engine plans memory by it."""
-        return tuple(
-            LayerKVSpec(spec.num_kv_heads, spec.head_dim, spec.dtype, spec.window)
-            for spec in (mixer.spec for mixer in self.program.mixers)
-        )
-
-    def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """The attention of each layer, in layer order."""
-        pairs = zip(self.program.mixers, self.mixer_weights, strict=True)
-        return tuple(mixer.spec.attention(weights) for mixer, weights in pairs)
+        """What each layer keeps of a sequence, in layer order; the engine plans memory by it."""
+        return kv_of(self.mixers)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.

@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from src.models.generation import GenerationDefaults
-from src.models.model import LayerKVSpec, ModelSpec
+from src.models.layer_kv import LayerKVSpec
+from src.models.model import ModelSpec
 from src.models.program import Function, Mix, Mixer
-from src.ops.attention_spec import AttentionSpec
 
 ImplementationName = Literal["native", "transformers"]
 
@@ -60,10 +60,7 @@ class ServedModel(Protocol):
         """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
-        """What each layer keeps per token, in layer order."""
-
-    def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """How each layer attends, in layer order."""
+        """What each layer keeps of a sequence, in layer order."""
 
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name."""

@@ -39,14 +39,13 @@ class AttentionBackend(Backend):
         self.kernels = (*kernels, AttentionKernel("reference", PAGED_ATTENTION.reference))
         super().__init__(Kernel(self.kernels[0].name, self._run))
 
-    def kernel_for(self, spec: AttentionSpec) -> AttentionKernel:
-        """The kernel that serves a layer with this spec."""
-        features = spec.features
+    def kernel_for(self, features: frozenset[str]) -> AttentionKernel:
+        """The kernel that serves a layer whose spec has these features."""
         return next(kernel for kernel in self.kernels if features <= kernel.honours)
 
     def _run(self, *args: Any) -> None:
         spec = AttentionSpec.of(*args[_SINKS : _SINKS + 2])
-        self.kernel_for(spec).run(*args)
+        self.kernel_for(spec.features).run(*args)
 
 
 _SINKS = [argument.name for argument in PAGED_ATTENTION.overload._schema.arguments].index("sinks")

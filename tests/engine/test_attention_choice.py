@@ -111,8 +111,9 @@ def test_the_model_is_what_a_library_is_tried_on(
             torch.bfloat16,
             attention.features,
         )
-        for spec, attention in zip(
-            (mixer.spec for mixer in decoder.program.mixers), decoder.attention_specs(), strict=True
+        for spec, attention in (
+            (mixer.spec, mixer.spec.attention(weights))
+            for mixer, weights in zip(decoder.mixers, decoder.mixer_weights, strict=True)
         )
     }
     assert tried == [(first, shapes), (second, shapes)]

@@ -18,10 +18,10 @@ from src.engine.execution import row_state
 from src.engine.execution.inputs import build_inputs, decode_rows, is_decode, padding_inputs
 from src.engine.execution.kv_cache import _budget, allocate_kv_cache, free_memory, plan_kv_cache
 from src.engine.execution.row_state import POISON, RowState
-from src.models import LayerKVSpec
+from src.models import keys_and_values
 
 CPU = torch.device("cpu")
-LAYERS = [LayerKVSpec(2, 8, torch.float32, None)] * 3
+LAYERS = [keys_and_values(2, 8, torch.float32, None)] * 3
 BYTES_PER_TOKEN = 3 * 2 * 2 * 8 * 4
 
 
@@ -252,9 +252,9 @@ class TestKVCache:
             max_model_len_is_fixed=True,
         )
         cache = allocate_kv_cache(LAYERS, plan, CPU, poison=True)
-        assert len(cache.keys) == len(cache.values) == 3
-        assert cache.keys[0].shape == (3, 4, 2, 8)
-        assert all(bool(tensor.isnan().all()) for tensor in cache.keys + cache.values)
+        assert [list(tensors) for tensors in cache.layers] == [["keys", "values"]] * 3
+        assert cache.layers[0]["keys"].shape == (3, 4, 2, 8)
+        assert all(bool(tensor.isnan().all()) for tensor in cache.named().values())
 
     def test_free_memory_is_no_more_than_the_machine_has(self) -> None:
         total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024

@@ -9,10 +9,11 @@ from src.core.config import CacheSection
 from src.core.errors import ConfigError
 from src.core.plan import NO_BLOCK, BlockAppend, RowInstall, RowStep, StepPlan
 from src.engine.execution.inputs import build_inputs, only_sampled
-from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
+from src.engine.execution.kv_cache import KVCache, KVCachePlan, allocate_kv_cache, plan_kv_cache
 from src.engine.execution.kv_groups import KVKind, lay_out
 from src.engine.execution.row_state import RowState
-from src.models import LayerKVSpec
+from src.models import LayerKVSpec, keys_and_values
+from src.models.layer_kv import KVTensor
 
 CPU = torch.device("cpu")
 
@@ -20,9 +21,19 @@ CPU = torch.device("cpu")
 def layers(*windows: int | None, heads: int = 2, wide: int = 2) -> list[LayerKVSpec]:
     """``wide`` heads where a layer sees everything."""
     return [
-        LayerKVSpec(wide if window is None else heads, 8, torch.float32, window)
+        keys_and_values(wide if window is None else heads, 8, torch.float32, window)
         for window in windows
     ]
+
+
+def latents(size: int, window: int | None = None) -> LayerKVSpec:
+    """Memory of a layer that keeps one vector per token."""
+    return LayerKVSpec("latents", (KVTensor("latents", (size,), torch.float32),), window)
+
+
+def keys_of(cache: KVCache) -> list[torch.Tensor]:
+    """The keys of every layer."""
+    return [tensors["keys"] for tensors in cache.layers]
 
 
 @pytest.mark.parametrize(
@@ -54,11 +65,12 @@ def test_layers_that_see_the_same_are_cut_into_equal_groups(
 
 
 def test_one_group_has_the_memory_of_its_layers_and_no_more() -> None:
-    each = [LayerKVSpec(heads, 8, torch.float32, None) for heads in (2, 3)]
+    each = [keys_and_values(heads, 8, torch.float32, None) for heads in (2, 3)]
     layout = lay_out(each, 4)
     assert layout.bytes_per_block == 2 * 4 * (2 + 3) * 8 * 4
+    assert layout.token_bytes == (2 * (2 + 3) * 8 * 4,)
     cache = allocate_kv_cache(each, KVCachePlan(4, 5, layout.bytes_per_block), CPU)
-    assert [tuple(keys.shape) for keys in cache.keys] == [(5, 4, 2, 8), (5, 4, 3, 8)]
+    assert [tuple(keys.shape) for keys in keys_of(cache)] == [(5, 4, 2, 8), (5, 4, 3, 8)]
     assert sum(tensor.nbytes for tensor in cache.memory) == 5 * layout.bytes_per_block
 
 
@@ -68,13 +80,15 @@ def test_groups_are_the_same_memory() -> None:
     cache = allocate_kv_cache(each, plan, CPU, poison=True)
     assert sum(tensor.nbytes for tensor in cache.memory) == plan.total_bytes
     for first, second in ((0, 4), (0, 1), (2, 3)):
-        assert cache.keys[first].data_ptr() == cache.keys[second].data_ptr()
-        assert cache.values[first].data_ptr() == cache.values[second].data_ptr()
+        assert cache.layers[first]["keys"].data_ptr() == cache.layers[second]["keys"].data_ptr()
+        assert cache.layers[first]["values"].data_ptr() == cache.layers[second]["values"].data_ptr()
     apart = {
-        tensor.data_ptr() for layer in (0, 2) for tensor in (cache.keys[layer], cache.values[layer])
+        tensor.data_ptr()
+        for layer in (0, 2)
+        for tensor in (cache.layers[layer]["keys"], cache.layers[layer]["values"])
     }
     assert len(apart) == 4 == len(cache.memory)
-    assert all(bool(keys.isnan().all()) for keys in cache.keys)
+    assert all(bool(keys.isnan().all()) for keys in keys_of(cache))
 
 
 def test_where_tokens_differ_in_size_a_block_has_room_for_several_of_the_smaller_ones() -> None:
@@ -82,11 +96,11 @@ def test_where_tokens_differ_in_size_a_block_has_room_for_several_of_the_smaller
     layout = lay_out(each, 4)
     assert layout.page_blocks == (3, 2)
     cache = allocate_kv_cache(each, KVCachePlan(4, 5, layout.bytes_per_block), CPU)
-    assert [tuple(keys.shape) for keys in cache.keys] == [(15, 4, 2, 8), (10, 4, 3, 8)]
+    assert [tuple(keys.shape) for keys in keys_of(cache)] == [(15, 4, 2, 8), (10, 4, 3, 8)]
     for block in range(5):
         starts = [
             keys[block * factor].data_ptr()
-            for keys, factor in zip(cache.keys, layout.page_blocks, strict=True)
+            for keys, factor in zip(keys_of(cache), layout.page_blocks, strict=True)
         ]
         assert starts[0] == starts[1]
     rows = RowState(
@@ -97,6 +111,55 @@ def test_where_tokens_differ_in_size_a_block_has_room_for_several_of_the_smaller
     assert rows.block_tables[0, 1].tolist()[1:] == [12, 9, -1, -1]
     assert rows.block_tables[0, 1, 0] < 0
     assert rows.block_tables[1, 1].tolist() == [2, 4, -1, -1, -1]
+
+
+def test_a_layer_has_the_tensors_that_its_spec_names_and_no_others() -> None:
+    each = [latents(24), keys_and_values(2, 8, torch.float32)]
+    layout = lay_out(each, 4)
+    assert layout.bytes_per_block == 4 * (24 + 2 * 16) * 4
+    cache = allocate_kv_cache(each, KVCachePlan(4, 5, layout.bytes_per_block), CPU, poison=True)
+    assert [list(tensors) for tensors in cache.layers] == [["latents"], ["keys", "values"]]
+    assert cache.layers[0]["latents"].shape == (5, 4, 24)
+    assert sum(tensor.nbytes for tensor in cache.memory) == 5 * layout.bytes_per_block
+    assert all(bool(tensor.isnan().all()) for tensor in cache.named().values())
+
+
+def test_tensors_of_different_numbers_share_a_slot() -> None:
+    each = [latents(24, window=8), keys_and_values(2, 8, torch.float32)]
+    layout = lay_out(each, 4)
+    assert layout.page_blocks == (2, 3)
+    assert layout.slot_bytes == ((4 * 48 * 4, 4 * 48 * 4),)
+    cache = allocate_kv_cache(each, KVCachePlan(4, 5, layout.bytes_per_block), CPU)
+    assert cache.layers[0]["latents"].data_ptr() == cache.layers[1]["keys"].data_ptr()
+    assert sum(tensor.nbytes for tensor in cache.memory) == 5 * layout.bytes_per_block
+
+
+def test_what_is_of_a_sequence_is_once_in_a_block() -> None:
+    state = LayerKVSpec("states", (KVTensor("states", (3, 5), torch.float32),), None, "sequence")
+    assert lay_out([state], 16).bytes_per_block == 3 * 5 * 4
+    cache = allocate_kv_cache([state], KVCachePlan(16, 2, 60), CPU)
+    assert cache.layers[0]["states"].shape == (2, 3, 5)
+
+
+def test_tensors_that_cannot_share_a_block_table_are_refused() -> None:
+    odd = LayerKVSpec(
+        "odd", tuple(KVTensor(name, (size,), torch.float32) for name, size in (("a", 1), ("b", 2)))
+    )
+    with pytest.raises(ValueError, match="cannot share memory"):
+        lay_out([odd, keys_and_values(2, 8, torch.float32, 8)], 4)
+
+
+def test_the_log_says_what_a_token_takes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "src.engine.execution.kv_cache"):
+        plan_kv_cache(
+            [latents(24)] * 3,
+            CacheSection(block_size=4, num_blocks=10),
+            device=CPU,
+            max_num_seqs=2,
+            max_model_len=40,
+            max_model_len_is_fixed=True,
+        )
+    assert "1 x 3 layers, all tokens, latents of 288 bytes per token" in caplog.text
 
 
 def test_inputs_have_tables_and_slots_for_each_group() -> None:

@@ -20,7 +20,7 @@ from src.core.plan import BlockAppend, RowInstall, StepPlan
 from src.engine import startup
 from src.engine.execution.kv_cache import KVCache, KVCachePlan, allocate_kv_cache
 from src.engine.execution.page_prefault import PagePrefault
-from src.models import LayerKVSpec
+from src.models import keys_and_values
 from src.ops.host_memory import LARGE_PAGE, lazy_zeros, take
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
@@ -31,7 +31,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and madv
 
 def pool(num_blocks: int, heads: tuple[int, ...] = (2, 2)) -> KVCache:
     """A block is 4 KiB of keys per head, and as much of values."""
-    layers = [LayerKVSpec(count, 128, torch.bfloat16, None) for count in heads]
+    layers = [keys_and_values(count, 128, torch.bfloat16, None) for count in heads]
     return allocate_kv_cache(
         layers, KVCachePlan(16, num_blocks, 2 * 4096 * sum(heads)), torch.device("cpu")
     )
@@ -89,7 +89,7 @@ def test_every_layer_is_taken_as_far_as_is_wanted_and_no_further(
         most = max(most, block + 1)
         finish(memory)
     wanted = min(num_blocks, most + max(1, ahead // cache.plan.bytes_per_block))
-    for tensor in (*cache.keys, *cache.values):
+    for tensor in cache.named().values():
         if tensor.nbytes < LARGE_PAGE:
             assert taken.bytes_of(tensor) == 0
             continue
@@ -155,7 +155,7 @@ async def test_an_engine_takes_memory_in_its_pauses(
     config = small_config(path, cache__memory_bytes=2**30, cache__block_size=16)
     async with AsyncEngine.open(config) as engine:
         cache = engine._parts.worker._forward_pass.kv_cache
-        places = [tensor.data_ptr() for tensor in (*cache.keys, *cache.values)]
+        places = [tensor.data_ptr() for tensor in cache.named().values()]
         # Without any request, and no further.
         deadline = time.monotonic() + 60
         while resident_at(places) < 250 * MIB and time.monotonic() < deadline:

@@ -50,7 +50,7 @@ class Watch:
         worker = engine._parts.worker
         cache = worker._forward_pass.kv_cache
         weights = worker._forward_pass.model.parameters().values()
-        every = (worker._rows.tokens, *cache.keys, *cache.values, *weights)
+        every = (worker._rows.tokens, *cache.named().values(), *weights)
         self.parts = [weakref.ref(part) for part in every]
 
     def give_back(self, device_type: str) -> None:

@@ -94,14 +94,14 @@ def install(computer: StepComputer, temperatures: list[float], seed: int) -> Non
         computer._sampler.state.install(row, DeviceRequest.of(request), LENGTH)
     generator = torch.Generator().manual_seed(seed)
     cache = computer._forward_pass.kv_cache
-    for kv in (*cache.keys, *cache.values):
+    for kv in cache.named().values():
         kv.copy_(torch.randn(kv.shape, generator=generator))
 
 
 def traces(computer: StepComputer) -> list[torch.Tensor]:
     """All that a step may write."""
     cache = computer._forward_pass.kv_cache
-    return [each.clone() for each in (computer._rows.tokens, *cache.keys, *cache.values)]
+    return [each.clone() for each in (computer._rows.tokens, *cache.named().values())]
 
 
 STEPS = {

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from src.engine.execution.inputs import StepInputs
+from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
+from src.engine.execution.kv_groups import lay_out
+from src.engine.execution.mixers import MIXERS
+from src.engine.sampling import SampleBatch
 from src.models import Mixer, Model
-from src.ops import paged_attention
+
+CPU = torch.device("cpu")
 
 
 def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -37,55 +43,61 @@ def dense_logits(model: Model, tokens: list[int]) -> torch.Tensor:
 
 
 class PagedSequence:
-    """One sequence over the paged op: scattered blocks, any chunking of its tokens."""
+    """One sequence over the engine's mixers: scattered blocks, any chunking of its tokens."""
 
     def __init__(self, model: Model, *, block_size: int = 4, capacity: int = 160) -> None:
         self.model, self.block_size, self.length, self.capacity = model, block_size, 0, capacity
-        num_blocks = -(-capacity // block_size)
-        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
-        self.block_table = order.to(torch.int32)[None]  # [1, num_blocks] int32, index -> block
+        layers = model.kv_cache_spec()
+        per_group = -(-capacity // block_size)
+        groups = lay_out(layers, block_size).groups
+        plan = KVCachePlan(block_size, per_group * len(groups), bytes_per_block=0)
         # NaN, so that a slot that is read before it is written shows.
-        self.caches = [
-            tuple(
-                torch.full(
-                    (num_blocks, block_size, kv.num_kv_heads, kv.head_dim),
-                    torch.nan,
-                    dtype=kv.dtype,
-                )
-                for _ in "kv"
-            )
-            for kv in model.kv_cache_spec()
+        cache = allocate_kv_cache(layers, plan, CPU, poison=True)
+        order = torch.randperm(plan.num_blocks, generator=torch.Generator().manual_seed(1))
+        # Per group [1, per_group] int32, index -> block
+        self.block_tables = tuple(
+            (blocks * group.page_blocks).to(torch.int32)[None]
+            for blocks, group in zip(order.split(per_group), groups, strict=True)
+        )
+        self.mixers = [
+            MIXERS[mixer.kind](mixer, weights, cache, None)
+            for mixer, weights in zip(model.mixers, model.mixer_weights, strict=True)
         ]
 
     @torch.inference_mode()
     def append(self, tokens: list[int]) -> torch.Tensor:
         """Run the next tokens; their logits, float32 [T, V]."""
         begin, end = self.length, self.length + len(tokens)
-        positions = torch.arange(begin, end)
-        blocks = self.block_table[0][positions // self.block_size].long()
-        slots = blocks * self.block_size + positions % self.block_size
+        ids, positions = torch.tensor(tokens), torch.arange(begin, end)
+        slots = [
+            table[0][positions // self.block_size].long() * self.block_size
+            + positions % self.block_size
+            for table in self.block_tables
+        ]
+        none = ids[:0]
+        inputs = StepInputs(
+            slot_mappings_t=tuple(slots),
+            query_start_loc=torch.tensor([0, len(tokens)], dtype=torch.int32),
+            seq_lens_b=torch.tensor([end], dtype=torch.int32),
+            block_tables_b=self.block_tables,
+            max_query_len=len(tokens),
+            max_seq_len=end,
+            input_ids_t=ids,
+            positions_t=positions,
+            sample_index_s=none,
+            samplers=SampleBatch([], [], none),
+            sampled_rows_s=none,
+            sampled_positions_s=none,
+        )
 
         def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
-            query, key, value = given
-            out = torch.empty_like(query)
-            paged_attention(
-                query,
-                key,
-                value,
-                *self.caches[mixer.layer],
-                self.block_table,
-                torch.tensor([0, len(tokens)], dtype=torch.int32),
-                torch.tensor([end], dtype=torch.int32),
-                slots,
-                out,
-                mixer.spec.attention(self.model.mixer_weights[mixer.layer]),
-                len(tokens),
-                end,
-            )
-            return out.flatten(1)
+            out = given[0].new_empty(len(tokens), *mixer.writes.shape)
+            computes = self.mixers[mixer.layer]
+            computes.mix(inputs, given, computes.view_of(out, given))
+            return out
 
         model = self.model
-        hidden = model.forward(model.functions, torch.tensor(tokens), positions, mix)
+        hidden = model.forward(model.functions, ids, positions, mix)
         self.length = end
         return model.logits(model.functions, hidden)
 

@@ -216,7 +216,7 @@ def test_what_a_backend_does_not_honour_goes_to_one_that_does() -> None:
         ({"has_sinks": True}, "reference"),
     ):
         args = PAGED_ATTENTION.build("cpu", **modifier)
-        assert backend.kernel_for(AttentionSpec.of(*args[10:12])).name == expected
+        assert backend.kernel_for(AttentionSpec.of(*args[10:12]).features).name == expected
         served.clear()
         attention_matches(
             lambda *given: PAGED_ATTENTION.overload(*given, None, backend.handle), args

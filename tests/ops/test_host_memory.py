@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
-from src.models import LayerKVSpec
+from src.models import keys_and_values
 from src.models.weights.loader import load_model
 from src.models.weights.methods import plain
 from src.ops.cpu.build import kernel_library
@@ -97,14 +97,14 @@ def test_a_models_matrices_lie_in_large_pages(tmp_path: Path) -> None:
 
 @linux_only
 def test_keys_and_values_take_no_memory_before_there_are_any() -> None:
-    layers = [LayerKVSpec(8, 64, torch.bfloat16, None)] * 4
+    layers = [keys_and_values(8, 64, torch.bfloat16, None)] * 4
     plan = KVCachePlan(block_size=16, num_blocks=8192, bytes_per_block=4 * 2 * 16 * 8 * 64 * 2)
     assert plan.total_bytes == 1024 * MIB
     before = resident()
     cache = allocate_kv_cache(layers, plan, torch.device("cpu"))
     assert resident() - before < 64 * MIB
-    assert not cache.keys[3][8191].any()
-    assert is_in_large_pages(cache.values[0])
+    assert not cache.layers[3]["keys"][8191].any()
+    assert is_in_large_pages(cache.layers[0]["values"])
 
 
 HAS_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage").exists()

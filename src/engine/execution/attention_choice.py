@@ -8,6 +8,7 @@ import torch
 
 from src.core.config import DeviceSection
 from src.core.errors import ConfigError
+from src.engine.execution.mixers import MIXERS
 from src.models import ServedModel
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_backend import AttentionBackend, AttentionKernel
@@ -56,11 +57,13 @@ def choose_attention(
     own = PAGED_ATTENTION.load_cuda()
     device_kernel = AttentionKernel(own.name, own.run)
     passed_over = []
-    for name in LIBRARIES if section.attention == "auto" else (section.attention,):
+    shapes = {shape for shape in _shape_of_each(model, block_size) if shape is not None}
+    names = LIBRARIES if section.attention == "auto" else (section.attention,)
+    for name in names if shapes else ():
         if name == "triton":
             break
         try:
-            kernel = open_library(name, model.spec.device, _shapes(model, block_size))
+            kernel = open_library(name, model.spec.device, shapes)
         except LibraryUnavailableError as error:
             if section.attention != "auto" and not isinstance(error, NothingHonouredError):
                 raise ConfigError(f"device.attention = {name!r}: {name} {error}") from error
@@ -70,9 +73,11 @@ def choose_attention(
             # The trial's memory must be free again before KV memory is sized.
             torch.cuda.empty_cache()
         backend = AttentionBackend(kernel, device_kernel)
-        specs = model.attention_specs()
-        others = sum(backend.kernel_for(spec) is not kernel for spec in specs)
-        where = f" in {len(specs) - others} of {len(specs)} layers" if others else ""
+        served = [
+            shape is not None and backend.kernel_for(shape.features) is kernel
+            for shape in _shape_of_each(model, block_size)
+        ]
+        where = "" if all(served) else f" in {sum(served)} of {len(served)} layers"
         logger.info("attention: %s serves prefill%s, %s decode", name, where, own.name)
         return backend, f"{name} (prefill{where}), {own.name} (decode)"
     if section.attention == "triton" != own.name:
@@ -82,16 +87,8 @@ def choose_attention(
     return AttentionBackend(device_kernel), own.name
 
 
-def _shapes(model: ServedModel, block_size: int) -> set[AttentionShape]:
-    layers = zip(model.mixers, model.attention_specs(), strict=True)
-    return {
-        AttentionShape(
-            mixer.spec.num_heads,
-            mixer.spec.num_kv_heads,
-            mixer.spec.head_dim,
-            block_size,
-            mixer.spec.dtype,
-            attention.features,
-        )
-        for mixer, attention in layers
-    }
+def _shape_of_each(model: ServedModel, block_size: int) -> list[AttentionShape | None]:
+    layers = zip(model.mixers, model.mixer_weights, strict=True)
+    return [
+        MIXERS[mixer.kind].library_shape(mixer, weights, block_size) for mixer, weights in layers
+    ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from src.compile import LoadedFunction
 from src.engine.execution.kv_cache import KVCache
+from src.engine.execution.mixers import MIXERS
 from src.models import Call, Model
 from src.models.program import HIDDEN, INPUT_IDS, POSITIONS, Program
 from src.ops.cpu.compiled import Bound
@@ -17,16 +18,19 @@ def compiled_program(
 ) -> StepProgram | None:
     """The program with compiled functions; ``None`` if the interpreter does not support it.
 
-    The interpreter supports attention without rotation only. All attention outputs use one buffer,
-    so each has to be read before the next attention.
+    All attention outputs use one buffer, so each has to be read before the next attention.
     """
     program = model.program
-    if not _is_known(program):
+    attentions = [
+        MIXERS[mixer.kind].step_attention(mixer, weights, cache)
+        for mixer, weights in zip(model.mixers, model.mixer_weights, strict=True)
+    ]
+    if not all(attentions) or not _is_known(program):
         return None
     numbers = {INPUT_IDS: 0, POSITIONS: 1}
     instructions: list[StepInstruction] = []
     for index, step in enumerate(program.steps):
-        computes: Bound | StepAttention
+        computes: Bound | StepAttention | None
         if isinstance(step, Call):
             reads, writes = step.chain.reads, step.chain.writes
             computes = functions[step.slot].bind(
@@ -34,14 +38,8 @@ def compiled_program(
             )
         else:
             reads, writes = step.reads, (step.writes.name,)
-            weights = model.mixer_weights[step.layer]
-            computes = StepAttention(
-                cache.keys[step.layer],
-                cache.values[step.layer],
-                step.spec.attention(weights),
-                step.spec.num_heads,
-                cache.layout.group_of[step.layer],
-            )
+            computes = attentions[step.layer]
+        assert computes is not None
         for name in writes:
             numbers.setdefault(name, len(numbers))
         instructions.append(
@@ -71,8 +69,7 @@ def _is_known(program: Program) -> bool:
         if isinstance(step, Call):
             reads, writes = step.chain.reads, step.chain.writes
         else:
-            is_attention = step.kind == "attention" and step.spec.rotates is None
-            if not is_attention or left is not None:
+            if left is not None:
                 return False
             reads, writes = step.reads, (step.writes.name,)
             left = step.writes.name

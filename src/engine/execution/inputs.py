@@ -36,8 +36,8 @@ class AttentionRows:
     max_query_len, max_seq_len
         Upper bounds known on the host, so that no kernel launch waits for a device value.
     decode_schedules
-        Group of layers -> decode schedule of its attention, filled by the first layer that asks;
-        see `src.ops.decode_schedule`.
+        Group of layers and shape of attention -> decode schedule, filled by the first layer that
+        asks; see `src.ops.decode_schedule`.
     """
 
     slot_mappings_t: tuple[Tensor, ...]
@@ -46,7 +46,7 @@ class AttentionRows:
     block_tables_b: tuple[Tensor, ...]
     max_query_len: int
     max_seq_len: int
-    decode_schedules: dict[int, Tensor | None] = field(default_factory=dict)
+    decode_schedules: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict)
 
     def without_rows(self) -> AttentionRows:
         """The same tokens without rows: their KV is written, and no attention is computed."""

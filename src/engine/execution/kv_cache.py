@@ -14,8 +14,8 @@ from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.host_memory import available_memory
 from src.engine.devices import give_back_memory
-from src.engine.execution.kv_groups import KVLayout, lay_out
-from src.models import LayerKVSpec
+from src.engine.execution.kv_groups import KVGroupSpec, KVLayout, lay_out
+from src.models.layer_kv import KVTensor, LayerKVSpec
 from src.ops.host_memory import lazy_zeros
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class KVCachePlan:
     block_size
         Tokens per block.
     bytes_per_block
-        Bytes of a block over all slots, keys and values together.
+        Bytes of a block over all tensors of all slots.
     windows
         Per group of layers: tokens that a query sees; ``None`` is all.
     """
@@ -70,21 +70,28 @@ class KVCachePlan:
 class KVCache:
     """The pool's tensors.
 
-    ``keys[i]`` and ``values[i]``: [blocks, block_size, num_kv_heads, head_dim] of layer i. Layers
-    of different groups may share memory. The number of blocks is the pool's, or a multiple of it
-    (`page_blocks`).
-
     Attributes
     ----------
+    layers
+        Per layer, its tensors by name, in the order of its `LayerKVSpec`: [blocks, block_size,
+        *shape]. Layers of different groups may share memory. The number of blocks is the pool's,
+        or a multiple of it (`page_blocks`).
     memory
-        Every allocated tensor once: keys, then values, of each slot.
+        Every allocated tensor once, slot by slot.
     """
 
     plan: KVCachePlan
     layout: KVLayout
-    keys: list[Tensor]
-    values: list[Tensor]
+    layers: list[dict[str, Tensor]]
     memory: list[Tensor] = field(repr=False)
+
+    def named(self) -> dict[str, Tensor]:
+        """Every tensor of every layer, as ``<name>.<layer>``."""
+        return {
+            f"{name}.{number}": tensor
+            for number, tensors in enumerate(self.layers)
+            for name, tensor in tensors.items()
+        }
 
 
 def plan_kv_cache(
@@ -158,7 +165,7 @@ def plan_kv_cache(
         num_blocks,
         block_size,
         plan.total_bytes / GIB,
-        _told(layout),
+        _told(layout, layers),
         num_blocks / plan.blocks_held(max_model_len),
         max_model_len,
     )
@@ -178,28 +185,31 @@ def allocate_kv_cache(
     Host memory is given by the system as it is touched, so a large pool costs nothing until then.
     """
     layout = lay_out(layers, plan.block_size)
-    of_layer: dict[int, tuple[Tensor, Tensor]] = {}
+    of_layer: dict[int, dict[str, Tensor]] = {}
     memory: list[Tensor] = []
     for slot in range(len(layout.slot_bytes)):
-        # Keys and values of the slot's first layer; the slot's other layers are views of them.
+        # Tensors of the slot's first layer; those of its other layers are views of them.
         shared: list[Tensor] = []
-        for group in layout.groups:
+        for group in sorted(layout.groups, key=lambda group: -len(_at(layers, group, slot))):
             if slot >= len(group.layers):
                 continue
             layer = layers[group.layers[slot]]
-            shape = (
-                *(plan.num_blocks * group.page_blocks, plan.block_size),
-                *(layer.num_kv_heads, layer.head_dim),
-            )
+            blocks = plan.num_blocks * group.page_blocks
+            shapes = [(blocks, *shape) for shape in layer.block_shapes(plan.block_size)]
+            outlines = list(zip(layer.tensors, shapes, strict=True))
             if not shared:
-                shared = [_allocate(shape, layer.dtype, device, poison) for _ in range(2)]
+                shared = [_allocate(shape, t.dtype, device, poison) for t, shape in outlines]
                 memory += shared
-            keys, values = (_as(tensor, shape, layer.dtype) for tensor in shared)
-            of_layer[group.layers[slot]] = keys, values
-    ordered = [of_layer[number] for number in range(len(layers))]
-    return KVCache(
-        plan, layout, [keys for keys, _ in ordered], [values for _, values in ordered], memory
-    )
+            of_layer[group.layers[slot]] = {
+                tensor.name: _as(held, shape, tensor.dtype)
+                for held, (tensor, shape) in zip(shared, outlines, strict=False)
+            }
+    return KVCache(plan, layout, [of_layer[number] for number in range(len(layers))], memory)
+
+
+def _at(layers: Sequence[LayerKVSpec], group: KVGroupSpec, slot: int) -> tuple[KVTensor, ...]:
+    """What the group's layer in a slot keeps; nothing if it has none."""
+    return layers[group.layers[slot]].tensors if slot < len(group.layers) else ()
 
 
 def _allocate(
@@ -219,12 +229,14 @@ def _as(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return tensor.view(-1).view(torch.uint8).view(dtype).view(shape)
 
 
-def _told(layout: KVLayout) -> str:
+def _told(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> str:
     """The groups, for the log."""
     told = [
         f"{len(group.layers)} layers, "
         + ("all tokens" if group.window is None else f"window of {group.window} tokens")
-        for group in layout.groups
+        + f", {' and '.join(sorted({layers[number].kind for number in group.layers}))} of "
+        + f"{layout.token_bytes[index]:,} bytes per token"
+        for index, group in enumerate(layout.groups)
     ]
     return "; ".join(f"{told.count(one)} x {one}" for one in dict.fromkeys(told))
 

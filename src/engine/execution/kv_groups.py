@@ -1,10 +1,13 @@
-"""Which layers share block tables, and how their keys and values lie in one pool.
+"""Which layers share block tables, and how their memory lies in one pool.
 
 Layers that see the same tokens form a class. Classes are cut into groups of equally many layers,
 and every group has its own block tables. The pool has as many slots as a group has layers. Slot i
 is the memory of every group's i-th layer. A block of the pool spans all slots and belongs to one
 group's table at a time. So every group can use every block, and one list of free blocks serves all
 groups in any proportion. If all layers are alike there is one group, and one slot per layer.
+
+A slot has as many tensors as a layer keeps: two for keys and values, one for latents. Tensor j of a
+slot is the memory of the j-th tensor of every layer that uses the slot.
 
 Source of the scheme: vLLM's hybrid KV cache manager (docs.vllm.ai, "Hybrid KV Cache Manager").
 """
@@ -26,7 +29,7 @@ _UNCUT: Final = 1.5
 
 
 class KVKind(enum.Enum):
-    """The attention kind of a group, which decides how long its KV is kept."""
+    """What a group's layers see of a sequence, which decides how long its KV is kept."""
 
     FULL_ATTENTION = "full attention"
     SLIDING_WINDOW = "sliding window"
@@ -39,7 +42,7 @@ class KVGroupSpec:
     Attributes
     ----------
     kind
-        The attention kind.
+        What its layers see.
     layers
         Numbers of the layers; the i-th uses slot i of the pool.
     window
@@ -66,11 +69,14 @@ class KVLayout:
     Attributes
     ----------
     slot_bytes
-        Bytes of one block's keys in each slot; its values take as many.
+        Per slot, and per tensor of the slot: bytes of one block of the pool.
+    token_bytes
+        Per group: bytes that one token takes in all of its layers.
     """
 
     groups: tuple[KVGroupSpec, ...]
-    slot_bytes: tuple[int, ...]
+    slot_bytes: tuple[tuple[int, ...], ...]
+    token_bytes: tuple[int, ...]
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -84,8 +90,8 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block of the pool: keys and values in all slots."""
-        return 2 * sum(self.slot_bytes)
+        """Bytes of one block of the pool: all tensors of all slots."""
+        return sum(map(sum, self.slot_bytes))
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
@@ -97,24 +103,54 @@ class KVLayout:
 
 
 def lay_out(layers: Sequence[LayerKVSpec], block_size: int) -> KVLayout:
-    """Sort a model's layers into groups, with blocks of ``block_size`` tokens."""
-    sizes = [block_size * _bytes_per_token(layer) for layer in layers]
-    if len({layer.sliding_window for layer in layers}) == 1:
-        everything = _group(layers[0].sliding_window, range(len(layers)), block_size, 1)
-        return KVLayout((everything,), tuple(sizes))
-    classes: dict[tuple[int | None, int], list[int]] = {}
+    """Sort a model's layers into groups, with blocks of ``block_size`` tokens.
+
+    Raises
+    ------
+    ValueError
+        Layers of different groups keep tensors that cannot share memory.
+    """
+    sizes = [layer.block_bytes(block_size) for layer in layers]
+    groups, slot_bytes = _grouped(layers, sizes, block_size)
+    token_bytes = tuple(
+        sum(sum(tensor.nbytes for tensor in layers[number].tensors) for number in group.layers)
+        for group in groups
+    )
+    return KVLayout(groups, slot_bytes, token_bytes)
+
+
+def _grouped(
+    layers: Sequence[LayerKVSpec], sizes: Sequence[tuple[int, ...]], block_size: int
+) -> tuple[tuple[KVGroupSpec, ...], tuple[tuple[int, ...], ...]]:
+    if len({layer.window for layer in layers}) == 1:
+        everything = _group(layers[0].window, range(len(layers)), block_size, 1)
+        return (everything,), tuple(sizes)
+    classes: dict[tuple[int | None, tuple[int, ...]], list[int]] = {}
     for number, layer in enumerate(layers):
-        classes.setdefault((layer.sliding_window, sizes[number]), []).append(number)
+        classes.setdefault((layer.window, sizes[number]), []).append(number)
     counts = [len(members) for members in classes.values()]
     count = max(counts) if max(counts) < _UNCUT * min(counts) else min(counts)
-    # A page has to be a whole number of every group's blocks, so that block boundaries coincide.
-    page = math.lcm(*(size for _, size in classes))
+    page = _page([size for _, size in classes])
     groups = [
-        _group(window, members[start : start + count], block_size, page // size)
+        _group(window, members[start : start + count], block_size, page[0] // size[0])
         for (window, size), members in classes.items()
         for start in range(0, len(members), count)
     ]
-    return KVLayout(tuple(groups), (page,) * count)
+    return tuple(groups), (page,) * count
+
+
+def _page(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Per tensor: bytes of a page that is a whole number of blocks of each of these sizes.
+
+    Then the boundaries of blocks coincide. The number has to be the same for all tensors of a
+    layer, because they have one block table.
+    """
+    first = math.lcm(*(size[0] for size in sizes))
+    pages = {tuple(first // size[0] * each for each in size) for size in sizes}
+    longest = max(pages, key=len)
+    if any(page != longest[: len(page)] for page in pages):
+        raise ValueError(f"layers with blocks of {sorted(set(sizes))} bytes cannot share memory")
+    return longest
 
 
 def _group(
@@ -122,8 +158,3 @@ def _group(
 ) -> KVGroupSpec:
     kind = KVKind.FULL_ATTENTION if window is None else KVKind.SLIDING_WINDOW
     return KVGroupSpec(kind, tuple(layers), window, block_size, page_blocks)
-
-
-def _bytes_per_token(layer: LayerKVSpec) -> int:
-    """Bytes of one token's keys; its values take as many."""
-    return layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -12,20 +12,40 @@ from src.engine.execution.kv_cache import KVCache
 from src.models import Mixer
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
 from src.ops import paged_attention, rotate_and_cache, step_schedule
+from src.ops.attention_libraries import AttentionShape
+from src.ops.cpu.step import StepAttention
 from src.ops.declaration import Backend
 
 
-class LayerMixer(Protocol):
-    """The mixer of one layer, with its KV memory."""
+class LayerMixer:
+    """The mixer of one layer, with its KV memory. Each kind is a subclass."""
+
+    def __init__(
+        self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
+    ) -> None:
+        # The layer's group, which selects its block tables.
+        self._group = kv_cache.layout.group_of[mixer.layer]
+
+    @classmethod
+    def library_shape(cls, mixer: Mixer, weights: Any, block_size: int) -> AttentionShape | None:
+        """What an attention library has to support; None if libraries do not serve this kind."""
+        return None
+
+    @classmethod
+    def step_attention(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> StepAttention | None:
+        """Its entry in the CPU's one-call step; None if that step does not support it."""
+        return None
 
     def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
         """View the output buffer [T, *writes.shape] in the shape that `mix` takes.
 
         Separate from `mix`, so that the replay of a captured step need not make the view again.
         """
+        raise NotImplementedError
 
     def mix(self, inputs: StepInputs, given: Sequence[Tensor], out: Tensor) -> None:
         """Write the KV of a step's tokens, and compute the output into ``out``, see `view_of`."""
+        raise NotImplementedError
 
     def mix_sampled(
         self, inputs: StepInputs, rows: AttentionRows, given: Sequence[Tensor]
@@ -34,9 +54,10 @@ class LayerMixer(Protocol):
 
         The KV of every token is written, because later steps read it.
         """
+        raise NotImplementedError
 
 
-class PagedAttention:
+class PagedAttention(LayerMixer):
     """Attention of one layer over paged keys and values.
 
     Inputs are query [T, Q, D], key and value [T, K, D]. If the program leaves rotation to it
@@ -46,14 +67,37 @@ class PagedAttention:
     def __init__(
         self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
     ) -> None:
+        super().__init__(mixer, weights, kv_cache, backend)
         self._backend = backend
         self._attention = mixer.spec.attention(weights)
         self._spec: AttentionMixerSpec = mixer.spec
         self._weights: AttentionMixerWeights = weights
-        self._keys = kv_cache.keys[mixer.layer]
-        self._values = kv_cache.values[mixer.layer]
-        # The layer's group, which selects its block tables.
-        self._group = kv_cache.layout.group_of[mixer.layer]
+        self._keys, self._values = kv_cache.layers[mixer.layer].values()
+        # All that the decode schedule depends on, beside the rows.
+        block_size, kv_heads, head_dim = self._keys.shape[1:]
+        self._scheduled_as = (
+            *(self._group, self._spec.window or 0, block_size),
+            *(self._spec.num_heads // kv_heads, head_dim, self._keys.element_size()),
+        )
+
+    @classmethod
+    def library_shape(cls, mixer: Mixer, weights: Any, block_size: int) -> AttentionShape | None:
+        """See `LayerMixer`."""
+        spec: AttentionMixerSpec = mixer.spec
+        features = spec.attention(weights).features
+        return AttentionShape(
+            *(spec.num_heads, spec.num_kv_heads, spec.head_dim, block_size, spec.dtype, features)
+        )
+
+    @classmethod
+    def step_attention(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> StepAttention | None:
+        """See `LayerMixer`; attention that rotates is not supported."""
+        spec: AttentionMixerSpec = mixer.spec
+        if spec.rotates is not None:
+            return None
+        keys, values = kv_cache.layers[mixer.layer].values()
+        group = kv_cache.layout.group_of[mixer.layer]
+        return StepAttention(keys, values, spec.attention(weights), spec.num_heads, group)
 
     def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
         """See `LayerMixer`: [T, Q, D]."""
@@ -134,10 +178,10 @@ class PagedAttention:
         )
 
     def _schedule(self, rows: AttentionRows) -> Tensor | None:
-        """The decode schedule of this group; the step's first layer of the group computes it."""
-        group = self._group
-        if group not in rows.decode_schedules:
-            rows.decode_schedules[group] = step_schedule(
+        """The decode schedule; the step's first layer of this group and shape computes it."""
+        group, known = self._group, rows.decode_schedules
+        if self._scheduled_as not in known:
+            known[self._scheduled_as] = step_schedule(
                 self._keys,
                 self._spec.num_heads,
                 rows.block_tables_b[group],
@@ -145,10 +189,8 @@ class PagedAttention:
                 rows.seq_lens_b,
                 self._spec.window or 0,
             )
-        return rows.decode_schedules[group]
+        return known[self._scheduled_as]
 
 
-# Kind of mixer -> its class, called with the mixer, its weights, KV memory and attention backend.
-MIXERS: Mapping[str, Callable[[Mixer, Any, KVCache, Backend | None], LayerMixer]] = {
-    "attention": PagedAttention
-}
+# Kind of mixer -> its class.
+MIXERS: Mapping[str, type[LayerMixer]] = {"attention": PagedAttention}

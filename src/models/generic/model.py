@@ -9,11 +9,11 @@ from torch import Tensor
 from src.models.generation import GenerationDefaults
 from src.models.generic.body import Body
 from src.models.generic.passes import AttentionCall, StepPass
+from src.models.layer_kv import LayerKVSpec, kv_of
 from src.models.layers.attention import AttentionMixerWeights
-from src.models.model import LayerKVSpec, ModelSpec
+from src.models.model import ModelSpec
 from src.models.program import Function, Mix, Mixer
 from src.models.served import ImplementationName
-from src.ops.attention_spec import AttentionSpec
 
 
 class TransformersModel:
@@ -66,14 +66,7 @@ class TransformersModel:
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """See `served.ServedModel`."""
-        return tuple(
-            LayerKVSpec(spec.num_kv_heads, spec.head_dim, spec.dtype, spec.window)
-            for spec in (mixer.spec for mixer in self.mixers)
-        )
-
-    def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """See `served.ServedModel`."""
-        return tuple(call.mixer.spec.attention(call.weights) for call in self._calls)
+        return kv_of(self.mixers)
 
     def parameters(self) -> dict[str, Tensor]:
         """See `served.ServedModel`."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from src.distributed import Group
+from src.models.layer_kv import LayerKVSpec, keys_and_values
 from src.models.layers.linear import linear, row_parallel_linear
 from src.models.layers.norms import NormSpec, rms_norm
 from src.models.weights.methods import Weight
@@ -96,6 +97,10 @@ class AttentionMixerSpec:
     cap: float | None
     rotates: NormSpec | None
     deterministic: bool
+
+    def kv(self) -> LayerKVSpec:
+        """See `layer_kv.MixerSpec`."""
+        return keys_and_values(self.num_kv_heads, self.head_dim, self.dtype, self.window)
 
     def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
         """The specification that attention ops take."""

@@ -322,7 +322,7 @@ async def test_a_tensor_that_is_replaced_is_found(checkpoint: Path, install: Ins
         parts = engine._parts
         assert parts is not None
         cache = parts.worker._forward_pass.kv_cache
-        cache.keys[1] = torch.zeros_like(cache.keys[1])
+        cache.layers[1]["keys"] = torch.zeros_like(cache.layers[1]["keys"])
         with pytest.raises(Exception, match="a step of this request failed") as failure:
             await engine.generate([5], GREEDY)
     assert "keys.1" in str(failure.value.__cause__)

@@ -60,7 +60,7 @@ class Engine:
         self.forward(inputs, self.code.functions)
 
     def snapshot(self) -> list[torch.Tensor]:
-        return [t.clone() for t in (*self.cache.keys, *self.cache.values, self.rows.tokens)]
+        return [t.clone() for t in (*self.cache.named().values(), self.rows.tokens)]
 
     def graph(self, kind: Any, size: int) -> Any:
         return self.pool.capture(GraphShape(kind, size))
@@ -172,7 +172,7 @@ def test_a_decode_step_writes_its_rows_and_nothing_else(engine: Engine) -> None:
     assert torch.allclose(out.logits[:2], expected, atol=1e-5)
     assert out.token_ids[:2].tolist() == expected.argmax(1).tolist()
     after = engine.snapshot()
-    layers = len(engine.cache.keys)
+    layers = len(engine.cache.layers)
     # Position 5 is offset 1 of the second block.
     slots = {(i, block, 1) for i in range(2 * layers) for block in (2, 6)}
     assert differing(before, after[:-1] + before[-1:]) == slots
@@ -192,7 +192,7 @@ def test_a_mixed_step_writes_its_rows_and_nothing_else(engine: Engine) -> None:
     assert hidden.shape[0] == 16
     assert hidden.isfinite().all()
     assert torch.allclose(hidden[:4], expected, atol=1e-5)
-    layers = len(engine.cache.keys)
+    layers = len(engine.cache.layers)
     slots = {(i, *slot) for i in range(2 * layers) for slot in ((2, 1), (5, 3), (6, 0), (6, 1))}
     assert differing(before, engine.snapshot()) <= slots
 
@@ -201,7 +201,7 @@ def test_padding_alone_writes_nothing(engine: Engine) -> None:
     decode = engine.graph("decode", 2)
     engine.graph("mixed", 16)
     # Captures run on padding, and nothing of it went into the poisoned memory.
-    assert all(cache.isnan().all() for cache in (*engine.cache.keys, *engine.cache.values))
+    assert all(cache.isnan().all() for cache in engine.cache.named().values())
     engine.prefill()
     before = engine.snapshot()
     decode.run(decode_rows(StepPlan(1, [], [], []), 2, engine.rows.padding_row))
@@ -229,7 +229,7 @@ def test_whoever_replays_a_mixed_step_copies_and_attends(engine: Engine) -> None
     inputs = build_inputs(engine.plan((0, 5, 1, True)), engine.rows, 16)
     with watched(graph) as watch:
         graph.run(inputs)
-    layers = len(engine.cache.keys)
+    layers = len(engine.cache.layers)
     called = ["slipstream.paged_attention.default"]
     if rotates_in_mixers(engine.forward.model):
         called.insert(0, "slipstream.rotate_and_cache.default")

@@ -162,7 +162,6 @@ class GraphPool:
             "mixed.buffer": self._mixed.buffer,
             "mixed.mixed": self._mixed.mixed,
         }
-        named |= {f"keys.{i}": tensor for i, tensor in enumerate(cache.keys)}
-        named |= {f"values.{i}": tensor for i, tensor in enumerate(cache.values)}
+        named |= cache.named()
         named |= self._forward.model.buffers() | self._forward.model.parameters()
         return {name: tensor.data_ptr() for name, tensor in named.items()}

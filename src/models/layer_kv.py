@@ -1,0 +1,80 @@
+"""What a layer keeps of a sequence between steps; the engine plans and allocates memory by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+
+class KVTensor(NamedTuple):
+    """One tensor of a layer's memory; ``shape`` is of one token, or of one sequence."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one token, or of one sequence."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKVSpec:
+    """What one layer keeps of a sequence.
+
+    Attributes
+    ----------
+    kind
+        What it keeps, for the log.
+    tensors
+        In the order in which the layer's mixer takes them.
+    window
+        How many tokens a query sees, itself included; None is the whole context.
+    per
+        Whether the tensors are of each token of context, or of the sequence as a whole.
+    """
+
+    kind: str
+    tensors: tuple[KVTensor, ...]
+    window: int | None = None
+    per: Literal["token", "sequence"] = "token"
+
+    def block_shapes(self, block_size: int) -> tuple[tuple[int, ...], ...]:
+        """Per tensor: its shape within a block of ``block_size`` tokens."""
+        rows = (block_size,) if self.per == "token" else ()
+        return tuple((*rows, *tensor.shape) for tensor in self.tensors)
+
+    def block_bytes(self, block_size: int) -> tuple[int, ...]:
+        """Per tensor: bytes within a block of ``block_size`` tokens."""
+        shapes = zip(self.tensors, self.block_shapes(block_size), strict=True)
+        return tuple(math.prod(shape) * tensor.dtype.itemsize for tensor, shape in shapes)
+
+
+class MixerSpec(Protocol):
+    """What every mixer's static arguments tell, whatever its kind."""
+
+    def kv(self) -> LayerKVSpec:
+        """What the layer keeps of a sequence."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a token's result must be the same bits in every batch."""
+
+
+def keys_and_values(
+    num_kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None = None
+) -> LayerKVSpec:
+    """Memory of ordinary attention: a key and a value [num_kv_heads, head_dim] per token."""
+    shape = (num_kv_heads, head_dim)
+    tensors = tuple(KVTensor(name, shape, dtype) for name in ("keys", "values"))
+    return LayerKVSpec("keys and values", tensors, window)
+
+
+def kv_of(mixers: Sequence[Any]) -> tuple[LayerKVSpec, ...]:
+    """What each of a model's mixers keeps, in layer order."""
+    return tuple(mixer.spec.kv() for mixer in mixers)
