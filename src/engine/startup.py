@@ -321,6 +321,8 @@ def _build_parts(
         block_size=kv_plan.block_size,
         num_blocks=kv_plan.num_blocks,
         windows=kv_plan.windows,
+        max_num_seqs=kv_plan.num_rows(config.scheduler.max_num_seqs),
+        num_snapshots=None if kv_plan.states is None else kv_plan.states.num_snapshots,
         content_key=_content_key(config, model),
         max_model_len=max_model_len,
     )
@@ -366,6 +368,7 @@ def _build_runner(
         reserved_bytes=reserved + (0 if graph_plan is None else graph_plan.bytes),
     )
     kv_cache = allocate_kv_cache(layers, kv_plan, device)
+    max_num_seqs = kv_plan.num_rows(max_num_seqs)
     worker = Worker(
         step_device,
         model,

@@ -7,7 +7,14 @@ from dataclasses import replace
 import torch
 
 from src.models.builder import Name, ProgramBuilder
-from src.models.config import AttentionConfig, ExpertsConfig, LayerConfig, MLPConfig, ModelConfig
+from src.models.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    RecurrenceConfig,
+)
 from src.models.layers import embedding as ends
 from src.models.layers.attention import (
     AttentionInSpec,
@@ -23,6 +30,7 @@ from src.models.layers.experts import ExpertsSpec, ExpertsWeights, experts
 from src.models.layers.mlp import MLPSpec, MLPWeights, mlp
 from src.models.layers.norms import NormSpec
 from src.models.program import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, StepTensor
+from src.models.recurrence import write_recurrence
 from src.models.weights.parameters import Placement, Transform, rows_of
 from src.models.weights.transforms import InHalves
 from src.ops.routing import Routing
@@ -79,13 +87,17 @@ class _LayerWriter:
     def __init__(self, builder: ProgramBuilder, config: ModelConfig, layer: int) -> None:
         self._builder = builder
         self._config = config
+        self._number = layer
         self._layer: LayerConfig = config.layers[layer]
         self._own = f"layers.{layer}."
         self._stored = config.layer_name.format(layer) + "."
         self._hidden = config.hidden_size
 
     def write(self) -> None:
-        self._attention(self._layer.attention)
+        if isinstance(self._layer.attention, RecurrenceConfig):
+            self._recurrence(self._layer.attention)
+        else:
+            self._attention(self._layer.attention)
         if isinstance(self._layer.mlp, ExpertsConfig):
             self._experts(self._layer.mlp)
         else:
@@ -125,6 +137,14 @@ class _LayerWriter:
 
     def _fused_bias(self, name: str, size: int, placements: tuple[Placement, ...]) -> Name:
         return self._builder.parameter(self._own + name, (size,), "vector", placements, fill=0.0)
+
+    def _recurrence(self, config: RecurrenceConfig) -> None:
+        norm = self._layer.attention_norm
+        write_recurrence(
+            *(self._builder, self._config, config, self._number),
+            (self._spec_of(norm), self._block_norm("input_norm", norm)),
+            self._builder.step_tensor(RESIDUAL, self._hidden),
+        )
 
     def _attention(self, config: AttentionConfig) -> None:
         builder, dim, norm = self._builder, config.head_dim, self._config.norm

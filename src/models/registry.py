@@ -12,6 +12,7 @@ from src.models.config import ModelConfig
 from src.models.families.family import Family
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
+from src.models.families.granite_hybrid import GraniteHybrid
 from src.models.families.llama import Llama
 from src.models.families.mistral import Mistral
 from src.models.families.mixtral import Mixtral
@@ -26,6 +27,7 @@ from src.models.generation import parse_generation
 FAMILIES: tuple[type[Family], ...] = (
     Gemma2,
     Gemma3,
+    GraniteHybrid,
     Llama,
     Mistral,
     Mixtral,

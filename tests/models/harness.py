@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from src.core.plan import RowInstall, StepPlan
 from src.engine.execution.inputs import StepInputs
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.kv_groups import lay_out
@@ -53,6 +54,8 @@ class PagedSequence:
         plan = KVCachePlan(block_size, per_group * len(groups), bytes_per_block=0)
         # NaN, so that a slot that is read before it is written shows.
         cache = allocate_kv_cache(layers, plan, CPU, poison=True)
+        if cache.states is not None:
+            cache.states.begin(StepPlan(1, [RowInstall(0, 1, 0, [0], 1, [])], [], []))
         order = torch.randperm(plan.num_blocks, generator=torch.Generator().manual_seed(1))
         # Per group [1, per_group] int32, index -> block
         self.block_tables = tuple(
@@ -88,6 +91,7 @@ class PagedSequence:
             samplers=SampleBatch([], [], none),
             sampled_rows_s=none,
             sampled_positions_s=none,
+            rows_b=torch.zeros(1, dtype=torch.int64),
         )
 
         def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:

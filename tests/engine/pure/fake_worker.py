@@ -166,9 +166,7 @@ class FakeWorker:
         require(set(rows) <= {step.row for step in plan.rows}, "states of a row that rests")
         in_flight = {save.slot for other, _ in self.in_flight for save in other.state_saves}
         require(in_flight.isdisjoint(slots), "a slot that a step in flight writes is taken")
-        require(
-            all(0 <= slot < (self.limits.num_snapshots or 0) for slot in slots), "no such slot"
-        )
+        require(all(0 <= slot < (self.limits.num_snapshots or 0) for slot in slots), "no such slot")
         ends = {step.row: step.start + step.num_tokens for step in plan.rows}
         for save in plan.state_saves:
             require(ends[save.row] % self.limits.block_size == 0, "not at the end of a block")
