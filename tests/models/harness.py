@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing import Any
+
 import torch
+from torch.nn import functional
 
 from src.core.plan import RowInstall, StepPlan
 from src.engine.execution.inputs import StepInputs
@@ -13,6 +16,7 @@ from src.engine.execution.kv_groups import lay_out
 from src.engine.execution.mixers import MIXERS
 from src.engine.sampling import SampleBatch
 from src.models import Mixer, Model
+from src.models.program import Mix
 
 CPU = torch.device("cpu")
 
@@ -35,11 +39,47 @@ def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor
     return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
 
+def dense_recurrence(mixer: Mixer, weights: Any, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The convolution and the state of one sequence that is given whole, token by token."""
+    (channels, decay, factor), spec = given, mixer.spec
+    taps = weights.weight.T[:, None]
+    padded = functional.pad(channels.T, (spec.taps - 1, 0))[None]
+    convolved = functional.conv1d(padded, taps, weights.bias, groups=channels.shape[1])[0].T
+    query, key, value = (part.float() for part in spec.parts(functional.silu(convolved)))
+    if spec.normalizes:
+        query, key = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (query, key))
+        query = query / query.shape[-1] ** 0.5
+    shared = spec.heads // spec.key_heads
+    query, key = (x.repeat_interleave(shared, dim=1) for x in (query, key))
+    state, read = torch.zeros(spec.heads, spec.key_dim, spec.dim), []
+    for t in range(len(channels)):
+        state = state * decay[t].exp()[:, None, None]
+        held = torch.einsum("hnp,hn->hp", state, key[t]) if spec.delta else 0.0
+        written = factor[t][:, None] * (value[t] - held)
+        state = state + torch.einsum("hn,hp->hnp", key[t], written)
+        read.append(torch.einsum("hnp,hn->hp", state, query[t]))
+    out = torch.stack(read)
+    if weights.skip is not None:
+        out = out + weights.skip[:, None] * value
+    return out.to(channels.dtype).flatten(1)
+
+
+def dense_mix(model: Model) -> Mix:
+    """Computes every mixer for one sequence that is given whole."""
+
+    def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        if mixer.kind == "recurrence":
+            return dense_recurrence(mixer, model.mixer_weights[mixer.layer], given)
+        return dense_attention(mixer, given)
+
+    return mix
+
+
 @torch.inference_mode()
 def dense_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     """Logits of every position, float32 [T, V]."""
     ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
-    hidden = model.forward(model.functions, ids, positions, dense_attention)
+    hidden = model.forward(model.functions, ids, positions, dense_mix(model))
     return model.logits(model.functions, hidden)
 
 

@@ -14,7 +14,7 @@ from torch.fx.experimental import _config as shape_config
 from src.models import Model, keys_and_values, load_model
 from src.models.program import run_chain
 from src.models.registry import family_of, load_config
-from tests.models.harness import dense_attention
+from tests.models.harness import dense_mix
 from tests.support.checkpoints import CLASSES, make_checkpoint
 
 Graph = torch.fx.GraphModule
@@ -49,7 +49,7 @@ class Capturing:
 @torch.inference_mode()
 def run(model: Model, functions: Any, tokens: int) -> torch.Tensor:
     ids, positions = torch.arange(3, 3 + tokens), torch.arange(tokens)
-    hidden = model.forward(functions, ids, positions, dense_attention)
+    hidden = model.forward(functions, ids, positions, dense_mix(model))
     return model.logits(functions, hidden)
 
 
@@ -66,7 +66,7 @@ def test_as_many_graphs_as_kinds_of_calls_serve_any_depth_and_any_number_of_toke
     model = load_model(directory)
     # The first, what lies between two mixers, the last and the head; more where layers differ.
     kinds = alike(model)
-    assert kinds == (5 if architecture == "qwen3_moe" else 4)
+    assert kinds == {"qwen3_moe": 5, "granite_moehybrid": 6}.get(architecture, 4)
     graphs: list[Graph] = []
     by_chain: dict[Any, Capturing] = {}
     functions = [by_chain.setdefault(call.chain, Capturing(graphs)) for call in model.program.calls]

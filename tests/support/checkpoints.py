@@ -19,6 +19,19 @@ TINY: dict[str, dict[str, Any]] = {
     # Overrides the value in `rope_parameters`.
     "phi3": {"original_max_position_embeddings": 128},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "granite_moehybrid": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 0.5,
+    },
     "qwen3_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 3,
@@ -134,6 +147,9 @@ def make_checkpoint(
         settings["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
     settings.update(TINY.get(architecture, {}))
     settings.update(overrides)
+    if isinstance(pattern := settings.get("layer_types"), list):
+        count = settings["num_hidden_layers"]
+        settings["layer_types"] = (pattern * count)[:count]
     config = config_class(**settings)
     torch.manual_seed(seed)
     model = getattr(transformers, name)(config).to(dtype)
