@@ -96,7 +96,7 @@ class _Writer:
             (residual.name,),
             (
                 builder.step_tensor(CHANNELS, channels),
-                builder.step_tensor(GATE, self._values),
+                StepTensor(GATE, (self._values,), torch.float32),
                 *(StepTensor(name, (config.heads,), torch.float32) for name in (DECAY, FACTOR)),
             ),
         )

@@ -159,14 +159,14 @@ def delta_in(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Project the residual stream [T, H] for the gated delta rule.
 
-    Returns channels [T, C], a slice; the gate [T, gate]; decay and factor, float32 [T, heads].
+    Returns channels [T, C], a slice; and in float32 the gate [T, gate], decay and factor [T, heads].
     Rows of the weight are channels, gate, strengths of writing, and time steps.
     """
     sizes = (spec.channels, spec.gate, spec.heads, spec.heads)
     channels, gate, strength, step = _projected(spec, weights, residual).split(sizes, dim=-1)
     rate = -weights.log_decay.exp()
     decay = rate * functional.softplus(step.to(torch.float32) + weights.step_bias)
-    return channels, gate.contiguous(), decay, strength.sigmoid().to(torch.float32)
+    return channels, _opened(gate), decay, strength.sigmoid().to(torch.float32)
 
 
 def mamba_in(
@@ -181,7 +181,11 @@ def mamba_in(
     step = functional.softplus(step.to(torch.float32) + weights.step_bias)
     if spec.shortest is not None or spec.longest is not None:
         step = step.clamp(spec.shortest, spec.longest)
-    return channels, gate.contiguous(), -weights.log_decay.exp() * step, step
+    return channels, _opened(gate), -weights.log_decay.exp() * step, step
+
+
+def _opened(gate: Tensor) -> Tensor:
+    return functional.silu(gate.to(torch.float32))
 
 
 def _projected(spec: RecurrenceInSpec, weights: RecurrenceInWeights, residual: Tensor) -> Tensor:
@@ -202,15 +206,15 @@ def recurrence_out(
 
     It is normalized, gated and projected first.
     """
-    wide, opened = read.to(torch.float32), functional.silu(gate.to(torch.float32))
+    wide = read.to(torch.float32)
     if spec.gates_first:
-        wide = wide * opened
+        wide = wide * gate
     size = read.shape[-1] // spec.groups
     mean = wide.unflatten(-1, (spec.groups, size)).square().mean(-1)
     scale = torch.rsqrt(mean + spec.eps).repeat_interleave(size, dim=-1)
     weight = weights.norm.repeat(spec.groups) if spec.repeats else weights.norm
     normed = weight * (wide * scale).to(read.dtype)
     if not spec.gates_first:
-        normed = (normed * opened).to(read.dtype)
+        normed = (normed * gate).to(read.dtype)
     added = linear(normed, weights.output_weight, weights.output_bias)
     return add(residual, added, None, None, spec.multiplier)
