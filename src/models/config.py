@@ -44,6 +44,9 @@ class AttentionConfig:
     interleaved
         Whether the checkpoint's rows of a head are rotated as pairs (2 i, 2 i + 1). They are
         reordered at load, since the layers rotate pairs (i, i + rotary_dim / 2).
+    has_gate
+        Whether the output is multiplied by the sigmoid of a gate. Behind each head's rows of the
+        projection of queries the checkpoint has as many rows of its gate.
     qk_norm
         How queries and keys are normalized: each head by itself, all heads together, or not.
     """
@@ -57,6 +60,7 @@ class AttentionConfig:
     cap: float | None = None
     rotary_dim: int | None = None
     interleaved: bool = False
+    has_gate: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["head", "whole"] | None = None

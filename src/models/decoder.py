@@ -25,6 +25,7 @@ from src.models.layers.attention import (
     AttentionOutWeights,
     attention_in,
     attention_out,
+    scale_attended,
 )
 from src.models.layers.experts import ExpertsSpec, ExpertsWeights, experts
 from src.models.layers.mlp import MLPSpec, MLPWeights, mlp
@@ -32,10 +33,11 @@ from src.models.layers.norms import NormSpec
 from src.models.program import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, StepTensor
 from src.models.recurrence import write_recurrence
 from src.models.weights.parameters import Placement, Transform, rows_of
-from src.models.weights.transforms import InHalves
+from src.models.weights.transforms import InHalves, PartByPart
 from src.ops.routing import Routing
 
 RESIDUAL, QUERY, KEY, VALUE, ATTENDED = "residual", "query", "key", "value", "attended"
+OUTPUT_GATE = "output_gate"
 
 
 def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
@@ -168,6 +170,7 @@ class _LayerWriter:
             config.qk_norm == "whole",
             rotary_dim,
             leaves_rotation,
+            config.has_gate,
         )
         self._attention_in(config, spec, (None, None, None) if leaves_rotation else rotation)
         builder.mixer(
@@ -187,6 +190,9 @@ class _LayerWriter:
             (QUERY, KEY, VALUE),
             builder.step_tensor(ATTENDED, heads * dim),
         )
+        if config.has_gate:
+            attended = builder.step_tensor(ATTENDED, heads * dim)
+            builder.segment(scale_attended, None, (), (ATTENDED, OUTPUT_GATE), (attended,))
         self._attention_out(config, heads * dim)
 
     def _rope_table(self, config: AttentionConfig, rotary_dim: int) -> Name:
@@ -219,9 +225,14 @@ class _LayerWriter:
     ) -> None:
         counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         sizes = [count * spec.head_dim for count in counts]
+        gates = sizes[0] if spec.has_gate else 0
+        sizes[0] += gates
 
         def placed(kind: str) -> tuple[Placement, ...]:
             rows = rows_of(self._names(config.qkv_names, kind), sizes)
+            if gates:
+                by_head = PartByPart(spec.num_heads, (spec.head_dim, spec.head_dim))
+                return (replace(rows[0], transform=by_head), *rows[1:])
             if not config.interleaved or not spec.rotary_dim:
                 return rows
             # Values, separate or the last rows of one fused tensor, are not rotated.
@@ -242,8 +253,11 @@ class _LayerWriter:
             ),
             (RESIDUAL, POSITIONS),
             [
-                self._builder.step_tensor(name, count, spec.head_dim)
-                for name, count in zip((QUERY, KEY, VALUE), counts, strict=True)
+                *(
+                    self._builder.step_tensor(name, count, spec.head_dim)
+                    for name, count in zip((QUERY, KEY, VALUE), counts, strict=True)
+                ),
+                *((self._builder.step_tensor(OUTPUT_GATE, gates),) if gates else ()),
             ],
         )
 

@@ -21,6 +21,7 @@ from src.models.families.phi3 import Phi3
 from src.models.families.qwen2 import Qwen2
 from src.models.families.qwen3 import Qwen3
 from src.models.families.qwen3_moe import Qwen3Moe
+from src.models.families.qwen3_next import Qwen3Next
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
 
@@ -36,6 +37,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Qwen2,
     Qwen3,
     Qwen3Moe,
+    Qwen3Next,
 )
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}

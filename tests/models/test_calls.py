@@ -66,7 +66,7 @@ def test_as_many_graphs_as_kinds_of_calls_serve_any_depth_and_any_number_of_toke
     model = load_model(directory)
     # The first, what lies between two mixers, the last and the head; more where layers differ.
     kinds = alike(model)
-    assert kinds == {"qwen3_moe": 5, "granite_moehybrid": 6}.get(architecture, 4)
+    assert kinds == {"qwen3_moe": 5, "granite_moehybrid": 6, "qwen3next": 7}.get(architecture, 4)
     graphs: list[Graph] = []
     by_chain: dict[Any, Capturing] = {}
     functions = [by_chain.setdefault(call.chain, Capturing(graphs)) for call in model.program.calls]

@@ -32,6 +32,18 @@ TINY: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.2,
         "logits_scaling": 0.5,
     },
+    "qwen3next": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+    },
     "qwen3_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 3,
@@ -76,7 +88,11 @@ ROPES: dict[str, dict[str, Any]] = {
     },
 }
 # Families whose configuration in transformers refuses the other variants.
-_ROPES_OF: dict[str, tuple[str, ...]] = {"phi3": ("default", "longrope")}
+_ROPES_OF: dict[str, tuple[str, ...]] = {
+    "phi3": ("default", "longrope"),
+    # It rotates a quarter of a head; `longrope` above has the factors of whole heads.
+    "qwen3next": tuple(name for name in ROPES if name != "longrope"),
+}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

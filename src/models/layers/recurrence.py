@@ -159,7 +159,7 @@ def delta_in(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Project the residual stream [T, H] for the gated delta rule.
 
-    Returns channels [T, C], a slice; and in float32 the gate [T, gate], decay and factor [T, heads].
+    Returns channels [T, C], a slice. In float32: the gate [T, gate], decay and factor [T, heads].
     Rows of the weight are channels, gate, strengths of writing, and time steps.
     """
     sizes = (spec.channels, spec.gate, spec.heads, spec.heads)
