@@ -134,7 +134,8 @@ class ExpertsConfig:
     choice_bias_name
         The tensor that is added to scores for the choice alone; None: there is none.
     names
-        Names of gate, up and down; ``{}`` stands for the expert's number.
+        Names of gate, up and down, where ``{}`` stands for the expert's number. Two names without a
+        number are of fused tensors: [experts, 2 I, H] of gate and up, and [experts, H, I] of down.
     shared
         An MLP that computes every token; its output is added to that of the experts.
     shared_gate_name
@@ -194,6 +195,8 @@ class ModelConfig:
         Factor of each block's output before it is added to the residual stream.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
+    unread_prefix
+        Tensors of the checkpoint whose names begin so are not read: they predict further tokens.
     """
 
     architecture: str
@@ -209,6 +212,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logit_cap: float | None = None
     logit_multiplier: float = 1.0
+    unread_prefix: str | None = None
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

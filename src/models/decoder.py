@@ -395,6 +395,9 @@ class _LayerWriter:
         self, config: ExpertsConfig, inner: int
     ) -> tuple[list[Placement], list[Placement]]:
         """Of gate and up, and of down."""
+        if len(config.names) == 2:
+            both, last = self._names(config.names, "weight")
+            return [Placement(both, shard=1)], [Placement(last, shard=2)]
         gate_up: list[Placement] = []
         down: list[Placement] = []
         for expert in range(config.num_experts):

@@ -62,7 +62,8 @@ class Qwen3Next(Family):
             linear if kind == "linear_attention" else attends for kind in kinds
         ]
         norm = NormSpec(fields.number("rms_norm_eps", default=1e-6), offset=1.0, scales_wide=True)
-        return decoder(fields, parts, _mlps(fields, layers), norm=norm, rope=rope)
+        mlps = _mlps(fields, layers)
+        return decoder(fields, parts, mlps, norm=norm, rope=rope, unread_prefix="mtp.")
 
 
 def _delta(fields: Fields) -> RecurrenceConfig:

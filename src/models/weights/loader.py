@@ -90,6 +90,8 @@ def load_model(
         fill_dummy(model, seed, before_each_matrix)
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
+    if config.unread_prefix is not None:
+        passed_over |= {name for name in stored if name.startswith(config.unread_prefix)}
     check_tensors(path, stored, model, passed_over)
     wanted = {name for each in model.table.values() for name in stored_names(model, each)}
     with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
