@@ -48,6 +48,7 @@ from src.models import (
     outline_model,
     resolve_model,
 )
+from src.models.generic.model import TransformersModel
 from src.ops.cpu.build import (
     cache_root,
     ensure_built,
@@ -265,6 +266,8 @@ def _load_model(
             before_each_matrix=make_room,
             when_allocated=when_allocated,
         )
+    if isinstance(model, TransformersModel) and device.type != "cpu" and config.compile.is_on:
+        model.compile_layers()
     if compilation is not None:
         # Memory must not be measured while it compiles.
         compilation.wait_just_in_time()

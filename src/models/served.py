@@ -32,7 +32,7 @@ class ServedModel(Protocol):
 
     @property
     def is_program(self) -> bool:
-        """Whether it is a `Model`, whose calls can be compiled, and whose steps captured."""
+        """Whether it is a `Model`, whose calls can be compiled."""
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:

@@ -10,6 +10,7 @@ import pytest
 
 from src import AsyncEngine, SamplingParams
 from src.ops import ROTATE_AND_CACHE
+from tests.architectures.tiny import make_tiny
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.no_waiting import watch_on_cuda
@@ -169,3 +170,26 @@ async def test_the_largest_step_fits_beside_kv_memory_that_takes_the_rest(
         results = await asyncio.gather(*(engine.generate(p, demanding) for p in prompts))
         assert all(len(result.token_ids) == 4 for result in results)
         assert_idle(engine)
+
+
+@pytest.mark.parametrize("architecture", ["phi", "gpt2", "qwen2_moe", "gemma3n_text"])
+async def test_models_of_transformers_are_compiled_and_captured(
+    architecture: str, tmp_path: Path
+) -> None:
+    make_tiny(tmp_path, architecture)
+    prompts = random_prompts(12, longest=40)
+    config = small_config(
+        tmp_path,
+        **CUDA,
+        model__implementation="transformers",
+        compile__enforce_eager=False,
+        compile__cuda_graphs="wait",
+    )
+    async with AsyncEngine.open(config) as engine:
+        results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+        assert engine._parts is not None
+        assert engine._parts.worker.graph_stats.steps["decode"] > 0
+        assert_idle(engine)
+    oracle = load_reference(tmp_path)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == greedy(oracle, prompt, 24)

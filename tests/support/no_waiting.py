@@ -30,6 +30,7 @@ aten = torch.ops.aten
 WAITING = {
     aten._local_scalar_dense.default,
     aten.item.default,
+    aten.is_nonzero.default,
     aten.nonzero.default,
     aten.equal.default,
     aten.masked_select.default,

@@ -3,6 +3,6 @@
 transformers computes everything but attention: a step's tokens are its batch of one, and each call
 of attention comes to us through its table of attention functions. Which calls there are is recorded
 once, by a short run (`recording`); a trial (`trial`) then has to show that sequences in pieces,
-beside others, get what transformers gives to each alone. Nothing here is imported, nor is
-transformers, before a checkpoint asks for it.
+beside others, get what transformers gives to each alone. transformers is not imported before a
+checkpoint asks for it.
 """

@@ -80,6 +80,7 @@ def load_by_transformers(
             module = _filled(path, kind, config, _dtype(dtype, config))
         module = module.to(device).eval().requires_grad_(False)
         leave_out_temperature(module)
+        _leave_out_warning(module)
         if device.type == "cpu":
             _take_in(module, progress)
             use_pool(module)
@@ -254,6 +255,16 @@ def _check_files(path: Path) -> None:
     for file in set(map(str, dict(read_json(index).get("weight_map") or {}).values())):
         if Path(file).name != file:
             raise ModelLoadError(f"{index}: {file!r} is not the name of a file next to the index")
+
+
+def _leave_out_warning(module: Any) -> None:
+    """Switch off a warning about padding, for which some models read a token in every pass.
+
+    The device would be waited for, and the step could not be captured.
+    """
+    for part in module.modules():
+        if hasattr(part, "warn_if_padding_and_no_attention_mask"):
+            part.warn_if_padding_and_no_attention_mask = lambda *_: None
 
 
 def _take_in(module: Any, progress: Progress | None) -> None:

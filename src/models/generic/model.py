@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from src.models.generation import GenerationDefaults
 from src.models.generic.body import Body
+from src.models.generic.layers import compile_layers
 from src.models.generic.passes import AttentionCall, StepPass
+from src.models.generic.trial import tolerance_of
 from src.models.layer_kv import LayerKVSpec, kv_of
 from src.models.layers.attention import AttentionMixerWeights
 from src.models.model import ModelSpec
 from src.models.program import Function, Mix, Mixer
 from src.models.served import ImplementationName
+
+logger = logging.getLogger(__name__)
 
 
 class TransformersModel:
@@ -59,6 +67,25 @@ class TransformersModel:
         hidden = self._body.hidden(input_ids, step)
         step.finish()
         return hidden if kept is None else hidden[kept]
+
+    @torch.inference_mode()
+    def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile the layers, see `layers.compile_layers`; takes minutes, before the first step."""
+
+        def run_pass(count: int) -> Tensor:
+            ids = torch.arange(count, device=self.spec.device) % self.spec.vocab_size
+            return self.forward((), ids, torch.arange(count, device=self.spec.device), mix)
+
+        def mix(mixer: Mixer, given: Sequence[Tensor]) -> Tensor:
+            value = given[2].flatten(1)  # of each token its own, whatever the number of heads
+            size = math.prod(mixer.writes.shape)
+            return value.repeat(1, -(-size // value.shape[1]))[:, :size].contiguous()
+
+        attentions = [call.module for call in self._calls]
+        tolerance = tolerance_of(self.spec.dtype)
+        names = compile_layers(self._body.module, attentions, run_pass, tolerance, backend)
+        if names:
+            logger.info("layers are compiled: %s", ", ".join(names))
 
     def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
         """See `served.ServedModel`."""

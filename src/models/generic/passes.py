@@ -89,6 +89,14 @@ def register() -> None:
     AttentionMaskInterface.register(IMPLEMENTATION, _mask)
 
 
+def leave_out_attention() -> None:
+    """Have compiled code end before a call of attention and begin again behind it."""
+    from transformers import AttentionInterface
+
+    # Not in `register`, since it imports torch's compiler.
+    AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(_attend))
+
+
 def _attend(
     module: nn.Module,
     query: Tensor,

@@ -76,9 +76,9 @@ def try_out(module: Any, device: torch.device) -> tuple[Body, Findings]:
         # By rounding alone another number is not taken.
         if error < best / 2:
             best, chosen, recording = error, first, recorded
-        if best <= _CERTAINLY * _tolerance(hidden.dtype):
+        if best <= _CERTAINLY * tolerance_of(hidden.dtype):
             break
-    if best > _tolerance(hidden.dtype):
+    if best > tolerance_of(hidden.dtype):
         raise ModelLoadError(
             "with our attention it does not give what it gives with its own: its scores, masks or "
             "positions depend on something that attention functions are not told of"
@@ -88,7 +88,7 @@ def try_out(module: Any, device: torch.device) -> tuple[Body, Findings]:
     if not calls:
         raise ModelLoadError("it calls no attention function")
     # How far rounding takes this model is known by now.
-    most = min(_tolerance(hidden.dtype), max(_CERTAINLY * _tolerance(hidden.dtype), 3 * best))
+    most = min(tolerance_of(hidden.dtype), max(_CERTAINLY * tolerance_of(hidden.dtype), 3 * best))
     if _error(_in_pieces(body, ids, calls), wanted, hidden.dtype) > most:
         raise ModelLoadError(
             "a sequence in pieces does not get what it gets as a whole: its tokens meet outside "
@@ -167,7 +167,7 @@ def _in_pieces(body: Body, ids: Tensor, calls: Sequence[AttentionCall]) -> Tenso
     return body.logits(torch.cat(found))
 
 
-def _tolerance(dtype: torch.dtype) -> float:
+def tolerance_of(dtype: torch.dtype) -> float:
     return _TOLERANCES.get(dtype, _TOLERANCE_OF_16_BITS)
 
 

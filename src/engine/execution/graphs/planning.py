@@ -49,7 +49,7 @@ def plan_graphs(
     attention
         See :class:`ForwardPass`.
     """
-    if backend is None or not config.compile.captures or not model.is_program:
+    if backend is None or not config.compile.captures:
         return None
     if not all(MIXERS[mixer.kind].is_captured for mixer in model.mixers):
         logger.info("steps are not captured: a layer has a recurrent state")

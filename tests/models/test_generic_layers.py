@@ -1,0 +1,88 @@
+"""Decoder layers of transformers are compiled once for a class, or stay as they are."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from src.models.generic.loading import load_by_transformers
+from src.models.generic.model import TransformersModel
+from tests.architectures.tiny import make_tiny
+
+
+def outputs(model: TransformersModel, count: int) -> Tensor:
+    """Hidden states of a pass whose attention gives each token its own values."""
+
+    def mix(mixer: Any, given: Any) -> Tensor:
+        assert [len(tensor) for tensor in given] == [count] * 3
+        return given[2].repeat_interleave(given[0].shape[1] // given[2].shape[1], 1).flatten(1)
+
+    ids = torch.arange(count) * 3 + 1
+    with torch.inference_mode():
+        return model.forward((), ids, torch.arange(count), mix)
+
+
+@pytest.fixture
+def compiled_graphs() -> Any:
+    counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def stablelm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("stablelm")
+    make_tiny(directory, "stablelm")
+    return directory
+
+
+def test_layers_are_compiled_once_whatever_the_depth(
+    stablelm: Path, compiled_graphs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, model = load_by_transformers(stablelm), load_by_transformers(stablelm)
+    num_layers = len(model.mixers)
+    assert num_layers > 2
+    with caplog.at_level(logging.INFO, "src"):
+        model.compile_layers("eager")
+    assert "layers are compiled: StableLmDecoderLayer" in caplog.messages
+    graphs = compiled_graphs()
+    # Before and behind attention, the layer around it; for one token and for more.
+    assert 2 <= graphs <= 8
+    for count in (1, 2, 11, 17):
+        assert torch.equal(outputs(model, count), outputs(plain, count))
+    # No request waits for a compiler.
+    assert compiled_graphs() == graphs
+
+
+@pytest.mark.compilers
+def test_inductor_s_code_gives_what_the_layers_give(stablelm: Path, compiled_graphs: Any) -> None:
+    plain, model = load_by_transformers(stablelm), load_by_transformers(stablelm)
+    model.compile_layers()
+    assert compiled_graphs() > 0
+    for count in (1, 5, 30):
+        torch.testing.assert_close(
+            outputs(model, count), outputs(plain, count), atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("fault", ["raises", "is wrong"])
+def test_a_compiler_s_fault_leaves_the_layers_as_they_are(
+    fault: str, stablelm: Path, compiled_graphs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compiler(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        if fault == "raises":
+            raise RuntimeError("no compiler is here")
+        return lambda *arguments: tuple(
+            one * 1.5 if one.is_floating_point() else one for one in graph(*arguments)
+        )
+
+    plain, model = load_by_transformers(stablelm), load_by_transformers(stablelm)
+    model.compile_layers(compiler)
+    assert any("go on uncompiled" in line for line in caplog.messages)
+    assert torch.equal(outputs(model, 6), outputs(plain, 6))
