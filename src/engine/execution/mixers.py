@@ -236,7 +236,12 @@ class Recurrence(LayerMixer):
         causal_convolution(channels, weights.weight, weights.bias, self._inputs, *rows, convolved)
         linear_recurrence(
             *self._spec.parts(convolved),
-            *(decay, factor, weights.skip, self._states, *rows, out),
+            decay,
+            factor,
+            weights.skip,
+            self._states,
+            *rows,
+            out,
             delta=self._spec.delta,
             normalizes=self._spec.normalizes,
         )
