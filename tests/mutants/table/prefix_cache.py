@@ -160,8 +160,8 @@ MUTATIONS = (
         ),
         (
             "the snapshot that is used is the first to go",
-            "        self.pool.share([slot])\n        self.pool.release([slot])\n        return slot",
-            "        return slot",
+            "self.pool.share([slot])\n        self.pool.release([slot])\n        return",
+            "return",
         ),
         (
             "an overwritten snapshot keeps its name",
