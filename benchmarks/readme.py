@@ -58,7 +58,11 @@ SERVER_COLUMNS: Final = (
     ("ttft_p99", "p99"),
     ("itl_median", "between tokens, ms"),
 )
-SHAPE_NAMES: Final = {"7m": "7 M parameters", "0.35b": "0.35 B parameters"}
+SHAPE_NAMES: Final = {
+    "7m": "7 M parameters",
+    "0.35b": "0.35 B parameters",
+    "moe": "0.56 B parameters, 24 experts a layer and 0.15 B active",
+}
 
 
 def lines_of(name: str, folder: Path = RESULTS) -> list[Line]:
@@ -239,7 +243,7 @@ def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
         default=1,
     )
     about = (
-        f"Other engines on a Llama of {SHAPE_NAMES.get(shape, shape)}, random weights, the same "
+        f"Other engines on a model of {SHAPE_NAMES.get(shape, shape)}, random weights, the same "
         "token ids, in turns. With weights of 8 and 4 bits all round what they multiply them by to "
         "8 bits as well (Slipstream: docs/quantization.md); groups of 4 bits are of 32. "
         + (f"Starts are medians of {starts}. " if starts > 1 else "Each start was timed once. ")

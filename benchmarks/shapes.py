@@ -11,6 +11,26 @@ from src.core.settings import CHECKOUT
 
 _DEMO = CHECKOUT / "configs" / "demo"
 
+_WITH_EXPERTS: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 32_000,
+}
+_EXPERTS: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 24,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     # Small enough to test a benchmark on any machine.
     "tiny": {
@@ -42,6 +62,10 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "head_dim": 64,
         "vocab_size": 32_000,
     },
+    # 0.56 B parameters, most of them in experts, of which 0.15 B compute a token
+    "moe": {**_WITH_EXPERTS, **_EXPERTS},
+    # The same without experts: a dense layer of as many parameters as a token's experts have
+    "moe-dense": _WITH_EXPERTS,
     # Llama 3.2 1B
     "1b": {
         "hidden_size": 2048,

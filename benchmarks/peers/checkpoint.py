@@ -20,18 +20,18 @@ def make(directory: Path, shape: str, *, all_have_text: bool = False) -> Path:
     logits have a normal scale and rounding does not decide the most likely token.
     """
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     weights = directory / "model.safetensors"
     if weights.is_file():
         return directory
     write_checkpoint(directory, shape, all_have_text=all_have_text)
-    config = LlamaConfig(**json.loads((directory / "config.json").read_text()))
+    config = AutoConfig.for_model(**json.loads((directory / "config.json").read_text()))
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     torch.manual_seed(_SEED)
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            scale = 1.0 if "embed" in name else parameter.shape[1] ** -0.5
+        if parameter.ndim >= 2:  # 3: a matrix of each expert
+            scale = 1.0 if "embed" in name else parameter.shape[-1] ** -0.5
             parameter.data.normal_(0.0, scale)
     unfinished = directory / "unfinished"
     model.save_pretrained(unfinished, max_shard_size="1TB")

@@ -23,11 +23,11 @@ from src.core.errors import ConfigError
 ADMITTED: Final = "slipstream.admitted"
 
 MAX_KEYS: Final = 1024
-# Nobody's key is longer, and hashing is not for free.
-_MAX_CREDENTIALS: Final = 4096
 _MAX_FILE_BYTES: Final = 1 << 20
 
 _SCHEME: Final = b"bearer "
+# A header with the longest key. Nobody's is longer, and hashing is not for free.
+_MAX_CREDENTIALS: Final = len(_SCHEME) + 4096
 _HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
 # What a client can send in a header and a configuration can hold in a list.
 _KEY: Final = re.compile(r"[!-~]{1,4096}")

@@ -72,8 +72,6 @@ class ThoughtCalls:
         if not self._is_reading:
             return events
         shown = self._read(events)
-        if self._before.has_ended:
-            return shown
         self._take(self._calls.finish(cut_short=cut_short), shown)
         if any(isinstance(event, ToolCallBegin) for event in self._made):
             return shown + [_as_thought(event) for event in self._made]

@@ -21,6 +21,7 @@ from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.compiling import compile_options
+from tests.support.strange_token import STRANGE, STRANGE_ID, with_a_strange_token
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -190,6 +191,41 @@ def test_what_failed_is_not_done(
     assert f"{len(done)} of 40 are done already" in capsys.readouterr().err
     assert set(answers(target)) == {f"r{i}" for i in range(40)}
     assert {entry["response"]["status_code"] for entry in answers(target).values()} == {200}
+
+
+def test_a_text_with_a_token_that_the_model_does_not_have_is_refused_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every protocol, in the middle of others that are answered as they are alone."""
+    text = f"hi {STRANGE}"
+    hurt = {
+        "completion": line("completion", prompt=text),
+        "ids": line("ids", prompt=[5, STRANGE_ID]),
+        "chat": line("chat", "/v1/chat/completions", messages=[{"role": "user", "content": text}]),
+        "response": {"url": "/v1/responses", "body": {"input": text, "max_output_tokens": 16}},
+        "message": {
+            "url": "/v1/messages",
+            "body": {"messages": [{"role": "user", "content": text}], "max_tokens": 4},
+        },
+    }
+    fine = [line(f"r{i}", max_tokens=12, ignore_eos=True) for i in range(8)]
+    lines = [*fine[:4], *({"custom_id": name, **entry} for name, entry in hurt.items()), *fine[4:]]
+    target = tmp_path / "out.jsonl"
+    arguments = ["run-batch", "-i", str(write(tmp_path / "in.jsonl", lines)), "-o", str(target)]
+    arguments += ["--concurrency", "12", *settings(with_a_strange_token(tmp_path / "demo"))]
+    assert main(arguments) == 0
+    assert "8 answered, 5 refused" in capsys.readouterr().err
+    got = answers(target)
+    fields = {"completion": "prompt", "ids": "prompt", "chat": "messages", "response": "input"}
+    for name, field in fields.items():
+        assert got[name]["response"]["status_code"] == 400
+        assert got[name]["response"]["body"]["error"]["param"] == field
+    assert got["message"]["response"]["status_code"] == 400
+    assert "messages" in got["message"]["response"]["body"]["error"]["message"]
+    served = [got[entry["custom_id"]]["response"] for entry in fine]
+    assert {answer["status_code"] for answer in served} == {200}
+    assert len({answer["body"]["choices"][0]["text"] for answer in served}) == 1
+    assert served[0]["body"]["usage"]["completion_tokens"] == 12
 
 
 @pytest.mark.parametrize(

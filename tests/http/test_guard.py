@@ -23,7 +23,7 @@ from src.core.errors import ConfigError
 from src.core.settings import load_config
 from src.http import create_app
 from src.http.guard import DEBUG, METRICS, OPEN, check_access, route_path
-from src.http.keys import KeyRing, load_keys
+from src.http.keys import KeyRing, credentials, load_keys
 from src.http.spelling import ANTHROPIC
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -158,6 +158,8 @@ async def test_what_is_nowhere_is_told_to_nobody(nobody: httpx.AsyncClient) -> N
         ([("x-api-key", ALICE), ("x-api-key", ALICE)], False),
         ({"authorization": ALICE}, False),
         ({"authorization": f"Basic {ALICE}"}, False),
+        # As long as Bearer is.
+        ({"authorization": f"Digest {ALICE}"}, False),
         ({"authorization": "Bearer"}, False),
         ({"authorization": "Bearer "}, False),
         ({"x-api-key": ""}, False),
@@ -355,6 +357,20 @@ def test_settings_that_are_refused(section: HttpSection, problem: str) -> None:
     assert BOB not in str(refused.value)
 
 
+def test_the_longest_key_is_one_and_nothing_longer_is_looked_at() -> None:
+    """However it is sent: what is longer is not even hashed."""
+    longest = "k" * 4096
+    ring = load_keys(HttpSection(api_keys=(Secret(longest),))).api
+    for name, scheme in ((b"authorization", b"Bearer "), (b"x-api-key", b"")):
+        assert ring.admits(credentials({"headers": [(name, scheme + longest.encode())]}))
+        assert credentials({"headers": [(name, b"Bearer " + b"k" * 4097)]}) == []
+
+
+def test_as_many_keys_as_there_may_be_are_kept() -> None:
+    keys = tuple(Secret(f"key{i}") for i in range(1024))
+    assert len(load_keys(HttpSection(api_keys=keys)).api) == 1024
+
+
 def test_a_bad_list_of_keys_is_not_echoed() -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(environ={"SLIPSTREAM_HTTP__API_KEYS": f'["{ALICE}"'})
@@ -405,9 +421,15 @@ async def test_stored_responses_are_of_the_key_that_was_admitted(nobody: httpx.A
         {"x-api-key": ALICE},
         {**bearer(ALICE), "x-api-key": "another"},
         {**bearer("wrong"), "x-api-key": ALICE},
+        # Two keys that are known: the first is the one.
+        {**bearer(ALICE), "x-api-key": BOB},
     ):
         assert (await nobody.get(path, headers=headers)).status_code == 200, headers
-    for headers in (bearer(BOB), {**bearer(BOB), "x-api-key": "made up"}):
+    for headers in (
+        bearer(BOB),
+        {**bearer(BOB), "x-api-key": "made up"},
+        {**bearer(BOB), "x-api-key": ALICE},
+    ):
         assert (await nobody.get(path, headers=headers)).status_code == 404, headers
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,11 +15,10 @@ from src import AsyncEngine, SamplingParams
 from src.core.config import Config, ModelSection
 from src.core.errors import InvalidRequestError
 from src.http import create_app
+from tests.support.strange_token import STRANGE, with_a_strange_token
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
-STRANGE = "<|new|>"
 TEXT = f"hi {STRANGE}"
 
 
@@ -55,17 +51,6 @@ REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("/tokenize", "prompt", {"prompt": TEXT}),
     ("/tokenize", "messages", {"messages": user(TEXT)}),
 ]
-
-
-def with_a_strange_token(directory: Path) -> Path:
-    """A copy of the bundled model, whose tokenizer has one token more than its embedding."""
-    shutil.copytree(DEMO, directory)
-    file = directory / "tokenizer.json"
-    content = json.loads(file.read_text())
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    content["added_tokens"].append({"id": 2048, "content": STRANGE, **flags, "special": True})
-    file.write_text(json.dumps(content))
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from src import AsyncEngine, SamplingParams
 from src.core.errors import PromptTooLongError, QueueFullError
 from src.core.outputs import FinishReason, GenerationResult
 from src.observability.metrics import token_buckets
+from tests.engine.loop_harness import Harness, answered, read
 from tests.support.engines import small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -237,6 +238,36 @@ async def test_preempted_requests_are_counted_where_they_were_preempted() -> Non
     assert vllm(samples, "prompt_tokens_total") == 32
     # It is all that was given up, and the newest token of whoever gave it up.
     assert vllm(samples, "scheduled_prefill_tokens_total") == 32 + recomputed + preemptions
+
+
+async def test_what_is_computed_again_is_prefill_to_its_last_chunk() -> None:
+    """Two of 22 tokens in 12 blocks of 2; what the second one gave up takes several steps."""
+    harness = Harness(max_num_seqs=2, max_num_batched_tokens=4, enable_prefix_caching=False)
+    reading = asyncio.gather(*(read(harness.submit(key, 20)) for key in (1, 2)))
+    number = 0
+    while not reading.done():
+        if number < len(harness.worker.launched):
+            await answered(harness, number, number + 1, 0.001)
+            number += 1
+        await asyncio.sleep(0)
+    assert reading.result() == [(20, FinishReason.LENGTH)] * 2
+    assert harness.scheduler.stats.preemptions > 0
+    await harness.end()
+    tracks = {track.key: track for track in harness.observer.requests.tracks(9)[0]}
+    # Key -> the lengths that had to be computed, one for each row that it was given.
+    lengths: dict[int, list[int]] = {key: [] for key in tracks}
+    for step in harness.worker.launched:
+        for install in step.plan.installs:
+            lengths[install.request_key].append(len(install.token_ids))
+    assert any(length > 4 for each in lengths.values() for length in each[1:])
+    for key, track in tracks.items():
+        ends = [0]
+        for chunk in track.chunks:
+            if chunk.start == 0:
+                ends.append(0)
+            assert chunk.start == ends[-1]
+            ends[-1] += chunk.num_tokens
+        assert ends[1:] == lengths[key]
 
 
 async def test_who_is_refused_and_who_is_late_is_counted() -> None:

@@ -6,6 +6,7 @@ import copy
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from tests.text.chat_templates import BY_KIND, MISTRAL_IDS
 
 FITS = re.compile("[0-9A-Za-z]{9}")
 IDS = st.sampled_from(
-    ["call_1", "call_2", "toolu_01AbC", "fc_12345", "aB3dE6gH9", "call_1234", "x"]
+    ["call_1", "call_2", "toolu_01AbC", "fc_12345", "aB3dE6gH9", "aB3dE6gH90", "call_1234", "x"]
 )
 
 
@@ -70,11 +71,12 @@ def test_ids_do_not_collide_with_one_that_another_became() -> None:
     assert second != taken
 
 
-def test_calls_and_results_without_ids_belong_together_in_order() -> None:
-    ids = shortened([turn(None, "call_1", None), result(None), result("call_1"), result(None)])
+@pytest.mark.parametrize("none", [None, ""])
+def test_calls_and_results_without_ids_belong_together_in_order(none: str | None) -> None:
+    ids = shortened([turn(none, "call_1", none), result(none), result("call_1"), result(none)])
     assert len(set(ids[:3])) == 3
     assert ids[3:] == ids[:3]
-    assert FITS.fullmatch(shortened([result(None)])[0])
+    assert FITS.fullmatch(shortened([result(none)])[0])
 
 
 def test_only_a_template_that_asks_for_it_gets_short_ids() -> None:

@@ -11,7 +11,10 @@ import pytest
 
 from src.core.errors import InvalidRequestError
 from src.text import chat_environment
+from src.text.call_turns import CallForms
+from src.text.chat_environment import CompiledTemplate
 from src.text.chat_template import ChatTemplate
+from src.text.template_forms import TemplateForms
 from tests.text.chat_templates import (
     BY_KIND,
     DEEPSEEK_DISTILL,
@@ -22,6 +25,7 @@ from tests.text.chat_templates import (
     PARTS_OR_STRING,
     QWEN3,
     QWEN3_FIRST,
+    showing_calls,
 )
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -238,6 +242,46 @@ def test_a_template_without_calls_is_given_what_it_can_show() -> None:
 def test_templates_of_parts_take_a_turn_of_calls(source: str) -> None:
     turn = {"role": "assistant", "content": None, "tool_calls": [call(ARGUMENTS)]}
     assert ChatTemplate(source).render([USER, turn, RESULT]).count("17 degrees") == 1
+
+
+def forms_of(source: str) -> CallForms:
+    compiled = CompiledTemplate(source)
+
+    def render(variables: dict[str, Any], seconds: float) -> str:
+        return compiled.render({**SPECIAL, **variables}, seconds)
+
+    return TemplateForms(render, chat_environment.MAX_SECONDS).calls
+
+
+# Calls behind the last message of the user alone.
+LAST_CALLS = (
+    "{% for m in messages %}{{ m.role }}{{ m.content or '' }}"
+    "{% if 'user' not in messages[loop.index0:] | map(attribute='role') %}"
+    "{% for t in m.tool_calls or [] %}{{ t.function.name }}{% set a = t.function.arguments %}"
+    "{{ a if a is string else a | tojson }}{% endfor %}{% endif %}{% endfor %}"
+)
+SHOWS_TWICE = showing_calls(
+    "{{ c }}",
+    "{{ t.function.name }}{% set a = t.function.arguments %}"
+    "{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{{ a | tojson }}{% endif %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        # Of forms that show as much the first.
+        (LAST_CALLS, CallForms(("absent", "empty"))),
+        (SHOWS_TWICE, CallForms(("absent", "empty"), "text")),
+        # What the template says to everybody.
+        ("null or None?" + BY_KIND["adds to arguments"], CallForms(("absent", "empty"), "text")),
+        (BY_KIND["shows one call of a turn"], CallForms(("absent", "empty"), one_at_a_time=True)),
+        (BY_KIND["asks whether content is none"], CallForms(("null",), beside_text="split")),
+        (MISTRAL_IDS, CallForms(("absent", "empty"), nine_character_ids=True)),
+    ],
+)
+def test_the_first_of_the_forms_that_show_most(source: str, expected: CallForms) -> None:
+    assert forms_of(source) == expected
 
 
 def test_probes_of_a_template_that_never_ends_take_no_longer_than_a_rendering(

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from src.core.errors import InvalidRequestError
@@ -24,6 +24,8 @@ from tests.text.answers import cut, read
 THINK = Thinking(openings=("<think>",), closings=("</think>",))
 # A tag that begins again within itself.
 ODD = Thinking(openings=("[[", "<th"), closings=("]]x]]y", "]]x"), ends_before=("so",))
+# Tags of which one ends as the other does.
+ALIKE = Thinking(openings=("[[",), closings=("x", "]]x"), ends_before=("]x]]y",))
 PIECES = st.lists(
     st.sampled_from(
         ["<think>", "</think>", "<th", "ink>", "</", "think", ">", ">\n\n", "so", " ", "\n", "s"]
@@ -57,8 +59,10 @@ def by_definition(thinking: Thinking, pieces: list[str]) -> tuple[int, bool]:
     return sum(start < end for start in counted), True
 
 
-@pytest.mark.parametrize("thinking", [THINK, ODD])
+@pytest.mark.parametrize("thinking", [THINK, ODD, ALIKE])
 @given(pieces=PIECES, is_open=st.booleans())
+@example(pieces=["]", "]]x"], is_open=True)
+@example(pieces=["a", "]", "]x", "b"], is_open=True)
 def test_tokens_are_counted_between_the_tags(
     thinking: Thinking, pieces: list[str], is_open: bool
 ) -> None:
@@ -95,6 +99,14 @@ def test_the_answer_begins_where_the_parser_says(
     assert before + answer == text
     # Where nothing but the beginning of a tag is there, it is text.
     assert answer == whole.content
+
+
+def test_the_first_of_several_tags_ends_the_thinking() -> None:
+    """Whichever stands first in the list."""
+    for closings in (("</a>", "</b>"), ("</b>", "</a>")):
+        for text in ("x</a>", "x</b>"):
+            gate = BeforeAnswer(Thinking(openings=("<a>",), closings=closings, is_open=True))
+            assert gate.feed(f"{text}y</a>z</b>") == (text, "y</a>z</b>")
 
 
 def tokenizer_of(backend: Any) -> Tokenizer:
@@ -188,6 +200,18 @@ def test_a_character_that_has_begun_is_noticed(text: str, number: int) -> None:
     assert tracker.is_within_character == (not is_whole)
 
 
+def test_a_character_is_completed_only_where_it_must_be() -> None:
+    """A grammar's output is valid Unicode; without one a budget is kept to the token."""
+    thinking = Thinking(openings=("<",), closings=(">",), is_open=True, budget=1)
+    guide = ThinkingGuide(thinking, [62], lambda token_id: bytes([token_id]))
+    tracker = guide.begin()
+    for byte, is_within in zip("é€".encode(), (True, False, True, True, False), strict=True):
+        guide.follow(tracker, [byte])
+        assert guide.forced(tracker) == 62
+        wanted = None if is_within else 62
+        assert guide.forced(tracker, completes_characters=True) == wanted
+
+
 def test_a_tag_that_is_a_token_is_that_token_whatever_was_begun() -> None:
     tokenizer = tokenizer_of(tokenizers.byte_level())
     token_id = tokenizer.token_to_id("<tool call>")
@@ -245,7 +269,13 @@ def test_all_messages_of_analysis_are_thinking() -> None:
     ["<|start|>assistant to=functions.f<|channel|>", "<|channel|>commentary to=functions.f"],
 )
 def test_calls_of_harmony_are_no_thinking(calls: str) -> None:
-    gate = BeforeAnswer(REASONING_SYNTAXES["openai_gptoss"].thinking(is_open=False))
+    thinking = REASONING_SYNTAXES["openai_gptoss"].thinking(is_open=False)
     begun = "<|channel|>analysis<|message|>a<|end|>"
-    before, answer = gate.feed(begun + calls)
-    assert (before + answer, gate.is_over) == (begun + calls, True)
+    (header,) = (text for text in thinking.ends_before if calls.startswith(text))
+    for place in range(len(header)):
+        gate = BeforeAnswer(thinking)
+        # What was shown of it stays with the thinking, and no more but white space.
+        assert gate.feed(begun + calls[:place]) == (begun + calls[:place], "")
+        before, answer = gate.feed(calls[place:])
+        assert (before + answer, answer) == (calls[place:], calls[place:].lstrip())
+        assert gate.is_over

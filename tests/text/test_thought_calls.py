@@ -118,6 +118,7 @@ CLOSES = LEAVES_OPEN.replace("{% endif %}", "</think>{% endif %}")
         # Thinking is not shown, or calls are not.
         (HEAD + CALLS + "{% endfor %}</think>", False),
         (LEAVES_OPEN + "{% endfor %}</think>", False),
+        (LEAVES_OPEN.replace("<think>", "") + CALLS + "{% endfor %}<think>", False),
         ("{{ raise_exception('no tools') }}</think><tool_call>", False),
     ],
 )

@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from src.core.config import StructuredOutputSection
+from src.core.structured_output import StructuredOutput
 from src.engine.grammar import compiled
 from src.engine.grammar.compiled import (
     ORDINARY_CALL,
@@ -16,6 +18,7 @@ from src.engine.grammar.compiled import (
     compile_matcher,
 )
 from src.engine.grammar.compiler import Tokenizers
+from src.engine.grammar.grammar_text import grammar_candidate
 from src.engine.grammar.vocabulary import Vocabulary
 from src.text import Tokenizer
 from src.text.output import OutputText
@@ -85,6 +88,33 @@ def test_what_a_judge_computes_on_the_way_is_charged() -> None:
     assert (matcher.masks, budget.calls) == (1, REFUELED_TOKENS + 1)
 
 
+def test_what_is_refused_behind_a_mask_is_not_tried_again() -> None:
+    """Only a lexer that may be without fuel is asked twice."""
+
+    class Matcher:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def try_consume_tokens(self, token_ids: list[int]) -> int:
+            self.calls.append(f"consume {token_ids}")
+            assert len(self.calls) < 9
+            return token_ids.index(9) if 9 in token_ids else len(token_ids)
+
+        def compute_bitmask(self) -> bytes:
+            self.calls.append("mask")
+            return b""
+
+        def is_error(self) -> bool:
+            return False
+
+    matcher = Matcher()
+    judge = TextJudge(matcher, lambda text: list(map(int, text)), TimeBudget())  # type: ignore[arg-type]
+    judge.advance("1293")
+    assert matcher.calls == ["consume [1, 2, 9, 3]", "mask", "consume [9, 3]"]
+    # What the grammar does not know.
+    assert judge.completes("")
+
+
 def test_a_slow_neighbour_does_not_have_a_text_cut_within_its_form(tokenizer: Tokenizer) -> None:
     """Text that is held back costs a judge nothing, so it cannot be over what others have spent."""
     grammar = grammar_of(tokenizer)
@@ -125,6 +155,15 @@ def test_text_that_the_grammar_does_not_know_ends_anywhere(tokenizer: Tokenizer)
     assert judge.completes("]")
     judge.advance("!")
     assert judge.completes("")
+
+
+def test_white_space_of_json_has_a_bound(tokenizer: Tokenizer) -> None:
+    """A model that writes white space writes it for ever, if it may."""
+    candidate = grammar_candidate(StructuredOutput.json_object(), StructuredOutputSection())
+    judge = grammar_of(tokenizer, candidate.text).judge()
+    judge.advance("{")
+    assert judge.completes(" " * 64 + "}")
+    assert not judge.completes(" " * 65 + "}")
 
 
 def test_text_that_is_held_back_is_judged_once(tokenizer: Tokenizer) -> None:
@@ -170,6 +209,17 @@ def test_a_judge_that_looked_ahead_says_what_a_new_one_would(
                 fresh = grammar.judge()
                 fresh.advance(said)
                 assert judge.completes(text[:end]) == fresh.completes(text[:end]), (said, text, end)
+
+
+def test_a_character_that_is_refused_within_it_leaves_no_trace(tokenizer: Tokenizer) -> None:
+    """It has two tokens, of which the grammar knows the first."""
+    grammar = grammar_of(tokenizer, "start: /(éx)*/")
+    assert len(grammar._tokenizer.greedy_tokenize("è")) == 2
+    judge = grammar.judge()
+    assert not judge.completes("è")
+    assert judge.completes("éx")
+    assert not judge.completes("éxè")
+    assert judge.completes("éxéx")
 
 
 def test_a_judgement_that_takes_long_is_the_last(

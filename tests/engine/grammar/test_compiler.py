@@ -21,6 +21,7 @@ from src.core.settings import CHECKOUT
 from src.core.structured_output import StructuredOutput
 from src.engine.grammar import compiler as module
 from src.engine.grammar.compiler import GrammarCompiler
+from src.engine.grammar.grammar_text import grammar_candidate
 from src.text import Tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -96,6 +97,31 @@ async def test_what_cannot_be_compiled_is_refused(
     assert len(str(raised.value)) < 400
     # Nobody else notices.
     assert await compiler.compile(INTEGER)
+
+
+def test_as_much_as_is_allowed_is_taken() -> None:
+    """Bounds are the most that there may be; one more of each is refused."""
+
+    def nested(depth: int) -> StructuredOutput:
+        return StructuredOutput.json('{"not": ' * (depth - 1) + "{}" + "}" * (depth - 1))
+
+    def regex(size: int) -> StructuredOutput:
+        return StructuredOutput.regex("a" * size)
+
+    # Brackets within strings are no depth, behind an escaped quote either.
+    texts = ["[{" * 9, '"' + "[{" * 9, "\\", "[" * 9]
+    bracketed = StructuredOutput.json({"enum": texts, "not": {"const": '\\"[[[['}})
+    choices = StructuredOutput.choice(list("abcde"))
+    most = BOUNDS.max_bytes
+    for output in (nested(8), bracketed, choices, regex(most)):
+        assert grammar_candidate(output, BOUNDS).text
+    for output, words in (
+        (nested(9), "at most 8 deep, got 9"),
+        (StructuredOutput.choice(list("abcdef")), "at most 5 texts, got 6"),
+        (regex(most + 1), f"at most {most} bytes, got {most + 1}"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            grammar_candidate(output, BOUNDS)
 
 
 async def test_what_takes_too_long_is_given_up() -> None:

@@ -169,8 +169,13 @@ def test_masks_are_of_their_entries_and_free_rows_are_free() -> None:
     assert not mask[0].any()
     texts = {rows.tokenizer.token_text(i) for i in (mask[1] == 0).nonzero().flatten().tolist()}
     assert {"y", "n"} <= texts <= {"y", "ye", "yes", "n", "no"}
+    rows.install(2, None)
+    assert rows.rows.masks([2], [0]) is None
+    rows.install(2, StructuredOutput.choice(["yes", "no"]))
+    assert rows.rows.num_held == 1
     rows.rows.forget(102)
     assert rows.rows.masks([2], [0]) is None
+    assert rows.rows.num_held == 0
     rows.rows.close()
 
 
@@ -216,6 +221,19 @@ def test_a_token_that_was_not_allowed_fails_its_row(rows: Rows) -> None:
     rows.rows.follow([0, 1], lambda: [b, a])
     ((key, _, is_own),) = rows.masks([0, 1]).failures
     assert (key, is_own) == (100, False)
+    rows.rows.close()
+
+
+def test_a_resumed_output_that_was_not_allowed_fails_its_row() -> None:
+    """It is not taken up where the grammar could follow it last."""
+    rows = tokenizer_of("byte_level")
+    a, b = (rows.tokenizer.encode(text, add_special_tokens=False)[0] for text in "ab")
+    rows.install(0, StructuredOutput.regex("a+"), [a, b, a])
+    rows.install(1, StructuredOutput.regex("a+"), [a, a, a])
+    ((key, reason, is_own),) = rows.masks([0, 1]).failures
+    assert (key, is_own) == (100, False)
+    assert "dead end" in reason
+    assert a in rows.allowed(1)
     rows.rows.close()
 
 
@@ -331,12 +349,8 @@ def test_a_large_schema_is_followed(kind: Any, *, closed: bool) -> None:
     rows.rows.close()
 
 
-def test_what_is_queued_for_an_ended_request_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = tokenizer_of("byte_level")
-    (a,) = rows.tokenizer.encode("a", add_special_tokens=False)
-    for row in range(3):
-        rows.install(row, StructuredOutput.regex("a{9}"))
-    rows.masks([0])
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows whose matchers are advanced from now on, one entry for each time."""
     computed: list[int] = []
     make = Mover.make
 
@@ -345,6 +359,65 @@ def test_what_is_queued_for_an_ended_request_is_skipped(monkeypatch: pytest.Monk
         return make(self, parts)
 
     monkeypatch.setattr(Mover, "make", counting)
+    return computed
+
+
+def test_an_ended_request_of_a_batch_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the rows of the batch stay the same."""
+    rows = tokenizer_of("byte_level")
+    (a,) = rows.tokenizer.encode("a", add_special_tokens=False)
+    for row in range(2):
+        rows.install(row, StructuredOutput.regex("a{9}"))
+    rows.rows.follow([0, 1], partial(list, [a, a]))
+    assert rows.allowed(0) == rows.allowed(1) == [a]
+    computed = counted(monkeypatch)
+    rows.rows.abandon(100)
+    rows.rows.follow([0, 1], partial(list, [a, a]))
+    assert rows.allowed(1) == [a]
+    assert computed == [1]
+    # Both had one token by then, and the one that goes on has them all.
+    assert [rows.rows._followers[row].token_ids for row in range(2)] == [[a], [a]]
+    rows.rows.close()
+
+
+def test_keys_that_are_forgotten_are_forgotten_without_any_row() -> None:
+    rows = tokenizer_of("byte_level")
+    rows.rows.abandon(7)
+    rows.rows.forget(7)
+    rows.rows.begin()
+    assert not rows.rows._ended
+    rows.rows.close()
+
+
+def test_those_behind_a_matcher_that_took_long_are_advanced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch stops behind a slow matcher, so that a request which ended meanwhile is left out."""
+    for module in (constraints, grammar_steps):
+        monkeypatch.setattr(module, "c_interface", lambda: None)
+    monkeypatch.setattr(grammar_steps, "ORDINARY_CALL", -1.0)
+    rows = tokenizer_of("byte_level")
+    (a,) = rows.tokenizer.encode("a", add_special_tokens=False)
+    grammar = rows.compile(StructuredOutput.regex("a{3}"))
+    for row in range(3):
+        rows.install(row, None, grammar=grammar)
+    rows.masks([0, 1, 2])
+    computed = counted(monkeypatch)
+    for _ in range(3):
+        assert [rows.allowed(row) for row in range(3)] == [[a]] * 3
+        rows.rows.follow([0, 1, 2], partial(list, [a] * 3))
+    assert all(rows.end_ids <= set(rows.allowed(row)) for row in range(3))
+    assert computed == [0, 1, 2, 1, 2, 2] * 3
+    rows.rows.close()
+
+
+def test_what_is_queued_for_an_ended_request_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tokenizer_of("byte_level")
+    (a,) = rows.tokenizer.encode("a", add_special_tokens=False)
+    for row in range(3):
+        rows.install(row, StructuredOutput.regex("a{9}"))
+    rows.masks([0])
+    computed = counted(monkeypatch)
     queued = threading.Event()
     rows.rows.follow([0, 1], lambda: [a, a] if queued.wait(10) else [])
     rows.rows.follow([0, 1], partial(list, [a, a]))

@@ -2,12 +2,14 @@
 
 from tests.mutants.mutation import Mutation
 from tests.mutants.table import (
+    answers,
     grammar,
     http,
     kernels,
     loop,
     models,
     prefix_cache,
+    prompts,
     sampling,
     scheduling,
     telemetry,
@@ -17,8 +19,8 @@ from tests.mutants.table import (
 MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
-        *(loop, scheduling, prefix_cache, sampling, text, grammar, http, telemetry, models),
-        kernels,
+        *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
+        *(prompts, models, kernels),
     )
     for mutation in module.MUTATIONS
 )

@@ -1,9 +1,16 @@
-"""Of structured output: grammars of rows, and their masks."""
+"""Of structured output: grammars of rows, their masks, and the judge of stop strings."""
 
 from tests.mutants.mutation import mutations_of
 
 _FOLDER = "tests/engine/grammar"
 _ROW_TESTS = (f"{_FOLDER}/test_row_grammars.py", f"{_FOLDER}/test_moves.py")
+_JUDGE_TESTS = (f"{_FOLDER}/test_compiled.py", f"{_FOLDER}/test_fuel.py")
+
+
+def _rows(*names: str) -> tuple[str, ...]:
+    """Single tests of the rows' file, which as a whole takes long."""
+    return tuple(f"{_FOLDER}/test_row_grammars.py::test_{name}" for name in names)
+
 
 MUTATIONS = (
     *mutations_of(
@@ -68,6 +75,267 @@ MUTATIONS = (
             "nobody learns that nothing is possible",
             "return None if bool(possible.all()) else possible.tolist()",
             "return None",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/row_grammars.py",
+        _rows(
+            "masks_are_of_their_entries_and_free_rows_are_free",
+            "an_ended_request_of_a_batch_is_not_moved",
+            "keys_that_are_forgotten_are_forgotten_without_any_row",
+            "those_behind_a_matcher_that_took_long_are_advanced",
+            "what_is_queued_for_an_ended_request_is_skipped",
+            "one_that_cannot_arrive_leaves_those_behind_it",
+            "tokens_that_cannot_be_fail_the_rows_of_the_step",
+            "whatever_is_allowed_leads_to_what_conforms",
+        ),
+        (
+            "an ended request of a batch is moved on",
+            "or batch.rows != rows or self._ended or len(batch.history)",
+            "or batch.rows != rows or len(batch.history)",
+        ),
+        (
+            "the grammar of an ended request is kept",
+            "        self._held.pop(key, None)\n",
+            "",
+        ),
+        (
+            "a row that was given to somebody else stays constrained",
+            "        if self._rows.pop(row, None) is not None:\n",
+            "        if False:\n",
+        ),
+        (
+            "a resumed row begins anew",
+            "        if output_token_ids:\n            follower.resume",
+            "        if False:\n            follower.resume",
+        ),
+        (
+            "one grammar that cannot be begun takes the others along",
+            '                    logger.exception("a grammar could not be begun")\n'
+            "                    self._followers.pop(arrival.row, None)\n",
+            "                    raise\n",
+        ),
+        (
+            "those behind a matcher that took long are not advanced",
+            "is_live]:\n                    left.append(part.only(live))\n",
+            "is_live]:\n                    pass\n",
+        ),
+        (
+            "keys of requests that left no row are kept",
+            "            self._ended.difference_update(forgotten)\n            return\n",
+            "            return\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/follower.py",
+        (
+            *_rows(
+                "a_resumed_output_that_was_not_allowed_fails_its_row",
+                "a_row_over_its_budget_of_time_fails_alone",
+                "a_dead_end_of_the_grammar_itself_is_no_fault_of_the_request",
+            ),
+            f"{_FOLDER}/test_fuel.py",
+        ),
+        (
+            "tokens that a resumed row did not take are lost",
+            "            if taken < len(chunk) and not matcher.is_error():\n",
+            "            if False:\n",
+        ),
+        (
+            "a slow grammar is followed for ever",
+            "            self.fail(_TOO_SLOW)\n",
+            "            pass\n",
+        ),
+        (
+            "a lexer that is lost is not renewed",
+            "if self.is_live and self._has_failed and self._renew():",
+            "if False:",
+        ),
+        (
+            "a dead end of the server's is the request's own",
+            'self.fail(f"a dead end of the grammar: {reason}", is_own=False)',
+            'self.fail(f"a dead end of the grammar: {reason}")',
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/grammar_steps.py",
+        (
+            *_rows("those_behind_a_matcher_that_took_long_are_advanced"),
+            f"{_FOLDER}/test_moves.py",
+        ),
+        (
+            "an end token is given to the grammar",
+            "        if table.ends(row, token_id):\n            return Outcome.ENDED\n",
+            "",
+        ),
+        (
+            "some of a batch's rows are moved by others' tokens",
+            "some.numbers[:, 2] = self.numbers[list(chosen), 2]",
+            "some.numbers[:, 2] = self.numbers[: len(chosen), 2]",
+        ),
+        (
+            "a matcher that failed has moved",
+            "        return Outcome.MATCHER_FAILED\n",
+            "        return Outcome.MOVED\n",
+        ),
+        (
+            "what is behind a slow matcher waits for nobody",
+            "        if outcome is not Outcome.MOVED or made.seconds > ORDINARY_CALL:\n",
+            "        if outcome is not Outcome.MOVED:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/compiled.py",
+        _JUDGE_TESTS,
+        (
+            "a judge without fuel looks for ever",
+            "            if is_short and self._num_tokens == count == 0:\n                break\n",
+            "",
+        ),
+        (
+            "a judge believes a lexer without fuel",
+            "if is_short or self._num_tokens >= REFUELED_TOKENS:\n                self._refuel()",
+            "if self._num_tokens >= REFUELED_TOKENS:\n                self._refuel()",
+        ),
+        (
+            "text beyond the grammar is never complete",
+            "            self._is_beyond = True\n",
+            "            self._has_given_up = True\n",
+        ),
+        (
+            "a judge that has given up calls everything complete",
+            "            return not self._has_given_up\n        if not self._ahead_complete",
+            "            return True\n        if not self._ahead_complete",
+        ),
+        (
+            "the time that grammars take adds up to nothing",
+            "(seconds <= _LONGEST_CALL and self._excess <= _EXCESS)",
+            "seconds <= _LONGEST_CALL",
+        ),
+        (
+            "one call may take as long as it wants",
+            "(seconds <= _LONGEST_CALL and self._excess <= _EXCESS)",
+            "self._excess <= _EXCESS",
+        ),
+        (
+            "what took too long is never forgiven",
+            "forgiven = (now - self._updated) * _FORGIVEN",
+            "forgiven = 0.0",
+        ),
+        (
+            "what a judge took ahead stays taken",
+            "        if not self._matcher.rollback(sum(self._ahead_tokens[known:])):\n",
+            "        if False:\n",
+        ),
+        (
+            "a judge remembers what it took of other text",
+            "        del self._ahead_tokens[known:], self._ahead_complete[known + 1 :]\n",
+            "",
+        ),
+        (
+            "text that was let out is still ahead",
+            "        del self._ahead_tokens[:known], self._ahead_complete[:known]\n",
+            "",
+        ),
+        (
+            "a character that was barred once is barred behind other text",
+            "        self._ahead, self._barred = self._ahead + character, None\n",
+            "        self._ahead = self._ahead + character\n",
+        ),
+        (
+            "a token that a grammar did not take stays half taken",
+            "            if not self._matcher.rollback(taken):\n",
+            "            if False:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/grammar_text.py",
+        (
+            f"{_FOLDER}/test_compiler.py::test_as_much_as_is_allowed_is_taken",
+            f"{_FOLDER}/test_compiled.py",
+        ),
+        (
+            "brackets within strings count as depth",
+            '_BRACKET.findall(_STRING.sub("", schema))',
+            "_BRACKET.findall(schema)",
+        ),
+        (
+            "the deepest schema that is allowed is refused",
+            "    if deepest > most:\n",
+            "    if deepest >= most:\n",
+        ),
+        (
+            "as many choices as are allowed are refused",
+            "    if len(texts) > most:\n",
+            "    if len(texts) >= most:\n",
+        ),
+        (
+            "as many bytes as are allowed are refused",
+            "    if size > bounds.max_bytes:\n",
+            "    if size >= bounds.max_bytes:\n",
+        ),
+        (
+            "white space has no bound",
+            'r"[ \\t\\r\\n]{1,64}"',
+            'r"[ \\t\\r\\n]+"',
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/thinking.py",
+        (f"{_FOLDER}/test_row_thinking.py",),
+        (
+            "a step does not wait where a budget is spent",
+            "position >= known[1] and not known[0].is_over",
+            "position > known[1] and not known[0].is_over",
+        ),
+        (
+            "steps wait for thinking that is over",
+            "position >= known[1] and not known[0].is_over",
+            "position >= known[1]",
+        ),
+        (
+            "a row has the thinking of its last owner",
+            "            self._thoughts.pop(row, None)\n            if thought is not None:",
+            "            if thought is not None:",
+        ),
+        (
+            "a request that resumes may think as long again",
+            "                thought.take(token_ids)\n",
+            "                pass\n",
+        ),
+        (
+            "a token that could not be sampled is thinking",
+            "                if token_id >= 0:\n",
+            "                if True:\n",
+        ),
+        (
+            "thinking that was lost goes on",
+            "                self._thoughts[row].is_lost = True\n",
+            "                pass\n",
+        ),
+        (
+            "an ended request's thinking stays in its row",
+            "                self.vacate(row)\n",
+            "                pass\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/row_grammars.py",
+        (f"{_FOLDER}/test_row_thinking.py",),
+        (
+            "a row without a grammar may choose at the end of its thinking",
+            "            if entry in forced:\n                continue\n",
+            "",
+        ),
+        (
+            "thinking is followed beside grammars alone",
+            "if not self._rows.keys().isdisjoint(rows) or self._thinking.follows(rows):",
+            "if not self._rows.keys().isdisjoint(rows):",
+        ),
+        (
+            "a budget that is spent has masks beside grammars alone",
+            "        if is_free and not self._thinking.may_force(rows, positions):\n",
+            "        if is_free:\n",
         ),
     ),
 )

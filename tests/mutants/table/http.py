@@ -3,6 +3,15 @@
 from tests.mutants.mutation import mutations_of
 
 _TESTS = ("tests/http/test_guard.py",)
+# The last two need an engine.
+_KEY_TESTS = (
+    f"{_TESTS[0]}::test_the_longest_key_is_one_and_nothing_longer_is_looked_at",
+    f"{_TESTS[0]}::test_as_many_keys_as_there_may_be_are_kept",
+    f"{_TESTS[0]}::test_keys_come_from_settings_and_a_file",
+    f"{_TESTS[0]}::test_settings_that_are_refused",
+    f"{_TESTS[0]}::test_how_a_key_is_sent",
+    f"{_TESTS[0]}::test_stored_responses_are_of_the_key_that_was_admitted",
+)
 
 MUTATIONS = (
     *mutations_of(
@@ -100,6 +109,64 @@ MUTATIONS = (
             "only the last key is one",
             "is_known |= hmac.compare_digest(digest, known)",
             "is_known = hmac.compare_digest(digest, known)",
+        ),
+    ),
+    *mutations_of(
+        "src/http/keys.py",
+        _KEY_TESTS,
+        (
+            "the last credential is the one that was admitted",
+            "            if is_known and admitted is None:\n",
+            "            if is_known:\n",
+        ),
+        (
+            "credentials of any length are hashed",
+            ' and len(given[0]) <= _MAX_CREDENTIALS else b""',
+            ' else b""',
+        ),
+        (
+            "the longest key that may be is none",
+            "len(given[0]) <= _MAX_CREDENTIALS",
+            "len(given[0]) < _MAX_CREDENTIALS",
+        ),
+        (
+            "an empty file of keys opens the server",
+            "    if not keys:\n        # Otherwise",
+            "    if False:\n        # Otherwise",
+        ),
+        (
+            "any scheme is a bearer's",
+            "    if value[: len(_SCHEME)].lower() != _SCHEME:\n        return []\n",
+            "",
+        ),
+        (
+            "a key's hash is a key",
+            "    if hashed is not None:\n        return bytes.fromhex(hashed[1])\n",
+            "    if hashed is not None:\n        return _hash(key.encode())\n",
+        ),
+        (
+            "the admin key may be an API key",
+            "    if keys.api.shares(keys.admin):\n",
+            "    if False:\n",
+        ),
+        (
+            "comments of a file are keys",
+            'if line and not line.startswith("#")]',
+            "if line]",
+        ),
+        (
+            "as many keys as there may be are refused",
+            "    if len(names) > MAX_KEYS:\n",
+            "    if len(names) >= MAX_KEYS:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/http/keys.py",
+        ("tests/http/test_debug.py::test_the_key_comes_from_a_setting_or_a_file",),
+        (
+            "an admin key of white space is one",
+            "    if not key.strip():\n",
+            "    if not key:\n",
         ),
     ),
 )

@@ -83,6 +83,15 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/engine/telemetry/observer.py",
+        (f"{_WORKLOAD[0]}::test_what_is_computed_again_is_prefill_to_its_last_chunk",),
+        (
+            "what is computed again is decoding",
+            "            self._rows[install.row] = (choice, len(install.token_ids))\n",
+            "            self._rows[install.row] = (choice, install.prompt_len)\n",
+        ),
+    ),
+    *mutations_of(
         "src/engine/telemetry/health.py",
         _WORKLOAD,
         (
