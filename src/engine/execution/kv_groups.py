@@ -108,10 +108,13 @@ def lay_out(layers: Sequence[LayerKVSpec], block_size: int) -> KVLayout:
     Raises
     ------
     ValueError
-        Layers of different groups keep tensors that cannot share memory.
+        Layers of different groups keep tensors that cannot share memory, or none keeps anything
+        of each token.
     """
     # Layers that keep something of the sequence as a whole are no part of the pool.
     paged = [number for number, layer in enumerate(layers) if layer.per == "token"]
+    if not paged:
+        raise ValueError("no layer keeps anything of each token")
     sizes = [layers[number].block_bytes(block_size) for number in paged]
     found, slot_bytes = _grouped([layers[number] for number in paged], sizes, block_size)
     groups = tuple(
