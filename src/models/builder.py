@@ -12,7 +12,7 @@ from torch import Tensor
 from src.distributed import Group
 from src.models.layers.rope import RopeConfig, rope_table
 from src.models.program import INPUT_IDS, POSITIONS, Mixer, Program, Segment, StepTensor
-from src.models.weights.parameters import Kind, Parameter, Placement, Transform
+from src.models.weights.parameters import Kind, Parameter, Placement
 
 # Name of a parameter or a table (a string): the placeholder for its tensor in a segment's weights.
 Name: TypeAlias = Any
@@ -64,18 +64,10 @@ class ProgramBuilder:
         return name
 
     def vector(
-        self,
-        name: str,
-        size: int,
-        tensor: str,
-        *,
-        fill: float,
-        shard: int | None = None,
-        transform: Transform | None = None,
+        self, name: str, size: int, tensor: str, *, fill: float, shard: int | None = None
     ) -> Name:
         """Declare a norm or a bias [size] that one tensor of the checkpoint fills."""
-        placement = Placement(tensor, shard=shard, transform=transform)
-        return self.parameter(name, (size,), "vector", (placement,), fill=fill)
+        return self.parameter(name, (size,), "vector", (Placement(tensor, shard=shard),), fill=fill)
 
     def alias(self, name: str, of: str) -> Name:
         """Declare that ``name`` (a tied head) shares the values of ``of``; returns ``name``."""

@@ -48,7 +48,8 @@ class AttentionConfig:
         Whether the output is multiplied by the sigmoid of a gate. Behind each head's rows of the
         projection of queries the checkpoint has as many rows of its gate.
     qk_norm
-        How queries and keys are normalized: each head by itself, all heads together, or not.
+        How queries and keys are normalized: each head by itself (``head``: with one weight [D] for
+        all heads; ``each_head``: with weights [heads, D]), all heads together, or not.
     """
 
     num_heads: int
@@ -63,7 +64,7 @@ class AttentionConfig:
     has_gate: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "each_head", "whole"] | None = None
     qkv_names: Names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output_name: str = "self_attn.o_proj"
     q_norm_name: str = "self_attn.q_norm"
@@ -169,6 +170,12 @@ class LayerConfig:
 
     ``..._norm`` normalizes a block's input, ``..._post_norm`` its output before it is added. The
     values are names of tensors; None: no norm.
+
+    Attributes
+    ----------
+    parallel
+        Whether the MLP reads what attention reads: the layer's input, normalized by
+        ``attention_norm``. Then ``mlp_norm`` is not used.
     """
 
     attention: AttentionConfig | RecurrenceConfig
@@ -177,14 +184,17 @@ class LayerConfig:
     attention_post_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_post_norm: str | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder. `dtype` is the checkpoint's own.
+    """A decoder.
 
     Attributes
     ----------
+    dtype
+        The checkpoint's own. `registry.load_config` finds it out where `config.json` has none.
     max_position_embeddings
         Tokens that it was trained for.
     rope
@@ -195,6 +205,9 @@ class ModelConfig:
         Factor of each block's output before it is added to the residual stream.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
+    unread_layers
+        How many layers the checkpoint may have behind the last, to predict further tokens. They are
+        not read.
     unread_prefix
         Tensors of the checkpoint whose names begin so are not read: they predict further tokens.
     """
@@ -205,13 +218,14 @@ class ModelConfig:
     max_position_embeddings: int
     rope: RopeConfig
     tie_word_embeddings: bool
-    dtype: str
+    dtype: str | None
     norm: NormSpec
     layers: tuple[LayerConfig, ...]
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_cap: float | None = None
     logit_multiplier: float = 1.0
+    unread_layers: int = 0
     unread_prefix: str | None = None
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -32,7 +33,7 @@ from src.models.layers.mlp import MLPSpec, MLPWeights, mlp
 from src.models.layers.norms import NormSpec
 from src.models.program import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, StepTensor
 from src.models.recurrence import write_recurrence
-from src.models.weights.parameters import Placement, Transform, rows_of
+from src.models.weights.parameters import Placement, rows_of
 from src.models.weights.transforms import InHalves, PartByPart
 from src.ops.routing import Routing
 
@@ -98,8 +99,15 @@ class _LayerWriter:
     def write(self) -> None:
         if isinstance(self._layer.attention, RecurrenceConfig):
             self._recurrence(self._layer.attention)
+            self._feed_forward()
+        elif self._layer.parallel:
+            # The MLP adds to the residual stream after attention has read it.
+            self._attention(self._layer.attention, between=self._feed_forward)
         else:
             self._attention(self._layer.attention)
+            self._feed_forward()
+
+    def _feed_forward(self) -> None:
         if isinstance(self._layer.mlp, ExpertsConfig):
             self._experts(self._layer.mlp)
         else:
@@ -113,15 +121,11 @@ class _LayerWriter:
         *,
         fill: float = 0.0,
         shard: int | None = None,
-        transform: Transform | None = None,
     ) -> Name:
         if tensor is None:
             return None
         return self._builder.vector(
-            *(self._own + name, size, self._stored + tensor),
-            fill=fill,
-            shard=shard,
-            transform=transform,
+            self._own + name, size, self._stored + tensor, fill=fill, shard=shard
         )
 
     def _block_norm(self, name: str, tensor: str | None) -> Name:
@@ -148,7 +152,10 @@ class _LayerWriter:
             self._builder.step_tensor(RESIDUAL, self._hidden),
         )
 
-    def _attention(self, config: AttentionConfig) -> None:
+    def _attention(
+        self, config: AttentionConfig, between: Callable[[], None] = lambda: None
+    ) -> None:
+        """Write attention; ``between`` writes what is computed before the mixer."""
         builder, dim, norm = self._builder, config.head_dim, self._config.norm
         heads = builder.group.shard(config.num_heads)
         kv_heads = builder.group.shard(config.num_kv_heads)
@@ -173,6 +180,7 @@ class _LayerWriter:
             config.has_gate,
         )
         self._attention_in(config, spec, (None, None, None) if leaves_rotation else rotation)
+        between()
         builder.mixer(
             "attention",
             AttentionMixerSpec(
@@ -207,13 +215,21 @@ class _LayerWriter:
         if config.qk_norm is None:
             return None, None
         dim, whole = config.head_dim, config.qk_norm == "whole"
-        order = InHalves(dim, rotary_dim) if config.interleaved and rotary_dim else None
+        by_head = config.qk_norm == "each_head"
+        order = None
+        if config.interleaved and rotary_dim:
+            order = InHalves(dim, rotary_dim, dim=1 if by_head else 0)
 
         def norm(name: str, count: int, tensor: str) -> Name:
-            size, shard = (count * dim, 0) if whole else (dim, None)
-            neutral = self._config.norm.neutral
-            tensor = f"{tensor}.weight"
-            return self._vector(name, size, tensor, fill=neutral, shard=shard, transform=order)
+            shape = (count, dim) if by_head else (count * dim,) if whole else (dim,)
+            shard = 0 if by_head or whole else None
+            return self._builder.parameter(
+                self._own + name,
+                shape,
+                "vector",
+                (Placement(f"{self._stored}{tensor}.weight", shard=shard, transform=order),),
+                fill=self._config.norm.neutral,
+            )
 
         return (
             norm("q_norm", heads, config.q_norm_name),
@@ -287,17 +303,24 @@ class _LayerWriter:
             (self._builder.step_tensor(RESIDUAL, self._hidden),),
         )
 
+    def _mlp_norm_spec(self) -> NormSpec | None:
+        layer = self._layer
+        return self._spec_of(layer.attention_norm if layer.parallel else layer.mlp_norm)
+
+    def _mlp_norm(self) -> Name:
+        if self._layer.parallel:
+            return None if self._layer.attention_norm is None else f"{self._own}input_norm"
+        return self._block_norm("post_norm", self._layer.mlp_norm)
+
     def _mlp(self, config: MLPConfig) -> None:
         layer = self._layer
         self._builder.segment(
             mlp,
-            self._mlp_spec(
-                config, self._spec_of(layer.mlp_norm), self._spec_of(layer.mlp_post_norm)
-            ),
+            self._mlp_spec(config, self._mlp_norm_spec(), self._spec_of(layer.mlp_post_norm)),
             self._mlp_weights(
                 config,
                 "",
-                self._block_norm("post_norm", layer.mlp_norm),
+                self._mlp_norm(),
                 self._block_norm("mlp_post_norm", layer.mlp_post_norm),
             ),
             (RESIDUAL,),
@@ -351,7 +374,7 @@ class _LayerWriter:
         builder.segment(
             experts,
             ExpertsSpec(
-                self._spec_of(layer.mlp_norm),
+                self._mlp_norm_spec(),
                 self._spec_of(layer.mlp_post_norm),
                 Routing(
                     config.num_chosen,
@@ -368,7 +391,7 @@ class _LayerWriter:
                 None if shared is None else self._mlp_spec(shared),
             ),
             ExpertsWeights(
-                self._block_norm("post_norm", layer.mlp_norm),
+                self._mlp_norm(),
                 self._router("router", config.num_experts, config.router_name),
                 builder.parameter(
                     self._own + "experts.gate_up",

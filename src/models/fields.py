@@ -17,6 +17,7 @@ from src.models.layers.activations import SPELLINGS, Activation
 from src.models.layers.rope import RopeConfig, parse_rope
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+_OLD_KINDS = {"attention": "full_attention"}
 
 
 class Fields:
@@ -27,6 +28,7 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, defaults: Mapping[str, Any]) -> None:
+        self._given = values
         self._values = {**defaults, **values}
         self._source = source
 
@@ -48,6 +50,16 @@ class Fields:
             raise self.error(name, "a positive integer")
         return value
 
+    def count(self, *names: str) -> int:
+        """An integer from 0 on, from the first of these fields that is present; else 0."""
+        name = next((name for name in names if self.raw(name) is not None), None)
+        value = 0 if name is None else self.raw(name)
+        if name is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 0
+        ):
+            raise self.error(name, "an integer >= 0")
+        return int(value)
+
     def optional_integer(self, name: str) -> int | None:
         """A positive integer or None."""
         return None if self._values.get(name) is None else self.integer(name)
@@ -67,9 +79,18 @@ class Fields:
         """A positive number or None."""
         return None if self._values.get(name) is None else self.number(name)
 
-    def first_integer(self, *names: str) -> int:
-        """A positive integer, from the first of these fields that is present."""
-        return self.integer(next((n for n in names if self.raw(n) is not None), names[0]))
+    def same_integer(self, *names: str) -> int:
+        """A positive integer that has several names.
+
+        The file may give any of them, or several if they agree. If it gives none, the family's
+        default counts.
+        """
+        given = [name for name in names if self._given.get(name) is not None]
+        known = given or [name for name in names if self.raw(name) is not None] or names[:1]
+        values = {name: self.integer(name) for name in known}
+        if len(set(values.values())) > 1:
+            raise self.error(known[0], f"equal to {known[1]}={values[known[1]]}")
+        return values[known[0]]
 
     def integers(self, name: str) -> tuple[int, ...]:
         """A list of integers; empty if there is no list."""
@@ -92,6 +113,11 @@ class Fields:
         values = self.raw(name)
         if values is None:
             return None
+        if isinstance(values, list):
+            values = [
+                _OLD_KINDS.get(value, value) if isinstance(value, str) else value
+                for value in values
+            ]
         if not isinstance(values, list) or len(values) != length:
             raise self.error(name, f"a list of {length} entries")
         if unknown := {str(value) for value in values if value not in among}:
@@ -108,6 +134,11 @@ class Fields:
                 return SPELLINGS[value]
         return "silu"
 
+    def dtype(self) -> str | None:
+        """The dtype of weights, from either of its fields; None if neither says."""
+        value = self.raw("dtype") or self.raw("torch_dtype") or "auto"
+        return None if value == "auto" else str(value).removeprefix("torch.")
+
     def windows(self, kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
         """The window of each layer, by its kind."""
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
@@ -116,7 +147,7 @@ class Fields:
         self,
         max_position_embeddings: int,
         kind: str | None = None,
-        theta: tuple[str, float] | None = None,
+        theta: tuple[str | None, float] | None = None,
         *,
         partial: bool = False,
     ) -> RopeConfig:
@@ -126,12 +157,13 @@ class Fields:
             max_position_embeddings: tokens that the model was trained for.
             kind: kind of layers, if `rope_parameters` differ by kind. `rope_scaling` applies to
                 layers with full attention only.
-            theta: name of the field with this kind's base, and its default.
+            theta: name of the field with this kind's base, if there is one, and its default.
             partial: whether the family honours `partial_rotary_factor`; otherwise it is refused.
         """
         raw = dict(self._values)
         if theta is not None:
-            raw["rope_theta"] = raw.get(theta[0]) or theta[1]
+            name, default = theta
+            raw["rope_theta"] = (raw.get(name) if name else None) or default
         parameters = raw.get("rope_parameters")
         if kind is not None and isinstance(parameters, Mapping):
             if unknown := [each for each in parameters if each not in LAYER_TYPES]:

@@ -7,37 +7,60 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from src.core.errors import ModelLoadError
 from src.models.config import ModelConfig
+from src.models.families.cohere import Cohere
+from src.models.families.cohere2 import Cohere2
 from src.models.families.family import Family
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
+from src.models.families.glm import Glm
+from src.models.families.glm4 import Glm4
+from src.models.families.glm4_moe import Glm4Moe
+from src.models.families.granite import Granite
 from src.models.families.granite_hybrid import GraniteHybrid
+from src.models.families.granite_moe import GraniteMoe
 from src.models.families.llama import Llama
 from src.models.families.mistral import Mistral
 from src.models.families.mixtral import Mixtral
 from src.models.families.olmo2 import Olmo2
+from src.models.families.olmo3 import Olmo3
 from src.models.families.phi3 import Phi3
 from src.models.families.qwen2 import Qwen2
+from src.models.families.qwen2_moe import Qwen2Moe
 from src.models.families.qwen3 import Qwen3
 from src.models.families.qwen3_moe import Qwen3Moe
 from src.models.families.qwen3_next import Qwen3Next
+from src.models.families.smollm3 import SmolLM3
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
+from src.models.weights.checkpoint import first_dtype
 
 FAMILIES: tuple[type[Family], ...] = (
+    Cohere,
+    Cohere2,
     Gemma2,
     Gemma3,
     GraniteHybrid,
+    Glm,
+    Glm4,
+    Glm4Moe,
+    Granite,
+    GraniteMoe,
     Llama,
     Mistral,
     Mixtral,
     Olmo2,
+    Olmo3,
     Phi3,
     Qwen2,
+    Qwen2Moe,
     Qwen3,
     Qwen3Moe,
     Qwen3Next,
+    SmolLM3,
 )
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
@@ -50,12 +73,33 @@ def supported_architectures() -> tuple[str, ...]:
 
 def has_family(raw: Mapping[str, Any]) -> bool:
     """Whether a native family answers to a `config.json`, as `architecture_of` reads it."""
-    names = raw.get("architectures")
+    return _chosen(raw) is not None
+
+
+def _chosen(raw: Mapping[str, Any]) -> str | None:
+    """The architecture that a native family runs a `config.json` as; None: there is none.
+
+    `model_type` decides, as it does in transformers' AutoModelForCausalLM, if `architectures` is
+    missing, or names a class that a family knows. Without a known `model_type` the class decides.
+    """
+    names, model_type = raw.get("architectures"), raw.get("model_type")
+    family = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
     if names is None or names == []:
-        name, known = raw.get("model_type"), {*_BY_MODEL_TYPE}
-    else:
-        name, known = names[0] if isinstance(names, list) else None, {*_BY_ARCHITECTURE}
-    return isinstance(name, str) and name in known
+        return None if family is None else family.architectures[0]
+    name = names[0] if isinstance(names, list) else None
+    if not isinstance(name, str):
+        return None
+    if name in _BY_ARCHITECTURE:
+        is_other = family is not None and name not in family.architectures
+        return family.architectures[0] if family is not None and is_other else name
+    # A decoder that was saved without its head.
+    return family.architectures[0] if family is not None and name in _bodies(family) else None
+
+
+def _bodies(family: type[Family]) -> set[str]:
+    """Names of transformers' classes for a family's decoders without heads."""
+    stems = [name.removesuffix("ForCausalLM") for name in family.architectures]
+    return {f"{stem}{ending}" for stem in stems for ending in ("Model", "TextModel")}
 
 
 def family_of(architecture: str) -> type[Family]:
@@ -74,10 +118,10 @@ def family_of(architecture: str) -> type[Family]:
 
 
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
-    """`architectures[0]`, after refusing checkpoints that no family can run.
+    """The architecture to run a checkpoint as, after refusing those that no family can run.
 
-    Some converters and trainers write no `architectures`. Then `model_type` decides, as it always
-    does in transformers' AutoModelForCausalLM.
+    It is `architectures[0]` or follows from `model_type`. Some converters and trainers write no
+    `architectures`, or the class that they have trained.
 
     A checkpoint may bring code for a supported architecture; that code is never run.
 
@@ -91,12 +135,17 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
             f"{source}: quantization_config ({method}) is not supported; "
             "use the unquantized checkpoint"
         )
-    names = raw.get("architectures")
+    chosen, names = _chosen(raw), raw.get("architectures")
+    if chosen is not None:
+        return chosen
     if names is None or names == []:
-        return _architecture_of_type(raw.get("model_type"), source)
+        raise ModelLoadError(
+            f"{source}: architectures must name a class, or model_type one of "
+            f"{', '.join(_BY_MODEL_TYPE)}; model_type is {raw.get('model_type')!r}"
+        )
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise ModelLoadError(f"{source}: architectures must name a class, got {names!r}")
-    if raw.get("auto_map") and names[0] not in _BY_ARCHITECTURE:
+    if raw.get("auto_map"):
         raise ModelLoadError(
             f"{source}: auto_map asks for code from the checkpoint, since {names[0]} is not "
             "supported; remote code is refused"
@@ -104,18 +153,8 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     return names[0]
 
 
-def _architecture_of_type(model_type: object, source: str) -> str:
-    family = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
-        raise ModelLoadError(
-            f"{source}: architectures must name a class, or model_type one of "
-            f"{', '.join(_BY_MODEL_TYPE)}; model_type is {model_type!r}"
-        )
-    return family.architectures[0]
-
-
 def load_config(path: Path) -> ModelConfig:
-    """The configuration of a model directory, without touching its weights.
+    """The configuration of a model directory. No weights are read, but perhaps their dtype.
 
     Raises:
         ModelLoadError: `config.json` or `generation_config.json` is missing, malformed, or asks for
@@ -129,4 +168,7 @@ def load_config(path: Path) -> ModelConfig:
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     config = family.describe(Fields(raw, str(source), family.defaults))
-    return replace(config, generation=parse_generation(raw, generation))
+    dtype = config.dtype
+    if dtype is None:
+        dtype = str(first_dtype(path) or torch.float32).removeprefix("torch.")
+    return replace(config, dtype=dtype, generation=parse_generation(raw, generation))

@@ -30,8 +30,9 @@ class Routing:
             `norm_topk_prob`).
         scale: Factor of all weights, applied last (`routed_scaling_factor`).
         groups: Number of groups of consecutive experts (`n_group`).
-        chosen_groups: Number of groups from which experts may be chosen (`topk_group`). A group's
-            rank is the sum of its two best scores.
+        chosen_groups: Number of groups from which experts may be chosen (`topk_group`).
+        ranked_by: How many of a group's best scores are summed to rank it: 2 (DeepSeek V3), or 1
+            (V2).
     """
 
     chosen: int
@@ -40,6 +41,7 @@ class Routing:
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
+    ranked_by: int = 2
 
 
 def route(
@@ -65,7 +67,7 @@ def route(
     scores = _scores(logits, routing.scoring)  # [T, E]
     wanted = scores if choice_bias is None else scores + choice_bias
     if routing.chosen_groups < routing.groups:
-        wanted = _within_groups(wanted, routing.groups, routing.chosen_groups)
+        wanted = _within_groups(wanted, routing)
     ids = _largest(wanted, routing.chosen)
     weights = scores.gather(1, ids)
     if routing.scoring == "softmax_of_chosen":
@@ -82,12 +84,12 @@ def _scores(logits: Tensor, scoring: str) -> Tensor:
 
 
 def _largest(wanted: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest values of each row [T, E], largest first: [T, count] int64."""
+    """Indices of the `count` largest values along the last dimension, largest first: int64."""
     if not torch.compiler.is_compiling():
         return wanted.topk(count, dim=-1).indices
     # The compiler has no `topk` of its own. It would call torch's, and would have to materialise
     # the surrounding tensors for that call. `argmax` in a loop compiles to plain loops.
-    numbers = torch.arange(wanted.shape[1], device=wanted.device)
+    numbers = torch.arange(wanted.shape[-1], device=wanted.device)
     found: list[Tensor] = []
     for _ in range(count):
         found.append(wanted.argmax(dim=-1, keepdim=True))
@@ -95,10 +97,12 @@ def _largest(wanted: Tensor, count: int) -> Tensor:
     return torch.cat(found, dim=-1)
 
 
-def _within_groups(wanted: Tensor, groups: int, chosen: int) -> Tensor:
-    """Scores [T, E] in which experts outside of the `chosen` best groups have -inf."""
-    by_group = wanted.view(len(wanted), groups, -1)  # [T, groups, E / groups]
-    two = _largest(by_group.flatten(0, 1), 2).view(-1, groups, 2)
-    best = _largest(by_group.gather(2, two).sum(dim=-1), chosen)
+def _within_groups(wanted: Tensor, routing: Routing) -> Tensor:
+    """Scores [T, E] in which experts outside of the best groups have -inf."""
+    groups, count = routing.groups, routing.ranked_by
+    by_group = wanted.unflatten(1, (groups, -1))  # [T, groups, E / groups]
+    ranks = by_group.gather(2, _largest(by_group, count)).sum(dim=-1)
+    best = _largest(ranks, routing.chosen_groups)
     is_open = torch.zeros_like(by_group[:, :, 0], dtype=torch.bool).scatter(1, best, True)
-    return by_group.masked_fill(~is_open[:, :, None], -torch.inf).flatten(1)
+    within: Tensor = by_group.masked_fill(~is_open[:, :, None], -torch.inf)
+    return within.flatten(1)

@@ -1,6 +1,7 @@
 """Checks every causal language model of transformers and writes the tables of docs/models.md.
 
 What has been checked stands in a file, line by line: started again, it goes on with the others.
+Rows of the page that have not been checked again stay.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def main() -> None:
     known = page.lines_of(options.results)
     chosen = options.model_types or [one for one in page.model_types() if one not in known]
     pool.run(chosen, options.processes, options.results)
-    lines = page.lines_of(options.results)
+    written = options.page.read_text(encoding="utf-8")
+    lines = page.lines_on(written) | page.lines_of(options.results)
     if all(one in lines for one in page.model_types()):
-        written = options.page.read_text(encoding="utf-8")
         options.page.write_text(page.text(written, lines, versions()), encoding="utf-8")
     print(page.summary(lines))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ SERVED = """
 
 | Model type | Class | Served | Error | Date |
 |---|---|---|---|---|"""
+_CELLS = re.compile(r"(?:^| )(?<!\\)\|(?: |$)")
 REFUSED = (
     "",
     "## Not served",
@@ -38,6 +40,25 @@ def lines_of(results: Path) -> dict[str, dict[str, Any]]:
         return {}
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     return {line["model_type"]: line for line in lines}
+
+
+def lines_on(page: str) -> dict[str, dict[str, Any]]:
+    """The lines that a page shows, by model type: what has not been checked again."""
+    lines: dict[str, dict[str, Any]] = {}
+    for row in page.partition(MARK)[2].splitlines():
+        if not row.startswith("| `"):
+            continue
+        kind, *cells = (cell.replace("\\|", "|") for cell in _CELLS.split(row)[1:-1])
+        line: dict[str, Any] = {"model_type": kind.strip("`")}
+        if cells[0]:
+            line["class"] = cells[0].strip("`")
+        if len(cells) == len(("class", "served", "error", "date")):
+            by = "native" if cells[1] == "native" else "transformers"
+            line |= {"implementation": by, "error": float(cells[2]), "date": cells[3]}
+        else:
+            line["refused"] = cells[1]
+        lines[line["model_type"]] = line
+    return lines
 
 
 def passes(line: Mapping[str, Any]) -> bool:

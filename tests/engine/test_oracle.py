@@ -25,7 +25,7 @@ from src.models import load_config, load_model
 from src.models.config import AttentionConfig
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
-from tests.support.families import SHORT_SIGHTED
+from tests.support.families import QUICK, SHORT_SIGHTED, families
 
 pytestmark = pytest.mark.anyio
 
@@ -135,7 +135,9 @@ async def answered_twice(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", SHORT_SIGHTED, indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "family", families(unmarked=QUICK, mark=pytest.mark.compilers), indirect=True, scope="module"
+)
 async def test_every_architecture_through_the_whole_engine(family: Family, way: str) -> None:
     _, directory, model = family
     prompts = random_prompts(6, longest=30, seed=2)

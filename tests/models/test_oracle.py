@@ -192,6 +192,59 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen2_moe-windows-without-biases": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "sliding_window": 8, "qkv_bias": False, "num_experts": 5},
+    ),
+    "glm4-without-biases-all-of-a-head": (
+        "glm4",
+        {
+            "attention_bias": False,
+            "rope": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "glm4_moe-norms-and-biases": (
+        "glm4_moe",
+        {
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+            "topk_group": 2,
+            "first_k_dense_replace": 0,
+        },
+    ),
+    "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "granite_moe-biases": ("granite_moe", {"attention_bias": True}),
+    "cohere-norms-and-biases": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
+    "cohere2-biases": (
+        "cohere2",
+        {"attention_bias": True, "layer_types": ["full_attention", "sliding_attention"] * 2}
+        | {"num_hidden_layers": 4},
+    ),
+    "olmo3-bias": ("olmo3", {"attention_bias": True}),
+    "smollm3-windows-and-biases": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 8, "attention_bias": True, "mlp_bias": True},
+    ),
+    "smollm3-no-rope-layers": (
+        "smollm3",
+        {"no_rope_layers": [0, 1, 0, 0, 1], "use_sliding_window": True, "sliding_window": 8},
+    ),
+    "phi4-mini": (
+        "phi3",
+        {
+            "tie": True,
+            "sliding_window": 512,
+            "rope": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+            },
+        },
+    ),
     "large-eps": ("llama", {"rms_norm_eps": 0.1}),
     "large-theta": ("llama", {"rope": {"rope_type": "default", "rope_theta": 1e6}}),
     "yarn-attention-factor": (

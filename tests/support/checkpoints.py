@@ -19,6 +19,37 @@ TINY: dict[str, dict[str, Any]] = {
     # Overrides the value in `rope_parameters`.
     "phi3": {"original_max_position_embeddings": 128},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [1],
+    },
+    "cohere2": {"sliding_window": 12, "num_hidden_layers": 5},
+    "glm4_moe": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "routed_scaling_factor": 1.8,
+        "n_group": 2,
+    },
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.375,
+        "attention_multiplier": 0.125,
+    },
+    "granite_moe": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.375,
+        "attention_multiplier": 0.125,
+    },
+    "olmo3": {"sliding_window": 12, "num_hidden_layers": 5},
+    "smollm3": {"num_hidden_layers": 5},
     "granite_moehybrid": {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "num_local_experts": 0,
@@ -87,11 +118,26 @@ ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 128,
     },
 }
-# Families whose configuration in transformers refuses the other variants.
+# Families that rotate a half of each head unless their files say otherwise.
+_HALF_ROTATED = ("glm", "glm4", "glm4_moe")
+# Families with rope parameters for each kind of layer.
+_ROPE_BY_KIND = ("gemma3", "olmo3")
+# Families whose configuration in transformers refuses the other variants, and families that rotate
+# just as others do, for which a few variants will do.
 _ROPES_OF: dict[str, tuple[str, ...]] = {
     "phi3": ("default", "longrope"),
-    # It rotates a quarter of a head; `longrope` above has the factors of whole heads.
-    "qwen3next": tuple(name for name in ROPES if name != "longrope"),
+    "cohere": ("default", "llama3"),
+    "cohere2": ("default",),
+    "glm": ("default", "dynamic", "longrope"),
+    "glm4": ("default",),
+    "glm4_moe": ("default", "yarn"),
+    "granite": ("default",),
+    "granite_moe": ("default",),
+    "granite_moehybrid": ("default",),
+    "olmo3": ("default", "yarn"),
+    "qwen2_moe": ("default",),
+    "qwen3next": ("default", "yarn"),
+    "smollm3": ("default",),
 }
 
 CHAT_TEMPLATE = (
@@ -110,8 +156,17 @@ _TOKENIZER_TEXT = (
 
 
 def ropes_of(architecture: str) -> tuple[str, ...]:
-    """The RoPE variants, keys of `ROPES`, that transformers supports for an architecture."""
+    """The RoPE variants, keys of `ROPES`, with which an architecture is tested."""
     return _ROPES_OF.get(architecture, tuple(ROPES))
+
+
+def rope_of(architecture: str, name: str) -> dict[str, Any]:
+    """The parameters of a variant; lists of them have an entry for each pair that is rotated."""
+    parts = 2 if architecture in _HALF_ROTATED else 1
+    return {
+        key: value[: len(value) // parts] if isinstance(value, list) else value
+        for key, value in ROPES[name].items()
+    }
 
 
 def make_checkpoint(
@@ -150,14 +205,14 @@ def make_checkpoint(
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,
-        "rope_parameters": dict(ROPES[rope] if isinstance(rope, str) else rope),
+        "rope_parameters": rope_of(architecture, rope) if isinstance(rope, str) else dict(rope),
         "tie_word_embeddings": tie,
     }
     stem = name.removesuffix("ForCausalLM")
     # For a multimodal class, use the configuration of its text model.
     of_text = getattr(transformers, f"{stem}TextConfig", None)
     config_class = of_text or getattr(transformers, f"{stem}Config")
-    if isinstance(getattr(config_class, "default_theta", None), dict):
+    if architecture in _ROPE_BY_KIND:
         local = {"rope_type": "default", "rope_theta": 1000.0}
         whole = settings["rope_parameters"]
         settings["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
@@ -174,8 +229,11 @@ def make_checkpoint(
             # transformers initializes norms and biases to constants, which would hide errors.
             if parameter_name.endswith("bias"):
                 parameter.normal_(0, 0.1)
-            elif parameter.dim() == 1:
+            elif parameter.dim() == 1 or parameter_name.endswith("norm.weight"):
                 parameter.normal_(1, 0.1)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("bias"):
+                buffer.normal_(0, 0.1)
     model.config.dtype = dtype
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, max_shard_size=max_shard_size)

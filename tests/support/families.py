@@ -16,6 +16,12 @@ _OWN: dict[str, dict[str, Any]] = {
     # Low enough that scores reach the cap.
     "gemma2": {**_WINDOW, "attn_logit_softcapping": 2.0},
     "gemma3": _WINDOW,
+    "cohere2": _WINDOW,
+    "olmo3": _WINDOW,
+    "smollm3": _SWITCHED,
+    "qwen2_moe": _SWITCHED,
+    "cohere": {"use_qk_norm": True},
+    "glm4_moe": {"use_qk_norm": True},
     "mistral": _WINDOW,
     "mixtral": _WINDOW,
     # Also with a part of each head that is not rotated.
@@ -27,6 +33,11 @@ _OWN: dict[str, dict[str, Any]] = {
     "qwen3": {**_SWITCHED, "max_window_layers": 1},
     "qwen3_moe": _SWITCHED,
 }
+# Families whose layers have a form of their own; the others are made of the same parts.
+QUICK = (
+    *("cohere2", "gemma2", "gemma3", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "phi3"),
+    *("qwen2", "qwen3", "qwen3_moe"),
+)
 SHORT_SIGHTED = {name: _OWN.get(name, {}) for name in CLASSES}
 
 

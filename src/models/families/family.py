@@ -19,11 +19,14 @@ from src.models.config import (
     RecurrenceConfig,
 )
 from src.models.decoder import write_decoder
-from src.models.fields import Fields
+from src.models.fields import LAYER_TYPES, Fields
 from src.models.layers.activations import SPELLINGS
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
 from src.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
+
+# Names of the field with the number of experts. transformers writes other ones than it reads.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 class Family:
@@ -105,10 +108,11 @@ def experts(fields: Fields, *counts: str, **differences: Any) -> ExpertsConfig:
 
     Args:
         fields: the fields of `config.json`.
-        counts: names of the field with the number of experts; the first that is present is read.
+        counts: names of the field with the number of experts, beside those of `EXPERT_COUNTS`.
         differences: values of `ExpertsConfig` that override the usual ones.
     """
-    count, chosen = fields.first_integer(*counts), fields.integer("num_experts_per_tok")
+    count = fields.same_integer(*dict.fromkeys((*counts, *EXPERT_COUNTS)))
+    chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
         raise fields.error("num_experts_per_tok", f"at most the {count} experts that there are")
     activation = fields.activation("hidden_act")
@@ -123,6 +127,14 @@ def experts(fields: Fields, *counts: str, **differences: Any) -> ExpertsConfig:
     return ExpertsConfig(**(given | differences))
 
 
+def kinds_of_layers(fields: Fields, layers: int, pattern: int) -> tuple[str, ...]:
+    """`layer_types`; by default every ``pattern``-th layer has full attention, others a window."""
+    return fields.strings("layer_types", layers, LAYER_TYPES) or tuple(
+        "sliding_attention" if (layer + 1) % pattern else "full_attention"
+        for layer in range(layers)
+    )
+
+
 def windowed(base: AttentionConfig, windows: Sequence[int | None]) -> list[AttentionConfig]:
     """The same attention for each layer, with its own window."""
     return [replace(base, window=window) for window in windows]
@@ -135,6 +147,7 @@ def decoder(
     *,
     norm: NormSpec | None = None,
     layer_norms: Mapping[str, str | None] | None = None,
+    parallel: bool = False,
     rope: RopeConfig | None = None,
     **differences: Any,
 ) -> ModelConfig:
@@ -146,11 +159,11 @@ def decoder(
         mlps: one per layer.
         norm: None: a plain norm with `rms_norm_eps`.
         layer_norms: values of `LayerConfig` that override the usual ones.
+        parallel: see `LayerConfig.parallel`.
         rope: determines the model's context length; None: read from the file, which has only one.
         differences: values of `ModelConfig` that override the usual ones.
     """
     positions = fields.integer("max_position_embeddings", default=2048)
-    raw_dtype = fields.raw("dtype") or fields.raw("torch_dtype") or "float32"
     given: dict[str, Any] = {
         "architecture": fields.raw("architectures")[0],
         "vocab_size": fields.integer("vocab_size"),
@@ -158,10 +171,10 @@ def decoder(
         "max_position_embeddings": positions,
         "rope": rope or fields.rope(positions),
         "tie_word_embeddings": fields.boolean("tie_word_embeddings"),
-        "dtype": str(raw_dtype).removeprefix("torch."),
+        "dtype": fields.dtype(),
         "norm": norm or NormSpec(fields.number("rms_norm_eps", default=1e-6)),
         "layers": tuple(
-            LayerConfig(attention=one, mlp=other, **(layer_norms or {}))
+            LayerConfig(attention=one, mlp=other, parallel=parallel, **(layer_norms or {}))
             for one, other in zip(attentions, mlps, strict=True)
         ),
     }

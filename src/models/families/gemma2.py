@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from src.models.config import AttentionConfig, ModelConfig
-from src.models.families.family import Family, attention, decoder, mlp
-from src.models.fields import LAYER_TYPES, Fields
+from src.models.families.family import Family, attention, decoder, kinds_of_layers, mlp
+from src.models.fields import Fields
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
 
@@ -34,10 +34,7 @@ def gemma(
     if fields.boolean("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "false (a decoder attends backwards)")
     layers, bias = fields.integer("num_hidden_layers"), fields.boolean("attention_bias")
-    kinds = fields.strings("layer_types", layers, LAYER_TYPES) or [
-        "sliding_attention" if (layer + 1) % pattern else "full_attention"
-        for layer in range(layers)
-    ]
+    kinds = kinds_of_layers(fields, layers, pattern)
     whole = attention(
         fields,
         global_rope,

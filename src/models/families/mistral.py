@@ -12,7 +12,11 @@ class Mistral(Family):
 
     architectures = ("MistralForCausalLM",)
     model_type = "mistral"
-    defaults = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # noqa: RUF012
+    defaults = {  # noqa: RUF012
+        "sliding_window": 4096,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    }
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:

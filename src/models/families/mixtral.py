@@ -27,7 +27,6 @@ class Mixtral(Family):
         rope = fields.rope(fields.integer("max_position_embeddings"), theta=("rope_theta", 1e6))
         mlp = experts(
             fields,
-            "num_local_experts",
             intermediate_size=fields.integer("intermediate_size"),
             renormalize=True,
             router_name="block_sparse_moe.gate",

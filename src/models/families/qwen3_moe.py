@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from src.models.config import ExpertsConfig, MLPConfig, ModelConfig
-from src.models.families.family import Family, decoder, experts, mlp
+from src.models.config import ModelConfig
+from src.models.families.family import Family, decoder, experts
+from src.models.families.qwen2_moe import sparse_layers
 from src.models.families.qwen3 import qwen3_attention
 from src.models.fields import Fields
 
@@ -23,24 +24,15 @@ class Qwen3Moe(Family):
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
-        """Either all layers have a window or none has.
-
-        Layers in `mlp_only_layers` are dense, and so are layers whose number, counted from 1, is
-        not a multiple of `decoder_sparse_step`.
-        """
+        """Either all layers have a window or none has."""
         layers = fields.integer("num_hidden_layers")
         window = None
         if fields.boolean("use_sliding_window"):
             window = fields.optional_integer("sliding_window")
-        dense, step = fields.integers("mlp_only_layers"), fields.integer("decoder_sparse_step")
         sparse = experts(
             fields,
-            *("num_experts", "num_local_experts"),
             intermediate_size=fields.integer("moe_intermediate_size"),
             renormalize=fields.boolean("norm_topk_prob"),
         )
-        mlps: list[MLPConfig | ExpertsConfig] = [
-            mlp(fields) if layer in dense or (layer + 1) % step else sparse
-            for layer in range(layers)
-        ]
-        return decoder(fields, qwen3_attention(fields, [window] * layers), mlps)
+        attentions = qwen3_attention(fields, [window] * layers)
+        return decoder(fields, attentions, sparse_layers(fields, layers, sparse))

@@ -21,7 +21,7 @@ from src.models.generic.pooled import use_pool
 from src.models.generic.positions import leave_out_temperature, position_limit
 from src.models.generic.trial import try_out
 from src.models.model import ModelSpec
-from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, open_checkpoint
+from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_checkpoint
 from src.models.weights.loader import LoadFormat, Progress
 from src.models.weights.methods import Method
 from src.models.weights.parameters import allocate
@@ -75,9 +75,9 @@ def load_by_transformers(
         longest, bound = position_limit(config.get_text_config())
         _require_length(max_model_len, longest, bound)
         if load_format == "dummy":
-            module = _drawn(kind, config, _dtype(dtype, config), seed)
+            module = _drawn(kind, config, _dtype(dtype, config, path), seed)
         else:
-            module = _filled(path, kind, config, _dtype(dtype, config))
+            module = _filled(path, kind, config, _dtype(dtype, config, path))
         module = module.to(device).eval().requires_grad_(False)
         leave_out_temperature(module)
         _leave_out_warning(module)
@@ -198,8 +198,8 @@ def _refuse_states(kind: Any, text: Any) -> None:
         raise ModelLoadError("its layers keep a recurrent state")
 
 
-def _dtype(name: str, config: Any) -> torch.dtype:
-    own = getattr(config.get_text_config(), "dtype", None) or torch.float32
+def _dtype(name: str, config: Any, path: Path) -> torch.dtype:
+    own = getattr(config.get_text_config(), "dtype", None) or first_dtype(path) or torch.float32
     chosen = str(own).removeprefix("torch.") if name == "auto" else name
     if chosen not in DTYPE_NAMES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(DTYPE_NAMES)}, got {chosen}")

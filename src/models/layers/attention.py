@@ -52,8 +52,8 @@ class AttentionInWeights(NamedTuple):
     norm: Tensor | None  # [H]
     qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, perhaps gates, keys, values
     qkv_bias: Tensor | None  # [(Q + 2 K) D]
-    q_norm: Tensor | None  # [D], or [Q D] for all heads together
-    k_norm: Tensor | None  # [D], or [K D]
+    q_norm: Tensor | None  # [D]; [Q, D] with weights of each head; [Q D] for all heads together
+    k_norm: Tensor | None  # [D], [K, D] or [K D]
     rope_table: Tensor | None  # float32 [max_positions, rotary_dim], see `rope.rope_table`
 
 
@@ -151,7 +151,9 @@ def attention_in(
     else:
         query, key = _normed(spec, weights, query, key)
     if weights.rope_table is None:
-        return query.contiguous(), key.contiguous(), value, *factors
+        # Not `contiguous()`, which asks whether there is one token.
+        query, key = (x.clone(memory_format=torch.contiguous_format) for x in (query, key))
+        return query, key, value, *factors
     cos_sin = weights.rope_table[positions].to(query.dtype)
     return (
         apply_rope(query, cos_sin, spec.rotary_dim),

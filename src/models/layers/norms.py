@@ -1,4 +1,4 @@
-"""Root mean square normalization (Zhang and Sennrich 2019)."""
+"""Root mean square normalization (Zhang and Sennrich 2019), and layer norms without bias."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ class NormSpec:
     scales_wide
         Whether the weight is multiplied in float32, before the result is rounded to the model's
         dtype. Otherwise it is multiplied after rounding.
+    centered
+        Whether the mean is subtracted first: a layer norm (Ba et al. 2016) without bias.
     """
 
     eps: float
     offset: float = 0.0
     scales_wide: bool = False
+    centered: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether it is the norm of Llama, the only one that attention kernels support."""
-        return self.offset == 0.0 and not self.scales_wide
+        return self.offset == 0.0 and not self.scales_wide and not self.centered
 
     @property
     def neutral(self) -> float:
@@ -37,8 +40,10 @@ class NormSpec:
 
 
 def rms_norm(x: Tensor, weight: Tensor, spec: NormSpec) -> Tensor:
-    """Normalize over the last dimension, in float32: x [..., N], weight [N], to x's dtype."""
+    """Normalize over the last dimension, in float32: x [..., N], weight [..., N], to x's dtype."""
     wide = x.to(torch.float32)
+    if spec.centered:
+        wide = wide - wide.mean(-1, keepdim=True)
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + spec.eps)
     if spec.scales_wide:
         return (normed * (weight.to(torch.float32) + spec.offset)).to(x.dtype)

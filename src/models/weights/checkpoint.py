@@ -90,6 +90,24 @@ def _open_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def first_dtype(directory: Path) -> torch.dtype | None:
+    """The dtype of the first tensor, by name, of a checkpoint's first file.
+
+    transformers takes it where `config.json` names none. None: there are no safetensors.
+
+    Raises:
+        ModelLoadError: the file, or the index that names it, is damaged.
+    """
+    file, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if not file.exists():
+        weight_map = read_json(index).get("weight_map") if index.exists() else None
+        if not isinstance(weight_map, Mapping) or not weight_map:
+            return None
+        file = directory / Path(min(str(each) for each in weight_map.values())).name
+    tensors = read_header(file)
+    return tensors[min(tensors)].dtype if tensors else None
+
+
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file.
 

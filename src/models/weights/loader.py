@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def load_model(
     config = load_config(path)
     device = device or torch.device("cpu")
     family, torch_dtype = family_of(config.architecture), resolve_dtype(dtype, config)
-    stored = open_checkpoint(path) if load_format != "dummy" else {}
+    stored = _named(open_checkpoint(path), config) if load_format != "dummy" else {}
     head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
     if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
         # Like the reference: a head with values of its own is not tied, whatever the flag says.
@@ -90,6 +91,7 @@ def load_model(
         fill_dummy(model, seed, before_each_matrix)
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
+    passed_over |= {name for name in stored if _is_unread(name, config)}
     if config.unread_prefix is not None:
         passed_over |= {name for name in stored if name.startswith(config.unread_prefix)}
     check_tensors(path, stored, model, passed_over)
@@ -142,7 +144,7 @@ def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
     Raises:
         ModelLoadError: the name, or the checkpoint's own dtype, is not supported.
     """
-    name = config.dtype if dtype == "auto" else dtype
+    name = config.dtype or "float32" if dtype == "auto" else dtype
     if name not in DTYPE_NAMES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(DTYPE_NAMES)}, got {name!r}")
     resolved: torch.dtype = getattr(torch, name)
@@ -165,6 +167,25 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
             f"rope type {config.rope.rope_type}), got {max_model_len}"
         )
     return max_model_len
+
+
+def _named(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    """The tensors with the names of a whole model, if they have those of one without its head."""
+    body, _, embedding = f"{config.embedding_name}.weight".partition(".")
+    if f"{body}.{embedding}" in stored or embedding not in stored:
+        return stored
+    own = f"{config.head_name}."
+    return {
+        name if name.startswith(own) else f"{body}.{name}": each for name, each in stored.items()
+    }
+
+
+def _is_unread(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor is of a layer behind the last, see `ModelConfig.unread_layers`."""
+    before, behind = config.layer_name.split("{}")
+    layer = re.match(rf"{re.escape(before)}(\d{{1,9}}){re.escape(behind)}\.", name)
+    last = len(config.layers)
+    return layer is not None and last <= int(layer[1]) < last + config.unread_layers
 
 
 def _differ(one: StoredTensor | None, other: StoredTensor | None) -> bool:
