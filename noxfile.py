@@ -38,7 +38,7 @@ SIDE_BY_SIDE = (
     *(f"tests/engine/test_{name}.py" for name in ("generic", "oracle", "thinking_budget")),
     *("tests/engine/test_steps_on_fake_cuda.py", "tests/benchmarks/test_gpu_acceptance.py"),
     *(f"tests/{name}" for name in ("compile", "ops", "models", "text", "core", "demo", "docs")),
-    *(f"tests/engine/{name}" for name in ("grammar", "sampling", "pure")),
+    *(f"tests/engine/{name}" for name in ("grammar", "sampling", "sizing", "pure")),
     *("tests/replay", "tests/law"),
 )
 PYPROJECT = nox.project.load_toml("pyproject.toml")

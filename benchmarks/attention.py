@@ -33,7 +33,7 @@ from torch.nn.functional import linear
 
 from benchmarks.decode_bandwidth import bandwidth
 from benchmarks.record import Figure, Recorder, add_common, figures_of
-from benchmarks.roofline import best_seconds
+from src.engine.sizing.roofline import best_seconds
 from src.ops import PAGED_ATTENTION
 from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.kernel_library import KernelLibrary

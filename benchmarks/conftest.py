@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from benchmarks.record import Figure, Recorder, portable
-from benchmarks.roofline import Roofline, measure
 from src import Config
+from src.engine.sizing.roofline import Roofline, measure
 
 _NAME = "suites"
 

@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.load import MS, engine_client, one_by_one, random_prompts
 from benchmarks.record import Recorder, add_common, figures_of
-from benchmarks.roofline import best_seconds
 from benchmarks.shapes import SHAPES, write_checkpoint
 from src import AsyncEngine, Config
 from src.core.cpus import usable_cpus
 from src.core.settings import load_config
+from src.engine.sizing.roofline import best_seconds
 from src.ops.cpu.build import ensure_built
 
 _READ_BYTES = 2**29

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.roofline import Roofline
+from src.engine.sizing.roofline import Roofline
 from src.ops import (
     CAUSAL_CONVOLUTION,
     EXPERTS,

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.gpu.session import Session, device_facts
 from benchmarks.gpu.table import Row
 from benchmarks.record import Figure
-from benchmarks.roofline import Roofline, best_seconds
+from src.engine.sizing.roofline import Roofline, best_seconds
 from src.ops import (
     DECODE_SCHEDULE,
     EXPERTS,

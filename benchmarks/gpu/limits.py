@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.roofline import Roofline
 from benchmarks.shapes import SHAPES
+from src.engine.sizing.roofline import Roofline
 
 _BYTES = 2  # per bfloat16 element
 

@@ -22,12 +22,12 @@ from benchmarks.gpu.session import Session
 from benchmarks.gpu.table import Row
 from benchmarks.load import MS, engine_client, random_prompts, side_by_side
 from benchmarks.record import Figure
-from benchmarks.roofline import Roofline
 from benchmarks.shapes import SHAPES, write_checkpoint
 from src import AsyncEngine, SamplingParams
 from src.core.config import Config
 from src.core.settings import load_config
 from src.core.steps import StepRecord
+from src.engine.sizing.roofline import Roofline
 from src.ops.cpu.build import ensure_built
 
 # Seconds reserved for profiling; an offline batch is only begun if this much would be left.

@@ -16,8 +16,8 @@ import torch
 from benchmarks.gpu.limits import GOALS, Goals
 from benchmarks.gpu.table import Outcome, Row
 from benchmarks.record import Figure, Recorder
-from benchmarks.roofline import Roofline, measure
 from src.core.config import Config
+from src.engine.sizing.roofline import Roofline, measure
 
 
 class Session:

@@ -35,7 +35,11 @@ _HURRY: Final = 3.0
 
 def add_command(commands: Commands) -> None:
     """Declare the command."""
-    parser = add(commands, "serve", "Serve the model over HTTP, with OpenAI's protocol.", run)
+    add_address(add(commands, "serve", "Serve the model over HTTP, with OpenAI's protocol.", run))
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where to listen."""
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
         "--port", type=_port, metavar="PORT", help="port to listen on (default: 8000)"
@@ -53,11 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
     from src.http import create_app
 
     config = config_of(arguments)
-    settings = _hypercorn_settings(arguments, config)
+    settings = hypercorn_settings(arguments, config)
     return asyncio.run(_serve(create_app(config), settings, config))
 
 
-def _hypercorn_settings(arguments: argparse.Namespace, config: Config) -> Any:
+def hypercorn_settings(arguments: argparse.Namespace, config: Config) -> Any:
+    """Hypercorn's settings: its file, and the options of `add_address`.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing, or is not hypercorn's.
+    """
     from hypercorn.config import Config as HypercornConfig
 
     file = arguments.hypercorn_config or HYPERCORN_CONFIG

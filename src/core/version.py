@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Final
 
+DISTRIBUTION: Final = "slipstream-engine"
+
 
 def _installed_version() -> str:
     try:
-        return importlib.metadata.version("slipstream-engine")
+        return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         # A checkout that is not installed.
         return "0+checkout"

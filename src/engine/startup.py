@@ -18,19 +18,14 @@ from src.compile.graphs.cuda import CudaCapture
 from src.core.config import GIB, Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
+from src.core.memory_report import MemoryReport
 from src.core.start_timeline import StartTimeline
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.compilation import HEAD_START, ProgramCompilation
 from src.engine.execution.forward_pass import WorkerClosedError
-from src.engine.execution.graphs import GraphPlan, plan_graphs
-from src.engine.execution.kv_cache import (
-    KVCachePlan,
-    allocate_kv_cache,
-    block_size_of,
-    plan_kv_cache,
-)
-from src.engine.execution.memory_profile import memory_gauge, step_bytes
+from src.engine.execution.graphs import GraphPlan
+from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
 from src.engine.execution.worker import Worker
@@ -38,6 +33,7 @@ from src.engine.grammar.compiler import GrammarCompiler
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
 from src.engine.telemetry.status import STARTUP_PHASES, ModelInfo, served_names
 from src.models import (
@@ -80,6 +76,7 @@ class EngineParts:
     scheduler: Scheduler
     worker: Worker
     kv_plan: KVCachePlan
+    memory: MemoryReport
     # Name of the attention backend.
     attention: str
     plan_log: PlanLog | None
@@ -109,13 +106,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     """
     report("configuration", STARTUP_PHASES["configuration"], f"reading {config.model.path}")
     device = resolve_device(config.device.type)
-    if config.model.quantization is not None and device.type != "cpu":
-        raise ConfigError(
-            f"model.quantization = {config.model.quantization!r} is for the CPU, "
-            f"the device is {device.type}"
-        )
-    if config.model.quantize_activations and config.model.quantization is None:
-        raise ConfigError("model.quantize_activations = true goes with model.quantization")
+    refuse_for_device(config.model, device.type)
     require_attention(config.device, device)
     use_artifact_cache(cache_root())
     if config.model.deterministic:
@@ -308,26 +299,26 @@ def _build_parts(
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, kv_plan, max_model_len, graph_plan = _build_runner(config, model, attention, ends)
+    worker, memory = _build_runner(config, model, attention, ends)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
         ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
         worker.warm_up()
-    _settle_code(config, report, timeline, worker, model, compilation, graph_plan)
+    _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
     worker.use_pauses()
-    info = _model_info(config, model, device, max_model_len)
+    info = _model_info(config, model, device, memory.max_model_len)
     limits = SchedulerLimits.of(
         config,
         device_type=device.type,
-        block_size=kv_plan.block_size,
-        num_blocks=kv_plan.num_blocks,
-        windows=kv_plan.windows,
-        max_num_seqs=kv_plan.num_rows(config.scheduler.max_num_seqs),
-        num_snapshots=None if kv_plan.states is None else kv_plan.states.num_snapshots,
+        block_size=memory.kv.block_size,
+        num_blocks=memory.kv.num_blocks,
+        windows=memory.kv.windows,
+        max_num_seqs=memory.kv.num_rows(config.scheduler.max_num_seqs),
+        num_snapshots=None if memory.kv.states is None else memory.kv.states.num_snapshots,
         content_key=_content_key(config, model),
-        max_model_len=max_model_len,
+        max_model_len=memory.max_model_len,
     )
     end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
@@ -339,7 +330,8 @@ def _build_parts(
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
-        kv_plan=kv_plan,
+        kv_plan=memory.kv,
+        memory=memory.report,
         attention=described or kernel_status(),
         plan_log=plan_log,
         profiler=StepProfiler(worker.call),
@@ -350,28 +342,15 @@ def _build_parts(
 
 def _build_runner(
     config: Config, model: ServedModel, attention: Backend | None, ends: contextlib.ExitStack
-) -> tuple[Worker, KVCachePlan, int, GraphPlan | None]:
-    """The worker, its KV memory's plan, the context length, and the plan of graphs."""
+) -> tuple[Worker, MemoryPlan]:
+    """The worker, and how its memory is shared out."""
     device = model.spec.device
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
     ends.callback(step_device.close)
-    # Measured before the pool and the graphs exist, so a failure here means that the step is too
-    # large.
-    reserved = step_bytes(config, step_device, model, memory_gauge(device), attention)
-    graph_plan = plan_graphs(config, step_device, model, capture_backend(device), attention)
-    layers = model.kv_cache_spec()
-    kv_plan, max_model_len = plan_kv_cache(
-        layers,
-        config.cache,
-        device=device,
-        max_num_seqs=max_num_seqs,
-        max_model_len=model.spec.max_positions,
-        max_model_len_is_fixed=config.model.max_model_len is not None,
-        reserved_bytes=reserved + (0 if graph_plan is None else graph_plan.bytes),
-    )
-    kv_cache = allocate_kv_cache(layers, kv_plan, device)
-    max_num_seqs = kv_plan.num_rows(max_num_seqs)
+    memory = measure_memory(config, step_device, model, capture_backend(device), attention)
+    kv_cache = allocate_kv_cache(model.kv_cache_spec(), memory.kv, device)
+    max_num_seqs = memory.kv.num_rows(max_num_seqs)
     worker = Worker(
         step_device,
         model,
@@ -379,8 +358,8 @@ def _build_runner(
         kv_cache,
         RowState(
             max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=kv_plan.block_size,
+            max_model_len=memory.max_model_len,
+            block_size=memory.kv.block_size,
             device=device,
             page_blocks=kv_cache.layout.page_blocks,
         ),
@@ -389,7 +368,7 @@ def _build_runner(
         attention=attention,
     )
     ends.callback(worker.close)
-    return worker, kv_plan, max_model_len, graph_plan
+    return worker, memory
 
 
 def _settle_code(

@@ -7,12 +7,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 import msgspec
 
+from src.core.errors import NotReadyError
+from src.core.memory_report import MemoryReport
 from src.core.version import VERSION
 from src.http.call import Call
+from src.http.keys import is_trusted
 
 _encode: Final = msgspec.json.Encoder().encode
 _RETRY: Final = ((b"retry-after", b"1"),)
@@ -26,12 +30,17 @@ class StallBody(msgspec.Struct):
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
-    """What is said of an engine; ``stalled`` and ``queue`` only when something is wrong."""
+    """What is said of an engine; ``stalled`` and ``queue`` only when something is wrong.
+
+    ``memory``, of `/health` once the model is loaded, says where memory went when it was loaded.
+    Where keys are needed, only those with a key see it.
+    """
 
     phase: str
     progress: float
     stalled: StallBody | None = None
     queue: str | None = None
+    memory: MemoryReport | None = None
 
 
 async def live(call: Call) -> None:
@@ -50,6 +59,11 @@ async def ready(call: Call) -> None:
 async def health(call: Call) -> None:
     """200 when the engine makes progress, otherwise 503 with its phase and with what hangs."""
     body = _body(call)
+    engine = call.server.engine
+    if engine is not None and is_trusted(call.scope, call.server.keys):
+        # Before the model is loaded there is no such report.
+        with contextlib.suppress(NotReadyError):
+            body.memory = engine.inspector.memory
     await _answer(call, body, good=call.server.status.healthy and body.stalled is None)
 
 

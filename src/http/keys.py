@@ -115,6 +115,18 @@ def admin_key(section: HttpSection) -> str | None:
     return key.strip()
 
 
+def is_trusted(scope: Scope, keys: Keys | None) -> bool:
+    """Whether a request may see what only those with a key may; without API keys all may.
+
+    ``keys`` are ``None`` before they are known.
+    """
+    if keys is None:
+        return False
+    return (
+        not len(keys.api) or keys.api.admits(credentials(scope)) or keys.admin.admits(bearer(scope))
+    )
+
+
 def bearer(scope: Scope) -> list[bytes]:
     """What follows ``Bearer`` in the request; nothing if there is none, or more than one."""
     value = _only(scope, b"authorization")

@@ -12,12 +12,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from src.core.config import INT32_MAX
 from src.core.errors import ModelLoadError
 from src.models.layers.activations import SPELLINGS, Activation
 from src.models.layers.rope import RopeConfig, parse_rope
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_KINDS = {"attention": "full_attention"}
+# Far more than any model has. A program is written layer by layer and expert by expert, so a
+# configuration with larger numbers would take all memory before anything could be refused.
+_MOST = {
+    "num_hidden_layers": 1024,
+    "num_experts": 1024,
+    "num_local_experts": 1024,
+    "n_routed_experts": 1024,
+}
 
 
 class Fields:
@@ -42,12 +51,15 @@ class Fields:
         return self._values.get(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+        """A positive integer, no larger than what sizes of tensors can hold."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, "a positive integer")
+        most = _MOST.get(name, INT32_MAX)
+        if value > most:
+            raise self.error(name, f"at most {most}")
         return value
 
     def count(self, *names: str) -> int:
@@ -184,6 +196,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path.parent} has no {path.name}: not a model directory") from None
+    except RecursionError:
+        raise ModelLoadError(f"{path} cannot be read: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):

@@ -57,6 +57,9 @@ class ModelSpec:
 class Model:
     """A program with preallocated, fused parameters, which are not filled yet.
 
+    With `outlines_tables` tables are computed on the device itself. On the meta device that takes
+    no memory, but imports torch's compiler.
+
     Attributes:
         config: the checkpoint's configuration.
         group: the ranks that hold it.
@@ -82,6 +85,7 @@ class Model:
         deterministic: bool = False,
         formats: Formats | None = None,
         rotates_in_op: bool | None = None,
+        outlines_tables: bool = False,
     ) -> None:
         builder = ProgramBuilder(
             dtype=dtype,
@@ -107,7 +111,8 @@ class Model:
         self.aliases: dict[str, str] = builder.aliases
         self._buffers = tuple(builder.buffers)
         self.weights: dict[str, Weight] = {
-            name: make().to(device) for name, make in builder.buffers.items()
+            name: _on(device, make) if outlines_tables else make().to(device)
+            for name, make in builder.buffers.items()
         }
         for name, of in builder.aliases.items():
             if self.formats.of("head") is not None:
@@ -267,6 +272,11 @@ class Model:
             return weights
         items = [self._resolve(item) for item in weights]
         return type(weights)(*items) if hasattr(weights, "_fields") else tuple(items)
+
+
+def _on(device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+    with device:
+        return make()
 
 
 def _names(weights: Any) -> Iterator[str]:

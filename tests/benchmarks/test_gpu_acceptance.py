@@ -24,11 +24,11 @@ from benchmarks.gpu.profile import idle_share_in, kernels_in
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.table import Row, exit_code, lines_of
 from benchmarks.record import Recorder
-from benchmarks.roofline import Roofline
 from src.core.settings import CHECKOUT
 from src.core.steps import StepRecord
 from src.engine import startup
 from src.engine.execution.graphs import DecodeGraph
+from src.engine.sizing.roofline import Roofline
 from src.ops import GUMBEL_ARGMAX, PAGED_ATTENTION, Op
 from src.ops.declaration import Kernel
 from tests.support.fake_capture import FakeCapture

@@ -18,6 +18,7 @@ from src.engine.execution.kv_cache import plan_kv_cache
 from src.engine.execution.kv_groups import lay_out
 from src.engine.execution.memory_profile import compute_largest_step, step_bytes
 from src.engine.sampling import SampleBatch, Sampler
+from src.engine.sizing import start
 from src.models import Model, load_model
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
@@ -134,8 +135,8 @@ def test_an_engine_leaves_it_beside_kv_memory(
         reserved.append(options["reserved_bytes"])
         return plan_kv_cache(*arguments, **options)
 
-    monkeypatch.setattr(startup, "memory_gauge", lambda _: gauge)
-    monkeypatch.setattr(startup, "plan_kv_cache", planned)
+    monkeypatch.setattr(start, "memory_gauge", lambda _: gauge)
+    monkeypatch.setattr(start, "plan_kv_cache", planned)
     timeline = StartTimeline()
     startup.build_engine(config(checkpoint), lambda *_: None, timeline).close()
     assert reserved == [7_000_000]

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from src.core.config import Config
+from src.core.config import Config, Secret
+from src.core.memory_report import MemoryReport
 from src.core.version import VERSION
 from src.engine.execution.step_computer import StepComputer
 from src.engine.requests.prompts import RequestBuilder
@@ -30,9 +31,38 @@ def client_of(app: Starlette) -> httpx.AsyncClient:
 async def test_a_ready_server_says_so(client: httpx.AsyncClient) -> None:
     for path in ("/ready", "/health"):
         answer = await client.get(path)
-        assert (answer.status_code, answer.json()) == (200, {"phase": "ready", "progress": 1.0})
+        body = answer.json()
+        assert ("memory" in body) == (path == "/health")
+        body.pop("memory", None)
+        assert (answer.status_code, body) == (200, {"phase": "ready", "progress": 1.0})
     assert (await client.get("/live")).status_code == 200
     assert (await client.get("/version")).json() == {"version": VERSION}
+
+
+async def test_health_says_where_memory_goes_to_those_with_a_key(config: Config) -> None:
+    http = msgspec.structs.replace(
+        config.http, api_keys=(Secret("an-api-key"),), admin_key=Secret("an-admin-key")
+    )
+    app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        assert "memory" not in (await client.get("/health")).json()
+        engine = await app.state.server.ready_engine()
+        for key, trusted in (
+            (None, False),
+            ("another-key", False),
+            ("an-api-key", True),
+            ("an-admin-key", True),
+        ):
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            for path in ("/health", "/ping", "/ready"):
+                answer = await client.get(path, headers=headers)
+                assert answer.status_code == 200
+                assert ("memory" in answer.json()) == (trusted and path != "/ready")
+        answer = await client.get("/health", headers={"x-api-key": "an-api-key"})
+        memory = msgspec.convert(answer.json()["memory"], MemoryReport)
+        assert memory == engine.inspector.memory
+        assert memory.kv is not None
+        assert memory.kv.bytes > 0
 
 
 async def test_the_models_are_the_served_names(client: httpx.AsyncClient) -> None:

@@ -13,7 +13,7 @@ ROOT_PAGES = [CHECKOUT / name for name in ("README.md", "CONTRIBUTING.md", "CHAN
 PAGES = [*sorted(DOCS.glob("*.md")), *ROOT_PAGES, CHECKOUT / "benchmarks" / "LOG.md"]
 REFERENCE_PAGES = {
     *("README", "adding-a-model", "api", "benchmarks", "clients", "configuration", "deploying"),
-    *("models", "observability", "python-api", "quantization", "security", "tools"),
+    *("models", "observability", "plan", "python-api", "quantization", "security", "tools"),
 }
 DESIGN_PAGES = [page for page in sorted(DOCS.glob("*.md")) if page.stem not in REFERENCE_PAGES]
 MAX_WIDTH = 120

@@ -54,6 +54,7 @@ SHELL = {
     "llm",
     "background_tasks",
     "requests",
+    "sizing",
     "telemetry",
 }
 # Rooms of one half know those before them in this order, and themselves.
@@ -175,9 +176,11 @@ def test_those_above_know_of_the_engine_its_client_only() -> None:
         "scheduling.replay",
         "telemetry.status",
     }
+    # `plan` asks how an engine would be sized, without one.
+    planned = {"sizing.answer", "sizing.planning"}
     # `simulate` asks the scheduler what it would do, and when, in a time of its own.
     simulated = {"scheduling.scheduler", "scheduling.admission", "scheduling.pace"}
-    of_package = {"http": allowed, "cli": allowed, "bench": allowed | simulated}
+    of_package = {"http": allowed, "cli": allowed | planned, "bench": allowed | simulated}
     for package, parts in of_package.items():
         for path, line, imported in imports_in(package):
             part = imported.removeprefix("src.engine.") if engine_part(imported) else None
@@ -193,10 +196,11 @@ def test_the_page_of_the_design_names_every_part_of_the_engine() -> None:
     page = (CHECKOUT / "docs" / "design.md").read_text()
     rooms = re.findall(r"^\| `([\w.]+?)/?` \| (pure|device|shell) \|", page, re.MULTILINE)
     named = {half: {room for room, of in rooms if of == half} for _, half in rooms}
+    rooms_of_shell = {"requests", "sizing", "telemetry"}
     assert named == {
         "pure": PURE,
         "device": DEVICE,
-        "shell": {part if part in ("requests", "telemetry") else f"{part}.py" for part in SHELL},
+        "shell": {part if part in rooms_of_shell else f"{part}.py" for part in SHELL},
     }
 
 

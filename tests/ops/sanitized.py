@@ -66,6 +66,8 @@ def memory(folder: Path, arguments: Sequence[str]) -> int:
         [sys.executable, "-c", _BUILD],
         [
             *(sys.executable, "-m", "pytest", "-q", "--timeout=3000", "-m", "not gpu"),
+            # What a sanitizer says at a process's end must not be kept by pytest.
+            "--capture=sys",
             *(arguments or TESTS),
         ],
     ):

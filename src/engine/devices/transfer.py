@@ -17,8 +17,11 @@ def upload(values: Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch
     """
     if device.type == "cpu":
         return torch.as_tensor(values, dtype=dtype)
-    staged = torch.as_tensor(values, dtype=dtype).pin_memory()
-    return staged.to(device, non_blocking=True)
+    staged = torch.as_tensor(values, dtype=dtype)
+    if device.type == "meta":
+        # A step of which only the shapes are computed.
+        return staged.to(device)
+    return staged.pin_memory().to(device, non_blocking=True)
 
 
 def host_view(tensor: Tensor) -> np.ndarray | None:

@@ -116,6 +116,7 @@ def plan_kv_cache(
     max_model_len: int,
     max_model_len_is_fixed: bool,
     reserved_bytes: int = 0,
+    free_bytes: int | None = None,
 ) -> tuple[KVCachePlan, int]:
     """Choose the number of blocks; returns the plan and the context length in tokens.
 
@@ -129,6 +130,9 @@ def plan_kv_cache(
     ----------
     reserved_bytes
         Bytes of the free memory that will be taken for other purposes.
+    free_bytes
+        Bytes that may still be allocated; ``None``: on ``device`` as it is now. With a number, the
+        device need not be here.
 
     Raises
     ------
@@ -138,7 +142,7 @@ def plan_kv_cache(
     block_size = block_size_of(section, device)
     layout = lay_out(layers, block_size)
     bytes_per_block = layout.bytes_per_block
-    free = max(0, free_memory(device) - reserved_bytes)
+    free = max(0, (free_memory(device) if free_bytes is None else free_bytes) - reserved_bytes)
     budget = section.memory_bytes or _budget(section, device.type, free)
     states = plan_states(layers, budget, max_num_seqs, snapshots=section.enable_prefix_caching)
     budget -= 0 if states is None else states.total_bytes

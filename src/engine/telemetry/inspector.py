@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from src.core.errors import ConflictError, InvalidRequestError
+from src.core.memory_report import MemoryReport
 from src.core.views import PlanView, PoolView, RequestsView, RequestView, TimelineView
 from src.engine.requests.streams import Choice
 from src.engine.scheduling.scheduler import SchedulerLimits
@@ -61,6 +62,11 @@ class Inspector:
         self._loaded = loaded
         self._profile: Profile | None = None
         self._profiling: asyncio.Task[None] | None = None
+
+    @property
+    def memory(self) -> MemoryReport:
+        """Where the engine's memory goes; raises :class:`NotReadyError` before it is ready."""
+        return self._loaded().memory
 
     def timeline(self, steps: int | None = None, after: int = 0) -> TimelineView:
         """The newest ``steps`` steps behind step ``after``.

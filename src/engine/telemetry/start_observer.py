@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from src.core.memory_report import memory_lines
 from src.core.start_timeline import StartSpan, StartTimeline, timeline_lines
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry
@@ -55,6 +56,7 @@ class StartObserver:
             info.max_model_len,
             "\n".join(timeline_lines(rows)),
         )
+        logger.info("where memory goes\n%s", "\n".join(memory_lines(parts.memory)))
 
     def failed(self, error: BaseException) -> None:
         """The start, or the engine later, has failed."""

@@ -126,18 +126,16 @@ def parse_rope(
     if share != 1.0 and not partial:
         raise ModelLoadError(f"config.json: {name}={share} is not supported")
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    rope_type = _OLD_NAMES.get(rope_type, rope_type)
-    if rope_type not in ROPE_TYPES:
+    if not isinstance(rope_type, str) or _OLD_NAMES.get(rope_type, rope_type) not in ROPE_TYPES:
         raise ModelLoadError(
             f"config.json: rope type {rope_type!r} is not supported, one of {', '.join(ROPE_TYPES)}"
         )
-    theta = _number(scaling, "rope_theta", raw.get("rope_theta") or _DEFAULT_THETA)
+    rope_type = _OLD_NAMES.get(rope_type, rope_type)
+    theta = _number(scaling, "rope_theta", _number(raw, "rope_theta", _DEFAULT_THETA))
     if rope_type == "default":
         return RopeConfig(theta=theta, partial_rotary_factor=share)
-    original = int(
-        raw.get("original_max_position_embeddings")
-        or _number(scaling, "original_max_position_embeddings", max_position_embeddings)
-    )
+    name = "original_max_position_embeddings"
+    original = int(_number(raw, name, _number(scaling, name, max_position_embeddings)))
     stretch = max_position_embeddings / original
     implied = {"yarn": stretch, "longrope": max(stretch, 1.0)}.get(rope_type)
     factor = _number(scaling, "factor", implied)

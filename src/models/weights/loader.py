@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from src.core.errors import ModelLoadError
+from src.distributed import Group
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
@@ -110,10 +111,13 @@ def outline_model(
     group_size: int = 32,
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
+    group: Group | None = None,
+    outlines_tables: bool = False,
 ) -> Model:
     """The model that `load_model` builds, but on the meta device: shapes without values.
 
-    Reads no file but `config.json`. Arguments are those of `load_model`.
+    Reads no file but `config.json`. Arguments are those of `load_model` and `Model`. With a `group`
+    it is the part of one of its ranks.
 
     Raises:
         ModelLoadError: the configuration cannot be served.
@@ -126,6 +130,8 @@ def outline_model(
         dtype=torch_dtype,
         device=torch.device("meta"),
         max_positions=resolve_max_positions(max_model_len, config),
+        group=group,
+        outlines_tables=outlines_tables,
         deterministic=deterministic,
         formats=formats_of(
             quantization, group_size, rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype)

@@ -38,7 +38,9 @@ void execute(const AttentionArgs& a, Plan& plan) {
   });
   const int64_t end = a.rows > 0 ? a.query_start_loc[a.rows] : 0;
   const int64_t row_bytes = a.num_heads * a.head_dim * int64_t(sizeof(T));
-  std::memset(static_cast<char*>(a.out) + end * row_bytes, 0, size_t((a.tokens - end) * row_bytes));
+  // A step without tokens has no output to point to.
+  if (end < a.tokens)
+    std::memset(static_cast<char*>(a.out) + end * row_bytes, 0, size_t((a.tokens - end) * row_bytes));
 
   double total = 0;
   for (const Item& item : plan.items) total += item.cost;

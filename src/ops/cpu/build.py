@@ -94,19 +94,24 @@ def further_flags() -> list[str]:
 
 
 def cache_root() -> Path:
-    """`SLIPSTREAM_CACHE_DIR`, else `$XDG_CACHE_HOME/slipstream`, else `~/.cache/slipstream`.
+    """The cache of compiled code: `chosen_cache_root`, if only this user and root can write to it.
 
     Libraries in the cache are executed. So a directory that other users can write to is not used:
     a warning is logged, and an empty directory is made that is removed when this process ends.
     """
+    root = chosen_cache_root()
+    return root if _is_ours(root) else _private_root(root)
+
+
+def chosen_cache_root() -> Path:
+    """`SLIPSTREAM_CACHE_DIR`, else `$XDG_CACHE_HOME/slipstream`, else `~/.cache/slipstream`."""
     if chosen := os.environ.get("SLIPSTREAM_CACHE_DIR"):
         root = Path(chosen)
     else:
         base = os.environ.get("XDG_CACHE_HOME")
         root = (Path(base) if base else Path.home() / ".cache") / "slipstream"
     # Absolute, because compilers run in another directory.
-    root = root.absolute()
-    return root if _is_ours(root) else _private_root(root)
+    return root.absolute()
 
 
 def _is_ours(root: Path) -> bool:

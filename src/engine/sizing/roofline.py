@@ -1,4 +1,4 @@
-"""The machine's limits, measured at the same time and place as the figures.
+"""A machine's limits, measured: what memory gives and what products take.
 
 A kernel is optimal if it moves its bytes at the machine's bandwidth or does its arithmetic at the
 machine's rate, whichever takes longer (S. Williams, A. Waterman, D. Patterson, "Roofline", CACM
@@ -17,6 +17,8 @@ import torch
 from src.ops import Cost
 
 _REPEATS = 7
+# Elements of the tensor that is read on the host, far more than any cache holds.
+_HOST_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Roofline:
 def measure(device: torch.device, dtype: torch.dtype) -> Roofline:
     """Measure by reading a tensor far larger than any cache, and by a product in ``dtype``."""
     on_cuda = device.type == "cuda"
-    count = 2**30 if on_cuda else 2**26
+    count = 2**30 if on_cuda else _HOST_ELEMENTS
     data = torch.ones(count, dtype=torch.float32, device=device)
     side = 8192 if on_cuda else 768
     # Random, because with constant data a GPU needs less power and clocks higher.

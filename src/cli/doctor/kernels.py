@@ -1,0 +1,128 @@
+"""Checks of torch, of the C++ compiler, of the CPU kernels and of the GPU.
+
+Modules that import torch are imported inside the checks, because torch may be missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from src.cli.doctor.finding import Finding
+from src.core.memory_report import size
+
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
+_INSTALL_COMPILER: Final = "apt-get install g++   (or set CXX to a C++ compiler)"
+_BUILD: Final = "python -m src.ops.cpu.build"
+
+
+def torch() -> Iterator[Finding]:
+    """Which build of torch is installed, and whether it fits the machine."""
+    try:
+        from src.ops.installation import torch_build
+    except ImportError as error:
+        if error.name is not None and error.name.split(".")[0] != "torch":
+            raise
+        yield Finding("torch", "broken", "torch is missing", "python -m pip install torch")
+        return
+    build = torch_build()
+    kind = "for the CPU alone" if build.cuda is None else f"for CUDA {build.cuda}"
+    text = f"torch {build.version}, built {kind}"
+    if build.cuda is None and _DRIVER.exists():
+        yield Finding(
+            "torch",
+            "slow",
+            f"{text}, but this machine has an NVIDIA GPU, which is not used",
+            "python -m pip install --force-reinstall torch",
+        )
+    else:
+        yield Finding("torch", "good", text)
+
+
+def compiler() -> Iterator[Finding]:
+    """The C++ compiler that builds kernels and model code."""
+    from src.ops.cpu.cpp_compiler import cpp_compiler
+
+    found = cpp_compiler()
+    if found is None:
+        text = "there is no C++ compiler: kernels are torch's, several times slower, and no model"
+        yield Finding("compiler", "slow", f"{text} is compiled on the CPU", _INSTALL_COMPILER)
+    else:
+        command, version = found
+        yield Finding("compiler", "good", f"{' '.join(command)}: {version}")
+
+
+def cpu_kernels() -> Iterator[Finding]:
+    """The kernels by instruction level. Builds them if the cache has none, as a start would."""
+    from src.ops.cpu.build import cache_root, ensure_built
+    from src.ops.cpu.level_check import KILLED, PASSED
+    from src.ops.installation import level_states
+
+    serving = ensure_built(wait=True).removeprefix("cpp-")
+    if serving == "reference":
+        text = "not built: torch's references serve on the CPU, several times slower"
+        yield Finding("kernels", "slow", text, _BUILD)
+        return
+    states = level_states(serving)
+    told = ", ".join(_told(state.name, state.supported, state.verdict) for state in states)
+    verdicts = {state.name: state.verdict for state in states if state.supported}
+    own = verdicts.pop(serving, PASSED)
+    text = f"{serving} serves; {told}"
+    if own == KILLED:
+        text = f"{text}: the machine is short of memory or time"
+        yield Finding("kernels", "unchecked", text, "python -m src doctor   (when it is less busy)")
+    elif own != PASSED:
+        again = f"rm -r {cache_root() / 'cpu-kernels'} && {_BUILD}"
+        yield Finding("kernels", "broken", f"{text}: answers are wrong", again)
+    elif set(verdicts.values()) - {None, PASSED}:
+        text = f"{text}: a level is not used, since it failed"
+        yield Finding("kernels", "slow", text, f"install a newer compiler, then {_BUILD}")
+    else:
+        yield Finding("kernels", "good", text)
+
+
+def _told(name: str, supported: bool, verdict: str | None) -> str:
+    if not supported:
+        return f"{name}: not of this CPU"
+    return f"{name}: {verdict or 'not needed'}"
+
+
+def gpu() -> Iterator[Finding]:
+    """GPUs, their driver, and what Triton needs to compile kernels for them."""
+    from src.ops.installation import torch_build
+
+    build = torch_build()
+    if not build.gpus:
+        if _DRIVER.exists() and build.cuda is not None:
+            yield Finding(
+                "gpu",
+                "broken",
+                f"there is a driver ({_driver()}), but torch for CUDA {build.cuda} sees no GPU",
+                "nvidia-smi   (an old driver, or a container that was not given the GPU)",
+            )
+        else:
+            yield Finding("gpu", "good", "none; the CPU computes")
+        return
+    for name, memory in build.gpus:
+        yield Finding("gpu", "good", f"{name}, {size(memory)}, driver {_driver()}")
+    yield from _triton()
+
+
+def _triton() -> Iterator[Finding]:
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        yield Finding("gpu", "broken", "Triton needs a C compiler", "apt-get install gcc")
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        text = "Triton needs Python's headers"
+        yield Finding("gpu", "broken", text, "apt-get install python3-dev")
+
+
+def _driver() -> str:
+    try:
+        words = _DRIVER.read_text().splitlines()[0].split()
+    except (OSError, IndexError):
+        return "unknown"
+    # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  date"
+    return next((word for word in words if word[:1].isdigit() and "." in word), "unknown")

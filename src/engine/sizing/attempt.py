@@ -1,0 +1,175 @@
+"""One attempt to fit a model on a device; advice is found by further attempts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from src.core.config import Config
+from src.core.errors import ConfigError, ModelLoadError
+from src.core.memory_report import MemoryReport, size
+from src.distributed import Group
+from src.engine.execution.kv_cache import KVCachePlan, block_size_of
+from src.engine.execution.kv_groups import lay_out
+from src.engine.sizing.device_table import DeviceDescription
+from src.engine.sizing.start import MemoryPlan, Reckoned, reckon_memory
+from src.models import Implementation, ModelConfig, ServedModel, load_config, outline_model
+from src.ops.cpu.levels import cpu_flags, fastest_level
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineGroup(Group):
+    """A group of several ranks of which one is outlined: its collectives change no shape."""
+
+    def all_reduce(self, tensor: Any) -> Any:
+        """See `Group`: the shape is that of `tensor`."""
+        return tensor
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of one setup on one device.
+
+    Attributes
+    ----------
+    plan
+        ``None`` if KV memory does not fit.
+    reason
+        Why it does not fit; ``None`` if it does.
+    """
+
+    reckoned: Reckoned
+    plan: MemoryPlan | None
+    reason: str | None
+
+    @property
+    def report(self) -> MemoryReport:
+        """Where memory goes."""
+        return self.reckoned.report_without_kv() if self.plan is None else self.plan.report
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is to be fitted.
+
+    Attributes
+    ----------
+    path
+        The model's directory.
+    concurrency
+        Requests of the whole context at once; ``None``: any number.
+    """
+
+    config: Config
+    path: Path
+    implementation: Implementation
+    tensor_parallel: int = 1
+    concurrency: int | None = None
+
+    def changed(self, section: str, **values: object) -> Setup:
+        """The same with other settings of one section."""
+        part = msgspec.structs.replace(getattr(self.config, section), **values)
+        return replace(self, config=msgspec.structs.replace(self.config, **{section: part}))
+
+    def outline(self) -> ServedModel:
+        """The model on the meta device.
+
+        Raises
+        ------
+        ModelLoadError
+            Its configuration cannot be served.
+        """
+        model = self.config.model
+        if not self.implementation.is_program:
+            raise ModelLoadError(
+                "plan knows native families only; transformers would serve this one, and what its "
+                "attention keeps is seen when it is loaded (docs/models.md)"
+            )
+        rounds_inputs = model.quantize_activations
+        # As a start decides once its kernels are built.
+        if rounds_inputs is None and not fastest_level(cpu_flags()).multiplies_bytes:
+            rounds_inputs = False
+        group = OutlineGroup(0, self.tensor_parallel)
+        try:
+            return outline_model(
+                self.path,
+                dtype=model.dtype,
+                max_model_len=model.max_model_len,
+                quantization=model.quantization,
+                group_size=model.quantization_group_size,
+                rounds_inputs=rounds_inputs,
+                deterministic=model.deterministic,
+                group=group if self.tensor_parallel > 1 else None,
+                outlines_tables=True,
+            )
+        except ValueError as error:
+            if self.tensor_parallel == 1:
+                raise
+            possible = ", ".join(map(str, dividing_ranks(load_config(self.path)))) or "none"
+            raise ConfigError(
+                f"--tensor-parallel {self.tensor_parallel}: {error}; this model can be divided "
+                f"among {possible}"
+            ) from None
+
+    def attempt(self, device: DeviceDescription) -> Attempt:
+        """Try to fit it.
+
+        Raises
+        ------
+        ConfigError, ModelLoadError
+            It cannot be served whatever the device's size.
+        """
+        reckoned = reckon_memory(self.config, device, self.outline())
+        if reckoned.free <= 0:
+            reason = (
+                f"its weights take {size(reckoned.taken)}, and {device.name} has "
+                f"{size(device.free)} free"
+            )
+            return Attempt(reckoned, None, reason)
+        try:
+            plan = reckoned.plan()
+        except ConfigError as error:
+            return Attempt(reckoned, None, str(error))
+        return Attempt(reckoned, plan, self._lack(plan))
+
+    def _lack(self, plan: MemoryPlan) -> str | None:
+        """Why KV memory does not hold the requests that are asked for; ``None`` if it does."""
+        if self.concurrency is None:
+            return None
+        asked = self.config.model.max_model_len or plan.max_model_len
+        if plan.kv.num_rows(self.concurrency) < self.concurrency:
+            return (
+                f"there is room for the recurrent states of {plan.kv.num_rows(self.concurrency)} "
+                f"requests at once, not of {self.concurrency}"
+            )
+        needed = self.concurrency * plan.kv.blocks_held(asked)
+        if needed <= plan.kv.num_blocks:
+            return None
+        return (
+            f"{self.concurrency} requests of {asked} tokens take "
+            f"{size(needed * plan.kv.bytes_per_block)} of KV memory, which has "
+            f"{size(plan.kv.total_bytes)}"
+        )
+
+
+def dividing_ranks(config: ModelConfig) -> list[int]:
+    """Numbers of ranks, up to 64, among which a model's heads and inner sizes can be divided."""
+    sizes = []
+    for layer in config.layers:
+        # A family may have others; 0 has every divisor.
+        sizes += [getattr(layer.attention, name, 0) for name in ("num_heads", "num_kv_heads")]
+        sizes.append(getattr(layer.mlp, "intermediate_size", 0))
+    common = math.gcd(*sizes)
+    return [ranks for ranks in range(2, 65) if common % ranks == 0]
+
+
+def kv_shape(reckoned: Reckoned, num_blocks: int = 0) -> KVCachePlan:
+    """The shape of a model's KV memory on a device, with so many blocks."""
+    config, device = reckoned.config, reckoned.device
+    block_size = block_size_of(config.cache, device.torch_device)
+    layout = lay_out(reckoned.outline.kv_cache_spec(), block_size)
+    return KVCachePlan(block_size, num_blocks, layout.bytes_per_block, layout.windows)

@@ -1,0 +1,209 @@
+"""Plans a checkpoint from its configuration alone: does it fit a device, and how fast can it be?"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from src.core.config import Config
+from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
+from src.engine.sizing.advice import advise
+from src.engine.sizing.answer import DeviceFacts, ModelPlan
+from src.engine.sizing.attempt import Attempt, Setup
+from src.engine.sizing.device_table import DeviceDescription, describe_device
+from src.engine.sizing.speed import Work, decode_speed, prefill_speed
+from src.engine.sizing.start import refuse_for_device
+from src.models import Model, choose_implementation, resolve_model
+from src.models.fields import read_json
+
+# Tokens behind a decoding request, and of a prompt, if no context is asked for.
+_USUAL_CONTEXT = 2048
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked beside the settings.
+
+    Attributes
+    ----------
+    device
+        A name of :mod:`device_table`; ``None``: as ``device.type`` says.
+    context
+        Tokens of a request; ``None``: as many as the model is made for, or as fit.
+    concurrency
+        Requests of so many tokens at once; ``None``: as many as fit.
+    tensor_parallel
+        Number of ranks.
+    """
+
+    device: str | None = None
+    context: int | None = None
+    concurrency: int | None = None
+    tensor_parallel: int = 1
+
+
+def plan_model(config: Config, question: Question) -> ModelPlan:
+    """Plan the model of a configuration. Reads no weights; may measure this machine for a second.
+
+    Raises
+    ------
+    ConfigError
+        The device is not known, or does not have what is asked for.
+    ModelLoadError
+        There is no such model, or its configuration cannot be served; the message says why.
+    """
+    if Path(config.model.path).expanduser().is_file():
+        raise ModelLoadError(
+            f"{config.model.path} is a file: GGUF and other single files are not served yet, give "
+            "a directory in Hugging Face layout or a hub id"
+        )
+    config = _asked(config, question)
+    path = resolve_model(config.model.path, config.model.revision, weights=False)
+    with _one_error(path):
+        implementation = choose_implementation(path, config.model.implementation)
+        setup = Setup(config, path, implementation, question.tensor_parallel, question.concurrency)
+        outline = setup.outline()
+        device = describe_device(
+            question.device or config.device.type, outline.spec.dtype, config.device.num_threads
+        )
+        refuse_for_device(config.model, device.kind)
+        if question.tensor_parallel > 1 and device.kind == "cpu":
+            raise ConfigError("--tensor-parallel is for several GPUs: name one with --device")
+        attempt = setup.attempt(device)
+        return _answer(setup, attempt, device)
+
+
+def _answer(setup: Setup, attempt: Attempt, device: DeviceDescription) -> ModelPlan:
+    config, outline = setup.config, attempt.reckoned.outline
+    dtype = str(outline.spec.dtype).removeprefix("torch.")
+    architecture = _architecture(setup.path)
+    plan = ModelPlan(
+        model=config.model.path,
+        architecture=architecture,
+        implementation=outline.implementation,
+        dtype=dtype,
+        quantization=config.model.quantization,
+        tensor_parallel=setup.tensor_parallel,
+        device=DeviceFacts(
+            device.name, device.kind, device.free, device.bandwidth, dict(device.flops)
+        ),
+        memory=attempt.report,
+        fits=attempt.reason is None,
+        concurrency=setup.concurrency,
+        reason=attempt.reason,
+        advice=() if attempt.reason is None else tuple(advise(setup, attempt, device)),
+        decode=(),
+        prefill=None,
+        notes=tuple(_notes(setup, attempt, device)),
+        command=_command(setup, attempt, device),
+    )
+    return _with_speed(plan, setup, attempt, device)
+
+
+def _with_speed(
+    plan: ModelPlan, setup: Setup, attempt: Attempt, device: DeviceDescription
+) -> ModelPlan:
+    """With limits of time; of what fits, or else of what was asked for."""
+    config, outline = setup.config, attempt.reckoned.outline
+    longest = outline.spec.max_positions if attempt.plan is None else attempt.plan.max_model_len
+    context = config.model.max_model_len or min(longest, _USUAL_CONTEXT)
+    rows = setup.concurrency
+    if rows is None:
+        rows = config.scheduler.max_num_seqs
+        if attempt.plan is not None:
+            kv = attempt.plan.kv
+            rows = max(1, min(rows, kv.num_blocks // kv.blocks_held(context)))
+    weights = config.model.quantization or plan.dtype
+    work = Work(outline)
+    speeds = (
+        decode_speed(work, device, plan.dtype, weights, count, context)
+        for count in sorted({1, rows})
+    )
+    prefill = prefill_speed(
+        work, device, plan.dtype, weights, context, config.scheduler.max_num_batched_tokens
+    )
+    return msgspec.structs.replace(
+        plan, decode=tuple(speed for speed in speeds if speed is not None), prefill=prefill
+    )
+
+
+def _asked(config: Config, question: Question) -> Config:
+    """The configuration with which a server would do what is asked for."""
+    model, scheduler = config.model, config.scheduler
+    if question.context is not None:
+        model = msgspec.structs.replace(model, max_model_len=question.context)
+    if question.concurrency is not None:
+        scheduler = msgspec.structs.replace(scheduler, max_num_seqs=question.concurrency)
+    return msgspec.structs.replace(config, model=model, scheduler=scheduler)
+
+
+def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterator[str]:
+    if setup.tensor_parallel > 1:
+        yield (
+            f"a rank of {setup.tensor_parallel} would hold this; serving on several devices is "
+            "not available yet"
+        )
+    if device.kind == "cuda":
+        yield "on a GPU the step is reckoned from shapes, and graphs are an estimate"
+    plan = attempt.plan
+    if plan is not None and plan.max_model_len < attempt.reckoned.outline.spec.max_positions:
+        yield (
+            f"the context is lowered from {attempt.reckoned.outline.spec.max_positions} to "
+            f"{plan.max_model_len} tokens, what KV memory holds"
+        )
+    outline = attempt.reckoned.outline
+    if (
+        setup.config.model.quantization
+        and isinstance(outline, Model)
+        and outline.names_of("experts")
+    ):
+        yield "weights of experts are not rounded"
+
+
+def _command(setup: Setup, attempt: Attempt, device: DeviceDescription) -> str | None:
+    if attempt.reason is not None or setup.tensor_parallel > 1:
+        return None
+    model, settings = setup.config.model, []
+    if model.max_model_len is not None:
+        settings.append(f"model.max_model_len={model.max_model_len}")
+    if model.quantization is not None:
+        settings.append(f"model.quantization={model.quantization}")
+    if setup.concurrency is not None:
+        settings.append(f"scheduler.max_num_seqs={setup.concurrency}")
+    sets = "".join(f" --set {setting}" for setting in settings)
+    return f"python -m src serve --model {shlex.quote(model.path)}{sets}"
+
+
+def _architecture(path: Path) -> str:
+    raw = read_json(path / "config.json")
+    names = raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else str(raw.get("model_type"))
+
+
+@contextlib.contextmanager
+def _one_error(path: Path) -> Iterator[None]:
+    """Whatever a configuration provokes is one readable error.
+
+    Sizes that no machine has make torch and Python fail in many ways.
+    """
+    try:
+        yield
+    except SlipstreamError:
+        raise
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise ModelLoadError(
+            f"{path}: its configuration cannot be planned: {type(error).__name__}: {first}"
+        ) from error

@@ -1,0 +1,301 @@
+"""Sizes an engine's memory: measured on a device that is here, or reckoned from a description."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import torch
+
+from src.compile.graphs import CaptureBackend, PaddingLadder
+from src.core.config import MIB, Config, ModelSection
+from src.core.errors import ConfigError
+from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
+from src.engine.devices import Device
+from src.engine.execution.graphs import GraphPlan, plan_graphs
+from src.engine.execution.kv_cache import KVCachePlan, block_size_of, free_memory, plan_kv_cache
+from src.engine.execution.kv_groups import KVLayout, lay_out
+from src.engine.execution.memory_profile import compute_largest_step, memory_gauge, step_bytes
+from src.engine.sizing.device_table import DeviceDescription
+from src.engine.sizing.shape_gauge import ShapeGauge
+from src.engine.sizing.weight_parts import weight_parts
+from src.models import LayerKVSpec, Model, ServedModel
+from src.models.config import LayerConfig
+from src.models.registry import family_of
+from src.ops.declaration import Backend
+
+# Bytes of the libraries that multiply matrices on a GPU: two workspaces of cuBLAS.
+_WORKSPACES: Final = 64 * MIB
+# Bytes that the driver keeps for each captured step, an estimate.
+_PER_GRAPH: Final = 4 * MIB
+_LAYERS_OF_A_KIND: Final = 2
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a start takes of its device's memory.
+
+    Attributes
+    ----------
+    kv
+        The number and the size of KV blocks.
+    max_model_len
+        The context length in tokens.
+    graphs
+        Which steps are captured; ``None``: none.
+    report
+        All of it, for readers.
+    """
+
+    kv: KVCachePlan
+    max_model_len: int
+    graphs: GraphPlan | None
+    report: MemoryReport
+
+
+def refuse_for_device(section: ModelSection, device_type: str) -> None:
+    """Refuse formats of weights that a kind of device does not have.
+
+    Raises
+    ------
+    ConfigError
+        The message names the setting.
+    """
+    if section.quantization is not None and device_type != "cpu":
+        raise ConfigError(
+            f"model.quantization = {section.quantization!r} is for the CPU, "
+            f"the device is {device_type}"
+        )
+    if section.quantize_activations and section.quantization is None:
+        raise ConfigError("model.quantize_activations = true goes with model.quantization")
+
+
+def measure_memory(
+    config: Config,
+    device: Device,
+    model: ServedModel,
+    backend: CaptureBackend | None,
+    attention: Backend | None,
+) -> MemoryPlan:
+    """Size the memory of a loaded model's engine, on the device where it is. Blocks.
+
+    Parameters
+    ----------
+    backend
+        ``None`` if the device cannot capture.
+    attention
+        See :class:`ForwardPass`.
+
+    Raises
+    ------
+    ConfigError
+        The largest step, or KV memory, does not fit.
+    """
+    place = model.spec.device
+    # Measured before the pool and the graphs exist, so a failure here means that the step is too
+    # large.
+    step = step_bytes(config, device, model, memory_gauge(place), attention)
+    graphs = plan_graphs(config, device, model, backend, attention)
+    kv, max_model_len, report = _size(
+        config,
+        model,
+        place,
+        step=step,
+        graphs=0 if graphs is None else graphs.bytes,
+        free=free_memory(place),
+        name=torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
+    )
+    return MemoryPlan(kv, max_model_len, graphs, report)
+
+
+@dataclass(frozen=True)
+class Reckoned:
+    """What an engine takes beside KV memory on a described device, and the model's outline.
+
+    Attributes
+    ----------
+    outline
+        On the meta device.
+    step, graphs
+        In bytes; see :class:`MemoryReport`.
+    """
+
+    config: Config
+    device: DeviceDescription
+    outline: ServedModel
+    step: int
+    graphs: int
+
+    @property
+    def taken(self) -> int:
+        """Bytes of weights and tables."""
+        return weight_bytes(self.outline) + table_bytes(self.outline)
+
+    @property
+    def free(self) -> int:
+        """Bytes that are free when the model is loaded; below 0 if it does not fit."""
+        return self.device.free - self.taken
+
+    def plan(self) -> MemoryPlan:
+        """Size KV memory as a start does.
+
+        Raises
+        ------
+        ConfigError
+            It does not fit.
+        """
+        kv, max_model_len, report = _size(
+            self.config,
+            self.outline,
+            self.device.torch_device,
+            step=self.step,
+            graphs=self.graphs,
+            free=max(0, self.free),
+            name=self.device.name,
+        )
+        return MemoryPlan(kv, max_model_len, None, report)
+
+    def report_without_kv(self) -> MemoryReport:
+        """The report where KV memory does not fit."""
+        return MemoryReport(
+            self.device.name,
+            weight_parts(self.outline),
+            table_bytes(self.outline),
+            self.step,
+            self.graphs,
+            None,
+            self.free - self.step - self.graphs,
+        )
+
+
+def reckon_memory(config: Config, device: DeviceDescription, outline: ServedModel) -> Reckoned:
+    """Reckon what a model takes on a device that need not be here, from its shapes alone.
+
+    ``outline`` is on the meta device. The largest step is the one that a start on a GPU measures.
+    It is not reckoned if not even weights fit.
+    """
+    weights = Reckoned(config, device, outline, 0, 0)
+    step = graphs = 0
+    if device.kind == "cuda" and weights.free > 0:
+        block_size = block_size_of(config.cache, device.torch_device)
+        sized = _with(config, "cache", block_size=block_size)
+        step = _WORKSPACES + _step_of_shapes(sized, outline)
+        if config.compile.captures:
+            most_rows = config.scheduler.max_num_seqs
+            ladder = PaddingLadder(most_rows, config.compile.cuda_graph_max_tokens)
+            largest = max((shape.num_tokens for shape in ladder.shapes), default=0)
+            if largest:
+                captured = _with(sized, "scheduler", max_num_batched_tokens=largest)
+                graphs = _step_of_shapes(captured, outline) + _PER_GRAPH * len(ladder.shapes)
+    return replace(weights, step=step, graphs=graphs)
+
+
+def weight_bytes(model: ServedModel) -> int:
+    """Bytes of all parameters; those that share values count once."""
+    if isinstance(model, Model):
+        return sum(model.weights[name].nbytes for name in model.table)
+    return sum(tensor.nbytes for tensor in model.parameters().values())
+
+
+def table_bytes(model: ServedModel) -> int:
+    """Bytes of the tables that are computed for a model."""
+    return sum(table.nbytes for table in model.buffers().values())
+
+
+def _size(
+    config: Config,
+    model: ServedModel,
+    place: torch.device,
+    *,
+    step: int,
+    graphs: int,
+    free: int,
+    name: str,
+) -> tuple[KVCachePlan, int, MemoryReport]:
+    """KV memory, the context length, and the report. ``free`` is beside weights and tables."""
+    layers = model.kv_cache_spec()
+    kv, max_model_len = plan_kv_cache(
+        layers,
+        config.cache,
+        device=place,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=model.spec.max_positions,
+        max_model_len_is_fixed=config.model.max_model_len is not None,
+        reserved_bytes=step + graphs,
+        free_bytes=free,
+    )
+    report = MemoryReport(
+        name,
+        weight_parts(model),
+        table_bytes(model),
+        step,
+        graphs,
+        _kv_report(layers, kv, max_model_len),
+        free - step - graphs - kv.total_bytes,
+    )
+    return kv, max_model_len, report
+
+
+def _kv_report(layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int) -> KVReport:
+    at_once = plan.num_blocks / plan.blocks_held(max_model_len)
+    return KVReport(
+        groups=_group_reports(lay_out(layers, plan.block_size), layers),
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        bytes=plan.total_bytes,
+        max_model_len=max_model_len,
+        requests_at_once=round(
+            at_once if plan.states is None else min(at_once, plan.states.num_rows), 1
+        ),
+    )
+
+
+def _group_reports(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> tuple[KVGroupReport, ...]:
+    """One report for all groups that are alike."""
+    counts: Counter[tuple[int, str, int | None, int]] = Counter()
+    for group, taken in zip(layout.groups, layout.token_bytes, strict=True):
+        kinds = " and ".join(sorted({layers[number].kind for number in group.layers}))
+        counts[len(group.layers), kinds, group.window, taken] += 1
+    return tuple(KVGroupReport(count, *key) for key, count in counts.items())
+
+
+def _step_of_shapes(config: Config, outline: ServedModel) -> int:
+    short = _shortened(outline) if isinstance(outline, Model) else outline
+    gauge = ShapeGauge(outline.spec.device)
+    with torch.inference_mode(), gauge:
+        compute_largest_step(config, short)
+    # A step that is measured has a pool of one block beside it, of all layers.
+    block_size = block_size_of(config.cache, outline.spec.device)
+    pools = [lay_out(one.kv_cache_spec(), block_size).bytes_per_block for one in (outline, short)]
+    return gauge.peak + pools[0] - pools[1]
+
+
+def _shortened(outline: Model) -> Model:
+    """The outline with at most two layers of each kind.
+
+    What a layer takes is given back before the next one of its kind begins, so more layers do not
+    raise the peak of a step. They would take seconds.
+    """
+    kept: list[LayerConfig] = []
+    for layer in outline.config.layers:
+        if kept.count(layer) < _LAYERS_OF_A_KIND:
+            kept.append(layer)
+    config = replace(outline.config, layers=tuple(kept))
+    return Model(
+        config,
+        family_of(config.architecture).write,
+        dtype=outline.spec.dtype,
+        device=outline.spec.device,
+        max_positions=outline.spec.max_positions,
+        group=outline.group,
+        formats=outline.formats,
+        outlines_tables=True,
+    )
+
+
+def _with(config: Config, section: str, **values: object) -> Config:
+    changed = msgspec.structs.replace(getattr(config, section), **values)
+    return msgspec.structs.replace(config, **{section: changed})

@@ -1,0 +1,310 @@
+"""`doctor` says what is slow or missing, what mends it, and never ends with a traceback."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src.cli.doctor import kernels, machine, software
+from src.cli.doctor.finding import Finding, run_check
+from src.cli.main import main
+from src.core.config import GIB
+from src.core.settings import CHECKOUT
+from src.ops import installation
+from src.ops.cpu import build, cpp_compiler
+from src.ops.cpu.build import ensure_built
+from src.ops.cpu.level_check import KILLED, PASSED
+from src.ops.cpu.levels import LEVELS
+from src.ops.installation import TorchBuild
+
+pytestmark = pytest.mark.timeout(180)
+
+ANY_PORT = ("--port", "0")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    ensure_built(wait=True)
+
+
+def findings(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, list[Any]]:
+    """By subject, what a run has found; and under `code`, its exit code."""
+    code = main(["doctor", "--json", *arguments])
+    found: dict[str, list[Any]] = {"code": [code]}
+    for one in json.loads(capsys.readouterr().out):
+        found.setdefault(one["subject"], []).append(one)
+    return found
+
+
+def one_of(check: Callable[[], Iterator[Finding]]) -> Finding:
+    (found,) = check()
+    return found
+
+
+@pytest.fixture
+def checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-check, of which one run is enough, keeps a processor busy for seconds."""
+    monkeypatch.setattr(installation, "check", lambda *_: PASSED)
+
+
+def test_an_installation_on_which_all_tests_run_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = findings(capsys, *ANY_PORT)
+    assert found.pop("code") == [0]
+    assert set(found) == {
+        *("python", "packages", "torch", "compiler", "kernels", "gpu"),
+        *("memory", "cpus", "caches", "models", "port"),
+    }
+    states = {one["state"] for each in found.values() for one in each}
+    assert states <= {"good", "slow"}
+    (level,) = found["kernels"]
+    serving = ensure_built(wait=True).removeprefix("cpp-")
+    assert level["text"].startswith(f"{serving} serves; ")
+    assert f"{serving}: passed" in level["text"]
+    for name in ("portable", "avx2", "amx"):
+        assert f"{name}: " in level["text"]
+
+
+def test_it_reads_as_a_list_with_a_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, checked_once: None
+) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda: GIB // 2)
+    assert main(["doctor", *ANY_PORT]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (index,) = (number for number, line in enumerate(lines) if line.startswith("SLOW"))
+    assert "512.0 MiB may be allocated" in lines[index]
+    assert lines[index + 1].split()[0] == "->"
+    assert lines[-1].startswith("A server works. ")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from src.cli.main import main
+sys.exit(main(["doctor", "--port", "0"]))
+"""
+
+
+def test_without_torch_it_says_what_to_install() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "-> python -m pip install torch" in done.stdout
+    assert "kernels   cannot be checked without torch" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    # Whatever can be checked without it has been.
+    for subject in ("python", "memory", "cpus", "port"):
+        assert any(line.split()[1:2] == [subject] for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("module", "check", "remedy"),
+    [
+        ("packaging.requirements", software.packages, "pip install packaging"),
+        ("huggingface_hub.constants", machine.model_cache, None),
+    ],
+)
+def test_without_another_package_a_check_is_left_out(
+    module: str,
+    check: Callable[[], Iterator[Finding]],
+    remedy: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    (found,) = run_check("it", check)
+    assert found.state == "unchecked"
+    assert found.text == f"cannot be checked without {module.split('.')[0]}"
+    assert found.remedy == remedy
+
+
+def test_without_a_compiler_it_works_slowly(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "CXX": "/no/such/compiler",
+        "SLIPSTREAM_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "src", "doctor", "--json", *ANY_PORT],
+        cwd=CHECKOUT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    of_subject = {one["subject"]: one for one in json.loads(done.stdout)}
+    assert of_subject["compiler"]["state"] == "slow"
+    assert "apt-get install g++" in of_subject["compiler"]["remedy"]
+    assert of_subject["kernels"]["state"] == "slow"
+    assert of_subject["kernels"]["remedy"] == "python -m src.ops.cpu.build"
+
+
+# Hypercorn leaves the socket that it could not bind to the collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_port_in_use_is_found(capsys: pytest.CaptureFixture[str], checked_once: None) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        found = findings(capsys, "--host", "127.0.0.1", "--port", str(number))
+    assert found["code"] == [1]
+    (port,) = found["port"]
+    assert port["state"] == "broken"
+    assert port["text"].startswith(f"cannot listen on 127.0.0.1:{number}: ")
+
+
+@pytest.mark.parametrize(
+    ("level", "verdict", "state", "remedy"),
+    [
+        ("serving", "results differ from the portable level", "broken", "rm -r "),
+        ("serving", KILLED, "unchecked", "python -m src doctor "),
+        ("other", "does not compile", "slow", "install a newer compiler, then "),
+    ],
+)
+def test_a_level_that_fails_is_named(
+    level: str, verdict: str, state: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = ensure_built(wait=True).removeprefix("cpp-")
+    other = "avx2" if serving != "avx2" else "avx512"
+    name = serving if level == "serving" else other
+    # Whatever this CPU is, it supports every level.
+    every = frozenset[str]().union(*(one.needs for one in LEVELS))
+    monkeypatch.setattr(installation, "cpu_flags", lambda: every)
+    own = verdict if level == "serving" else PASSED
+    monkeypatch.setattr(installation, "check", lambda *_: own)
+    monkeypatch.setattr(installation, "_recorded", lambda _: {name: verdict})
+    found = one_of(kernels.cpu_kernels)
+    assert found.state == state
+    assert f"{name}: {verdict}" in found.text
+    assert found.remedy is not None
+    assert found.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [("2.13.0+cpu", "good"), ("2.11.0", "good"), ("2.10.9", "broken"), ("2.14.0", "broken")],
+)
+def test_versions_are_held_against_the_ranges(
+    version: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: version if name == "torch" else real(name)
+    )
+    found = list(software.packages())
+    assert {one.state for one in found} == {"good"} | {state}
+    if state == "broken":
+        assert found[0].text.startswith(f"torch {version} is not in the tested range ")
+        assert found[0].remedy == "python -m pip install 'torch>=2.11,<=2.13.0'"
+
+
+def test_a_package_that_is_not_there_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "llguidance":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    missing, rest = software.packages()
+    assert (missing.state, missing.text) == ("broken", "llguidance is missing")
+    assert missing.remedy is not None
+    assert missing.remedy.startswith("python -m pip install 'llguidance>=")
+    assert "transformers" in rest.text
+
+
+def test_a_cache_that_others_may_write_to_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(cache))
+    (cache / "file").write_bytes(b"x" * 2048)
+    found = one_of(machine.code_cache)
+    assert found.state == "good"
+    assert f"{cache}, 2.0 KiB, " in found.text
+    cache.chmod(0o777)
+    found = one_of(machine.code_cache)
+    assert found.state == "slow"
+    assert found.remedy is not None
+    assert found.remedy.startswith(f"chmod go-w {cache}")
+
+
+def test_a_cache_that_is_a_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(file / "cache"))
+    found = one_of(machine.code_cache)
+    assert found.state == "slow"
+    assert found.remedy == "export SLIPSTREAM_CACHE_DIR=/a/directory/of/yours"
+
+
+@pytest.mark.parametrize(
+    ("made", "state", "text"),
+    [
+        (TorchBuild("2.13.0+cpu", None, ()), "slow", "has an NVIDIA GPU, which is not used"),
+        (TorchBuild("2.13.0", "13.0", (("NVIDIA L4", 22 * GIB),)), "good", "for CUDA 13.0"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_use_is_found(
+    made: TorchBuild, state: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue\n")
+    monkeypatch.setattr(kernels, "_DRIVER", driver)
+    monkeypatch.setattr(installation, "torch_build", lambda: made)
+    found = one_of(kernels.torch)
+    assert found.state == state
+    assert text in found.text
+    if made.gpus:
+        assert next(kernels.gpu()).text == "NVIDIA L4, 22.00 GiB, driver 550.163.01"
+
+
+def test_a_driver_without_a_gpu_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue\n")
+    monkeypatch.setattr(kernels, "_DRIVER", driver)
+    monkeypatch.setattr(installation, "torch_build", lambda: TorchBuild("2.13.0", "13.0", ()))
+    found = one_of(kernels.gpu)
+    assert found.state == "broken"
+    assert "550.163.01" in found.text
+
+
+def test_a_check_that_fails_is_a_finding() -> None:
+    def fails() -> Iterator[Finding]:
+        yield Finding("it", "good", "a part")
+        raise OSError("libcudart.so: cannot be opened\nand more")
+
+    (found,) = run_check("it", fails)
+    assert found.state == "broken"
+    assert found.text == "the check failed: OSError: libcudart.so: cannot be opened"
+
+
+def test_doctor_asks_the_code_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second implementation: what a server would find is what is found."""
+    monkeypatch.setattr(cpp_compiler, "cpp_compiler", lambda: (["c++"], "one of its own"))
+    assert one_of(kernels.compiler).text == "c++: one of its own"
+    monkeypatch.setattr(build, "ensure_built", lambda wait: "reference")
+    assert one_of(kernels.cpu_kernels).state == "slow"

@@ -1,0 +1,157 @@
+"""What is planned from a configuration alone is what an engine takes when it starts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from safetensors import safe_open
+
+from src import AsyncEngine
+from src.core.config import MIB, Config
+from src.core.errors import ModelLoadError
+from src.core.memory_report import MemoryReport, memory_lines
+from src.engine.execution import kv_cache
+from src.engine.sizing import device_table
+from src.engine.sizing.planning import Question, plan_model
+from src.engine.sizing.roofline import Roofline
+from src.ops.cpu.build import ensure_built
+from tests.architectures.tiny import make_tiny
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.engines import small_config
+from tests.support.families import SHORT_SIGHTED
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+# (architecture, fields of its configuration, settings)
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, {}),
+    "a tied head": ("qwen2", {"tie": True}, {"cache__memory_fraction": 0.1}),
+    "groups of layers": ("gemma2", SHORT_SIGHTED["gemma2"], {"cache__memory_fraction": 0.1}),
+    "experts": ("mixtral", {}, {"cache__num_blocks": 100}),
+    "int8": ("llama", {}, {"model__quantization": "int8"}),
+    "int4, tied": ("llama", {"tie": True}, {"model__quantization": "int4"}),
+    "a fixed context": ("llama", {}, {"model__max_model_len": 77}),
+}
+
+
+@pytest.fixture(autouse=True)
+def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free memory does not change between the plan and the start, and nothing is measured."""
+    for module in (kv_cache, device_table):
+        monkeypatch.setattr(module, "available_memory", lambda: 512 * MIB)
+    limits = Roofline(bandwidth=20e9, flops=2e11)
+    monkeypatch.setattr(device_table, "measure", lambda device, dtype: limits)
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Config]:
+    architecture, fields, settings = CASES[request.param]
+    directory = make_checkpoint(tmp_path / "model", architecture, tokenizer=True, **fields)
+    # What is rounded, and how, depends on the kernels.
+    ensure_built(wait=True)
+    return directory, small_config(directory, compile__enforce_eager=True, **settings)
+
+
+def taken_by(engine: AsyncEngine) -> tuple[int, int]:
+    """Bytes of the tensors of weights, and of keys and values."""
+    parts = engine._parts
+    assert parts is not None
+    forward = parts.worker._forward_pass
+    weights = {id(one): one.nbytes for one in forward.model.parameters().values()}
+    return sum(weights.values()), sum(one.nbytes for one in forward.kv_cache.memory)
+
+
+async def test_a_plan_is_what_an_engine_takes(case: tuple[Path, Config]) -> None:
+    _, config = case
+    plan = plan_model(config, Question())
+    assert plan.fits
+    memory = plan.memory
+    assert memory.kv is not None
+    async with AsyncEngine.open(config) as engine:
+        weights, kv = taken_by(engine)
+        started = engine.inspector.memory
+        length = engine.model_info.max_model_len
+    assert memory.weight_bytes == pytest.approx(weights, rel=0.03)
+    assert memory.kv.bytes == pytest.approx(kv, rel=0.03)
+    assert memory.weight_bytes + memory.kv.bytes == pytest.approx(weights + kv, rel=0.03)
+    assert memory.kv.max_model_len == length
+    # The start's own report has the same parts.
+    assert [part.name for part in started.weights] == [part.name for part in memory.weights]
+    assert started.weight_bytes == weights
+    assert started.kv is not None
+    assert started.kv.bytes == kv
+    assert started.kv.groups == memory.kv.groups
+    assert started.tables == memory.tables
+
+
+def test_parameters_are_those_of_the_files(case: tuple[Path, Config]) -> None:
+    directory, config = case
+    plan = plan_model(config, Question())
+    with safe_open(directory / "model.safetensors", "np") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.offset_keys()}
+    stored = {name: math.prod(shape) for name, shape in shapes.items()}
+    reference = load_reference(directory)
+    assert sum(stored.values()) == reference.num_parameters()
+    # A tied head that is rounded is a matrix of its own.
+    if config.model.quantization and reference.config.tie_word_embeddings:
+        stored["head"] = stored["model.embed_tokens.weight"]
+    assert plan.memory.num_parameters == sum(stored.values())
+    of_part = {part.name: part.parameters for part in plan.memory.weights}
+    attention = sum(
+        count for name, count in stored.items() if re.search(r"self_attn\.\w_proj\.weight", name)
+    )
+    assert of_part["attention"] == attention
+    assert of_part["embedding"] == stored["model.embed_tokens.weight"]
+    if config.model.quantization is None:
+        # float32
+        assert plan.memory.weight_bytes == 4 * sum(stored.values())
+
+
+async def test_a_start_logs_where_memory_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = make_checkpoint(tmp_path / "model", tokenizer=True)
+    config = small_config(directory, compile__enforce_eager=True)
+    with caplog.at_level(logging.INFO, logger="src"):
+        async with AsyncEngine.open(config) as engine:
+            report = engine.inspector.memory
+    messages = [one.getMessage() for one in caplog.records]
+    (told,) = [one for one in messages if one.startswith("where memory goes\n")]
+    lines = memory_lines(report)
+    assert told.splitlines()[1:] == lines
+    assert any(line.split()[:2] == ["KV", "memory"] for line in lines)
+    planned = plan_model(config, Question()).memory
+    # Word for word, but for what the device is called and what is free.
+    assert memory_lines(planned)[:-1] == lines[:-1]
+
+
+async def test_an_engine_that_transformers_computes_reports_its_memory(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    make_tiny(directory, "gpt_neox")
+    config = small_config(directory, compile__enforce_eager=True)
+    async with AsyncEngine.open(config) as engine:
+        assert engine.model_info.implementation == "transformers"
+        weights, kv = taken_by(engine)
+        report = engine.inspector.memory
+    assert report.weight_bytes == weights
+    assert report.kv is not None
+    assert report.kv.bytes == kv
+    assert {"embedding", "attention", "MLP", "norms"} <= {part.name for part in report.weights}
+    # In advance only programs are known.
+    with pytest.raises(ModelLoadError, match="plan knows native families only"):
+        plan_model(config, Question())
+
+
+def test_a_report_survives_json(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model", tokenizer=True)
+    report = plan_model(small_config(directory), Question()).memory
+    text = msgspec.json.encode(report)
+    assert msgspec.json.decode(text, type=MemoryReport) == report
+    assert json.loads(text)["kv"]["groups"][0]["window"] is None
