@@ -23,4 +23,4 @@ def test_families_are_native() -> None:
         for kind, line in page.lines_on(WRITTEN).items()
         if line.get("implementation") == "native"
     }
-    assert native == {family.model_type for family in FAMILIES}
+    assert native >= {family.model_type for family in FAMILIES}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from src import AsyncEngine, SamplingParams
+from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError
 from src.core.structured_output import StructuredOutput
 from tests.architectures.check import largest_error
@@ -40,6 +41,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+def generic(directory: Path, **changes: Any) -> Config:
+    """A configuration with which transformers computes, also where there is a native family."""
+    return small_config(directory, model__implementation="transformers", **changes)
+
+
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def checkpoint_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp(request.param)
@@ -57,7 +63,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 async def test_chunked_and_cached(checkpoint_of: Path, caplog: pytest.LogCaptureFixture) -> None:
     prompts = random_prompts(5, longest=40, seed=3)
-    config = small_config(checkpoint_of, scheduler__max_num_batched_tokens=8)
+    config = generic(checkpoint_of, scheduler__max_num_batched_tokens=8)
     with caplog.at_level(logging.INFO, "src"):
         async with AsyncEngine.open(config) as engine:
             assert engine.model_info.implementation == "transformers"
@@ -80,7 +86,7 @@ async def test_temperature_that_counts_tokens_of_a_step_is_left_out(tmp_path: Pa
     raw = json.loads(file.read_text()) | {"floor_scale": 32, "attn_scale": 2.0}
     file.write_text(json.dumps(raw))
     prompts = random_prompts(6, longest=20, seed=5)
-    async with AsyncEngine.open(small_config(tmp_path)) as engine:
+    async with AsyncEngine.open(generic(tmp_path)) as engine:
         assert engine.model_info.max_model_len == 31
         results = await asyncio.gather(*(engine.generate(p, WITH_PROMPT) for p in prompts))
     assert sum(map(len, prompts)) > 40
@@ -96,7 +102,7 @@ async def test_every_way(experts: tuple[Path, Any], way: str) -> None:
     params = PARAMS.__replace__(max_tokens=34)
     # Full attention and windows: blocks of both for one sequence of 64, and little more.
     blocks = {"cache__num_blocks": 36} if "block" in way else {}
-    async with AsyncEngine.open(small_config(directory, **WAYS[way], **blocks)) as engine:
+    async with AsyncEngine.open(generic(directory, **WAYS[way], **blocks)) as engine:
         results = await asyncio.gather(*(engine.generate(p, params) for p in prompts))
         assert (engine.stats.preemptions > 0) == bool(blocks)
         assert_idle(engine)
@@ -112,7 +118,7 @@ async def test_sampling_and_structure_hold(experts: tuple[Path, Any]) -> None:
     )
     texts = []
     for depth in (1, 2):
-        config = small_config(
+        config = generic(
             directory,
             scheduler__pipeline_depth=depth,
             compile__enforce_eager=False,

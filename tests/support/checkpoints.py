@@ -30,7 +30,7 @@ TINY: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         "n_routed_experts": 8,
         "num_experts_per_tok": 3,
-        "moe_intermediate_size": 48,
+        "moe_intermediate_size": 64,
         "routed_scaling_factor": 1.8,
         "n_group": 2,
     },
