@@ -22,6 +22,7 @@ from src.ops import (
     DECODE_SCHEDULE,
     EXPERTS,
     GUMBEL_ARGMAX,
+    LATENT_ATTENTION,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     Op,
@@ -90,6 +91,14 @@ def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
             EXPERTS,
             {"tokens": tokens, "hidden": 2048 // scale, "intermediate": 768 // scale, **mixture},
         )
+    # Of DeepSeek-V3: 1,152 bytes per token.
+    latents = {"heads": 128, "nope": 128, "rope": 64, "rank": 512, "value": 128, "block_size": 64}
+    for rows, context in ((1, 8192), (64, 2048)):
+        rows, length = min(rows, most_rows), context // scale
+        named[f"latent attention, {rows} decoding at {length}"] = (
+            LATENT_ATTENTION,
+            {"rows": [(1, length)] * rows, "dtype": torch.bfloat16, **latents},
+        )
     return named
 
 
@@ -118,6 +127,14 @@ def run(session: Session) -> None:
             equal += 1
             _time(session, name, op, arguments, roof, error)
     session.row(Row(EQUAL, "", equal, goal=len(every), rises=True))
+
+
+# What an op changes that has to be the same bits as its reference's.
+_EXACT = {
+    PAGED_ATTENTION: ("key_cache", "value_cache"),
+    LATENT_ATTENTION: ("cache",),
+    ROTATE_AND_CACHE: ("value_cache", "out"),
+}
 
 
 def arguments_of(op: Op, device: torch.device, case: dict[str, Any]) -> tuple[Any, ...]:
@@ -158,12 +175,12 @@ def check(op: Op, arguments: tuple[Any, ...]) -> float:
     else:
         both = dict(zip(names, zip(expected, arguments, strict=True), strict=True))
         # Keys that an op rotates are rounded; keys that attention writes are copied exactly.
-        exact = ("key_cache", "value_cache") if op is PAGED_ATTENTION else ("value_cache", "out")
+        exact = _EXACT[op]
         for name in exact:
             if not torch.equal(*(tensor.view(torch.int16) for tensor in both[name])):
                 raise RuntimeError(f"{op.name} writes {name} otherwise than its reference")
         rounded = [name for name in op.mutated if name not in exact]
-        measure = _token_error if op is PAGED_ATTENTION else _element_error
+        measure = _element_error if op is ROTATE_AND_CACHE else _token_error
         error, most = max(measure(*both[name]) for name in rounded), _MOST_ERROR
     if not error <= most:
         raise RuntimeError(f"{op.name} differs from its reference by {error:.3g}, over {most:g}")

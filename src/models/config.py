@@ -17,6 +17,7 @@ from src.models.layers.rope import RopeConfig
 from src.ops.routing import Scoring
 
 MAX_HEAD_DIM = 256
+MAX_LATENT_DIM = 576
 HEAD_DIM_MULTIPLE = 8
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
@@ -110,6 +111,53 @@ class RecurrenceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionConfig:
+    """Latent attention of one layer: one vector per token is cached, whatever the number of heads.
+
+    Attributes
+    ----------
+    nope_dim, rope_dim
+        Elements of a head of queries and keys that are not rotated, and that are. The rotated ones
+        come last.
+    value_dim
+        Elements of a head of values.
+    rank
+        Size of the latent from which keys and values are made.
+    query_rank
+        Size of the vector from which queries are made; None: they are made of the layer's input.
+    scale
+        Factor of query-key products.
+    inner_norm
+        Norm of latents, and of the vector from which queries are made.
+    interleaved
+        See `AttentionConfig`.
+    down_bias
+        Whether the projections to latents and to that vector have biases.
+    query_names
+        The projection of queries, or the two of them.
+    """
+
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    rank: int
+    query_rank: int | None
+    rope: RopeConfig
+    scale: float
+    inner_norm: NormSpec
+    interleaved: bool
+    down_bias: bool = False
+    output_bias: bool = False
+    query_names: Names = ("self_attn.q_proj",)
+    query_norm_name: str = "self_attn.q_a_layernorm"
+    down_name: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm_name: str = "self_attn.kv_a_layernorm"
+    up_name: str = "self_attn.kv_b_proj"
+    output_name: str = "self_attn.o_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MLPConfig:
     """A gated MLP: ``down(activation(gate(x)) * up(x))``."""
 
@@ -130,7 +178,7 @@ class ExpertsConfig:
         Of each expert.
     renormalize
         Whether the weights of the chosen experts are scaled to sum up to 1.
-    scoring, scale, groups, chosen_groups
+    scoring, scale, groups, chosen_groups, groups_ranked_by
         See `ops.routing.Routing`.
     choice_bias_name
         The tensor that is added to scores for the choice alone; None: there is none.
@@ -153,6 +201,7 @@ class ExpertsConfig:
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
+    groups_ranked_by: int = 2
     router_name: str = "mlp.gate"
     choice_bias_name: str | None = None
     shared: MLPConfig | None = None
@@ -178,7 +227,7 @@ class LayerConfig:
         ``attention_norm``. Then ``mlp_norm`` is not used.
     """
 
-    attention: AttentionConfig | RecurrenceConfig
+    attention: AttentionConfig | LatentAttentionConfig | RecurrenceConfig
     mlp: MLPConfig | ExpertsConfig
     attention_norm: str | None = "input_layernorm"
     attention_post_norm: str | None = None

@@ -11,11 +11,13 @@ from src.models.builder import Name, ProgramBuilder
 from src.models.config import (
     AttentionConfig,
     ExpertsConfig,
+    LatentAttentionConfig,
     LayerConfig,
     MLPConfig,
     ModelConfig,
     RecurrenceConfig,
 )
+from src.models.latent_decoder import LatentWriter
 from src.models.layers import embedding as ends
 from src.models.layers.attention import (
     AttentionInSpec,
@@ -153,9 +155,25 @@ class _LayerWriter:
         )
 
     def _attention(
-        self, config: AttentionConfig, between: Callable[[], None] = lambda: None
+        self,
+        config: AttentionConfig | LatentAttentionConfig,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         """Write attention; ``between`` writes what is computed before the mixer."""
+        if isinstance(config, LatentAttentionConfig):
+            self._latent_attention(config, between)
+        else:
+            self._paged_attention(config, between)
+
+    def _latent_attention(self, config: LatentAttentionConfig, between: Callable[[], None]) -> None:
+        layer, trained = self._layer, self._config.max_position_embeddings
+        writer = LatentWriter(self._builder, config, self._own, self._stored, self._hidden)
+        norm = self._block_norm("input_norm", layer.attention_norm)
+        writer.write_in(RESIDUAL, norm, self._spec_of(layer.attention_norm), trained)
+        between()
+        self._attention_out(config, writer.write_mixer(ATTENDED))
+
+    def _paged_attention(self, config: AttentionConfig, between: Callable[[], None]) -> None:
         builder, dim, norm = self._builder, config.head_dim, self._config.norm
         heads = builder.group.shard(config.num_heads)
         kv_heads = builder.group.shard(config.num_kv_heads)
@@ -277,7 +295,7 @@ class _LayerWriter:
             ],
         )
 
-    def _attention_out(self, config: AttentionConfig, size: int) -> None:
+    def _attention_out(self, config: AttentionConfig | LatentAttentionConfig, size: int) -> None:
         tensor = f"{self._stored}{config.output_name}"
         self._builder.segment(
             attention_out,
@@ -383,6 +401,7 @@ class _LayerWriter:
                     config.scale,
                     config.groups,
                     config.chosen_groups,
+                    config.groups_ranked_by,
                 ),
                 config.activation,
                 self._config.residual_multiplier,

@@ -1,8 +1,8 @@
 """A model as a program: a list of segments and mixers over named step tensors.
 
 A *segment* is a pure function of tensors whose rows are the tokens of a step. Each token is
-computed independently of the others. A *mixer* combines the tokens of a sequence: attention, and
-later latent attention, state spaces, cross attention. It needs memory that outlives a step, so the
+computed independently of the others. A *mixer* combines the tokens of a sequence: attention, latent
+attention, state spaces, cross attention. It needs memory that outlives a step, so the
 engine computes it. The program only says where it is, which tensors it reads and which it writes.
 
 ::

@@ -13,6 +13,8 @@ from src.core.errors import ModelLoadError
 from src.models.config import ModelConfig
 from src.models.families.cohere import Cohere
 from src.models.families.cohere2 import Cohere2
+from src.models.families.deepseek_v2 import DeepseekV2
+from src.models.families.deepseek_v3 import DeepseekV3
 from src.models.families.family import Family
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
@@ -41,6 +43,8 @@ from src.models.weights.checkpoint import first_dtype
 FAMILIES: tuple[type[Family], ...] = (
     Cohere,
     Cohere2,
+    DeepseekV2,
+    DeepseekV3,
     Gemma2,
     Gemma3,
     GraniteHybrid,

@@ -10,6 +10,7 @@ from src.ops.declaration import Cost, Kernel, Op
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
+from src.ops.latent_attention import LATENT_ATTENTION, latent_attention
 from src.ops.linear import LINEAR, linear
 from src.ops.linear_recurrence import LINEAR_RECURRENCE, linear_recurrence
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
@@ -23,6 +24,7 @@ OPS: tuple[Op, ...] = (
     GUMBEL_ARGMAX,
     LINEAR,
     EXPERTS,
+    LATENT_ATTENTION,
     CAUSAL_CONVOLUTION,
     LINEAR_RECURRENCE,
 )
@@ -32,6 +34,7 @@ __all__ = [
     "DECODE_SCHEDULE",
     "EXPERTS",
     "GUMBEL_ARGMAX",
+    "LATENT_ATTENTION",
     "LINEAR",
     "LINEAR_RECURRENCE",
     "OPS",
@@ -46,6 +49,7 @@ __all__ = [
     "decode_schedule",
     "experts",
     "gumbel_argmax",
+    "latent_attention",
     "linear",
     "linear_recurrence",
     "paged_attention",

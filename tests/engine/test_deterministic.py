@@ -99,6 +99,18 @@ async def test_bits_are_those_of_the_request_alone(kind: str, directory: Path) -
                 assert engine.stats.preemptions > 0
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+async def test_latent_attention_keeps_the_bits_too(kind: str, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 512}
+    directory = make_checkpoint(tmp_path, "deepseekv2", tokenizer=True, **sizes)
+    async with AsyncEngine.open(small_config(directory, **ALONE, **KINDS[kind])) as engine:
+        expected = await one_by_one(engine, [SCORED])
+    for path in ("2 threads", "chunks of 33", "preempted"):
+        config = small_config(directory, **PATHS[path], **KINDS[kind])
+        async with AsyncEngine.open(config) as engine:
+            assert await together(engine, [SCORED]) == expected, path
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_cached_prefixes_change_no_bit(kind: str, directory: Path) -> None:
     async with AsyncEngine.open(small_config(directory, **ALONE, **KINDS[kind])) as engine:

@@ -21,8 +21,7 @@ from src.engine.execution.compilation import ProgramCompilation
 from src.engine.execution.kv_cache import plan_kv_cache
 from src.engine.execution.step_computer import StepComputer
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, score_prompts
-from src.models import load_config, load_model
-from src.models.config import AttentionConfig
+from src.models import load_model
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.families import QUICK, SHORT_SIGHTED, families
@@ -146,10 +145,8 @@ async def test_every_architecture_through_the_whole_engine(family: Family, way: 
     params = SHORT.__replace__(max_tokens=34) if way == "preempted" else SHORT
     if way == "preempted":
         # A row whose layers all have windows is admitted with what it will ever hold.
-        grows = any(
-            isinstance(layer.attention, AttentionConfig) and layer.attention.window is None
-            for layer in load_config(directory).layers
-        )
+        layers = load_model(directory, load_format="dummy").kv_cache_spec()
+        grows = any(layer.per == "token" and layer.window is None for layer in layers)
         # How much is too little, and enough for two at a time, differs by groups of layers.
         for times in (1.125, 1.25, 1.5, 1.75, 2.0, 2.5):
             first, again, preemptions = await answered_twice(

@@ -15,13 +15,27 @@ from src.engine.execution.kv_groups import lay_out
 from src.engine.execution.mixers import MIXERS
 from src.engine.sampling import SampleBatch
 from src.models import Mixer, Model
+from src.models.layers.latent_attention import LatentMixerWeights
 from src.models.program import Mix
 
 CPU = torch.device("cpu")
 
 
+def dense_mix(model: Model) -> Mix:
+    """What computes a model's mixers over one sequence that is given whole."""
+
+    def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        if mixer.kind == "latent_attention":
+            return _dense_latent_attention(mixer, given, model.mixer_weights[mixer.layer])
+        if mixer.kind == "recurrence":
+            return dense_recurrence(mixer, model.mixer_weights[mixer.layer], given)
+        return dense_attention(mixer, given)
+
+    return mix
+
+
 def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Causal attention over one sequence that is given whole, written as plainly as can be."""
+    """Causal attention, written as plainly as can be."""
     (query, key, value), spec = given, mixer.spec
     tokens, heads, _ = query.shape
     key = key.repeat_interleave(heads // key.shape[1], dim=1)
@@ -36,6 +50,21 @@ def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor
     scores = scores.masked_fill(~visible, -torch.inf)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
+
+
+def _dense_latent_attention(
+    mixer: Mixer, given: Sequence[torch.Tensor], weights: LatentMixerWeights
+) -> torch.Tensor:
+    (query, latent), spec = given, mixer.spec
+    tokens, rank = len(query), spec.rank
+    made = torch.einsum("kr,hdr->khd", latent[:, :rank], weights.up)
+    key, value = made.split((made.shape[-1] - spec.value_dim, spec.value_dim), dim=-1)
+    shared = latent[:, None, rank:].expand(-1, spec.num_heads, -1)
+    scores = torch.einsum("qhd,khd->hqk", query, torch.cat((key, shared), dim=-1)) * spec.scale
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.einsum("hqk,khd->qhd", probabilities, value).flatten(1)
 
 
 def dense_recurrence(mixer: Mixer, weights: Any, given: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -61,17 +90,6 @@ def dense_recurrence(mixer: Mixer, weights: Any, given: Sequence[torch.Tensor]) 
     if weights.skip is not None:
         out = out + weights.skip[:, None] * value
     return out.to(channels.dtype).flatten(1)
-
-
-def dense_mix(model: Model) -> Mix:
-    """Computes every mixer for one sequence that is given whole."""
-
-    def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        if mixer.kind == "recurrence":
-            return dense_recurrence(mixer, model.mixer_weights[mixer.layer], given)
-        return dense_attention(mixer, given)
-
-    return mix
 
 
 @torch.inference_mode()

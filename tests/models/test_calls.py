@@ -59,7 +59,7 @@ def alike(model: Model) -> int:
 
 
 # Families in which some layers are dense, or some are not rotated.
-UNLIKE = ("cohere2", "glm4_moe", "qwen2_moe", "qwen3_moe", "smollm3")
+UNLIKE = ("cohere2", "deepseekv2", "deepseekv3", "glm4_moe", "qwen2_moe", "qwen3_moe", "smollm3")
 
 
 @pytest.mark.parametrize("architecture", CLASSES)

@@ -214,6 +214,32 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 0,
         },
     ),
+    "deepseekv2-greedy-query-rank-biases": (
+        "deepseekv2",
+        {"topk_method": "greedy", "q_lora_rank": 24, "attention_bias": True, "v_head_dim": 40},
+    ),
+    "deepseekv2-experts-in-every-layer": (
+        "deepseekv2",
+        {"first_k_dense_replace": 0, "n_shared_experts": 1, "num_attention_heads": 2}
+        | {"num_key_value_heads": 2},
+    ),
+    "deepseekv3-halves-without-query-rank": (
+        "deepseekv3",
+        {"rope_interleave": False, "q_lora_rank": None, "norm_topk_prob": False},
+    ),
+    "deepseekv3-yarn-with-mscale": (
+        "deepseekv3",
+        {
+            "rope": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.3,
+            },
+        },
+    ),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
     "granite_moe-biases": ("granite_moe", {"attention_bias": True}),
     "cohere-norms-and-biases": ("cohere", {"use_qk_norm": True, "attention_bias": True}),

@@ -96,6 +96,24 @@ def quantized_reference(directory: Path, decoder: Model) -> Any:
     return reference
 
 
+@pytest.mark.parametrize("architecture", ["deepseekv2", "deepseekv3"])
+def test_latent_attention_keeps_its_own_projection(tmp_path: Path, architecture: str) -> None:
+    """The model is that of its rounded matrices; what makes keys and values is none of them."""
+    directory = make_checkpoint(tmp_path, architecture, moe_intermediate_size=64)
+    rounded, plain = load_model(directory, quantization="int8"), load_model(directory)
+    found = set()
+    for name, weight in rounded.weights.items():
+        if isinstance(weight, QuantizedWeight):
+            found.add(name.rpartition(".")[2])
+            plain.replace(name, weight.dequantized())
+    assert {"latent_down_weight", "output_weight", "gate_up_weight"} <= found
+    assert "latent_up" not in found
+    want = dense_logits(plain, PROMPT)
+    for got in (dense_logits(rounded, PROMPT), PagedSequence(rounded).append(PROMPT)):
+        error = (got - want).abs() / want.abs().amax(dim=-1, keepdim=True)
+        assert error.max() < TOLERANCE
+
+
 @pytest.mark.parametrize("method", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("architecture", "tie"), [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", True)]

@@ -269,7 +269,9 @@ class TestNames:
 
 
 class TestExperts:
-    @pytest.fixture(params=["mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "granite_moe"])
+    @pytest.fixture(
+        params=["mixtral", "qwen2_moe", "glm4_moe", "granite_moe", "deepseekv2", "deepseekv3"]
+    )
     def directory(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         return make_checkpoint(tmp_path, request.param)
 
@@ -291,8 +293,11 @@ def _experts_of(directory: Path) -> ExpertsConfig:
     )
 
 
-def test_layers_that_predict_further_tokens_are_passed_over(tmp_path: Path) -> None:
-    directory = make_checkpoint(tmp_path, "glm4_moe")
+@pytest.mark.parametrize("architecture", ["glm4_moe", "deepseekv3"])
+def test_layers_that_predict_further_tokens_are_passed_over(
+    tmp_path: Path, architecture: str
+) -> None:
+    directory = make_checkpoint(tmp_path, architecture)
     file = directory / SINGLE_FILE
     tensors, want = load_file(file), dense_logits(load_model(directory), PROMPT)
     extra = {
@@ -311,6 +316,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4_moe", {"topk_group": 3}, "topk_group must be at most n_group=2"),
     ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace must be an integer >= 0"),
     ("glm4_moe", {"num_nextn_predict_layers": True}, "must be an integer >= 0"),
+    ("deepseekv2", {"topk_method": "noaux_tc"}, "topk_method must be 'greedy' or"),
+    ("deepseekv2", {"scoring_func": "sigmoid"}, "scoring_func must be 'softmax'"),
+    ("deepseekv2", {"norm_topk_prob": True}, "norm_topk_prob must be false"),
+    ("deepseekv2", {"mlp_bias": True}, "mlp_bias must be false"),
+    ("deepseekv2", {"attention_bias": True}, "attention_bias must be false without q_lora_rank"),
+    ("deepseekv2", {"num_key_value_heads": 2}, "num_key_value_heads must be equal to"),
+    ("deepseekv2", {"topk_group": 1, "num_experts_per_tok": 3}, "topk_group must be enough groups"),
+    ("deepseekv3", {"kv_lora_rank": 576}, "kv_lora_rank=576 .* up to 576"),
+    ("deepseekv3", {"qk_rope_head_dim": 15}, "must be a multiple of 8"),
+    ("deepseekv3", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid'"),
+    ("deepseekv3", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc'"),
     ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number"),
     ("granite_moe", {"num_experts_per_tok": 9}, "at most the 6 experts"),
     ("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}, "use_sliding_window must be true"),

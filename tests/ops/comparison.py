@@ -11,6 +11,7 @@ from src.ops import (
     CAUSAL_CONVOLUTION,
     EXPERTS,
     GUMBEL_ARGMAX,
+    LATENT_ATTENTION,
     LINEAR,
     LINEAR_RECURRENCE,
     PAGED_ATTENTION,
@@ -22,7 +23,7 @@ from src.ops.cpu.kernel_library import KernelLibrary
 # The others are called on CUDA only, and have their references on the CPU.
 COMPILED = (
     *(PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR, EXPERTS),
-    *(CAUSAL_CONVOLUTION, LINEAR_RECURRENCE),
+    *(LATENT_ATTENTION, CAUSAL_CONVOLUTION, LINEAR_RECURRENCE),
 )
 
 # Both accumulate in float32; what differs is the order of sums and the rounding of the result.
@@ -30,9 +31,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 MUTATED = (3, 4, 9)  # key_cache, value_cache, out
 
 
-def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def copied(args: tuple[Any, ...], mutated: Sequence[int] = MUTATED) -> tuple[Any, ...]:
     """The same arguments with copies of those that a call changes."""
-    return tuple(x.clone() if i in MUTATED else x for i, x in enumerate(args))
+    return tuple(x.clone() if i in mutated else x for i, x in enumerate(args))
 
 
 def attention_matches(kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -50,6 +51,17 @@ def attention_matches(kernel: Callable[..., Any], args: tuple[Any, ...]) -> None
     )
     assert not got[9][: num_tokens if cached else None].isnan().any()
     assert not cached or got[9][num_tokens:].isnan().all()
+
+
+def latent_matches(kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """The kernels may round keys and values, or queries and sums of latents, to the dtype."""
+    expected, got = copied(args, (2, 8)), copied(args, (2, 8))
+    LATENT_ATTENTION.reference(*expected)
+    kernel(*got)
+    # Bitwise, poison included: what must not be written has not been.
+    assert torch.equal(bits(expected[2]), bits(got[2]))
+    tolerance = 2 * TOLERANCE[got[8].dtype]
+    torch.testing.assert_close(got[8], expected[8], rtol=tolerance, atol=tolerance)
 
 
 def fused_copied(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from src.ops import (
     DECODE_SCHEDULE,
     EXPERTS,
     GUMBEL_ARGMAX,
+    LATENT_ATTENTION,
     LINEAR,
     LINEAR_RECURRENCE,
     PAGED_ATTENTION,
@@ -18,7 +19,13 @@ from src.ops import (
     Op,
 )
 from src.ops.declaration import Case
-from tests.ops.comparison import TOLERANCE, attention_matches, rotation_matches, states_match
+from tests.ops.comparison import (
+    TOLERANCE,
+    attention_matches,
+    latent_matches,
+    rotation_matches,
+    states_match,
+)
 
 Comparison = Callable[[Op, Callable[..., Any], tuple[Any, ...]], None]
 
@@ -133,5 +140,11 @@ TESTS_OF: dict[Op, OpTests] = {
         large={"rows": (1, 1)},
         matches=states_match,
         on_cuda="reference",
+    ),
+    LATENT_ATTENTION: OpTests(
+        checked=({"padding": 2}, {"dtype": torch.bfloat16, "heads": 3, "rows": ((1, 20),)}),
+        small={"rows": ((1, 10),)},
+        large={"rows": ((1, 100),)},
+        matches=lambda _, kernel, args: latent_matches(kernel, args),
     ),
 }

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, GptOssConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    GptOssConfig,
+    MixtralConfig,
+    Qwen3MoeConfig,
+)
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
@@ -89,6 +96,25 @@ def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None
     same_choice(route(logits, routing, router.e_score_correction_bias), weights, ids)
 
 
+@pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])
+def test_deepseek_v2(method: str) -> None:
+    config = DeepseekV2Config(
+        hidden_size=HIDDEN,
+        num_attention_heads=2,
+        moe_intermediate_size=8,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        n_group=8,
+        topk_group=3,
+        topk_method=method,
+        routed_scaling_factor=1.5,
+    )
+    logits, weights, ids = randomised(DeepseekV2TopkRouter(config))(hidden_states())
+    groups = {} if method == "greedy" else {"groups": 8, "chosen_groups": 3, "ranked_by": 1}
+    routing = Routing(chosen=CHOSEN, renormalise=False, scale=1.5, **groups)
+    same_choice(route(logits, routing), weights, ids)
+
+
 def test_logits_in_bfloat16_are_refused() -> None:
     with pytest.raises(ValueError, match="float32"):
         route(torch.zeros(2, 4, dtype=torch.bfloat16), Routing(chosen=2))
@@ -110,7 +136,8 @@ def test_the_choice_is_the_same_when_it_is_compiled(groups: int) -> None:
     logits = torch.randn(40, 16, generator=torch.Generator().manual_seed(6))
     routing = Routing(chosen=4, scoring="sigmoid", groups=groups, chosen_groups=(groups + 1) // 2)
     with torch.no_grad():
-        program = torch.export.export(Chosen(routing), (logits,))
+        tokens = {"logits": {0: torch.export.Dim.DYNAMIC}}
+        program = torch.export.export(Chosen(routing), (logits[:8],), dynamic_shapes=tokens)
     assert "topk" not in str(program.graph)
     weights, ids = program.module()(logits)
     expected = route(logits, routing)

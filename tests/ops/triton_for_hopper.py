@@ -14,6 +14,7 @@ from src.ops.triton import (
     decode_schedule,
     experts,
     gumbel_argmax,
+    latent_attention,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -55,6 +56,7 @@ UNNORMED = {"q_norm": None, "k_norm": None}
 CACHED = (
     *("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm"),
     *("hidden", "gate_up", "down", "activated", "results"),
+    *("absorbed", "latent", "cache", "merged", "x", "weight", "to"),
 )
 
 
@@ -130,7 +132,25 @@ def compile_experts(size: int, dtype: str) -> None:
     compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED)
 
 
+def compile_latents(size: int, dtype: str) -> None:
+    tile = latent_attention._TILES[size]
+    shape = {"HEADS": 128, "NOPE": 128, "ROPE": 64, "RANK": 512, "BLOCK_SIZE": 64}
+    shared = compile_for_hopper(
+        latent_attention._attend_kernel, dtype, tile.warps, tile.stages,
+        M=tile.packed, N=tile.keys, R=512, P=64, **shape,
+    )  # fmt: skip
+    assert shared + RESERVED <= SHARED_MEMORY, (dtype, shared)
+    compile_for_hopper(latent_attention._merge_kernel, dtype, 1, 1, RANK=512, R=512)
+    compile_for_hopper(latent_attention._write_kernel, dtype, 4, 1, BLOCK=1024)
+    sizes = {"M": latent_attention._PROJECTED, "N": 64, "K": 32}
+    compile_for_hopper(
+        latent_attention._project_kernel, dtype, 4, 3, INPUTS=128, OUTPUTS=512, **sizes
+    )
+
+
 def main() -> None:
+    compile_latents(2, "bf16")
+    compile_latents(4, "fp32")
     compile_attention(128, 0, 2, "bf16", 4, sinks=None)
     compile_attention(128, 128, 2, "bf16", 8, cap=30.0)
     compile_attention(256, 4096, 2, "bf16", 2, cap=50.0, sinks=None)

@@ -21,6 +21,7 @@ from src.ops import (
     DECODE_SCHEDULE,
     EXPERTS,
     GUMBEL_ARGMAX,
+    LATENT_ATTENTION,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     AttentionSpec,
@@ -31,12 +32,13 @@ from src.ops.triton import (
     decode_schedule,
     experts,
     gumbel_argmax,
+    latent_attention,
     paged_attention,
     paged_decode,
     rotate_and_cache,
 )
 from tests.ops import flash_attention_stand_in
-from tests.ops.comparison import TOLERANCE, attention_matches, rotation_matches
+from tests.ops.comparison import TOLERANCE, attention_matches, latent_matches, rotation_matches
 
 ATTENTION_CASES = [
     {"dtype": torch.float32, "head_dim": 24, "padding": 2},
@@ -192,6 +194,7 @@ def all_else_matches() -> None:
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
     experts_match()
+    latents_match()
     bad = [[-torch.inf] * 5, [1.0, torch.nan, 2.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0, torch.inf]]
     logits = torch.tensor([*bad, [1.0, -torch.inf, 2.0, 2.0, 0.0]])
     words = torch.zeros(4, dtype=torch.int64)
@@ -218,6 +221,33 @@ def experts_match() -> None:
     for some in (slice(5, 6), slice(30, 80)):
         alone = experts.run(x[some], gate_up, down, weights[some], ids[some], *rest)
         assert torch.equal(alone, whole[some]), some
+
+
+def latents_match() -> None:
+    """Whatever the number of splits; a token's bits are the same alone if that is promised."""
+    multiprocessors = latent_attention.multiprocessors
+    # The interpreter's products of bfloat16 are none.
+    cases = [
+        case
+        for case in LATENT_ATTENTION.cases
+        if case.get("heads", 0) < 16 and case.get("dtype") != torch.bfloat16
+    ]
+    for seed, case in enumerate([*cases[:5], cases[6], *cases[-2:]]):
+        number = (1, 7, 40)[seed % 3]
+        latent_attention.multiprocessors = lambda device, number=number: number
+        latent_matches(latent_attention.run, LATENT_ATTENTION.build("cpu", **case))
+    latent_attention.multiprocessors = multiprocessors
+    args = LATENT_ATTENTION.build("cpu", rows=((3, 40), (9, 70), (1, 50)), deterministic=True)
+    latent_attention.run(*args)
+    whole = args[8].clone()
+    for token, (row, seq_len) in ((11, (1, 70)), (5, (1, 64)), (12, (2, 50))):
+        one = [each[token : token + 1] for each in (args[0], args[1], args[7], args[8])]
+        starts, lengths = torch.tensor([0, 1]).int(), torch.tensor([seq_len]).int()
+        tables = args[4][row : row + 1]
+        latent_attention.run(
+            one[0], one[1], *args[2:4], tables, starts, lengths, *one[2:], *args[9:]
+        )
+        assert torch.equal(one[3][0], whole[token]), token
 
 
 def beside_a_library(case: dict[str, Any]) -> None:

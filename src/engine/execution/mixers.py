@@ -11,15 +11,18 @@ from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.models import Mixer
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
+from src.models.layers.latent_attention import LatentMixerSpec, LatentMixerWeights
 from src.models.layers.recurrence import RecurrenceMixerSpec, RecurrenceMixerWeights
 from src.ops import (
     causal_convolution,
+    latent_attention,
     linear_recurrence,
     paged_attention,
     rotate_and_cache,
     step_schedule,
 )
 from src.ops.attention_libraries import AttentionShape
+from src.ops.attention_spec import AttentionSpec
 from src.ops.cpu.step import StepAttention
 from src.ops.declaration import Backend
 
@@ -256,5 +259,72 @@ class Recurrence(LayerMixer):
         return out[inputs.sample_index_s].flatten(1)
 
 
+class LatentAttention(LayerMixer):
+    """Latent attention of one layer, over one cached vector per token.
+
+    Inputs are query [T, Q, nope + rope] and vectors [T, rank + rope].
+    """
+
+    def __init__(
+        self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
+    ) -> None:
+        super().__init__(mixer, weights, kv_cache, backend)
+        self._spec: LatentMixerSpec = mixer.spec
+        self._weights: LatentMixerWeights = weights
+        (self._cache,) = kv_cache.layers[mixer.layer].values()
+
+    @classmethod
+    def step_attention(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> StepAttention | None:
+        """See `LayerMixer`."""
+        spec: LatentMixerSpec = mixer.spec
+        (cache,) = kv_cache.layers[mixer.layer].values()
+        group = kv_cache.layout.group_of[mixer.layer]
+        attention = AttentionSpec(spec.scale)
+        return StepAttention(
+            *(cache, None, attention, spec.num_heads, group, weights.up, spec.value_dim)
+        )
+
+    def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
+        """See `LayerMixer`: [T, Q, value]."""
+        return out.view(len(out), self._spec.num_heads, self._spec.value_dim)
+
+    def mix(self, inputs: StepInputs, given: Sequence[Tensor], out: Tensor) -> None:
+        """See `LayerMixer`."""
+        query, latent = given
+        self._attend(inputs, query, latent, out)
+
+    def mix_sampled(
+        self, inputs: StepInputs, rows: AttentionRows, given: Sequence[Tensor]
+    ) -> Tensor:
+        """See `LayerMixer`."""
+        (query, latent), kept, spec = given, inputs.sample_index_s, self._spec
+        out = query.new_empty(len(query), spec.num_heads, spec.value_dim)
+        self._attend(inputs.without_rows(), query, latent, out)
+        if len(kept):
+            self._attend(rows, query[kept], latent[kept], out[: len(kept)])
+        return out[: len(kept)].flatten(1)
+
+    def _attend(self, rows: AttentionRows, query: Tensor, latent: Tensor, out: Tensor) -> None:
+        latent_attention(
+            query,
+            latent,
+            self._cache,
+            self._weights.up,
+            rows.block_tables_b[self._group],
+            rows.query_start_loc,
+            rows.seq_lens_b,
+            rows.slot_mappings_t[self._group],
+            out,
+            self._spec.scale,
+            rows.max_query_len,
+            rows.max_seq_len,
+            self._spec.deterministic,
+        )
+
+
 # Kind of mixer -> its class.
-MIXERS: Mapping[str, type[LayerMixer]] = {"attention": PagedAttention, "recurrence": Recurrence}
+MIXERS: Mapping[str, type[LayerMixer]] = {
+    "attention": PagedAttention,
+    "latent_attention": LatentAttention,
+    "recurrence": Recurrence,
+}

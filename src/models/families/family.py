@@ -13,6 +13,7 @@ from src.models.config import (
     MAX_HEAD_DIM,
     AttentionConfig,
     ExpertsConfig,
+    LatentAttentionConfig,
     LayerConfig,
     MLPConfig,
     ModelConfig,
@@ -124,7 +125,14 @@ def experts(fields: Fields, *counts: str, **differences: Any) -> ExpertsConfig:
         "num_chosen": chosen,
         "activation": activation,
     }
-    return ExpertsConfig(**(given | differences))
+    own = ExpertsConfig(**(given | differences))
+    if count % own.groups:
+        raise fields.error("n_group", f"a divisor of the number of experts, {count}")
+    if not chosen <= own.chosen_groups * (count // own.groups):
+        raise fields.error("topk_group", f"enough groups to choose {chosen} experts from")
+    if own.chosen_groups > own.groups:
+        raise fields.error("topk_group", f"at most n_group={own.groups}")
+    return own
 
 
 def kinds_of_layers(fields: Fields, layers: int, pattern: int) -> tuple[str, ...]:
@@ -142,7 +150,7 @@ def windowed(base: AttentionConfig, windows: Sequence[int | None]) -> list[Atten
 
 def decoder(
     fields: Fields,
-    attentions: Sequence[AttentionConfig | RecurrenceConfig],
+    attentions: Sequence[AttentionConfig | LatentAttentionConfig | RecurrenceConfig],
     mlps: Sequence[MLPConfig | ExpertsConfig],
     *,
     norm: NormSpec | None = None,

@@ -57,14 +57,14 @@ class Glm4Moe(Family):
 
 
 def _experts(fields: Fields) -> ExpertsConfig:
-    inner, groups = fields.integer("moe_intermediate_size"), fields.integer("n_group")
-    own = experts(
+    inner = fields.integer("moe_intermediate_size")
+    return experts(
         fields,
         intermediate_size=inner,
         renormalize=fields.boolean("norm_topk_prob", True),
         scoring="sigmoid",
         scale=fields.number("routed_scaling_factor"),
-        groups=groups,
+        groups=fields.integer("n_group"),
         chosen_groups=fields.integer("topk_group"),
         choice_bias_name="mlp.gate.e_score_correction_bias",
         shared=mlp(
@@ -74,10 +74,3 @@ def _experts(fields: Fields) -> ExpertsConfig:
             down_name="mlp.shared_experts.down_proj",
         ),
     )
-    if own.num_experts % groups:
-        raise fields.error("n_group", f"a divisor of the number of experts, {own.num_experts}")
-    if not own.num_chosen <= own.chosen_groups * (own.num_experts // groups):
-        raise fields.error("topk_group", f"enough groups to choose {own.num_chosen} experts from")
-    if own.chosen_groups > groups:
-        raise fields.error("topk_group", f"at most n_group={groups}")
-    return own

@@ -18,9 +18,10 @@ from src.ops.host_memory import lazy_zeros
 # head: the projection to logits, where errors matter most.
 # experts: a stack of matrices [experts, out, in].
 # router: chooses or weighs experts; always in float32.
+# latent: makes keys and values of latents; its mixer takes it as it is.
 # vector: norms, biases and other small parameters.
 # embedding: a table whose rows are looked up.
-Kind: TypeAlias = Literal["matrix", "head", "experts", "router", "vector", "embedding"]
+Kind: TypeAlias = Literal["matrix", "head", "experts", "router", "latent", "vector", "embedding"]
 Index: TypeAlias = tuple[int | slice, ...]
 
 

@@ -68,6 +68,22 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
+class ByHead:
+    """Cuts the rows of a matrix [heads * rows, in] into heads: [heads, rows, in]."""
+
+    rows: int
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See `parameters.Transform`."""
+        return (shape[0] * shape[1], *shape[2:])
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Cut the rows of ``stored``."""
+        cut: Tensor = stored.unflatten(0, (-1, self.rows))
+        return cut
+
+
+@dataclass(frozen=True, slots=True)
 class PartByPart:
     """Reorders rows that a checkpoint has head by head: first all heads' first part, and so on.
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 19
+#define SLIPSTREAM_ABI 20
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -48,6 +48,26 @@ struct AttentionArgs {
   int64_t num_blocks, block_size, max_blocks;
   int64_t dtype, threads;
   int64_t deterministic;  // whether results must not depend on how a row's tokens are cut into calls
+};
+
+// The cache has one vector per token: `rank` numbers from which the projections `up` make a key of `nope`
+// numbers and a value of `value` numbers for each head, and `rope` rotated numbers that belong to the
+// keys of all heads. Strides are in elements.
+struct LatentArgs {
+  const void* query;               // [tokens, heads, nope + rope], contiguous but for its tokens
+  const void* latent;              // [tokens, rank + rope]
+  void* cache;                     // [num_blocks, block_size, rank + rope] contiguous
+  const void* up;                  // [heads, nope + value, rank] contiguous
+  const int32_t* block_tables;     // [rows, block_table_stride]
+  const int32_t* query_start_loc;  // [rows + 1]
+  const int32_t* seq_lens;         // [rows]
+  const int64_t* slot_mapping;     // [tokens]
+  void* out;                       // [tokens, heads, value] contiguous
+  const AttentionSpec* spec;       // only the scale counts
+  int64_t query_stride, latent_stride, block_table_stride;
+  int64_t tokens, rows, heads, nope, rope, rank, value;
+  int64_t num_blocks, block_size, max_blocks;
+  int64_t dtype, threads, deterministic;  // as in AttentionArgs
 };
 
 struct GumbelArgs {
@@ -143,11 +163,13 @@ typedef int QuantizeFunction(const QuantizeArgs*);
 // Packs `strips` * 64 rows of `words` bfloat16 pairs as kBFloat16Strips, in place.
 typedef int LayOutFunction(void* weight, int64_t strips, int64_t words, int64_t threads);
 typedef int AttentionFunction(const AttentionArgs*);
+typedef int LatentFunction(const LatentArgs*);
 typedef int GumbelFunction(const GumbelArgs*);
 typedef int LinearFunction(const LinearArgs*);
 typedef int ExpertsFunction(const ExpertsArgs*);
 
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
+SLIPSTREAM_EXPORT LatentFunction slipstream_latent_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;
@@ -202,11 +224,13 @@ struct Bound;  // a compiled function and its weights
 
 // Constants of one layer's attention, and its part of the KV cache.
 struct AttentionLayer {
-  void* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]
-  void* value_cache;  // same
+  void* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]; `cache` of LatentArgs
+  void* value_cache;  // same; null for latent attention
   const AttentionSpec* spec;
+  const void* up;     // `up` of LatentArgs; null for ordinary attention
   int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size;
-  int64_t group;  // index of the group of layers whose block tables it uses
+  int64_t group;      // index of the group of layers whose block tables it uses
+  int64_t nope, rank, value;  // as in LatentArgs, where head_dim is nope + rope
 };
 
 constexpr int kMaxStepTensors = 16;
@@ -214,7 +238,7 @@ constexpr int kMaxStepTensors = 16;
 // One entry of a program: a compiled call, or a layer's attention. Step tensors have numbers.
 struct Instruction {
   const Bound* call;                // null: attention
-  const AttentionLayer* attention;  // reads query, key, value and writes the attention output
+  const AttentionLayer* attention;  // reads query, key and value, or query and latent; writes its output
   int64_t num_reads, num_writes;
   int64_t reads[kMaxTokenInputs], writes[kMaxResults];
   int64_t last_reads;  // bit i: no later instruction reads reads[i]

@@ -38,6 +38,7 @@ from src.ops.cpu.scratch import make_directory, scratch_in
 from src.ops.declaration import Kernel
 from src.ops.experts import EXPERTS
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
+from src.ops.latent_attention import LATENT_ATTENTION
 from src.ops.linear import LINEAR
 from src.ops.linear_recurrence import LINEAR_RECURRENCE
 from src.ops.paged_attention import PAGED_ATTENTION
@@ -52,6 +53,7 @@ _UNITS = (
     "compiled.cpp",
     "experts.cpp",
     "gumbel.cpp",
+    "latent.cpp",
     "linear.cpp",
     "loops.cpp",
     "masks.cpp",
@@ -441,6 +443,7 @@ def _install(level: str, library: KernelLibrary) -> None:
     GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
     LINEAR.install_cpu(Kernel(name, library.streamed_linear))
     EXPERTS.install_cpu(Kernel(name, library.experts))
+    LATENT_ATTENTION.install_cpu(Kernel(name, library.latent_attention))
     CAUSAL_CONVOLUTION.install_cpu(Kernel(name, library.causal_convolution))
     LINEAR_RECURRENCE.install_cpu(Kernel(name, library.linear_recurrence))
     _state.kernels = library

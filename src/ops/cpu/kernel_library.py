@@ -21,12 +21,13 @@ from src.ops.attention_spec import AttentionSpec
 from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.calls import kernel_threads, raise_status
+from src.ops.cpu.latent_calls import bind_latent
 from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linear
 from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 19
+ABI = 20
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""
@@ -56,9 +57,9 @@ class AttentionItems(NamedTuple):
 class KernelLibrary:
     """One built instruction set level.
 
-    The kernels are `paged_attention`, `gumbel_argmax`, `streamed_linear`, `experts`,
-    `causal_convolution` and `linear_recurrence`. Other compiled functions are `send`, which sends
-    to many sockets without the GIL, and the results of `bind_masks` and `bind_moves`.
+    The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
+    `experts`, `causal_convolution` and `linear_recurrence`. Other compiled functions are `send`,
+    which sends to many sockets without the GIL, and the results of `bind_masks` and `bind_moves`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,6 +77,7 @@ class KernelLibrary:
         attend: Any = self._library.slipstream_paged_attention
         attend.argtypes = (ctypes.c_char_p,)
         self.paged_attention = _bind_attention(attend)
+        self.latent_attention = bind_latent(self._library)
         self._items: Any = self._library.slipstream_attention_items
         self._items.argtypes, self._items.restype = (ctypes.c_char_p, _DOUBLES), ctypes.c_int64
         self.gumbel_argmax = _bind_gumbel(self._library)

@@ -154,18 +154,40 @@ AttentionArgs attention_of(const StepContext& c, Inputs& in) {
   return attention;
 }
 
+// `value` is null for latent attention, whose latents are the keys.
 void tell(const AttentionLayer& layer, const Inputs& in, const Tensor& query, const Tensor& key,
-          const Tensor& value, AttentionArgs* attention) {
+          const Tensor* value, AttentionArgs* attention) {
   in.all.put_into(attention, layer.group);
   attention->tokens = int64_t(in.ids.size());
   attention->slot_mapping = in.slots[size_t(layer.group)].data();
   attention->query = query.data, attention->query_stride = query.strides[0];
   attention->key = key.data, attention->key_stride = key.strides[0];
-  attention->value = value.data, attention->value_stride = value.strides[0];
+  if (value != nullptr) attention->value = value->data, attention->value_stride = value->strides[0];
   attention->key_cache = layer.key_cache, attention->value_cache = layer.value_cache;
   attention->num_heads = layer.num_heads, attention->num_kv_heads = layer.num_kv_heads;
   attention->head_dim = layer.head_dim, attention->num_blocks = layer.num_blocks;
   attention->block_size = layer.block_size, attention->spec = layer.spec;
+}
+
+// Elements per token of a layer's output.
+int64_t width_of(const AttentionLayer& layer) {
+  return layer.num_heads * (layer.up == nullptr ? layer.head_dim : layer.value);
+}
+
+int compute(const AttentionLayer& layer, const AttentionArgs& a) {
+  if (layer.up == nullptr) return slipstream_paged_attention(&a);
+  LatentArgs latent{};
+  latent.query = a.query, latent.query_stride = a.query_stride;
+  latent.latent = a.key, latent.latent_stride = a.key_stride;
+  latent.cache = a.key_cache, latent.up = layer.up, latent.out = a.out, latent.spec = a.spec;
+  latent.block_tables = a.block_tables, latent.block_table_stride = a.block_table_stride;
+  latent.query_start_loc = a.query_start_loc, latent.seq_lens = a.seq_lens;
+  latent.slot_mapping = a.slot_mapping, latent.tokens = a.tokens, latent.rows = a.rows;
+  latent.heads = layer.num_heads, latent.nope = layer.nope, latent.rope = layer.head_dim - layer.nope;
+  latent.rank = layer.rank, latent.value = layer.value;
+  latent.num_blocks = a.num_blocks, latent.block_size = a.block_size, latent.max_blocks = a.max_blocks;
+  latent.dtype = a.dtype, latent.threads = a.threads, latent.deterministic = a.deterministic;
+  return slipstream_latent_attention(&latent);
 }
 
 // Runs a program and holds its tensors during a step.
@@ -209,7 +231,7 @@ class Interpreter {
   }
 
   bool put_attended(const Instruction& step) {
-    const int64_t width = step.attention->num_heads * step.attention->head_dim;
+    const int64_t width = width_of(*step.attention);
     const int64_t sizes[] = {tokens_, width}, strides[] = {width, 1};
     Owned& attended = tensors_[step.writes[0]];
     *attended.receive() = slipstream_view(attention_.out, nullptr, 2, sizes, strides,
@@ -240,10 +262,14 @@ class Interpreter {
     return kOk;
   }
 
+  const Tensor* value_of(const Instruction& step) {
+    return step.num_reads > 2 ? tensors_[step.reads[2]].get() : nullptr;
+  }
+
   int attend(const Instruction& step) {
-    tell(*step.attention, in_, *tensors_[step.reads[0]], *tensors_[step.reads[1]],
-         *tensors_[step.reads[2]], &attention_);
-    const int status = slipstream_paged_attention(&attention_);
+    const AttentionLayer& layer = *step.attention;
+    tell(layer, in_, *tensors_[step.reads[0]], *tensors_[step.reads[1]], value_of(step), &attention_);
+    const int status = compute(layer, attention_);
     release_last(step);
     if (status) return status;
     return put_attended(step) ? kOk : kOutOfMemory;
@@ -254,9 +280,9 @@ class Interpreter {
   int attend_sampled(const Instruction& step) {
     const Tensor& query = *tensors_[step.reads[0]];
     const AttentionLayer& layer = *step.attention;
-    tell(layer, in_, query, *tensors_[step.reads[1]], *tensors_[step.reads[2]], &attention_);
+    tell(layer, in_, query, *tensors_[step.reads[1]], value_of(step), &attention_);
     attention_.rows = 0;
-    if (int status = slipstream_paged_attention(&attention_)) return status;
+    if (int status = compute(layer, attention_)) return status;
     const int64_t samples = int64_t(in_.sampled.size()), width = layer.num_heads * layer.head_dim;
     tokens_ = samples;
     if (samples == 0) return kOk;
@@ -267,7 +293,7 @@ class Interpreter {
     in_.last.put_into(&attention_, layer.group);
     // The first call has written all keys and values.
     std::fill_n(in_.slots[size_t(layer.group)].begin(), samples, -1);
-    const int status = slipstream_paged_attention(&attention_);
+    const int status = compute(layer, attention_);
     release_last(step);
     if (status) return status;
     for (int64_t i = 0; i < kMaxStepTensors; ++i) {

@@ -23,8 +23,8 @@ from src.ops.cpu.calls import DTYPES, raise_status
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 
 _CONTEXT: Final = struct.Struct("@6P19q").pack  # StepContext
-_LAYER: Final = struct.Struct("@3P6q").pack  # AttentionLayer
-_LAYER_SIZE: Final = struct.calcsize("@3P6q")
+_LAYER: Final = struct.Struct("@4P9q").pack  # AttentionLayer
+_LAYER_SIZE: Final = struct.calcsize("@4P9q")
 MAX_STEP_TENSORS: Final = 16
 _MAX_READS: Final = 8
 _MAX_WRITES: Final = 8
@@ -55,17 +55,32 @@ class StepAttention(NamedTuple):
     """Constants of one layer's attention, and its part of the KV cache.
 
     Attributes:
-        keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
+        keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous. For latent
+            attention `keys` is its cache [num_blocks, block_size, rank + rope], without values.
         spec: Scale and modifiers of the scores.
         num_heads: Number of query heads.
         group: Index of the group of layers whose block tables it uses.
+        up: Of latent attention: its projection [num_heads, nope + value, rank], contiguous.
+        value_dim: Of latent attention: elements of a head of its output.
     """
 
     keys: Tensor
-    values: Tensor
+    values: Tensor | None
     spec: AttentionSpec
     num_heads: int
     group: int
+    up: Tensor | None = None
+    value_dim: int = 0
+
+    @property
+    def memory(self) -> tuple[Tensor, ...]:
+        """The tensors that kernels take by their addresses."""
+        return tuple(each for each in (self.keys, self.values, self.up) if each is not None)
+
+    @property
+    def width(self) -> int:
+        """Elements per token of the output."""
+        return self.num_heads * (self.value_dim or self.keys.shape[-1])
 
 
 class StepInstruction(NamedTuple):
@@ -74,7 +89,8 @@ class StepInstruction(NamedTuple):
     Attributes:
         computes: A compiled function, which takes the tensors that are read and returns those that
             are written; or attention, which takes query, key and value [T, heads, head_dim], and
-            writes [T, num_heads * head_dim].
+            writes [T, num_heads * head_dim]. Latent attention takes query and latents
+            [T, rank + rope], and writes [T, num_heads * value].
         reads, writes: Numbers of tensors.
         last_reads: Those of `reads` that no later instruction reads.
     """
@@ -190,7 +206,7 @@ class CompiledStep:
         attentions = program.attentions
         if not attentions:
             raise ValueError("expected a program that attends")
-        if not all(kv.is_contiguous() for each in attentions for kv in (each.keys, each.values)):
+        if not all(kv.is_contiguous() for each in attentions for kv in each.memory):
             raise ValueError("expected contiguous caches")
         if len({each.keys.shape[1] for each in attentions}) != 1:
             raise ValueError("expected blocks of one length")
@@ -241,7 +257,7 @@ class CompiledStep:
             rows.seeds.stride(0),
             rows.vocab_size,
             attentions[0].keys.shape[1],
-            max(each.num_heads * each.keys.shape[3] for each in attentions),
+            max(each.width for each in attentions),
             DTYPES[program.dtype],
             caller.dtype_codes[program.dtype],
             caller.dtype_codes[torch.int64],
@@ -318,17 +334,21 @@ def _bits(numbers: Iterable[int]) -> int:
 
 
 def _packed_layer(layer: StepAttention, spec: int) -> bytes:
-    num_blocks, block_size, num_kv_heads, head_dim = layer.keys.shape
+    num_blocks, block_size = layer.keys.shape[:2]
+    if layer.up is None:
+        num_kv_heads, head_dim = layer.keys.shape[2:]
+        nope = rank = 0
+    else:
+        num_kv_heads, rank = 1, layer.up.shape[2]
+        nope = layer.up.shape[1] - layer.value_dim
+        head_dim = nope + layer.keys.shape[2] - rank
     return _LAYER(
         layer.keys.data_ptr(),
-        layer.values.data_ptr(),
+        0 if layer.values is None else layer.values.data_ptr(),
         spec,
-        layer.num_heads,
-        num_kv_heads,
-        head_dim,
-        num_blocks,
-        block_size,
-        layer.group,
+        0 if layer.up is None else layer.up.data_ptr(),
+        *(layer.num_heads, num_kv_heads, head_dim, num_blocks, block_size, layer.group),
+        *(nope, rank, layer.value_dim),
     )
 
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kKeys = 64;           // keys of a tile; tiles start at multiples of it
 constexpr int kStep = 128;          // the same for tile products (strips.h)
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 576;   // of latents; other heads have up to 256
 constexpr int kGemmRows = 64;       // packed query rows of a prefill tile
 #if defined(__AVX512BF16__)
 constexpr int kTileRows = 256;      // packed query rows of an item of tile products

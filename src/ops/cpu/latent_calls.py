@@ -1,0 +1,88 @@
+"""Calls of the kernel of latent attention."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from src.ops.attention_spec import AttentionSpec
+from src.ops.cpu.attention_specs import packed_specs
+from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
+
+_LATENT = struct.Struct("@10P16q").pack  # LatentArgs
+
+
+def bind_latent(library: ctypes.CDLL) -> Callable[..., None]:
+    """The op as a Python function."""
+    function: Any = library.slipstream_latent_attention
+    function.argtypes = (ctypes.c_char_p,)
+
+    def latent_attention(
+        query: Tensor,
+        latent: Tensor,
+        cache: Tensor,
+        up: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        slot_mapping: Tensor,
+        out: Tensor,
+        scale: float,
+        max_query_len: int,
+        max_seq_len: int,
+        deterministic: bool = False,
+    ) -> None:
+        tokens, heads, query_dim = query.shape
+        num_blocks, block_size, width = cache.shape
+        rank, value = up.shape[2], out.shape[2]
+        nope, rope = up.shape[1] - value, width - rank
+        rows, max_blocks = block_tables.shape
+        if not (
+            query.dtype == latent.dtype == cache.dtype == up.dtype == out.dtype
+            and query_dim == nope + rope
+            and latent.shape == (tokens, width)
+            and up.shape[0] == heads
+            and out.shape == (tokens, heads, value)
+            and query.stride()[1:] == (query_dim, 1)
+            and latent.stride()[1] == 1
+            and (block_tables.stride()[1] == 1 or max_blocks <= 1)
+            and cache.is_contiguous()
+            and up.is_contiguous()
+            and out.is_contiguous()
+        ):
+            raise ValueError(
+                "expected tensors of one dtype, contiguous but for the tokens of query and latent; "
+                f"got query {tuple(query.shape)} {query.stride()} {query.dtype}, "
+                f"latent {tuple(latent.shape)} {latent.stride()} {latent.dtype}, "
+                f"cache {tuple(cache.shape)} {cache.dtype}, up {tuple(up.shape)} {up.dtype}, "
+                f"out {tuple(out.shape)} {out.dtype}"
+            )
+        spec = packed_specs([AttentionSpec(scale)])
+        status = function(
+            _LATENT(
+                query.data_ptr(),
+                latent.data_ptr(),
+                cache.data_ptr(),
+                up.data_ptr(),
+                block_tables.data_ptr(),
+                query_start_loc.data_ptr(),
+                seq_lens.data_ptr(),
+                slot_mapping.data_ptr(),
+                out.data_ptr(),
+                ctypes.addressof(spec),
+                query.stride(0),
+                latent.stride(0),
+                block_tables.stride(0),
+                *(tokens, rows, heads, nope, rope, rank, value),
+                *(num_blocks, block_size, max_blocks),
+                *(DTYPES[query.dtype], kernel_threads(), deterministic),
+            )
+        )
+        if status:
+            raise_status(status)
+
+    return latent_attention
