@@ -6,6 +6,7 @@ and its parameters. Differences between families are values here, not branches e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -56,6 +57,9 @@ class AttentionConfig:
         A factor of queries that grows with their positions; None: there is none.
     rotated_norm
         Whether queries and keys of each head are normalized after rotation, without weights.
+    has_gate
+        Whether the output is multiplied by the sigmoid of a gate. Behind each head's rows of the
+        projection of queries the checkpoint has as many rows of its gate.
     qk_norm
         How queries and keys are normalized: each head by itself (``head``: with one weight [D] for
         all heads; ``each_head``: with weights [heads, D]), all heads together, or not.
@@ -73,6 +77,7 @@ class AttentionConfig:
     interleaved: bool = False
     temperature: Temperature | None = None
     rotated_norm: bool = False
+    has_gate: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["head", "each_head", "whole"] | None = None
@@ -81,6 +86,44 @@ class AttentionConfig:
     sinks_name: str | None = None
     q_norm_name: str = "self_attn.q_norm"
     k_norm_name: str = "self_attn.k_norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrenceConfig:
+    """A recurrent state in attention's place.
+
+    Attributes
+    ----------
+    kind
+        ``delta``: the gated delta rule. ``mamba``: Mamba-2.
+    key_heads
+        Heads of queries and keys; of Mamba-2: groups of B and C.
+    heads
+        Heads of values.
+    key_dim
+        Elements of a query and of a key; of Mamba-2: its state's size.
+    dim
+        Elements of a value.
+    taps
+        Tokens that the convolution sees.
+    name
+        Name of the part in the checkpoint, within its layer.
+    bias
+        Whether both projections have biases.
+    step_limits
+        Bounds of a token's time step.
+    """
+
+    kind: Literal["delta", "mamba"]
+    key_heads: int
+    heads: int
+    key_dim: int
+    dim: int
+    taps: int
+    name: str
+    bias: bool = False
+    convolution_bias: bool = False
+    step_limits: tuple[float, float] = (0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +276,7 @@ class LayerConfig:
         ``attention_norm``. Then ``mlp_norm`` is not used.
     """
 
-    attention: AttentionConfig | LatentAttentionConfig
+    attention: AttentionConfig | LatentAttentionConfig | RecurrenceConfig
     mlp: MLPConfig | ExpertsConfig
     attention_norm: str | None = "input_layernorm"
     attention_post_norm: str | None = None
@@ -265,6 +308,8 @@ class ModelConfig:
     unread_layers
         How many layers the checkpoint may have behind the last, to predict further tokens. They are
         not read.
+    unread_prefix
+        Tensors of the checkpoint whose names begin so are not read: they predict further tokens.
     """
 
     architecture: str
@@ -282,6 +327,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     unread: tuple[str, ...] = ()
     unread_layers: int = 0
+    unread_prefix: str | None = None
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

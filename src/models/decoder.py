@@ -15,6 +15,7 @@ from src.models.config import (
     LayerConfig,
     MLPConfig,
     ModelConfig,
+    RecurrenceConfig,
 )
 from src.models.expert_placements import place_experts
 from src.models.latent_decoder import LatentWriter
@@ -28,16 +29,19 @@ from src.models.layers.attention import (
     AttentionOutWeights,
     attention_in,
     attention_out,
+    scale_attended,
 )
 from src.models.layers.experts import ExpertsSpec, ExpertsWeights, experts
 from src.models.layers.mlp import MLPSpec, MLPWeights, mlp
 from src.models.layers.norms import NormSpec
 from src.models.program import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, StepTensor
+from src.models.recurrence import write_recurrence
 from src.models.weights.parameters import Placement, rows_of
-from src.models.weights.transforms import InHalves
+from src.models.weights.transforms import InHalves, PartByPart
 from src.ops.routing import Routing
 
 RESIDUAL, QUERY, KEY, VALUE, ATTENDED = "residual", "query", "key", "value", "attended"
+OUTPUT_GATE = "output_gate"
 
 
 def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
@@ -89,13 +93,17 @@ class _LayerWriter:
     def __init__(self, builder: ProgramBuilder, config: ModelConfig, layer: int) -> None:
         self._builder = builder
         self._config = config
+        self._number = layer
         self._layer: LayerConfig = config.layers[layer]
         self._own = f"layers.{layer}."
         self._stored = config.layer_name.format(layer) + "."
         self._hidden = config.hidden_size
 
     def write(self) -> None:
-        if self._layer.parallel:
+        if isinstance(self._layer.attention, RecurrenceConfig):
+            self._recurrence(self._layer.attention)
+            self._feed_forward()
+        elif self._layer.parallel:
             # The MLP adds to the residual stream after attention has read it.
             self._attention(self._layer.attention, between=self._feed_forward)
         else:
@@ -138,6 +146,14 @@ class _LayerWriter:
 
     def _fused_bias(self, name: str, size: int, placements: tuple[Placement, ...]) -> Name:
         return self._builder.parameter(self._own + name, (size,), "vector", placements, fill=0.0)
+
+    def _recurrence(self, config: RecurrenceConfig) -> None:
+        norm = self._layer.attention_norm
+        write_recurrence(
+            *(self._builder, self._config, config, self._number),
+            (self._spec_of(norm), self._block_norm("input_norm", norm)),
+            self._builder.step_tensor(RESIDUAL, self._hidden),
+        )
 
     def _attention(
         self,
@@ -184,6 +200,7 @@ class _LayerWriter:
             norm if config.rotated_norm else None,
             config.temperature,
             leaves_rotation,
+            config.has_gate,
         )
         unrotated = (None, None, None)
         left = rotation if leaves_rotation else unrotated
@@ -207,6 +224,9 @@ class _LayerWriter:
             (QUERY, KEY, VALUE),
             builder.step_tensor(ATTENDED, heads * dim),
         )
+        if config.has_gate:
+            attended = builder.step_tensor(ATTENDED, heads * dim)
+            builder.segment(scale_attended, None, (), (ATTENDED, OUTPUT_GATE), (attended,))
         self._attention_out(config, heads * dim)
 
     def _sinks(self, config: AttentionConfig, heads: int) -> Name:
@@ -259,9 +279,14 @@ class _LayerWriter:
     ) -> None:
         counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         sizes = [count * spec.head_dim for count in counts]
+        gates = sizes[0] if spec.has_gate else 0
+        sizes[0] += gates
 
         def placed(kind: str) -> tuple[Placement, ...]:
             rows = rows_of(self._names(config.qkv_names, kind), sizes)
+            if gates:
+                by_head = PartByPart(spec.num_heads, (spec.head_dim, spec.head_dim))
+                return (replace(rows[0], transform=by_head), *rows[1:])
             if not config.interleaved or not spec.rotary_dim:
                 return rows
             # Values, separate or the last rows of one fused tensor, are not rotated.
@@ -282,8 +307,11 @@ class _LayerWriter:
             ),
             (RESIDUAL, POSITIONS),
             [
-                self._builder.step_tensor(name, count, spec.head_dim)
-                for name, count in zip((QUERY, KEY, VALUE), counts, strict=True)
+                *(
+                    self._builder.step_tensor(name, count, spec.head_dim)
+                    for name, count in zip((QUERY, KEY, VALUE), counts, strict=True)
+                ),
+                *((self._builder.step_tensor(OUTPUT_GATE, gates),) if gates else ()),
             ],
         )
 

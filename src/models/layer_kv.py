@@ -38,7 +38,8 @@ class LayerKVSpec:
     window
         What a query sees.
     per
-        Whether the tensors are of each token of context, or of the sequence as a whole.
+        Whether the tensors are of each token of context, and lie in blocks, or of the sequence as a
+        whole, and lie in slots of their own.
     """
 
     kind: str
@@ -47,9 +48,8 @@ class LayerKVSpec:
     per: Literal["token", "sequence"] = "token"
 
     def block_shapes(self, block_size: int) -> tuple[tuple[int, ...], ...]:
-        """Per tensor: its shape within a block of ``block_size`` tokens."""
-        rows = (block_size,) if self.per == "token" else ()
-        return tuple((*rows, *tensor.shape) for tensor in self.tensors)
+        """Per tensor of each token: its shape within a block of ``block_size`` tokens."""
+        return tuple((block_size, *tensor.shape) for tensor in self.tensors)
 
     def block_bytes(self, block_size: int) -> tuple[int, ...]:
         """Per tensor: bytes within a block of ``block_size`` tokens."""

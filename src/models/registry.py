@@ -23,6 +23,7 @@ from src.models.families.glm4 import Glm4
 from src.models.families.glm4_moe import Glm4Moe
 from src.models.families.gpt_oss import GptOss
 from src.models.families.granite import Granite
+from src.models.families.granite_hybrid import GraniteHybrid
 from src.models.families.granite_moe import GraniteMoe
 from src.models.families.llama import Llama
 from src.models.families.llama4 import Llama4
@@ -35,6 +36,7 @@ from src.models.families.qwen2 import Qwen2
 from src.models.families.qwen2_moe import Qwen2Moe
 from src.models.families.qwen3 import Qwen3
 from src.models.families.qwen3_moe import Qwen3Moe
+from src.models.families.qwen3_next import Qwen3Next
 from src.models.families.smollm3 import SmolLM3
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
@@ -47,6 +49,7 @@ FAMILIES: tuple[type[Family], ...] = (
     DeepseekV3,
     Gemma2,
     Gemma3,
+    GraniteHybrid,
     Glm,
     Glm4,
     Glm4Moe,
@@ -64,6 +67,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Qwen2Moe,
     Qwen3,
     Qwen3Moe,
+    Qwen3Next,
     SmolLM3,
 )
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}

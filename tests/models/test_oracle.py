@@ -137,6 +137,26 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "granite-hybrid-experts": (
+        "granite_moehybrid",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "position_embedding_type": None,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+        },
+    ),
+    "granite-hybrid-one-group": (
+        "granite_moehybrid",
+        {"mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_d_conv": 3, "mamba_n_heads": 2},
+    ),
+    "granite-hybrid-bounded-steps": ("granite_moehybrid", {"time_step_limit": [0.5, 1.5]}),
+    "qwen3-next-dense": ("qwen3next", {"num_experts": 0, "attention_bias": True}),
+    "qwen3-next-one-head": (
+        "qwen3next",
+        {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_conv_kernel_dim": 2},
+    ),
     "mistral-window": ("mistral", {"sliding_window": 8}),
     "mistral-window-1": ("mistral", {"sliding_window": 1}),
     "qwen2-window-from-layer-1": (

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -97,11 +97,11 @@ class KVLayout:
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
-        """Layer -> group."""
+        """Layer -> group; -1 for layers that keep nothing of each token."""
         found = {
             layer: number for number, group in enumerate(self.groups) for layer in group.layers
         }
-        return tuple(found[layer] for layer in range(len(found)))
+        return tuple(found.get(layer, -1) for layer in range(1 + max(found)))
 
 
 def lay_out(layers: Sequence[LayerKVSpec], block_size: int) -> KVLayout:
@@ -110,10 +110,18 @@ def lay_out(layers: Sequence[LayerKVSpec], block_size: int) -> KVLayout:
     Raises
     ------
     ValueError
-        Layers of different groups keep tensors that cannot share memory.
+        Layers of different groups keep tensors that cannot share memory, or none keeps anything
+        of each token.
     """
-    sizes = [layer.block_bytes(block_size) for layer in layers]
-    groups, slot_bytes = _grouped(layers, sizes, block_size)
+    # Layers that keep something of the sequence as a whole are no part of the pool.
+    paged = [number for number, layer in enumerate(layers) if layer.per == "token"]
+    if not paged:
+        raise ValueError("no layer keeps anything of each token")
+    sizes = [layers[number].block_bytes(block_size) for number in paged]
+    found, slot_bytes = _grouped([layers[number] for number in paged], sizes, block_size)
+    groups = tuple(
+        replace(group, layers=tuple(paged[index] for index in group.layers)) for group in found
+    )
     token_bytes = tuple(
         sum(sum(tensor.nbytes for tensor in layers[number].tensors) for number in group.layers)
         for group in groups

@@ -241,13 +241,16 @@ def _size(
 
 
 def _kv_report(layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int) -> KVReport:
+    at_once = plan.num_blocks / plan.blocks_held(max_model_len)
     return KVReport(
         groups=_group_reports(lay_out(layers, plan.block_size), layers),
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         bytes=plan.total_bytes,
         max_model_len=max_model_len,
-        requests_at_once=round(plan.num_blocks / plan.blocks_held(max_model_len), 1),
+        requests_at_once=round(
+            at_once if plan.states is None else min(at_once, plan.states.num_rows), 1
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from src.models.config import (
     LayerConfig,
     MLPConfig,
     ModelConfig,
+    RecurrenceConfig,
 )
 from src.models.decoder import write_decoder
 from src.models.fields import LAYER_TYPES, Fields
@@ -177,7 +178,7 @@ def windowed(base: AttentionConfig, windows: Sequence[int | None]) -> list[Atten
 
 def decoder(
     fields: Fields,
-    attentions: Sequence[AttentionConfig | LatentAttentionConfig],
+    attentions: Sequence[AttentionConfig | LatentAttentionConfig | RecurrenceConfig],
     mlps: Sequence[MLPConfig | ExpertsConfig],
     *,
     norm: NormSpec | None = None,
@@ -190,7 +191,7 @@ def decoder(
 
     Args:
         fields: the fields of `config.json`.
-        attentions: one per layer.
+        attentions: one per layer; a recurrent state may be in attention's place.
         mlps: one per layer.
         norm: None: a plain norm with `rms_norm_eps`.
         layer_norms: values of `LayerConfig` that override the usual ones.

@@ -52,6 +52,8 @@ class AttentionInSpec:
         Norm without weights of rotated queries and keys, each head by itself.
     temperature
         A factor of queries.
+    has_gate
+        Whether the projection has rows of an output gate, behind those of queries.
     leaves_rotation
         Whether the mixer normalizes and rotates queries and keys (`ops.rotate_and_cache`). The
         segment then returns them as slices of the projection.
@@ -67,13 +69,14 @@ class AttentionInSpec:
     rotated_norm: NormSpec | None
     temperature: Temperature | None
     leaves_rotation: bool
+    has_gate: bool = False
 
 
 class AttentionInWeights(NamedTuple):
     """Weights of `attention_in`, in the model's dtype unless quantized."""
 
     norm: Tensor | None  # [H]
-    qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, keys, values
+    qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, perhaps gates, keys, values
     qkv_bias: Tensor | None  # [(Q + 2 K) D]
     q_norm: Tensor | None  # [D]; [Q, D] with weights of each head; [Q D] for all heads together
     k_norm: Tensor | None  # [D], [K, D] or [K D]
@@ -148,8 +151,10 @@ class AttentionMixerWeights(NamedTuple):
 
 def attention_in(
     spec: AttentionInSpec, weights: AttentionInWeights, residual: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Compute queries [T, Q, D], keys and values [T, K, D] from the residual stream [T, H].
+
+    With `has_gate` also the factors of the output, [T, Q D].
 
     Queries and keys are contiguous and rotated. Values are a slice of the fused projection, with a
     token stride of (Q + 2 K) D. With `leaves_rotation` all three are slices.
@@ -159,15 +164,18 @@ def attention_in(
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)
     qkv = linear(normed, weights.qkv_weight, weights.qkv_bias)
-    fused = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
-    query, key, value = fused.split((heads, kv_heads, kv_heads), dim=1)
+    gates = heads if spec.has_gate else 0
+    fused = qkv.unflatten(-1, (heads + gates + 2 * kv_heads, head_dim))
+    query, _, key, value = fused.split((heads, gates, kv_heads, kv_heads), dim=1)
+    # Sliced from the flat projection, because flattening the heads again would make the compiler
+    # add a guard on the number of tokens.
+    sizes = [count * head_dim for count in (heads, gates, kv_heads, kv_heads)]
+    flat_query, flat_gate, flat_key, _ = qkv.split(sizes, dim=-1)
+    factors = (flat_gate.sigmoid(),) if gates else ()
     if spec.leaves_rotation:
-        return query, key, value
+        return query, key, value, *factors
     if spec.whole:
-        # Sliced from the flat projection, because flattening the heads again would make the
-        # compiler add a guard on the number of tokens.
-        sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-        flat_query, flat_key = _normed(spec, weights, *qkv.split(sizes, dim=-1)[:2])
+        flat_query, flat_key = _normed(spec, weights, flat_query, flat_key)
         query = flat_query.unflatten(-1, (heads, head_dim))
         key = flat_key.unflatten(-1, (kv_heads, head_dim))
     else:
@@ -182,9 +190,9 @@ def attention_in(
     if spec.rotated_norm is not None:
         query, key = unit(query, spec.rotated_norm.eps), unit(key, spec.rotated_norm.eps)
     if spec.temperature is not None:
-        factors = spec.temperature.of(positions)
-        query = (query * factors[:, None, None]).to(query.dtype)
-    return query, key, value
+        temperature = spec.temperature.of(positions)
+        query = (query * temperature[:, None, None]).to(query.dtype)
+    return query, key, value, *factors
 
 
 def _normed(
@@ -197,6 +205,11 @@ def _normed(
         rms_norm(query, weights.q_norm, spec.qk_norm),
         rms_norm(key, weights.k_norm, spec.qk_norm),
     )
+
+
+def scale_attended(spec: None, weights: tuple[()], attended: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the attention output [T, Q D] by the factors that `attention_in` gave."""
+    return attended * factors
 
 
 def attention_out(

@@ -269,6 +269,69 @@ bool same_layout(LayOutFunction* other) {
          std::memcmp(weight.data(), other_weight.data(), weight.size() * sizeof(bf16)) == 0;
 }
 
+template <class T>
+bool same_values(const std::vector<T>& ours, const std::vector<T>& others, float tolerance) {
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const float expected = as_float(&ours[i]);
+    if (!(std::fabs(expected - as_float(&others[i])) <= tolerance * (1.0f + std::fabs(expected)))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A decode, a row without tokens, and a chunk; the last token is padding.
+constexpr int32_t kStateStarts[] = {0, 1, 1, 20};
+constexpr int64_t kStateSlots[] = {2, 0, 3}, kStateTokens = 21;
+
+template <class T>
+bool same_convolution(ConvolutionFunction* other, DType dtype) {
+  constexpr int64_t kChannels = 150, kTaps = 4, kStride = (kTaps - 1) * kChannels + 5;
+  Random random;
+  const auto x = draw<T>(random, kStateTokens * kChannels), bias = draw<T>(random, kChannels);
+  const auto weight = draw<T>(random, kTaps * kChannels);
+  auto states = draw<T>(random, 4 * kStride), other_states = states;
+  std::vector<T> out(x.size()), other_out(x.size());
+  ConvolutionArgs args{x.data(), weight.data(), bias.data(), states.data(), kStateSlots,
+                       kStateStarts, out.data(), kChannels, kStride, kStateTokens, 3, kChannels,
+                       kTaps, 4, dtype, 2};
+  if (slipstream_convolution(&args) != kOk) return false;
+  args.states = other_states.data(), args.out = other_out.data();
+  return other(&args) == kOk && same_values(out, other_out, dtype == kFloat32 ? 1e-5f : 2e-2f) &&
+         std::memcmp(states.data(), other_states.data(), states.size() * sizeof(T)) == 0;
+}
+
+template <class T>
+bool same_recurrence(RecurrenceFunction* other, DType dtype, int64_t delta) {
+  constexpr int64_t kHeads = 4, kKeyHeads = 2, kKeyDim = 33, kDim = 150;
+  constexpr int64_t kState = kHeads * kKeyDim * kDim;
+  Random random;
+  const auto query = draw<T>(random, kStateTokens * kKeyHeads * kKeyDim);
+  const auto key = draw<T>(random, query.size());
+  const auto value = draw<T>(random, kStateTokens * kHeads * kDim);
+  auto decay = draw<float>(random, kStateTokens * kHeads), factor = decay;
+  const auto skip = draw<float>(random, kHeads);
+  // Small factors keep states bounded where nothing is subtracted.
+  for (float& each : decay) each = -std::fabs(each);
+  for (float& each : factor) each = 0.1f * std::fabs(each);
+  auto states = draw<float>(random, 4 * kState), other_states = states;
+  std::vector<T> out(value.size()), other_out(value.size());
+  RecurrenceArgs args{query.data(), key.data(), value.data(), decay.data(), factor.data(),
+                      skip.data(), states.data(), kStateSlots, kStateStarts, out.data(),
+                      kKeyHeads * kKeyDim, kKeyHeads * kKeyDim, kHeads * kDim, kState,
+                      kStateTokens, 3, kKeyHeads, kHeads, kKeyDim, kDim, 4, dtype, delta, delta, 2};
+  if (slipstream_recurrence(&args) != kOk) return false;
+  args.states = other_states.data(), args.out = other_out.data();
+  return other(&args) == kOk && same_values(out, other_out, dtype == kFloat32 ? 1e-3f : 3e-2f) &&
+         same_values(states, other_states, 1e-3f);
+}
+
+template <class T>
+bool same_states(ConvolutionFunction* convolution, RecurrenceFunction* recurrence, DType dtype) {
+  return same_convolution<T>(convolution, dtype) && same_recurrence<T>(recurrence, dtype, 0) &&
+         same_recurrence<T>(recurrence, dtype, 1);
+}
+
 #if defined(__x86_64__)
 inline bool has_byte_products() {
   constexpr unsigned kBytes = 1u << 11;  // leaf 7: AVX512_VNNI
@@ -319,7 +382,9 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
 
 SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel,
                                             LinearFunction* linear, ExpertsFunction* experts,
-                                            QuantizeFunction* quantize, LayOutFunction* lay_out) {
+                                            QuantizeFunction* quantize, LayOutFunction* lay_out,
+                                            ConvolutionFunction* convolution,
+                                            RecurrenceFunction* recurrence) {
   if (!same_attentions<float>(attention, kFloat32) ||
       !same_attentions<bf16>(attention, kBFloat16) || !same_attentions<f16>(attention, kFloat16)) {
     return kDiffers;
@@ -334,6 +399,11 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
   }
   if (!same_quantize<float>(quantize, kFloat32) || !same_quantize<bf16>(quantize, kBFloat16) ||
       !same_quantize<f16>(quantize, kFloat16) || !same_layout(lay_out)) {
+    return kDiffers;
+  }
+  if (!same_states<float>(convolution, recurrence, kFloat32) ||
+      !same_states<bf16>(convolution, recurrence, kBFloat16) ||
+      !same_states<f16>(convolution, recurrence, kFloat16)) {
     return kDiffers;
   }
   return same_gumbel(gumbel) ? 0 : kDiffers;

@@ -54,6 +54,8 @@ def limits_of(draw: st.DrawFn, /, **changes: object) -> SchedulerLimits:
         "block_size": draw(st.integers(1, 4)),
         "num_blocks": draw(st.one_of(st.integers(2, 6), st.integers(2, 12), st.integers(6, 36))),
         "windows": draw(WINDOWS),
+        "num_snapshots": draw(st.sampled_from([None, None, 0, 1, 2, 3, 5, 40])),
+        "snapshot_interval": draw(st.sampled_from([1, 2, 3, 100])),
         "max_model_len": draw(st.integers(12, 48)),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "max_waiting_requests": draw(st.integers(1, 12)),
