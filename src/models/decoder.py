@@ -48,9 +48,8 @@ def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
     """Write the program and the parameters of a decoder."""
     residual = builder.step_tensor(RESIDUAL, config.hidden_size)
     rows = (config.vocab_size, config.hidden_size)
-    embedding = builder.parameter(
-        "embedding", rows, "embedding", (Placement(f"{config.embedding_name}.weight"),)
-    )
+    stored = (Placement(f"{config.embedding_name}.weight"),)
+    embedding = builder.parameter("embedding", rows, "embedding", stored)
     # The reference multiplies by a tensor of the model's dtype, so the factor is rounded to it.
     multiplier = float(torch.tensor(config.embedding_multiplier, dtype=builder.dtype))
     builder.segment(
