@@ -49,7 +49,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float | None = None
-    mscale_all_dim: float | None = None
+    mscale_all_dim: float | None = None  # all but default: latent attention scales by it too
     truncate: bool = True
     # linear: whether `max_position_embeddings` is the stretched length, as it is for llama3.
     states_stretched: bool = False
@@ -146,6 +146,7 @@ def parse_rope(
         "theta": theta,
         "factor": factor,
         "partial_rotary_factor": share,
+        "mscale_all_dim": _optional_number(scaling, "mscale_all_dim"),
     }
     if rope_type == "longrope":
         return RopeConfig(
@@ -170,7 +171,6 @@ def parse_rope(
             beta_fast=_optional_number(scaling, "beta_fast") or 32.0,
             beta_slow=_optional_number(scaling, "beta_slow") or 1.0,
             mscale=_optional_number(scaling, "mscale"),
-            mscale_all_dim=_optional_number(scaling, "mscale_all_dim"),
             truncate=bool(scaling.get("truncate", True)),
         )
     return RopeConfig(**shared)
