@@ -331,6 +331,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseekv3", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid'"),
     ("deepseekv3", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc'"),
     ("deepseekv3", {"rope_parameters": LONG_LISTS}, "short_factor must be a list of 8 numbers"),
+    ("granite", {"embedding_multiplier": 10**400}, "embedding_multiplier must be a positive"),
     ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number"),
     ("granite_moe", {"num_experts_per_tok": 9}, "at most the 6 experts"),
     ("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}, "use_sliding_window must be true"),
