@@ -7,7 +7,7 @@ engine cannot honour is refused by name.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "a positive number")
-        if not 0 < value < math.inf:
+        # An integer may be larger than any float.
+        if not 0 < value <= sys.float_info.max:
             raise self.error(name, "a positive number")
         return float(value)
 

@@ -315,7 +315,7 @@ class TestRefusals:
             ({"rope_scaling": LONGROPE | {"long_factor": [2.0]}}, "list of 8 numbers, got 1"),
             ({"rope_scaling": LONGROPE | {"short_factor": ["1"] * 8}}, "short_factor must be a"),
             ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number, got None"),
-            ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),
+            ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be from 1 to"),
             ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor"),
             ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor must be"),
             ({"rope_scaling": [1]}, "rope parameters must be an object"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 from src.models import load_config
 from src.models.config import ExpertsConfig, LatentAttentionConfig
 from src.models.layers.latent_attention import LatentMixerSpec
+from tests.support.checkpoints import ROPES
 
 V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -84,6 +86,20 @@ def test_the_published_file_of_v3(tmp_path: Path) -> None:
         False,
     )
     assert sum(spec.kv().block_bytes(1)) == 1152
+
+
+@pytest.mark.parametrize("name", [*ROPES, "published"])
+def test_scores_are_sharpened_as_in_the_reference(name: str, tmp_path: Path) -> None:
+    lists = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32, "factor": 2.0}
+    rope = ROPES[name] if name in ROPES else V3["rope_scaling"]
+    rope = rope | (lists if name == "longrope" else {}) | {"mscale_all_dim": 0.8}
+    fields = V3 | {"rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with torch.device("meta"):
+        module = DeepseekV3Attention(DeepseekV3Config(**copy.deepcopy(fields)), 0)
+    attention = load_config(tmp_path).layers[0].attention
+    assert attention.scale == pytest.approx(module.scaling)
+    assert (attention.scale == 192**-0.5) == (name == "default")
 
 
 def test_layers_with_experts_by_their_number(tmp_path: Path) -> None:

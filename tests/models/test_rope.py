@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from src.core.errors import ModelLoadError
 from src.models.layers.rope import parse_rope, rope_table
 from tests.support.checkpoints import ROPES
 
@@ -71,6 +72,31 @@ def test_yarn_is_the_reference_s_where_its_ramp_is_clamped(edge: str) -> None:
     parameters = ROPES["yarn"] | YARN_EDGES[edge]
     got = rope_table(parse_rope({"rope_parameters": parameters}, TRAINED), 8, TRAINED, LENGTH)
     torch.testing.assert_close(got, reference_table(parameters, 8, LENGTH), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("yarn", {"original_max_position_embeddings": 0.5}, "original_max_position_embeddings"),
+        ("llama3", {"original_max_position_embeddings": 1e300}, "original_max_position_embeddings"),
+        ("yarn", {"rope_theta": 1.0}, "rope_theta must be more than 1"),
+        ("yarn", {"factor": 1e308}, "factor must be from 1 to"),
+        ("linear", {"factor": 10**400}, "factor must be a number"),
+        ("default", {"rope_theta": 10**400}, "rope_theta must be a number"),
+    ],
+)
+def test_numbers_beyond_any_model_are_refused(
+    name: str, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=reason):
+        parse_rope({"rope_parameters": ROPES[name] | changes}, TRAINED)
+
+
+def test_one_pair_cannot_be_stretched_dynamically() -> None:
+    rope = parse_rope({"rope_parameters": ROPES["dynamic"]}, TRAINED)
+    assert rope.rotary_dim(4) == 4
+    with pytest.raises(ModelLoadError, match="dynamic"):
+        rope.rotary_dim(2)
 
 
 @pytest.mark.parametrize("name", [n for n in ROPES if n not in ("dynamic", "longrope")])

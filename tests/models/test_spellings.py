@@ -310,10 +310,13 @@ def test_layers_that_predict_further_tokens_are_passed_over(
         load_model(directory)
 
 
+LONG_LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 8}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4_moe", {"n_group": 3}, "n_group must be a divisor of the number of experts, 8"),
     ("glm4_moe", {"n_group": 8, "topk_group": 2}, "topk_group must be enough groups"),
     ("glm4_moe", {"topk_group": 3}, "topk_group must be at most n_group=2"),
+    ("glm4_moe", {"n_group": 8, "topk_group": 4}, "n_group must be at most 4"),
+    ("deepseekv3", {"n_group": 8, "topk_group": 4}, "n_group must be at most 4"),
     ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace must be an integer >= 0"),
     ("glm4_moe", {"num_nextn_predict_layers": True}, "must be an integer >= 0"),
     ("deepseekv2", {"topk_method": "noaux_tc"}, "topk_method must be 'greedy' or"),
@@ -327,6 +330,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseekv3", {"qk_rope_head_dim": 15}, "must be a multiple of 8"),
     ("deepseekv3", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid'"),
     ("deepseekv3", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc'"),
+    ("deepseekv3", {"rope_parameters": LONG_LISTS}, "short_factor must be a list of 8 numbers"),
+    ("granite", {"embedding_multiplier": 10**400}, "embedding_multiplier must be a positive"),
     ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number"),
     ("granite_moe", {"num_experts_per_tok": 9}, "at most the 6 experts"),
     ("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}, "use_sliding_window must be true"),

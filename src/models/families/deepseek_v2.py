@@ -76,6 +76,7 @@ def latent_attention(fields: Fields, *, interleaved: bool) -> LatentAttentionCon
         )
     plain = fields.integer("qk_nope_head_dim")
     rope = fields.rope(fields.integer("max_position_embeddings", default=2048))
+    rope.rotary_dim(rotated)
     query_rank, bias = fields.optional_integer("q_lora_rank"), fields.boolean("attention_bias")
     if bias and query_rank is None:
         raise fields.error("attention_bias", "false without q_lora_rank")

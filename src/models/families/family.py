@@ -160,6 +160,10 @@ def experts(fields: Fields, *counts: str, **differences: Any) -> ExpertsConfig:
         raise fields.error("topk_group", f"enough groups to choose {chosen} experts from")
     if own.chosen_groups > own.groups:
         raise fields.error("topk_group", f"at most n_group={own.groups}")
+    most = count // own.groups_ranked_by
+    if own.chosen_groups < own.groups > most:
+        ranks = f"its best {own.groups_ranked_by} experts rank a group"
+        raise fields.error("n_group", f"at most {most}, since {ranks}")
     return own
 
 

@@ -22,16 +22,19 @@ length exceeds `original_max_position_embeddings`. Here `max_model_len` selects 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from src.core.config import INT32_MAX
 from src.core.errors import ModelLoadError
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _DEFAULT_THETA = 10_000.0
+_LARGEST = sys.float_info.max  # An integer of JSON may be larger.
 _OLD_NAMES = {"su": "longrope"}
 
 
@@ -49,7 +52,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float | None = None
-    mscale_all_dim: float | None = None
+    mscale_all_dim: float | None = None  # all but default: latent attention scales by it too
     truncate: bool = True
     # linear: whether `max_position_embeddings` is the stretched length, as it is for llama3.
     states_stretched: bool = False
@@ -62,14 +65,18 @@ class RopeConfig:
         """How many elements of a head are rotated.
 
         Raises:
-            ModelLoadError: the number is odd or out of range, or the number of factors of
-                `longrope` is not the number of pairs.
+            ModelLoadError: the number is odd or out of range; or the number of factors of
+                `longrope` is not the number of pairs; or `dynamic` has a single pair.
         """
         rotated = int(head_dim * self.partial_rotary_factor)
         if rotated < 2 or rotated % 2 or rotated > head_dim:
             raise ModelLoadError(
                 f"config.json: partial_rotary_factor={self.partial_rotary_factor} must be of an "
                 f"even number of the {head_dim} elements of a head, got {rotated}"
+            )
+        if self.rope_type == "dynamic" and rotated == 2:
+            raise ModelLoadError(
+                "config.json: rope type 'dynamic' needs two pairs of a head or more"
             )
         for name, factors in (("short", self.short_factor), ("long", self.long_factor)):
             if self.rope_type == "longrope" and len(factors) != rotated // 2:
@@ -136,16 +143,23 @@ def parse_rope(
         return RopeConfig(theta=theta, partial_rotary_factor=share)
     name = "original_max_position_embeddings"
     original = int(_number(raw, name, _number(scaling, name, max_position_embeddings)))
+    if not 1 <= original <= INT32_MAX:
+        raise ModelLoadError(f"config.json: rope's {name} must be from 1 to {INT32_MAX}")
+    if rope_type == "yarn" and theta <= 1:
+        raise ModelLoadError(f"config.json: rope_theta must be more than 1 for yarn, got {theta}")
     stretch = max_position_embeddings / original
     implied = {"yarn": stretch, "longrope": max(stretch, 1.0)}.get(rope_type)
     factor = _number(scaling, "factor", implied)
-    if factor < 1:
-        raise ModelLoadError(f"config.json: rope factor must be at least 1, got {factor}")
+    if not 1 <= factor <= INT32_MAX:
+        raise ModelLoadError(
+            f"config.json: rope factor must be from 1 to {INT32_MAX}, got {factor}"
+        )
     shared: dict[str, Any] = {
         "rope_type": rope_type,
         "theta": theta,
         "factor": factor,
         "partial_rotary_factor": share,
+        "mscale_all_dim": _optional_number(scaling, "mscale_all_dim"),
     }
     if rope_type == "longrope":
         return RopeConfig(
@@ -170,7 +184,6 @@ def parse_rope(
             beta_fast=_optional_number(scaling, "beta_fast") or 32.0,
             beta_slow=_optional_number(scaling, "beta_slow") or 1.0,
             mscale=_optional_number(scaling, "mscale"),
-            mscale_all_dim=_optional_number(scaling, "mscale_all_dim"),
             truncate=bool(scaling.get("truncate", True)),
         )
     return RopeConfig(**shared)
@@ -180,7 +193,7 @@ def _optional_number(values: Mapping[str, Any], name: str) -> float | None:
     value = values.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
         raise ModelLoadError(f"config.json: rope's {name} must be a number >= 0, got {value!r}")
     return float(value)
 
