@@ -37,7 +37,7 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, defaults: Mapping[str, Any]) -> None:
-        self._given = values
+        self._given, self._defaults = values, defaults
         self._values = {**defaults, **values}
         self._source = source
 
@@ -178,6 +178,9 @@ class Fields:
             name, default = theta
             raw["rope_theta"] = (raw.get(name) if name else None) or default
         parameters = raw.get("rope_parameters")
+        if parameters is None:
+            # A null is not "none" here: transformers fills it in as it does a missing field.
+            raw["rope_parameters"] = parameters = self._defaults.get("rope_parameters")
         if kind is not None and isinstance(parameters, Mapping):
             if unknown := [each for each in parameters if each not in LAYER_TYPES]:
                 raise self.error("rope_parameters", f"by {LAYER_TYPES} (not {unknown})")

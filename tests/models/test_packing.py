@@ -13,6 +13,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
+from src.models.weights.checkpoint import first_dtype
 from src.models.weights.packing import Mxfp4
 from tests.models.test_oracle import check_float32
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -105,6 +106,19 @@ def test_values_are_cast_to_the_models_dtype(tmp_path: Path) -> None:
         assert torch.equal(model.parameters()[name], value), name
 
 
+def test_packed_bytes_are_not_taken_for_the_dtype_of_a_file_that_names_none(tmp_path: Path) -> None:
+    """As gpt-oss-20b's. transformers takes the first tensor of numbers."""
+    from transformers.modeling_utils import get_state_dict_dtype
+
+    for dtype in (torch.bfloat16, torch.uint8):
+        tensors = {
+            "a_blocks": torch.zeros(2, 4, dtype=torch.uint8),
+            "b_bias": torch.zeros(2, dtype=dtype),
+        }
+        save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+        assert first_dtype(tmp_path) == get_state_dict_dtype(tensors) == dtype
+
+
 def refusal(checkpoints: Checkpoints) -> str:
     checkpoints.write()
     with pytest.raises(ModelLoadError) as caught:
@@ -189,7 +203,7 @@ def test_published_files_mean_what_transformers_reads_in_them(tmp_path: Path) ->
         "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": LEFT_OUT},
     }
     without_rope = {name: value for name, value in published.items() if not name.startswith("rope")}
-    for given in (published, without_rope):
+    for given in (published, without_rope, {**without_rope, "rope_parameters": None}):
         (tmp_path / "config.json").write_text(json.dumps(given))
         config = load_config(tmp_path)
         wanted = GptOssConfig.from_pretrained(tmp_path)

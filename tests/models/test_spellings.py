@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
-from src.models.config import AttentionConfig, ExpertsConfig
+from src.models.config import AttentionConfig, ExpertsConfig, RecurrenceConfig
 from src.models.families.family import EXPERT_COUNTS
 from src.models.layers.rope import inverse_frequencies
 from src.models.weights.checkpoint import SINGLE_FILE
@@ -107,6 +107,17 @@ ROPES: list[tuple[str, dict[str, Any]]] = [
             "rope_theta": 100.0,
         },
     ),
+    ("gpt_oss", {}),
+    ("gpt_oss", {"rope_parameters": None}),
+    ("gpt_oss", {"rope_parameters": {}, "rope_theta": 500.0}),
+    ("gpt_oss", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    ("llama4", {}),
+    ("llama4", {"rope_scaling": {**LLAMA3, **ORIGINAL}}),
+    ("qwen3next", {}),
+    ("qwen3next", {"partial_rotary_factor": 0.5, "rope_theta": 500.0}),
+    ("qwen3next", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    ("qwen3next", {"rope_scaling": {"type": "yarn", **YARN}}),
+    ("granite_moehybrid", {"position_embedding_type": "rope", "rope_theta": 500.0}),
     ("gemma3", {"rope_theta": 500.0, "rope_local_base_freq": 50.0}),
     ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     ("gemma3", {"rope_parameters": {"full_attention": {"type": "linear", **LINEAR}}}),
@@ -128,7 +139,7 @@ def test_rope_is_the_reference_s(name: str, fields: dict[str, Any], tmp_path: Pa
     reference = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     rotary, seen = reference.model.rotary_emb, 0
     for layer in load_config(tmp_path).layers:
-        if layer.attention.rope is None:
+        if isinstance(layer.attention, RecurrenceConfig) or layer.attention.rope is None:
             continue
         kind = "full_attention" if layer.attention.window is None else "sliding_attention"
         prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""

@@ -99,9 +99,10 @@ def _open_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
 
 
 def first_dtype(directory: Path) -> torch.dtype | None:
-    """The dtype of the first tensor, by name, of a checkpoint's first file.
+    """The dtype of the first tensor of numbers, by name, of a checkpoint's first file.
 
-    transformers takes it where `config.json` names none. None: there are no safetensors.
+    transformers takes it where `config.json` names none. If all are packed bytes, it is theirs.
+    None: there are no safetensors.
 
     Raises:
         ModelLoadError: the file, or the index that names it, is damaged.
@@ -113,7 +114,8 @@ def first_dtype(directory: Path) -> torch.dtype | None:
             return None
         file = directory / Path(min(str(each) for each in weight_map.values())).name
     tensors = read_header(file)
-    return tensors[min(tensors)].dtype if tensors else None
+    numbers = [name for name, stored in tensors.items() if stored.dtype.is_floating_point]
+    return tensors[min(numbers or tensors)].dtype if tensors else None
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
