@@ -16,6 +16,7 @@ from src.core.config import INT32_MAX
 from src.core.errors import ModelLoadError
 from src.models.layers.activations import SPELLINGS, Activation
 from src.models.layers.rope import RopeConfig, parse_rope
+from src.ops.causal_convolution import MAX_TAPS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_KINDS = {"attention": "full_attention"}
@@ -26,6 +27,9 @@ _MOST = {
     "num_experts": 1024,
     "num_local_experts": 1024,
     "n_routed_experts": 1024,
+    # What kernels can hold.
+    "linear_conv_kernel_dim": MAX_TAPS,
+    "mamba_d_conv": MAX_TAPS,
 }
 
 

@@ -6,13 +6,16 @@ So chunks give what one pass gives.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from src.ops.declaration import Case, Cost, Op
+
+MAX_TAPS: Final = 16
+"""The most inputs that a kernel sees at a time; kMostTaps of recurrence.cpp. Models have 4."""
 
 
 def reference(
@@ -129,7 +132,8 @@ def causal_convolution(
 
     Parameters
         x: [T, C] float32, bfloat16 or float16, last dimension contiguous.
-        weight: [K, C] of x's dtype, contiguous; the last tap belongs to the token itself.
+        weight: [K, C] of x's dtype, contiguous, K at most `MAX_TAPS`; the last tap belongs to the
+            token itself.
         bias: [C] of x's dtype, contiguous, or None.
         states: [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the
             oldest first. A slot's states are contiguous.

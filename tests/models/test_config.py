@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -393,6 +394,10 @@ class TestRefusals:
             (GRANITE_HYBRID, {"position_embedding_type": "alibi"}, "must be rope, nope or null"),
             (GRANITE_HYBRID, {"time_step_limit": [2.0, 1.0]}, "time_step_limit must be two"),
             (GRANITE_HYBRID, {"time_step_limit": [True, 1.0]}, "time_step_limit must be two"),
+            (GRANITE_HYBRID, {"time_step_limit": [0, 10**400]}, "time_step_limit must be two"),
+            (GRANITE_HYBRID, {"time_step_limit": [10**400, math.inf]}, "time_step_limit must be"),
+            (GRANITE_HYBRID, {"mamba_d_conv": 17}, "mamba_d_conv must be at most 16"),
+            (QWEN3_NEXT, {"linear_conv_kernel_dim": 17}, "linear_conv_kernel_dim must be at most"),
             (QWEN3_NEXT, {"full_attention_interval": 5}, "layer_types must be a list in which"),
             (QWEN3_NEXT, {"linear_num_value_heads": 3}, "linear_num_value_heads must be a multip"),
             (QWEN3_NEXT, {"hidden_act": "relu2"}, "hidden_act must be"),

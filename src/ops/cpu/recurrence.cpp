@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kStateCellsPerMicrosecond = 6000;
 constexpr double kInputsPerMicrosecond = 2000;
-constexpr int64_t kMostTaps = 16;
+constexpr int64_t kMostTaps = 16;  // MAX_TAPS of causal_convolution.py
 constexpr int64_t kColumnVectors = 4;  // of a state, computed together
 constexpr int64_t kChannelVectors = 4;
 constexpr float kNormEps = 1e-6f;  // NORM_EPS of linear_recurrence.py
