@@ -26,7 +26,7 @@ TESTS = [
     f"tests/ops/test_{name}.py"
     for name in (
         *("paged_attention", "attention_spec", "deterministic", "few_rows", "declarations"),
-        "latent_attention",
+        *("latent_attention", "recurrence"),
         *("linear", "integer_linear", "pair_strips", "quantize", "gumbel_argmax", "experts"),
     )
 ]

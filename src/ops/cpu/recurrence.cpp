@@ -35,6 +35,12 @@ inline void put(vf v, T* to, int64_t some) {
   std::memcpy(to, narrow, size_t(std::min<int64_t>(W, some)) * sizeof(T));
 }
 
+// Clears elements [begin, end). A step without tokens has no output to point to.
+template <class T>
+inline void clear(void* out, int64_t begin, int64_t end) {
+  if (begin < end) std::memset(static_cast<T*>(out) + begin, 0, size_t(end - begin) * sizeof(T));
+}
+
 inline vf silu(vf x) {
   const vf bounded = -x < 80.0f ? -x : splat(80.0f);
   return x / (exponential(bounded) + 1.0f);
@@ -92,8 +98,7 @@ Status run(const ConvolutionArgs& a) {
                const int64_t last = std::min(a.channels, (number + 1) * block);
                for (int64_t c = number * block; c < last; c += W) convolve<T>(a, row, c);
              });
-  std::memset(static_cast<T*>(a.out) + end * a.channels, 0,
-              size_t((a.tokens - end) * a.channels) * sizeof(T));
+  clear<T>(a.out, end * a.channels, a.tokens * a.channels);
   return kOk;
 }
 
@@ -196,8 +201,7 @@ Status run(const RecurrenceArgs& a) {
                }
                if (c < last) advance_some<T>(a, row, head, c, last - c, state + c);
              });
-  std::memset(static_cast<T*>(a.out) + end * a.heads * a.dim, 0,
-              size_t((a.tokens - end) * a.heads * a.dim) * sizeof(T));
+  clear<T>(a.out, end * a.heads * a.dim, a.tokens * a.heads * a.dim);
   return kOk;
 }
 
