@@ -308,8 +308,6 @@ class ModelConfig:
     unread_layers
         How many layers the checkpoint may have behind the last, to predict further tokens. They are
         not read.
-    unread_prefix
-        Tensors of the checkpoint whose names begin so are not read: they predict further tokens.
     """
 
     architecture: str
@@ -327,7 +325,6 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     unread: tuple[str, ...] = ()
     unread_layers: int = 0
-    unread_prefix: str | None = None
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

@@ -143,7 +143,7 @@ def _prefixed(config: ModelConfig, wrapper: Wrapper) -> ModelConfig:
     """The same with the names that tensors have in a wrapper's checkpoint."""
     names = ("embedding_name", "layer_name", "final_norm_name", "head_name")
     changes: dict[str, Any] = {name: wrapper.prefix + getattr(config, name) for name in names}
-    return replace(config, **changes, unread=wrapper.others)
+    return replace(config, **changes, unread=(*config.unread, *wrapper.others))
 
 
 def family_of(architecture: str) -> type[Family]:

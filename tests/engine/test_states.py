@@ -161,7 +161,7 @@ def test_layers_that_predict_further_tokens_are_passed_over(tmp_path: Path) -> N
     file = directory / "model.safetensors"
     tensors = load_file(file)
     save_file({**tensors, "mtp.fc.weight": torch.zeros(4, 4)}, file, {"format": "pt"})
-    assert load_model(directory).config.unread_prefix == "mtp."
+    assert load_model(directory).config.unread == ("mtp.",)
 
 
 def test_scheduler_limits_survive_a_plan_log() -> None:

@@ -63,7 +63,7 @@ class Qwen3Next(Family):
         ]
         norm = NormSpec(fields.number("rms_norm_eps", default=1e-6), offset=1.0, scales_wide=True)
         mlps = _mlps(fields, layers)
-        return decoder(fields, parts, mlps, norm=norm, rope=rope, unread_prefix="mtp.")
+        return decoder(fields, parts, mlps, norm=norm, rope=rope, unread=("mtp.",))
 
 
 def _delta(fields: Fields) -> RecurrenceConfig:

@@ -93,8 +93,6 @@ def load_model(
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
     passed_over |= {name for name in stored if _is_unread(name, config)}
-    if config.unread_prefix is not None:
-        passed_over |= {name for name in stored if name.startswith(config.unread_prefix)}
     check_tensors(path, stored, model, passed_over)
     wanted = {name for each in model.table.values() for name in stored_names(model, each)}
     with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
