@@ -34,6 +34,8 @@ _BEYOND_CACHES: Final = 2**28  # bytes of all layers
 _PASS_SECONDS: Final = 0.05  # minimal duration of a pass
 _MOST_CALLS: Final = 64
 _CHOSEN: Final = {8: 2, 64: 8}
+# Arguments of the op behind the scales: no biases, silu, weights of results, not deterministic.
+_PLAIN: Final = (None, None, 0, 1.0, 0.0, False, False)
 Call = Callable[[int, "Step"], object]
 
 
@@ -47,7 +49,7 @@ class Step:
 
     def cost(self, gate_up: Tensor, down: Tensor) -> tuple[int, int]:
         """Bytes and operations, for any layout of the weights."""
-        none = (None, None, 0, False)
+        none = (None, None, *_PLAIN)
         cost = EXPERTS.cost(self.hidden, gate_up, down, self.weights, self.ids, *none)
         return cost.bytes, cost.flops
 
@@ -95,7 +97,7 @@ def contestants(layers: list[Layer]) -> dict[str, Call]:
         return library.experts(
             *(step.hidden, gate_up, down, step.weights, step.ids),
             *(scales or (None, None)),
-            *(0, False),
+            *_PLAIN,
         )
 
     def by_torch(index: int, step: Step) -> Tensor:
@@ -105,7 +107,7 @@ def contestants(layers: list[Layer]) -> dict[str, Call]:
     def loop(index: int, step: Step) -> Any:
         layer = layers[index % len(layers)]
         given = (step.hidden, layer.gate_up, layer.down, step.weights, step.ids)
-        return EXPERTS.reference(*given, None, None, 0, False)
+        return EXPERTS.reference(*given, None, None, *_PLAIN)
 
     calls: dict[str, Call] = {"kernel": kernel}
     if layers[0].strips is not None:

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from src.engine.sizing.roofline import Roofline
-from src.ops import EXPERTS, GUMBEL_ARGMAX, LINEAR, OPS, PAGED_ATTENTION, Op
+from src.ops import (
+    CAUSAL_CONVOLUTION,
+    EXPERTS,
+    GUMBEL_ARGMAX,
+    LINEAR,
+    LINEAR_RECURRENCE,
+    OPS,
+    PAGED_ATTENTION,
+    Op,
+)
 from src.ops.cpu.build import ensure_built
 
 _HEADS = {"num_heads": 16, "num_kv_heads": 4, "head_dim": 64}
@@ -22,6 +31,8 @@ _MIXED = {
     "dtype": torch.bfloat16,
 }
 _WIDE = {"inputs": 2048, "outputs": 8192, "dtype": torch.bfloat16}
+_STATES = {"key_heads": 16, "heads": 32, "key_dim": 128, "dim": 128, "dtype": torch.bfloat16}
+_CHANNELS = {"channels": 8192, "dtype": torch.bfloat16}
 # Larger than any cache: a real model's step finds no data of the previous step in a cache.
 _BEYOND_CACHES = 128 * 2**20
 _MOST_COPIES = 64
@@ -57,6 +68,10 @@ CASES: dict[str, tuple[Op, dict[str, Any]]] = {
         {"tokens": 1, "weight": "strips of same", **_MIXED},
     ),
     "256 tokens, 8 of 64 experts": (EXPERTS, {"tokens": 256, **_MIXED}),
+    "states of 32 rows": (LINEAR_RECURRENCE, {"rows": (1,) * 32, **_STATES}),
+    "states of a chunk of 256": (LINEAR_RECURRENCE, {"rows": (256,), **_STATES}),
+    "convolution of 32 rows": (CAUSAL_CONVOLUTION, {"rows": (1,) * 32, **_CHANNELS}),
+    "convolution of a chunk of 256": (CAUSAL_CONVOLUTION, {"rows": (256,), **_CHANNELS}),
 }
 
 

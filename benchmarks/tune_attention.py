@@ -90,9 +90,9 @@ def seconds_of(
     seconds = {}
     for name, given in arguments.items():
         query, key_cache = given[0], given[3]
-        window = AttentionSpec.of(*given[10:12]).window or 0
+        spec = AttentionSpec.of(*given[10:12])
         # As in a model's layers, but with the candidate's tile size.
-        schedule = step_schedule(key_cache, query.shape[1], *given[5:8], window)
+        schedule = step_schedule(key_cache, query.shape[1], *given[5:8], spec)
         num_bytes = PAGED_ATTENTION.cost(*given).bytes
         seconds[name] = call_seconds(
             paged_attention.run, (*given, schedule), num_bytes, query.device

@@ -25,6 +25,7 @@ from src.ops import (
     LATENT_ATTENTION,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
+    AttentionSpec,
     Op,
     step_schedule,
 )
@@ -142,8 +143,8 @@ def arguments_of(op: Op, device: torch.device, case: dict[str, Any]) -> tuple[An
     arguments = op.build(str(device), **case)
     if op is not PAGED_ATTENTION:
         return arguments
-    query, key_cache, window = arguments[0], arguments[3], arguments[11]
-    return (*arguments, step_schedule(key_cache, query.shape[1], *arguments[5:8], window))
+    query, key_cache, spec = arguments[0], arguments[3], AttentionSpec.of(*arguments[10:12])
+    return (*arguments, step_schedule(key_cache, query.shape[1], *arguments[5:8], spec))
 
 
 def check(op: Op, arguments: tuple[Any, ...]) -> float:

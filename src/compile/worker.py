@@ -42,8 +42,10 @@ _C_SHIMS: Final = {
     EXPERTS.overload: [
         "int32_t aoti_torch_cpu_experts(AtenTensorHandle hidden, AtenTensorHandle gate_up, "
         "AtenTensorHandle down, AtenTensorHandle weights, AtenTensorHandle ids, "
-        "AtenTensorHandle* gate_up_scales, AtenTensorHandle* down_scales, int64_t activation, "
-        "int32_t deterministic, AtenTensorHandle* ret)"
+        "AtenTensorHandle* gate_up_scales, AtenTensorHandle* down_scales, "
+        "AtenTensorHandle* gate_up_bias, AtenTensorHandle* down_bias, int64_t activation, "
+        "double alpha, double limit, int32_t weighs_inputs, int32_t deterministic, "
+        "AtenTensorHandle* ret)"
     ],
 }
 

@@ -51,6 +51,13 @@ class BlockAppend(msgspec.Struct, frozen=True):
     block_ids: list[int]
 
 
+class StateCopy(msgspec.Struct, frozen=True):
+    """A copy between a row's recurrent states and a snapshot slot. The plan says which way."""
+
+    row: int
+    slot: int
+
+
 class RowStep(msgspec.Struct, frozen=True):
     """The next tokens of one row: positions ``start`` to ``start + num_tokens - 1``.
 
@@ -66,12 +73,23 @@ class RowStep(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. ``installs`` and ``block_appends`` are applied before ``rows`` are computed."""
+    """One step. ``installs`` and ``block_appends`` are applied before ``rows`` are computed.
+
+    Attributes
+    ----------
+    state_loads
+        Installed rows whose recurrent states are copied from a slot, before anything is computed.
+        Those of the other installed rows become zero.
+    state_saves
+        Rows whose recurrent states are copied to a slot when the step is computed.
+    """
 
     step_id: int
     installs: list[RowInstall]
     block_appends: list[BlockAppend]
     rows: list[RowStep]
+    state_loads: list[StateCopy] = []
+    state_saves: list[StateCopy] = []
 
     @property
     def num_tokens(self) -> int:

@@ -119,7 +119,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     windows
-        Per group of layers: tokens that a query sees; null is all.
+        Per group of layers: the most tokens that a query sees; null is all.
     free, cached, held
         Blocks without content, with reusable content, and in use.
     references

@@ -315,6 +315,8 @@ def _build_parts(
         block_size=memory.kv.block_size,
         num_blocks=memory.kv.num_blocks,
         windows=memory.kv.windows,
+        max_num_seqs=memory.kv.num_rows(config.scheduler.max_num_seqs),
+        num_snapshots=None if memory.kv.states is None else memory.kv.states.num_snapshots,
         content_key=_content_key(config, model),
         max_model_len=memory.max_model_len,
     )
@@ -348,6 +350,7 @@ def _build_runner(
     ends.callback(step_device.close)
     memory = measure_memory(config, step_device, model, capture_backend(device), attention)
     kv_cache = allocate_kv_cache(model.kv_cache_spec(), memory.kv, device)
+    max_num_seqs = memory.kv.num_rows(max_num_seqs)
     worker = Worker(
         step_device,
         model,

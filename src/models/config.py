@@ -6,13 +6,17 @@ and its parameters. Differences between families are values here, not branches e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from src.models.generation import GenerationDefaults
 from src.models.layers.activations import Activation
+from src.models.layers.attention import Temperature
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
+from src.models.weights.parameters import Packing
+from src.ops.experts import ClampedSwiglu
 from src.ops.routing import Scoring
 
 MAX_HEAD_DIM = 256
@@ -35,6 +39,9 @@ class AttentionConfig:
         Factor of query-key products; None is ``head_dim ** -0.5``.
     window
         Tokens that a query sees, itself included; None is all.
+    chunk
+        A query sees only tokens of its own chunk of so many, counted from the sequence's first.
+        None: no chunks.
     cap
         Soft cap: scores become ``cap * tanh(score / cap)``. None: no cap.
     rope
@@ -44,6 +51,15 @@ class AttentionConfig:
     interleaved
         Whether the checkpoint's rows of a head are rotated as pairs (2 i, 2 i + 1). They are
         reordered at load, since the layers rotate pairs (i, i + rotary_dim / 2).
+    sinks_name
+        The tensor of attention sinks, one logit per query head; None: there are none.
+    temperature
+        A factor of queries that grows with their positions; None: there is none.
+    rotated_norm
+        Whether queries and keys of each head are normalized after rotation, without weights.
+    has_gate
+        Whether the output is multiplied by the sigmoid of a gate. Behind each head's rows of the
+        projection of queries the checkpoint has as many rows of its gate.
     qk_norm
         How queries and keys are normalized: each head by itself (``head``: with one weight [D] for
         all heads; ``each_head``: with weights [heads, D]), all heads together, or not.
@@ -55,16 +71,59 @@ class AttentionConfig:
     rope: RopeConfig | None
     scale: float | None = None
     window: int | None = None
+    chunk: int | None = None
     cap: float | None = None
     rotary_dim: int | None = None
     interleaved: bool = False
+    temperature: Temperature | None = None
+    rotated_norm: bool = False
+    has_gate: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["head", "each_head", "whole"] | None = None
     qkv_names: Names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output_name: str = "self_attn.o_proj"
+    sinks_name: str | None = None
     q_norm_name: str = "self_attn.q_norm"
     k_norm_name: str = "self_attn.k_norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrenceConfig:
+    """A recurrent state in attention's place.
+
+    Attributes
+    ----------
+    kind
+        ``delta``: the gated delta rule. ``mamba``: Mamba-2.
+    key_heads
+        Heads of queries and keys; of Mamba-2: groups of B and C.
+    heads
+        Heads of values.
+    key_dim
+        Elements of a query and of a key; of Mamba-2: its state's size.
+    dim
+        Elements of a value.
+    taps
+        Tokens that the convolution sees.
+    name
+        Name of the part in the checkpoint, within its layer.
+    bias
+        Whether both projections have biases.
+    step_limits
+        Bounds of a token's time step.
+    """
+
+    kind: Literal["delta", "mamba"]
+    key_heads: int
+    heads: int
+    key_dim: int
+    dim: int
+    taps: int
+    name: str
+    bias: bool = False
+    convolution_bias: bool = False
+    step_limits: tuple[float, float] = (0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +185,27 @@ class MLPConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StackedExperts:
+    """Names and form of tensors that hold all experts of a layer.
+
+    Matrices are [experts, in, out]; packed ones are [experts, out, in]. The names of their biases
+    [experts, out] end in ``_bias``.
+
+    Attributes
+    ----------
+    interleaved
+        Whether outputs of gate and up take turns. Otherwise all of the gate come first.
+    packing
+        The form of matrices that are packed; None: they are not.
+    """
+
+    gate_up: str = "mlp.experts.gate_up_proj"
+    down: str = "mlp.experts.down_proj"
+    interleaved: bool = False
+    packing: Packing | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
     """A mixture of gated MLPs, of which a router chooses some for each token.
 
@@ -137,11 +217,20 @@ class ExpertsConfig:
         Whether the weights of the chosen experts are scaled to sum up to 1.
     scoring, scale, groups, chosen_groups, groups_ranked_by
         See `ops.routing.Routing`.
+    activation
+        How gate and up are joined.
+    bias
+        Whether gate, up and down have biases; for `StackedExperts` alone.
+    router_bias
+        Whether the router has one.
+    weighs_inputs
+        Whether an expert's weight is a factor of its input instead of its output.
     choice_bias_name
         The tensor that is added to scores for the choice alone; None: there is none.
     names
         Names of gate, up and down, where ``{}`` stands for the expert's number. Two names without a
         number are of fused tensors: [experts, 2 I, H] of gate and up, and [experts, H, I] of down.
+        `StackedExperts` are tensors in another form.
     shared
         An MLP that computes every token; its output is added to that of the experts.
     shared_gate_name
@@ -153,7 +242,10 @@ class ExpertsConfig:
     num_chosen: int
     intermediate_size: int
     renormalize: bool
-    activation: Activation = "silu"
+    activation: Activation | ClampedSwiglu = "silu"
+    bias: bool = False
+    router_bias: bool = False
+    weighs_inputs: bool = False
     scoring: Scoring = "softmax"
     scale: float = 1.0
     groups: int = 1
@@ -163,7 +255,7 @@ class ExpertsConfig:
     choice_bias_name: str | None = None
     shared: MLPConfig | None = None
     shared_gate_name: str | None = None
-    names: Names = (
+    names: Names | StackedExperts = (
         "mlp.experts.{}.gate_proj",
         "mlp.experts.{}.up_proj",
         "mlp.experts.{}.down_proj",
@@ -184,7 +276,7 @@ class LayerConfig:
         ``attention_norm``. Then ``mlp_norm`` is not used.
     """
 
-    attention: AttentionConfig | LatentAttentionConfig
+    attention: AttentionConfig | LatentAttentionConfig | RecurrenceConfig
     mlp: MLPConfig | ExpertsConfig
     attention_norm: str | None = "input_layernorm"
     attention_post_norm: str | None = None
@@ -209,11 +301,15 @@ class ModelConfig:
         Factor of the embedding. The factor is rounded to the model's dtype first.
     residual_multiplier
         Factor of each block's output before it is added to the residual stream.
+    unread
+        Beginnings of the names of tensors that the checkpoint may have and that are not read.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
     unread_layers
         How many layers the checkpoint may have behind the last, to predict further tokens. They are
         not read.
+    unread_prefix
+        Tensors of the checkpoint whose names begin so are not read: they predict further tokens.
     """
 
     architecture: str
@@ -229,7 +325,9 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logit_cap: float | None = None
     logit_multiplier: float = 1.0
+    unread: tuple[str, ...] = ()
     unread_layers: int = 0
+    unread_prefix: str | None = None
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,9 @@ from src.models.config import (
     LayerConfig,
     MLPConfig,
     ModelConfig,
+    RecurrenceConfig,
 )
+from src.models.expert_placements import place_experts
 from src.models.latent_decoder import LatentWriter
 from src.models.layers import embedding as ends
 from src.models.layers.attention import (
@@ -27,25 +29,27 @@ from src.models.layers.attention import (
     AttentionOutWeights,
     attention_in,
     attention_out,
+    scale_attended,
 )
 from src.models.layers.experts import ExpertsSpec, ExpertsWeights, experts
 from src.models.layers.mlp import MLPSpec, MLPWeights, mlp
 from src.models.layers.norms import NormSpec
 from src.models.program import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, StepTensor
+from src.models.recurrence import write_recurrence
 from src.models.weights.parameters import Placement, rows_of
-from src.models.weights.transforms import InHalves
+from src.models.weights.transforms import InHalves, PartByPart
 from src.ops.routing import Routing
 
 RESIDUAL, QUERY, KEY, VALUE, ATTENDED = "residual", "query", "key", "value", "attended"
+OUTPUT_GATE = "output_gate"
 
 
 def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
     """Write the program and the parameters of a decoder."""
     residual = builder.step_tensor(RESIDUAL, config.hidden_size)
     rows = (config.vocab_size, config.hidden_size)
-    embedding = builder.parameter(
-        "embedding", rows, "embedding", (Placement(f"{config.embedding_name}.weight"),)
-    )
+    stored = (Placement(f"{config.embedding_name}.weight"),)
+    embedding = builder.parameter("embedding", rows, "embedding", stored)
     # The reference multiplies by a tensor of the model's dtype, so the factor is rounded to it.
     multiplier = float(torch.tensor(config.embedding_multiplier, dtype=builder.dtype))
     builder.segment(
@@ -88,13 +92,17 @@ class _LayerWriter:
     def __init__(self, builder: ProgramBuilder, config: ModelConfig, layer: int) -> None:
         self._builder = builder
         self._config = config
+        self._number = layer
         self._layer: LayerConfig = config.layers[layer]
         self._own = f"layers.{layer}."
         self._stored = config.layer_name.format(layer) + "."
         self._hidden = config.hidden_size
 
     def write(self) -> None:
-        if self._layer.parallel:
+        if isinstance(self._layer.attention, RecurrenceConfig):
+            self._recurrence(self._layer.attention)
+            self._feed_forward()
+        elif self._layer.parallel:
             # The MLP adds to the residual stream after attention has read it.
             self._attention(self._layer.attention, between=self._feed_forward)
         else:
@@ -138,6 +146,14 @@ class _LayerWriter:
     def _fused_bias(self, name: str, size: int, placements: tuple[Placement, ...]) -> Name:
         return self._builder.parameter(self._own + name, (size,), "vector", placements, fill=0.0)
 
+    def _recurrence(self, config: RecurrenceConfig) -> None:
+        norm = self._layer.attention_norm
+        write_recurrence(
+            *(self._builder, self._config, config, self._number),
+            (self._spec_of(norm), self._block_norm("input_norm", norm)),
+            self._builder.step_tensor(RESIDUAL, self._hidden),
+        )
+
     def _attention(
         self,
         config: AttentionConfig | LatentAttentionConfig,
@@ -166,6 +182,8 @@ class _LayerWriter:
         leaves_rotation = (
             builder.rotates_in_op
             and rotary_dim == dim
+            and not config.rotated_norm
+            and config.temperature is None
             and (config.qk_norm is None or (config.qk_norm == "head" and norm.is_plain))
         )
         norms = self._qk_norms(config, heads, kv_heads, rotary_dim)
@@ -178,9 +196,14 @@ class _LayerWriter:
             None if config.qk_norm is None else norm,
             config.qk_norm == "whole",
             rotary_dim,
+            norm if config.rotated_norm else None,
+            config.temperature,
             leaves_rotation,
+            config.has_gate,
         )
-        self._attention_in(config, spec, (None, None, None) if leaves_rotation else rotation)
+        unrotated = (None, None, None)
+        left = rotation if leaves_rotation else unrotated
+        self._attention_in(config, spec, unrotated if leaves_rotation else rotation)
         between()
         builder.mixer(
             "attention",
@@ -194,12 +217,28 @@ class _LayerWriter:
                 config.cap,
                 norm if leaves_rotation else None,
                 builder.deterministic,
+                config.chunk,
             ),
-            AttentionMixerWeights(*(rotation if leaves_rotation else ())),
+            AttentionMixerWeights(left[0], left[1], left[2], self._sinks(config, heads)),
             (QUERY, KEY, VALUE),
             builder.step_tensor(ATTENDED, heads * dim),
         )
+        if config.has_gate:
+            attended = builder.step_tensor(ATTENDED, heads * dim)
+            builder.segment(scale_attended, None, (), (ATTENDED, OUTPUT_GATE), (attended,))
         self._attention_out(config, heads * dim)
+
+    def _sinks(self, config: AttentionConfig, heads: int) -> Name:
+        if config.sinks_name is None:
+            return None
+        return self._builder.parameter(
+            self._own + "sinks",
+            (heads,),
+            "vector",
+            (Placement(self._stored + config.sinks_name, shard=0),),
+            fill=0.0,
+            dtype=torch.float32,
+        )
 
     def _rope_table(self, config: AttentionConfig, rotary_dim: int) -> Name:
         if config.rope is None:
@@ -239,9 +278,14 @@ class _LayerWriter:
     ) -> None:
         counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         sizes = [count * spec.head_dim for count in counts]
+        gates = sizes[0] if spec.has_gate else 0
+        sizes[0] += gates
 
         def placed(kind: str) -> tuple[Placement, ...]:
             rows = rows_of(self._names(config.qkv_names, kind), sizes)
+            if gates:
+                by_head = PartByPart(spec.num_heads, (spec.head_dim, spec.head_dim))
+                return (replace(rows[0], transform=by_head), *rows[1:])
             if not config.interleaved or not spec.rotary_dim:
                 return rows
             # Values, separate or the last rows of one fused tensor, are not rotated.
@@ -262,8 +306,11 @@ class _LayerWriter:
             ),
             (RESIDUAL, POSITIONS),
             [
-                self._builder.step_tensor(name, count, spec.head_dim)
-                for name, count in zip((QUERY, KEY, VALUE), counts, strict=True)
+                *(
+                    self._builder.step_tensor(name, count, spec.head_dim)
+                    for name, count in zip((QUERY, KEY, VALUE), counts, strict=True)
+                ),
+                *((self._builder.step_tensor(OUTPUT_GATE, gates),) if gates else ()),
             ],
         )
 
@@ -360,7 +407,7 @@ class _LayerWriter:
     def _experts(self, config: ExpertsConfig) -> None:
         builder, layer, shared = self._builder, self._layer, config.shared
         inner = builder.group.shard(config.intermediate_size)
-        gate_up, down = self._expert_placements(config, inner)
+        placed = place_experts(config, self._stored, inner)
         builder.segment(
             experts,
             ExpertsSpec(
@@ -376,6 +423,7 @@ class _LayerWriter:
                     config.groups_ranked_by,
                 ),
                 config.activation,
+                config.weighs_inputs,
                 self._config.residual_multiplier,
                 builder.group,
                 builder.deterministic,
@@ -388,42 +436,27 @@ class _LayerWriter:
                     self._own + "experts.gate_up",
                     (config.num_experts, 2 * inner, self._hidden),
                     "experts",
-                    gate_up,
+                    placed.gate_up,
                 ),
                 builder.parameter(
                     self._own + "experts.down",
                     (config.num_experts, self._hidden, inner),
                     "experts",
-                    down,
+                    placed.down,
                 ),
                 self._block_norm("mlp_post_norm", layer.mlp_post_norm),
                 self._choice_bias(config),
                 None if shared is None else self._mlp_weights(shared, "shared."),
                 self._router("shared.gate", 1, config.shared_gate_name),
+                self._router_bias(config),
+                self._expert_biases(
+                    "gate_up", (config.num_experts, 2 * inner), placed.gate_up_bias
+                ),
+                self._expert_biases("down", (config.num_experts, self._hidden), placed.down_bias),
             ),
             (RESIDUAL,),
             (builder.step_tensor(RESIDUAL, self._hidden),),
         )
-
-    def _expert_placements(
-        self, config: ExpertsConfig, inner: int
-    ) -> tuple[list[Placement], list[Placement]]:
-        """Of gate and up, and of down."""
-        if len(config.names) == 2:
-            both, last = self._names(config.names, "weight")
-            return [Placement(both, shard=1)], [Placement(last, shard=2)]
-        gate_up: list[Placement] = []
-        down: list[Placement] = []
-        for expert in range(config.num_experts):
-            gate, up, last = (
-                f"{self._stored}{name.format(expert)}.weight" for name in config.names
-            )
-            gate_up += [
-                Placement(gate, (expert, slice(0, inner)), 0),
-                Placement(up, (expert, slice(inner, 2 * inner)), 0),
-            ]
-            down.append(Placement(last, (expert,), 1))
-        return gate_up, down
 
     def _router(self, name: str, count: int, tensor: str | None) -> Name:
         if tensor is None:
@@ -433,6 +466,26 @@ class _LayerWriter:
         return self._builder.parameter(
             self._own + name, shape, "router", (placement,), dtype=torch.float32
         )
+
+    def _router_bias(self, config: ExpertsConfig) -> Name:
+        if not config.router_bias:
+            return None
+        return self._builder.parameter(
+            self._own + "router_bias",
+            (config.num_experts,),
+            "router",
+            (Placement(f"{self._stored}{config.router_name}.bias"),),
+            fill=0.0,
+            dtype=torch.float32,
+        )
+
+    def _expert_biases(
+        self, name: str, shape: tuple[int, int], placements: Sequence[Placement]
+    ) -> Name:
+        if not placements:
+            return None
+        name = f"{self._own}experts.{name}_bias"
+        return self._builder.parameter(name, shape, "vector", placements, fill=0.0)
 
     def _choice_bias(self, config: ExpertsConfig) -> Name:
         if config.choice_bias_name is None:

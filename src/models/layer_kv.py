@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from src.core.blocks import Window
+
 
 class KVTensor(NamedTuple):
     """One tensor of a layer's memory; ``shape`` is of one token, or of one sequence."""
@@ -34,20 +36,20 @@ class LayerKVSpec:
     tensors
         In the order in which the layer's mixer takes them.
     window
-        How many tokens a query sees, itself included; None is the whole context.
+        What a query sees.
     per
-        Whether the tensors are of each token of context, or of the sequence as a whole.
+        Whether the tensors are of each token of context, and lie in blocks, or of the sequence as a
+        whole, and lie in slots of their own.
     """
 
     kind: str
     tensors: tuple[KVTensor, ...]
-    window: int | None = None
+    window: Window = None
     per: Literal["token", "sequence"] = "token"
 
     def block_shapes(self, block_size: int) -> tuple[tuple[int, ...], ...]:
-        """Per tensor: its shape within a block of ``block_size`` tokens."""
-        rows = (block_size,) if self.per == "token" else ()
-        return tuple((*rows, *tensor.shape) for tensor in self.tensors)
+        """Per tensor of each token: its shape within a block of ``block_size`` tokens."""
+        return tuple((block_size, *tensor.shape) for tensor in self.tensors)
 
     def block_bytes(self, block_size: int) -> tuple[int, ...]:
         """Per tensor: bytes within a block of ``block_size`` tokens."""
@@ -67,7 +69,7 @@ class MixerSpec(Protocol):
 
 
 def keys_and_values(
-    num_kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None = None
+    num_kv_heads: int, head_dim: int, dtype: torch.dtype, window: Window = None
 ) -> LayerKVSpec:
     """Memory of ordinary attention: a key and a value [num_kv_heads, head_dim] per token."""
     shape = (num_kv_heads, head_dim)

@@ -15,15 +15,18 @@ from src.models.families.cohere import Cohere
 from src.models.families.cohere2 import Cohere2
 from src.models.families.deepseek_v2 import DeepseekV2
 from src.models.families.deepseek_v3 import DeepseekV3
-from src.models.families.family import Family
+from src.models.families.family import Family, Wrapper
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
 from src.models.families.glm import Glm
 from src.models.families.glm4 import Glm4
 from src.models.families.glm4_moe import Glm4Moe
+from src.models.families.gpt_oss import GptOss
 from src.models.families.granite import Granite
+from src.models.families.granite_hybrid import GraniteHybrid
 from src.models.families.granite_moe import GraniteMoe
 from src.models.families.llama import Llama
+from src.models.families.llama4 import Llama4
 from src.models.families.mistral import Mistral
 from src.models.families.mixtral import Mixtral
 from src.models.families.olmo2 import Olmo2
@@ -33,6 +36,7 @@ from src.models.families.qwen2 import Qwen2
 from src.models.families.qwen2_moe import Qwen2Moe
 from src.models.families.qwen3 import Qwen3
 from src.models.families.qwen3_moe import Qwen3Moe
+from src.models.families.qwen3_next import Qwen3Next
 from src.models.families.smollm3 import SmolLM3
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
@@ -45,12 +49,15 @@ FAMILIES: tuple[type[Family], ...] = (
     DeepseekV3,
     Gemma2,
     Gemma3,
+    GraniteHybrid,
     Glm,
     Glm4,
     Glm4Moe,
     Granite,
     GraniteMoe,
+    GptOss,
     Llama,
+    Llama4,
     Mistral,
     Mixtral,
     Olmo2,
@@ -60,10 +67,12 @@ FAMILIES: tuple[type[Family], ...] = (
     Qwen2Moe,
     Qwen3,
     Qwen3Moe,
+    Qwen3Next,
     SmolLM3,
 )
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
+_WRAPPERS = [(wrapper, family) for family in FAMILIES for wrapper in family.wrappers]
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -72,8 +81,8 @@ def supported_architectures() -> tuple[str, ...]:
 
 
 def has_family(raw: Mapping[str, Any]) -> bool:
-    """Whether a native family answers to a `config.json`, as `architecture_of` reads it."""
-    return _chosen(raw) is not None
+    """Whether a native family answers to a `config.json`, as `load_config` reads it."""
+    return _wrapper_of(raw) is not None or _chosen(raw) is not None
 
 
 def _chosen(raw: Mapping[str, Any]) -> str | None:
@@ -102,6 +111,41 @@ def _bodies(family: type[Family]) -> set[str]:
     return {f"{stem}{ending}" for stem in stems for ending in ("Model", "TextModel")}
 
 
+def _wrapper_of(raw: Mapping[str, Any]) -> tuple[Wrapper, type[Family]] | None:
+    """The wrapper whose `config.json` this is, and its family.
+
+    A model of the family that was taken out of a wrapper and saved may have the wrapper's file.
+    """
+    names = raw.get("architectures")
+    for wrapper, family in _WRAPPERS:
+        is_of_type = raw.get("model_type") == wrapper.model_type
+        own = [[name] for name in family.architectures]
+        if names == [wrapper.architecture] or (is_of_type and names in (None, [], *own)):
+            return wrapper, family
+    return None
+
+
+def _text_of(raw: Mapping[str, Any], family: type[Family], source: str) -> dict[str, Any]:
+    """The part of a wrapper's `config.json` that is about text."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise ModelLoadError(f"{source}: text_config must be an object, got {text!r}")
+    dtype = (
+        {}
+        if text.get("dtype") or text.get("torch_dtype")
+        else {name: raw[name] for name in ("dtype", "torch_dtype") if name in raw}
+    )
+    whole = {name: raw[name] for name in ("quantization_config",) if name in raw}
+    return {**text, **dtype, **whole, "architectures": [family.architectures[0]]}
+
+
+def _prefixed(config: ModelConfig, wrapper: Wrapper) -> ModelConfig:
+    """The same with the names that tensors have in a wrapper's checkpoint."""
+    names = ("embedding_name", "layer_name", "final_norm_name", "head_name")
+    changes: dict[str, Any] = {name: wrapper.prefix + getattr(config, name) for name in names}
+    return replace(config, **changes, unread=wrapper.others)
+
+
 def family_of(architecture: str) -> type[Family]:
     """The family that runs an architecture.
 
@@ -128,13 +172,19 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     Raises:
         ModelLoadError: remote code, a quantized checkpoint, or no architecture.
     """
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"]
-        method = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise ModelLoadError(
-            f"{source}: quantization_config ({method}) is not supported; "
-            "use the unquantized checkpoint"
-        )
+    name = _named_architecture(raw, source)
+    if quantization := raw.get("quantization_config"):
+        is_object = isinstance(quantization, dict)
+        method = quantization.get("quant_method", quantization) if is_object else quantization
+        if not is_object or method not in family_of(name).packings:
+            raise ModelLoadError(
+                f"{source}: quantization_config ({method}) is not supported; "
+                "use the unquantized checkpoint"
+            )
+    return name
+
+
+def _named_architecture(raw: Mapping[str, Any], source: str) -> str:
     chosen, names = _chosen(raw), raw.get("architectures")
     if chosen is not None:
         return chosen
@@ -162,12 +212,17 @@ def load_config(path: Path) -> ModelConfig:
     """
     source = path / "config.json"
     raw = read_json(source)
+    wrapped, given = _wrapper_of(raw), raw.get("architectures")
+    if wrapped is not None:
+        raw = _text_of(raw, wrapped[1], str(source))
     architecture = architecture_of(raw, str(source))
     family = family_of(architecture)
     raw = {**raw, "architectures": [architecture]}
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     config = family.describe(Fields(raw, str(source), family.defaults))
+    if wrapped is not None and given != [architecture]:
+        config = _prefixed(config, wrapped[0])
     dtype = config.dtype
     if dtype is None:
         dtype = str(first_dtype(path) or torch.float32).removeprefix("torch.")

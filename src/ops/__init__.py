@@ -5,12 +5,14 @@
 """
 
 from src.ops.attention_spec import AttentionSpec
+from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
 from src.ops.declaration import Cost, Kernel, Op
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
 from src.ops.latent_attention import LATENT_ATTENTION, latent_attention
 from src.ops.linear import LINEAR, linear
+from src.ops.linear_recurrence import LINEAR_RECURRENCE, linear_recurrence
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
 from src.ops.routing import Routing, route
@@ -23,14 +25,18 @@ OPS: tuple[Op, ...] = (
     LINEAR,
     EXPERTS,
     LATENT_ATTENTION,
+    CAUSAL_CONVOLUTION,
+    LINEAR_RECURRENCE,
 )
 
 __all__ = [
+    "CAUSAL_CONVOLUTION",
     "DECODE_SCHEDULE",
     "EXPERTS",
     "GUMBEL_ARGMAX",
     "LATENT_ATTENTION",
     "LINEAR",
+    "LINEAR_RECURRENCE",
     "OPS",
     "PAGED_ATTENTION",
     "ROTATE_AND_CACHE",
@@ -39,11 +45,13 @@ __all__ = [
     "Kernel",
     "Op",
     "Routing",
+    "causal_convolution",
     "decode_schedule",
     "experts",
     "gumbel_argmax",
     "latent_attention",
     "linear",
+    "linear_recurrence",
     "paged_attention",
     "rotate_and_cache",
     "route",

@@ -25,6 +25,7 @@ def build(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     sliding_window: int = 0,
+    chunk: int = 0,
     cap: float = 0.0,
     has_sinks: bool = False,
     padding: int = 0,
@@ -39,16 +40,20 @@ def build(
     `max_seq_len` is `longest` if that exceeds the rows' own lengths; it is only an upper bound.
     `prefixes` maps row -> (an earlier row, number of its blocks that this row begins with); neither
     row's queries lie in the shared blocks. With `cached`, the step's own keys and values are in the
-    cache already, and `key` and `value` are None. A `cap` or `sliding_window` of 0 means none.
+    cache already, and `key` and `value` are None. A `cap`, `sliding_window` or `chunk` of 0
+    means none.
 
     Blocks are handed out in random order, query/key/value are slices of one fused tensor, and the
     cache holds random history. Everything that must not be read is poisoned. NaN: unused cache
-    slots, history before the window, keys of padding. A huge number: unused block table entries. A
-    negative number: block table entries before the window.
+    slots, history that no query sees any more, keys of padding. A huge number: unused block table
+    entries. A negative number: block table entries of that history.
     """
     random = torch.Generator().manual_seed(seed)
     num_tokens = sum(query_len for query_len, _ in rows)
     prefixes = prefixes or {}
+    # About as large as the largest scores, so that they change the result.
+    sinks = torch.randn(num_heads, generator=random).mul(2).to(device) if has_sinks else None
+    spec = AttentionSpec(head_dim**-0.5, cap or None, sliding_window or None, chunk or None, sinks)
     needed = [-(-seq_len // block_size) for _, seq_len in rows]
     num_blocks = sum(needed) - sum(blocks for _, blocks in prefixes.values()) + 3
     free = torch.randperm(num_blocks, generator=random).tolist()
@@ -72,9 +77,9 @@ def build(
             flat = cache.view(-1, num_kv_heads, head_dim)
             flat[history] = torch.randn(len(history), *shape[2:], generator=random)
         slots += slot_of[seq_len - query_len :]
-        if sliding_window and not prefixes:
+        if not prefixes:
             # Whole blocks that even the row's first query does not see.
-            passed = max(0, seq_len - query_len - sliding_window + 1) // block_size
+            passed = spec.first_visible(seq_len - query_len) // block_size
             block_tables[row, :passed] = -1
             for cache in (key_cache, value_cache):
                 cache[table[:passed]] = torch.nan
@@ -87,9 +92,6 @@ def build(
         qkv.to(device, dtype).flatten(1).unflatten(1, (-1, head_dim))
         .split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     )  # fmt: skip
-    # About as large as the largest scores, so that they change the result.
-    sinks = torch.randn(num_heads, generator=random).mul(2).to(device) if has_sinks else None
-    spec = AttentionSpec(head_dim**-0.5, cap or None, sliding_window or None, sinks)
     lengths = torch.tensor([0] + [query_len for query_len, _ in rows])
     return (
         query,
@@ -151,6 +153,7 @@ def _grid() -> list[Case]:
         {"cap": 2.0},
         {"has_sinks": True},
         {"cap": 30.0, "has_sinks": True, "sliding_window": 70},
+        {"chunk": 128},
     ]
     cases += [
         {**modifier, **shape, "dtype": dtype}
@@ -177,13 +180,13 @@ def _grid() -> list[Case]:
         {
             "rows": ((1, 1100), (3, 40), (100, 700), (0, 3), (290, 290)),
             "head_dim": head_dim,
-            "sliding_window": window,
+            **reach,
             "dtype": dtype,
             "padding": 1,
             "deterministic": True,
         }
         for head_dim in (40, 64)
-        for window in (0, 300)
+        for reach in ({}, {"sliding_window": 300}, {"chunk": 150})
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
     return cases
@@ -195,6 +198,7 @@ CACHED_CASES: list[Case] = [
     {"cached": True, "padding": 3},
     {"cached": True, "rows": ((5, 33), (1, 130), (1, 600)), "head_dim": 24, "block_size": 5},
     {"cached": True, "rows": ((90, 130), (1, 700)), "head_dim": 16, "sliding_window": 60},
+    {"cached": True, "rows": ((90, 130), (1, 700)), "head_dim": 16, "chunk": 60},
     {"cached": True, "rows": ((1, 1), (0, 0)), "head_dim": 16, "padding": 1, "longest": 4096},
     {"cached": True, "rows": ((0, 0), (0, 0)), "head_dim": 16, "padding": 2, "longest": 4096},
 ]
@@ -228,11 +232,10 @@ def cost(
     for row, seq_len in enumerate(lengths):
         query_len = starts[row + 1] - starts[row]
         first = seq_len - query_len
-        window = spec.window or seq_len
-        pairs += sum(min(position + 1, window) for position in range(first, seq_len))
+        pairs += sum(p + 1 - spec.first_visible(p) for p in range(first, seq_len))
         if query_len:
-            keys += min(seq_len, query_len + window - 1)
-            if spec.window is None:
+            keys += seq_len - spec.first_visible(first)
+            if spec.window is None and spec.chunk is None:
                 blocks = block_tables[row, : -(-seq_len // key_cache.shape[1])].tolist()
                 keys -= key_cache.shape[1] * len(read.intersection(blocks))
                 read.update(blocks)

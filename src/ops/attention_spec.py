@@ -22,23 +22,28 @@ class AttentionSpec:
         cap: Soft cap of the scaled scores: they become `cap * tanh(score / cap)` before the mask,
             as in Gemma 2. None for no cap.
         window: Number of keys that a token sees, itself included (sliding window). None for all.
+        chunk: A token sees only keys of its own chunk of this many tokens, counted from the
+            sequence's first (Llama 4). None for no chunks.
         sinks: [num_heads] float32, one logit per query head. It is added to the softmax's
             denominator only, as in gpt-oss. None for no sinks.
 
     Raises
-        ValueError: `cap` or `window` is out of range, or `sinks` is not a float32 vector.
+        ValueError: `cap`, `window` or `chunk` is out of range, or `sinks` is not a float32 vector.
     """
 
     scale: float
     cap: float | None = None
     window: int | None = None
+    chunk: int | None = None
     sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.cap is not None and not self.cap > 0:
             raise ValueError(f"expected cap above 0, got {self.cap}")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"expected window of at least 1, got {self.window}")
+        for name in ("window", "chunk"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"expected {name} of at least 1, got {size}")
         sinks = self.sinks
         if sinks is not None and (sinks.dim() != 1 or sinks.dtype != torch.float32):
             raise ValueError(
@@ -48,20 +53,24 @@ class AttentionSpec:
     @property
     def features(self) -> frozenset[str]:
         """Fields other than `scale` that are set; a kernel must support all of them."""
-        return frozenset(
-            name for name in ("cap", "window", "sinks") if getattr(self, name) is not None
-        )
+        return frozenset(name for name in FEATURES if getattr(self, name) is not None)
+
+    def first_visible(self, position: int) -> int:
+        """The position of the first key that the token at `position` sees."""
+        in_window = 0 if self.window is None else position - self.window + 1
+        in_chunk = 0 if self.chunk is None else position // self.chunk * self.chunk
+        return max(0, in_window, in_chunk)
 
     def scalars(self) -> list[float]:
         """All fields except tensors, in the order of the op's schema."""
-        return [self.scale, self.cap or 0.0, float(self.window or 0)]
+        return [self.scale, self.cap or 0.0, float(self.window or 0), float(self.chunk or 0)]
 
     @classmethod
     def of(cls, sinks: Tensor | None, scalars: Sequence[float]) -> AttentionSpec:
         """The spec from the op's arguments `sinks` and `scalars`."""
-        scale, cap, window = scalars
-        return cls(scale, cap or None, int(window) or None, sinks)
+        scale, cap, window, chunk = scalars
+        return cls(scale, cap or None, int(window) or None, int(chunk) or None, sinks)
 
 
-FEATURES = frozenset({"cap", "window", "sinks"})
+FEATURES = frozenset({"cap", "window", "chunk", "sinks"})
 """Every field that a kernel may or may not support."""

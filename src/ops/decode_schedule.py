@@ -43,6 +43,7 @@ def reference(
     seq_lens: Tensor,
     block_size: int,
     sliding_window: int,
+    chunk: int,
     tile: int,
     members: int,
 ) -> Tensor:
@@ -50,7 +51,9 @@ def reference(
     rows = len(seq_lens)
     lengths = seq_lens.tolist()
     decodes = [n == 1 for n in query_start_loc.diff().tolist()]
-    packs = [] if sliding_window else _packs(block_tables, lengths, decodes, block_size, tile)
+    spec = AttentionSpec(1.0, window=sliding_window or None, chunk=chunk or None)
+    shares = not spec.features
+    packs = _packs(block_tables, lengths, decodes, block_size, tile) if shares else []
     place, shared = [-1] * rows, [0] * rows
     table = [[-1] * members for _ in range(rows)]
     for rows_of_key in packs:
@@ -64,10 +67,10 @@ def reference(
     starts = [0]
     for row in range(rows):
         of_pack = shared[place[row] // members] if place[row] >= 0 else 0
-        in_window = max(0, lengths[row] - sliding_window) // tile if sliding_window else 0
+        passed = spec.first_visible(lengths[row] - 1) // tile
         total = -(-lengths[row] // tile) if decodes[row] else 0
         starts.append(starts[-1] + shared[row])
-        starts.append(starts[-1] + max(0, total - max(of_pack, in_window)))
+        starts.append(starts[-1] + max(0, total - max(of_pack, passed)))
     flat = [*starts, *place, *shared, *(member for pack in table for member in pack)]
     return torch.tensor(flat, dtype=torch.int32, device=seq_lens.device)
 
@@ -103,6 +106,7 @@ def _fake(
     seq_lens: Tensor,
     block_size: int,
     sliding_window: int,
+    chunk: int,
     tile: int,
     members: int,
 ) -> Tensor:
@@ -118,8 +122,9 @@ def _build(device: str, *, tile: int, members: int, **case: Any) -> tuple[Any, .
     """Block tables of the cases of paged attention."""
     arguments = build_attention(device, **case)
     tables, starts, lengths = arguments[5:8]
-    window = AttentionSpec.of(*arguments[10:12]).window or 0
-    return (tables, starts, lengths, arguments[3].shape[1], window, tile, members)
+    spec = AttentionSpec.of(*arguments[10:12])
+    reach = (spec.window or 0, spec.chunk or 0)
+    return (tables, starts, lengths, arguments[3].shape[1], *reach, tile, members)
 
 
 def _cost(block_tables: Tensor, *_: Any) -> Cost:
@@ -135,10 +140,10 @@ PREFIXES = {
 """Prefixes of prefixes, rows that share with no other row, and a row that is not decoding."""
 
 _CASES: list[dict[str, Any]] = [
-    {"tile": tile, "members": members, **PREFIXES, "sliding_window": window}
+    {"tile": tile, "members": members, **PREFIXES, **reach}
     for tile in (16, 64)
     for members in (1, 2, 4, 16)
-    for window in (0, 100)
+    for reach in ({}, {"sliding_window": 100}, {"chunk": 150})
 ] + [
     {"tile": 64, "members": 4, "rows": (), "head_dim": 8},
     {"tile": 64, "members": 4, "rows": ((0, 0), (0, 3)), "padding": 2, "head_dim": 8},
@@ -157,7 +162,7 @@ _CASES: list[dict[str, Any]] = [
 DECODE_SCHEDULE = Op(
     "decode_schedule",
     "(Tensor block_tables, Tensor query_start_loc, Tensor seq_lens, int block_size, "
-    "int sliding_window, int tile, int members) -> Tensor",
+    "int sliding_window, int chunk, int tile, int members) -> Tensor",
     reference=reference,
     fake=_fake,
     build=_build,
@@ -173,6 +178,7 @@ def decode_schedule(
     seq_lens: Tensor,
     block_size: int,
     sliding_window: int,
+    chunk: int,
     tile: int,
     members: int,
 ) -> Tensor:
@@ -180,16 +186,17 @@ def decode_schedule(
 
     Every row b has two *segments* of tiles. Segment 2 b holds the tiles that a pack shares, if b is
     the pack's first row. Segment 2 b + 1 holds row b's own tiles: those behind the shared ones, and
-    inside the window. Rows with the same block in the key column are packed in row order, `members`
-    at a time.
+    inside the window or the chunk. Rows with the same block in the key column are packed in row
+    order, `members` at a time.
 
     Parameters
         block_tables: [B, max_blocks] int32.
         query_start_loc: [B + 1] int32.
         seq_lens: [B] int32.
         block_size: Tokens per block.
-        sliding_window: Number of keys that a token sees, itself included; 0 for all. With a window,
-            nothing is shared.
+        sliding_window: Number of keys that a token sees, itself included; 0 for all. With a window
+            or chunks, nothing is shared.
+        chunk: Size of the chunks within which tokens see keys; 0 for no chunks.
         tile: Keys per tile; tiles are counted from the first key on.
         members: Maximal number of rows in a pack.
 
@@ -202,7 +209,7 @@ def decode_schedule(
         - rows [B, members]: the rows of the pack if this is its first row; -1 for none.
     """
     result: Tensor = DECODE_SCHEDULE.overload(
-        block_tables, query_start_loc, seq_lens, block_size, sliding_window, tile, members
+        block_tables, query_start_loc, seq_lens, block_size, sliding_window, chunk, tile, members
     )
     return result
 
@@ -213,14 +220,14 @@ def step_schedule(
     block_tables: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
-    sliding_window: int,
+    spec: AttentionSpec,
 ) -> Tensor | None:
-    """The schedule for one step's layers with this window, for `paged_attention`; None on the CPU.
+    """The schedule of a step for layers that see as far as this; None on the CPU.
 
     Parameters
         key_cache: That of any of these layers, [num_blocks, block_size, num_kv_heads, head_dim].
         num_heads: Number of query heads.
-        block_tables, query_start_loc, seq_lens, sliding_window: As in `paged_attention`.
+        block_tables, query_start_loc, seq_lens, spec: As in `paged_attention`.
     """
     if key_cache.device.type != "cuda":
         return None
@@ -229,6 +236,6 @@ def step_schedule(
     capability = capability_of(key_cache.device)
     tile = decode_shape(capability, head_dim, key_cache.element_size()).tile
     return decode_schedule(
-        block_tables, query_start_loc, seq_lens, block_size, sliding_window, tile,
-        packed_rows(group) // group,
+        block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, spec.chunk or 0,
+        tile, packed_rows(group) // group,
     )  # fmt: skip

@@ -9,7 +9,8 @@ of every sum is fixed. [`route`][src.ops.routing.route] chooses the experts befo
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,12 +22,41 @@ from src.ops.linear import reference as reference_linear
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
 """Activation of the gate -> the number that kernels know it by."""
+CLAMPED_SWIGLU: Final = 2
+"""The number of `ClampedSwiglu`."""
 
 
-def activate(projected: Tensor, activation: int) -> Tensor:
-    """`act(gate) * up` of [P, 2 I] (gates first), in float32, rounded once: [P, I]."""
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """`(up + 1) * gate * sigmoid(alpha * gate)`, as in gpt-oss.
+
+    Attributes
+        alpha: Factor of the gate within the sigmoid.
+        limit: The gate is at most `limit`; up lies within `[-limit, limit]`.
+    """
+
+    alpha: float
+    limit: float
+
+
+Gating: TypeAlias = "str | ClampedSwiglu"
+"""How gate and up are joined: a key of `ACTIVATIONS` means `act(gate) * up`."""
+
+
+def gating_arguments(gating: Gating) -> tuple[int, float, float]:
+    """The op's arguments `activation`, `alpha` and `limit`."""
+    if isinstance(gating, ClampedSwiglu):
+        return CLAMPED_SWIGLU, gating.alpha, gating.limit
+    return ACTIVATIONS[gating], 1.0, 0.0
+
+
+def activate(projected: Tensor, activation: int, alpha: float = 1.0, limit: float = 0.0) -> Tensor:
+    """Join [P, 2 I] (gates first) in float32, rounded once: [P, I]."""
     gate, up = projected.float().chunk(2, dim=-1)
-    if activation == ACTIVATIONS["silu"]:
+    if activation == CLAMPED_SWIGLU:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1.0
+        gate = gate * (alpha * gate).sigmoid()
+    elif activation == ACTIVATIONS["silu"]:
         gate = functional.silu(gate)
     else:
         gate = functional.gelu(gate, approximate="tanh")
@@ -41,7 +71,12 @@ def reference(
     ids: Tensor,
     gate_up_scales: Tensor | None,
     down_scales: Tensor | None,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
     activation: int,
+    alpha: float,
+    limit: float,
+    weighs_inputs: bool,
     deterministic: bool,
 ) -> Tensor:
     """See [`experts`][src.ops.experts.experts]."""
@@ -50,25 +85,34 @@ def reference(
         if not 0 <= expert < len(gate_up):
             continue
         tokens, slots = (ids == expert).nonzero(as_tuple=True)
+        x = hidden[tokens]
+        if weighs_inputs:
+            x = (x.float() * weights[tokens, slots, None]).to(x.dtype)
         projected = reference_linear(
-            hidden[tokens], gate_up[expert], _of(gate_up_scales, expert), None
+            x, gate_up[expert], _of(gate_up_scales, expert), _of(gate_up_bias, expert)
         )
         results[tokens, slots] = reference_linear(
-            activate(projected, activation), down[expert], _of(down_scales, expert), None
+            activate(projected, activation, alpha, limit),
+            down[expert],
+            _of(down_scales, expert),
+            _of(down_bias, expert),
         )
-    return combine(results, weights, ids, len(gate_up))
+    return combine(results, None if weighs_inputs else weights, ids, len(gate_up))
 
 
-def _of(scales: Tensor | None, expert: int) -> Tensor | None:
-    return None if scales is None else scales[expert]
+def _of(tensor: Tensor | None, expert: int) -> Tensor | None:
+    return None if tensor is None else tensor[expert]
 
 
-def combine(results: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> Tensor:
-    """Sum each token's results [T, k, H] with its weights, in float32, rounded once: [T, H]."""
+def combine(results: Tensor, weights: Tensor | None, ids: Tensor, num_experts: int) -> Tensor:
+    """Sum each token's results [T, k, H] in float32, rounded once: [T, H].
+
+    `weights` [T, k] are their factors; None: 1.
+    """
     is_someone = ((ids >= 0) & (ids < num_experts))[:, :, None]
+    weighted = results.float() if weights is None else results.float() * weights[:, :, None]
     # `where` instead of a product with 0: results of slots without an expert may be NaN.
-    weighted = torch.where(is_someone, results.float() * weights[:, :, None], 0.0)
-    return weighted.sum(dim=1).to(results.dtype)
+    return torch.where(is_someone, weighted, 0.0).sum(dim=1).to(results.dtype)
 
 
 def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -118,7 +162,12 @@ def _fake(
     ids: Tensor,
     gate_up_scales: Tensor | None,
     down_scales: Tensor | None,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
     activation: int,
+    alpha: float,
+    limit: float,
+    weighs_inputs: bool,
     deterministic: bool,
 ) -> Tensor:
     return hidden.new_empty(hidden.shape)
@@ -158,14 +207,16 @@ def _build(
     dtype: torch.dtype = torch.float32,
     weight: str = "same",
     padding: int = 0,
-    activation: str = "silu",
+    activation: Gating = "silu",
+    biased: bool = False,
+    weighs_inputs: bool = False,
     deterministic: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
     """Random arguments; `weight` is `same` (x's dtype), `int8`, or `strips of` one of these.
 
-    Weights of experts that no token chose are NaN. So are the last `padding` tokens, whose expert
-    numbers are invalid: -1, or too large.
+    Weights and biases of experts that no token chose are NaN. So are the last `padding` tokens,
+    whose expert numbers are invalid: -1, or too large.
     """
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, hidden, generator=random).to(dtype)
@@ -177,13 +228,22 @@ def _build(
         ids[-1] = experts
     gate_up, gate_up_scales = _matrices(experts, 2 * intermediate, hidden, dtype, weight, random)
     down, down_scales = _matrices(experts, hidden, intermediate, dtype, weight, random)
-    for held, scales in ((gate_up, gate_up_scales), (down, down_scales)):
-        for expert in range(experts):
-            if not (ids == expert).any():
-                (held if scales is None else scales)[expert] = torch.nan
-    tensors = (x, gate_up, down, weights, ids, gate_up_scales, down_scales)
+    gate_up_bias, down_bias = (
+        torch.randn(experts, size, generator=random).to(dtype) if biased else None
+        for size in (2 * intermediate, hidden)
+    )
+    unread = [
+        held if scales is None else scales
+        for held, scales in ((gate_up, gate_up_scales), (down, down_scales))
+    ]
+    unread += [bias for bias in (gate_up_bias, down_bias) if bias is not None]
+    for expert in range(experts):
+        if not (ids == expert).any():
+            for held in unread:
+                held[expert] = torch.nan
+    tensors = (x, gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias)
     moved = (None if tensor is None else tensor.to(device) for tensor in tensors)
-    return *moved, ACTIVATIONS[activation], deterministic
+    return *moved, *gating_arguments(activation), weighs_inputs, deterministic
 
 
 def _cost(
@@ -194,11 +254,16 @@ def _cost(
     ids: Tensor,
     gate_up_scales: Tensor | None,
     down_scales: Tensor | None,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
     activation: int,
+    alpha: float,
+    limit: float,
+    weighs_inputs: bool,
     deterministic: bool,
 ) -> Cost:
     chosen = ids[(ids >= 0) & (ids < len(gate_up))]
-    held = (gate_up, down, gate_up_scales, down_scales)
+    held = (gate_up, down, gate_up_scales, down_scales, gate_up_bias, down_bias)
     of_one = sum(tensor[0].nbytes for tensor in held if tensor is not None)
     outputs = num_outputs(gate_up[0], _of(gate_up_scales, 0))
     products = hidden.shape[1] * (outputs + outputs // 2)
@@ -211,7 +276,8 @@ def _cost(
 EXPERTS = Op(
     "experts",
     "(Tensor hidden, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
-    "Tensor? gate_up_scales, Tensor? down_scales, int activation, bool deterministic) -> Tensor",
+    "Tensor? gate_up_scales, Tensor? down_scales, Tensor? gate_up_bias, Tensor? down_bias, "
+    "int activation, float alpha, float limit, bool weighs_inputs, bool deterministic) -> Tensor",
     reference=reference,
     fake=_fake,
     build=_build,
@@ -255,6 +321,34 @@ EXPERTS = Op(
         for dtype in (torch.float32, torch.bfloat16)
         for weight in ("int8", f"{_STRIPS_OF}int8", f"{_STRIPS_OF}same")
         if dtype == torch.bfloat16 or weight != f"{_STRIPS_OF}same"
+    ]
+    + [
+        # The limit is low enough that most gates and ups reach it.
+        {
+            "tokens": tokens,
+            "experts": 8,
+            "chosen": 2,
+            "hidden": 192,
+            "intermediate": 128,
+            "dtype": dtype,
+            "weight": weight,
+            "padding": tokens // 7,
+            "biased": True,
+            "activation": ClampedSwiglu(1.702, 0.7),
+            "weighs_inputs": tokens != 7,
+            "seed": tokens,
+        }
+        for tokens, dtype, weight in [
+            (1, torch.float32, "same"),
+            (7, torch.float32, "same"),
+            (70, torch.float32, "same"),
+            (7, torch.bfloat16, "same"),
+            (70, torch.bfloat16, "same"),
+            (7, torch.float16, "same"),
+            (9, torch.float32, "int8"),
+            (9, torch.bfloat16, f"{_STRIPS_OF}same"),
+            (70, torch.bfloat16, f"{_STRIPS_OF}int8"),
+        ]
     ],
     cost=_cost,
     lazy={"cuda": "src.ops.triton.experts:run"},
@@ -278,7 +372,10 @@ def experts(
     *,
     gate_up_scales: Tensor | None = None,
     down_scales: Tensor | None = None,
-    activation: str = "silu",
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: Gating = "silu",
+    weighs_inputs: bool = False,
     deterministic: bool = False,
 ) -> Tensor:
     """`sum_j weights[t, j] * down[e] @ (act(gate[e] @ x) * (up[e] @ x))`, with `e = ids[t, j]`.
@@ -286,6 +383,9 @@ def experts(
     Each projection is summed in float32 and rounded once to hidden's dtype, as `linear` does. The
     gate's activation and its product with up are computed in float32 and rounded once. So is the
     sum of a token's k results, in the order of j.
+
+    With `weighs_inputs`, the weight is a factor of x and not of the result (Llama 4): the sum is
+    of `down[e] @ (act(gate[e] @ y) * (up[e] @ y))`, where y is `weights[t, j] * x`, rounded.
 
     Parameters
         hidden: [T, H] float32, bfloat16 or float16, last dimension contiguous.
@@ -299,7 +399,10 @@ def experts(
             and hidden may hold anything there. Padding uses this so that no expert is read for it.
         gate_up_scales: Scales of quantized weights, stacked over experts; None if not quantized.
         down_scales: The same for `down`.
-        activation: Activation of the gate, a key of `ACTIVATIONS`.
+        gate_up_bias: [E, 2 I] in hidden's dtype, contiguous; None for no bias.
+        down_bias: [E, H], likewise.
+        activation: How gate and up are joined.
+        weighs_inputs: Whether weights are factors of the experts' inputs.
         deterministic: Whether a token's result has the same bits whatever else is in the batch. The
             compiled CPU kernel always guarantees it, the Triton kernel on request, the reference
             never.
@@ -309,6 +412,6 @@ def experts(
     """
     result: Tensor = EXPERTS.overload(
         *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
-        *(ACTIVATIONS[activation], deterministic),
+        *(gate_up_bias, down_bias, *gating_arguments(activation), weighs_inputs, deterministic),
     )
     return result

@@ -80,7 +80,7 @@ def _attend(
     num_queries, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     end = first_position + num_queries
-    first_key = 0 if spec.window is None else max(0, first_position - spec.window + 1)
+    first_key = spec.first_visible(first_position)
     first_block = first_key // block_size
     blocks = block_table[first_block : -(-end // block_size)].long()
     skipped = first_block * block_size
@@ -97,6 +97,8 @@ def _attend(
     visible = keys <= positions  # [Q, keys] bool
     if spec.window is not None:
         visible &= keys > positions - spec.window
+    if spec.chunk is not None:
+        visible &= keys >= positions // spec.chunk * spec.chunk
     scores = (grouped * spec.scale) @ gather(key_cache).transpose(1, 2)[:, None]
     if spec.cap is not None:
         scores = (scores / spec.cap).tanh_() * spec.cap
@@ -155,9 +157,9 @@ def paged_attention(
 
     T tokens of B rows lie one row after another, possibly followed by padding tokens. Token t at
     offset q of row b has position `seq_lens[b] - query_len[b] + q`; it sees every position up to
-    its own, or the last `spec.window` of them. float32, bfloat16 or float16, accumulated in
-    float32. `query`, `key` and `value` may be slices of a fused projection: the last dimension is
-    contiguous, heads are `head_dim` apart, the row stride is free.
+    its own, or the last `spec.window` of them, or those of its chunk. float32, bfloat16 or float16,
+    accumulated in float32. `query`, `key` and `value` may be slices of a fused projection: the last
+    dimension is contiguous, heads are `head_dim` apart, the row stride is free.
 
     Without `key` and `value`, the cache must contain them already, as after
     [`rotate_and_cache`][src.ops.rotate_and_cache.rotate_and_cache]. Then nothing is written into

@@ -65,7 +65,9 @@ def route(
     if logits.dtype != torch.float32:
         raise ValueError(f"expected router logits in float32, got {logits.dtype}")
     scores = _scores(logits, routing.scoring)  # [T, E]
-    wanted = scores if choice_bias is None else scores + choice_bias
+    # Sigmoids of large logits are equal where the logits are not.
+    wanted = logits if routing.scoring == "sigmoid" and routing.groups == 1 else scores
+    wanted = wanted if choice_bias is None else scores + choice_bias
     if routing.chosen_groups < routing.groups:
         wanted = _within_groups(wanted, routing)
     ids = _largest(wanted, routing.chosen)

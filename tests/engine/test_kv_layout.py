@@ -134,11 +134,16 @@ def test_tensors_of_different_numbers_share_a_slot() -> None:
     assert sum(tensor.nbytes for tensor in cache.memory) == 5 * layout.bytes_per_block
 
 
-def test_what_is_of_a_sequence_is_once_in_a_block() -> None:
+def test_what_is_of_a_sequence_is_no_part_of_the_pool() -> None:
     state = LayerKVSpec("states", (KVTensor("states", (3, 5), torch.float32),), None, "sequence")
-    assert lay_out([state], 16).bytes_per_block == 3 * 5 * 4
-    cache = allocate_kv_cache([state], KVCachePlan(16, 2, 60), CPU)
-    assert cache.layers[0]["states"].shape == (2, 3, 5)
+    layers = [state, keys_and_values(2, 8, torch.float32), state]
+    layout = lay_out(layers, 4)
+    assert layout.bytes_per_block == 2 * 4 * 2 * 8 * 4
+    assert [group.layers for group in layout.groups] == [(1,)]
+    cache = allocate_kv_cache(layers, KVCachePlan(4, 2, 60), CPU)
+    assert cache.layers[0]["states"].shape == cache.layers[2]["states"].shape == (1, 3, 5)
+    with pytest.raises(ValueError, match="of each token"):
+        lay_out([state], 4)
 
 
 def test_tensors_that_cannot_share_a_block_table_are_refused() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.nn import functional
 
+from src.core.plan import RowInstall, StepPlan
 from src.engine.execution.inputs import StepInputs
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.kv_groups import lay_out
@@ -24,13 +27,17 @@ def dense_mix(model: Model) -> Mix:
     def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
         if mixer.kind == "latent_attention":
             return _dense_latent_attention(mixer, given, model.mixer_weights[mixer.layer])
-        return dense_attention(mixer, given)
+        if mixer.kind == "recurrence":
+            return dense_recurrence(mixer, model.mixer_weights[mixer.layer], given)
+        return dense_attention(mixer, given, model.mixer_weights[mixer.layer].sinks)
 
     return mix
 
 
-def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Causal attention, written as plainly as can be."""
+def dense_attention(
+    mixer: Mixer, given: Sequence[torch.Tensor], sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Causal attention over one sequence that is given whole, written as plainly as can be."""
     (query, key, value), spec = given, mixer.spec
     tokens, heads, _ = query.shape
     key = key.repeat_interleave(heads // key.shape[1], dim=1)
@@ -42,8 +49,13 @@ def dense_attention(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor
     visible = position[None, :] <= position[:, None]
     if spec.window is not None:
         visible &= position[None, :] > position[:, None] - spec.window
+    if spec.chunk is not None:
+        visible &= position[None, :] // spec.chunk == position[:, None] // spec.chunk
     scores = scores.masked_fill(~visible, -torch.inf)
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        of_heads = sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, tokens, 1)
+        scores = torch.cat([scores, of_heads], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., :tokens]
     return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
 
@@ -60,6 +72,31 @@ def _dense_latent_attention(
     scores = scores.masked_fill(hidden, -torch.inf)
     probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     return torch.einsum("hqk,khd->qhd", probabilities, value).flatten(1)
+
+
+def dense_recurrence(mixer: Mixer, weights: Any, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The convolution and the state of one sequence that is given whole, token by token."""
+    (channels, decay, factor), spec = given, mixer.spec
+    taps = weights.weight.T[:, None]
+    padded = functional.pad(channels.T, (spec.taps - 1, 0))[None]
+    convolved = functional.conv1d(padded, taps, weights.bias, groups=channels.shape[1])[0].T
+    query, key, value = (part.float() for part in spec.parts(functional.silu(convolved)))
+    if spec.normalizes:
+        query, key = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (query, key))
+        query = query / query.shape[-1] ** 0.5
+    shared = spec.heads // spec.key_heads
+    query, key = (x.repeat_interleave(shared, dim=1) for x in (query, key))
+    state, read = torch.zeros(spec.heads, spec.key_dim, spec.dim), []
+    for t in range(len(channels)):
+        state = state * decay[t].exp()[:, None, None]
+        held = torch.einsum("hnp,hn->hp", state, key[t]) if spec.delta else 0.0
+        written = factor[t][:, None] * (value[t] - held)
+        state = state + torch.einsum("hn,hp->hnp", key[t], written)
+        read.append(torch.einsum("hnp,hn->hp", state, query[t]))
+    out = torch.stack(read)
+    if weights.skip is not None:
+        out = out + weights.skip[:, None] * value
+    return out.to(channels.dtype).flatten(1)
 
 
 @torch.inference_mode()
@@ -81,6 +118,8 @@ class PagedSequence:
         plan = KVCachePlan(block_size, per_group * len(groups), bytes_per_block=0)
         # NaN, so that a slot that is read before it is written shows.
         cache = allocate_kv_cache(layers, plan, CPU, poison=True)
+        if cache.states is not None:
+            cache.states.begin(StepPlan(1, [RowInstall(0, 1, 0, [0], 1, [])], [], []))
         order = torch.randperm(plan.num_blocks, generator=torch.Generator().manual_seed(1))
         # Per group [1, per_group] int32, index -> block
         self.block_tables = tuple(
@@ -116,6 +155,7 @@ class PagedSequence:
             samplers=SampleBatch([], [], none),
             sampled_rows_s=none,
             sampled_positions_s=none,
+            rows_b=torch.zeros(1, dtype=torch.int64),
         )
 
         def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -59,7 +59,10 @@ def alike(model: Model) -> int:
 
 
 # Families in which some layers are dense, or some are not rotated.
-UNLIKE = ("cohere2", "deepseekv2", "deepseekv3", "glm4_moe", "qwen2_moe", "qwen3_moe", "smollm3")
+UNLIKE = dict.fromkeys(
+    ("cohere2", "deepseekv2", "deepseekv3", "glm4_moe", "qwen2_moe", "qwen3_moe", "smollm3"), 5
+)
+UNLIKE |= {"llama4": 7, "granite_moehybrid": 6, "qwen3next": 7}
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
@@ -70,7 +73,7 @@ def test_as_many_graphs_as_kinds_of_calls_serve_any_depth_and_any_number_of_toke
     model = load_model(directory)
     # The first, what lies between two mixers, the last and the head; more where layers differ.
     kinds = alike(model)
-    assert kinds == (5 if architecture in UNLIKE else 4)
+    assert kinds == UNLIKE.get(architecture, 4)
     graphs: list[Graph] = []
     by_chain: dict[Any, Capturing] = {}
     functions = [by_chain.setdefault(call.chain, Capturing(graphs)) for call in model.program.calls]

@@ -35,6 +35,17 @@ MIXTRAL = LLAMA | {
     "num_experts_per_tok": 2,
 }
 QWEN3_MOE = MIXTRAL | {"architectures": ["Qwen3MoeForCausalLM"]}
+GRANITE_HYBRID = LLAMA | {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 8,
+}
+QWEN3_NEXT = LLAMA | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 GEMMA3 = LLAMA | {"architectures": ["Gemma3ForCausalLM"]}
 
 Write = Callable[..., Path]
@@ -368,6 +379,31 @@ class TestRefusals:
     def test_gemma3(self, write: Write, change: dict[str, Any], reason: str) -> None:
         with pytest.raises(ModelLoadError, match=reason):
             load_config(write(GEMMA3 | change))
+
+    @pytest.mark.parametrize(
+        ("config", "change", "reason"),
+        [
+            (GRANITE_HYBRID, {"layer_types": ["mamba"] * 3}, "layer_types must be a list in which"),
+            (GRANITE_HYBRID, {"layer_types": None}, "layer_types must be a list in which"),
+            (GRANITE_HYBRID, {"layer_types": ["mamba", "mamba", "rwkv"]}, "not .'rwkv'"),
+            (GRANITE_HYBRID, {"hidden_act": "gelu"}, "hidden_act must be silu"),
+            (GRANITE_HYBRID, {"mamba_n_heads": 7}, "mamba_n_heads must be 128"),
+            (GRANITE_HYBRID, {"mamba_d_head": 5}, "mamba_n_heads must be 128"),
+            (GRANITE_HYBRID, {"mamba_n_groups": 3}, "mamba_n_groups must be a divisor"),
+            (GRANITE_HYBRID, {"position_embedding_type": "alibi"}, "must be rope, nope or null"),
+            (GRANITE_HYBRID, {"time_step_limit": [2.0, 1.0]}, "time_step_limit must be two"),
+            (GRANITE_HYBRID, {"time_step_limit": [True, 1.0]}, "time_step_limit must be two"),
+            (QWEN3_NEXT, {"full_attention_interval": 5}, "layer_types must be a list in which"),
+            (QWEN3_NEXT, {"linear_num_value_heads": 3}, "linear_num_value_heads must be a multip"),
+            (QWEN3_NEXT, {"hidden_act": "relu2"}, "hidden_act must be"),
+        ],
+    )
+    def test_recurrent_states(
+        self, write: Write, config: dict[str, Any], change: dict[str, Any], reason: str
+    ) -> None:
+        assert load_config(write(config))
+        with pytest.raises(ModelLoadError, match=reason):
+            load_config(write(config | change))
 
     def test_an_unsupported_architecture_lists_the_supported(self, write: Write) -> None:
         with pytest.raises(ModelLoadError) as caught:

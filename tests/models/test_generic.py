@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from src.core.blocks import Chunk
 from src.core.errors import ModelLoadError
 from src.models import choose_implementation
 from src.models.generic import recording, trial
@@ -65,7 +66,8 @@ def test_dtype_and_length_are_as_asked(phi: Path) -> None:
     model = load_by_transformers(phi, dtype="bfloat16", max_model_len=100)
     assert model.spec.dtype == torch.bfloat16
     assert model.spec.max_positions == 100
-    assert {layer.dtype for layer in model.kv_cache_spec()} == {torch.bfloat16}
+    kept = [tensor for layer in model.kv_cache_spec() for tensor in layer.tensors]
+    assert {tensor.dtype for tensor in kept} == {torch.bfloat16}
 
 
 def test_dummy_weights_follow_the_seed(phi: Path, tmp_path: Path) -> None:
@@ -299,13 +301,18 @@ def test_rope_that_depends_on_the_longest_of_a_pass_ends_where_it_begins_to() ->
     assert limits == {"default": 256, "longrope": 64, "dynamic": 256}
 
 
-def test_sequences_are_no_longer_than_chunks_and_positions(tmp_path: Path) -> None:
-    for architecture, limit in (("llama4_text", 64), ("roberta", 255)):
-        make_tiny(tmp_path / architecture, architecture)
-        model = load_by_transformers(tmp_path / architecture)
-        assert model.spec.max_positions == limit
-        with pytest.raises(ModelLoadError, match=f"exceeds .*{limit}"):
-            load_by_transformers(tmp_path / architecture, max_model_len=limit + 1)
+def test_sequences_are_no_longer_than_positions(tmp_path: Path) -> None:
+    make_tiny(tmp_path, "roberta")
+    assert load_by_transformers(tmp_path).spec.max_positions == 255
+    with pytest.raises(ModelLoadError, match=r"exceeds .*255"):
+        load_by_transformers(tmp_path, max_model_len=256)
+
+
+def test_chunks_that_the_trial_crosses_are_attended_to(tmp_path: Path) -> None:
+    make_tiny(tmp_path / "whole", "llama4_text")
+    path = changed(tmp_path / "whole", tmp_path / "cut", attention_chunk_size=6)
+    windows = {layer.window for layer in load_by_transformers(path).kv_cache_spec()}
+    assert windows == {None, Chunk(6)}
 
 
 def test_positions_of_a_decoder_beside_an_encoder_are_a_bound(tmp_path: Path) -> None:

@@ -137,6 +137,26 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "granite-hybrid-experts": (
+        "granite_moehybrid",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "position_embedding_type": None,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+        },
+    ),
+    "granite-hybrid-one-group": (
+        "granite_moehybrid",
+        {"mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_d_conv": 3, "mamba_n_heads": 2},
+    ),
+    "granite-hybrid-bounded-steps": ("granite_moehybrid", {"time_step_limit": [0.5, 1.5]}),
+    "qwen3-next-dense": ("qwen3next", {"num_experts": 0, "attention_bias": True}),
+    "qwen3-next-one-head": (
+        "qwen3next",
+        {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_conv_kernel_dim": 2},
+    ),
     "mistral-window": ("mistral", {"sliding_window": 8}),
     "mistral-window-1": ("mistral", {"sliding_window": 1}),
     "qwen2-window-from-layer-1": (
@@ -251,6 +271,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss-no-biases": ("gpt_oss", {"attention_bias": False}),
+    "gpt-oss-low-limit": ("gpt_oss", {"swiglu_limit": 0.3, "swiglu_alpha": 1.1}),
+    "gpt-oss-windows-by-layer": (
+        "gpt_oss",
+        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "llama4-experts-everywhere": (
+        "llama4",
+        {"interleave_moe_layer_step": 1, "num_experts_per_tok": 1, "use_qk_norm": False},
+    ),
+    "llama4-by-layer": (
+        "llama4",
+        {
+            "no_rope_layers": [1, 0, 1],
+            "moe_layers": [0, 2],
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+        },
+    ),
+    "llama4-no-chunks": ("llama4", {"attention_chunk_size": None}),
+    "llama4-chunk-1": ("llama4", {"attention_chunk_size": 1, "floor_scale": 1}),
     "large-eps": ("llama", {"rms_norm_eps": 0.1}),
     "large-theta": ("llama", {"rope": {"rope_type": "default", "rope_theta": 1e6}}),
     "yarn-attention-factor": (

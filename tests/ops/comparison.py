@@ -8,17 +8,23 @@ import torch
 from hypothesis import strategies as st
 
 from src.ops import (
+    CAUSAL_CONVOLUTION,
     EXPERTS,
     GUMBEL_ARGMAX,
     LATENT_ATTENTION,
     LINEAR,
+    LINEAR_RECURRENCE,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
+    Op,
 )
 from src.ops.cpu.kernel_library import KernelLibrary
 
 # The others are called on CUDA only, and have their references on the CPU.
-COMPILED = (PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR, EXPERTS, LATENT_ATTENTION)
+COMPILED = (
+    *(PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR, EXPERTS),
+    *(LATENT_ATTENTION, CAUSAL_CONVOLUTION, LINEAR_RECURRENCE),
+)
 
 # Both accumulate in float32; what differs is the order of sums and the rounding of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -83,6 +89,29 @@ def rotation_matches(
         torch.testing.assert_close(
             got[index], expected[index], rtol=tolerance, atol=tolerance, equal_nan=True
         )
+
+
+def with_own_states(op: Op, args: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """The same arguments with copies of states, slices as they were, and output; also by name."""
+    names = [argument.name for argument in op.overload._schema.arguments]
+    given = dict(zip(names, args, strict=True))
+    states = given["states"]
+    memory = states._base.clone()
+    given["states"] = memory.as_strided(states.shape, states.stride(), states.storage_offset())
+    given["out"] = given["out"].clone()
+    return given, tuple(given.values())
+
+
+def states_match(op: Op, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """The same outputs and states, and nothing written beside them."""
+    expected, wanted = with_own_states(op, args)
+    got, given = with_own_states(op, args)
+    op.reference(*wanted)
+    kernel(*given)
+    tolerance = TOLERANCE[got["out"].dtype]
+    torch.testing.assert_close(got["out"], expected["out"], rtol=10 * tolerance, atol=tolerance)
+    memories = got["states"]._base, expected["states"]._base
+    torch.testing.assert_close(*memories, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def in_chunks(

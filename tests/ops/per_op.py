@@ -7,17 +7,25 @@ from typing import Any
 import torch
 
 from src.ops import (
+    CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
     GUMBEL_ARGMAX,
     LATENT_ATTENTION,
     LINEAR,
+    LINEAR_RECURRENCE,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     Op,
 )
 from src.ops.declaration import Case
-from tests.ops.comparison import TOLERANCE, attention_matches, latent_matches, rotation_matches
+from tests.ops.comparison import (
+    TOLERANCE,
+    attention_matches,
+    latent_matches,
+    rotation_matches,
+    states_match,
+)
 
 Comparison = Callable[[Op, Callable[..., Any], tuple[Any, ...]], None]
 
@@ -114,6 +122,24 @@ TESTS_OF: dict[Op, OpTests] = {
         small={"tokens": 1, "experts": 4, "chosen": 1, "hidden": 32, "intermediate": 8},
         large={"tokens": 1, "experts": 4, "chosen": 2, "hidden": 32, "intermediate": 8},
         matches=_is_close,
+    ),
+    CAUSAL_CONVOLUTION: OpTests(
+        checked=({"padding": 2}, {"dtype": torch.bfloat16, "has_bias": False}, {"rows": ()}),
+        small={"rows": (1,)},
+        large={"rows": (1, 1)},
+        matches=states_match,
+        on_cuda="reference",
+    ),
+    LINEAR_RECURRENCE: OpTests(
+        checked=(
+            {"padding": 2},
+            {"dtype": torch.bfloat16, "delta": False, "has_skip": True},
+            {"rows": ()},
+        ),
+        small={"rows": (1,)},
+        large={"rows": (1, 1)},
+        matches=states_match,
+        on_cuda="reference",
     ),
     LATENT_ATTENTION: OpTests(
         checked=({"padding": 2}, {"dtype": torch.bfloat16, "heads": 3, "rows": ((1, 20),)}),

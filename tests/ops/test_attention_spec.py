@@ -16,6 +16,12 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODIFIERS: list[dict[str, Any]] = [
     {"cap": cap, "has_sinks": has_sinks, "sliding_window": window}
     for cap, has_sinks, window in itertools.product((0, 0.5, 30.0), (False, True), (0, 1, 70))
+] + [
+    {"chunk": 1},
+    {"chunk": 70},
+    {"chunk": 256},
+    {"chunk": 100, "sliding_window": 40},
+    {"chunk": 70, "cap": 30.0, "has_sinks": True},
 ]
 
 
@@ -34,8 +40,12 @@ def written_out(args: tuple[Any, ...]) -> torch.Tensor:
         begin, end = starts[row].item(), starts[row + 1].item()
         for token in range(begin, end):
             position = seq_len - (end - token)
-            first = 0 if spec.window is None else max(0, position - spec.window + 1)
-            seen = range(first, position + 1)
+            seen = [
+                key
+                for key in range(position + 1)
+                if (spec.window is None or position - key < spec.window)
+                and (spec.chunk is None or key // spec.chunk == position // spec.chunk)
+            ]
             at = [tables[row, p // block_size].item() * block_size + p % block_size for p in seen]
             for head in range(query.shape[1]):
                 keys, values = (cache[at, head // group].double() for cache in caches)
@@ -168,6 +178,7 @@ def test_a_sink_takes_nothing_or_everything(
         ({"cap": -1.0}, "cap above 0"),
         ({"cap": math.nan}, "cap above 0"),
         ({"window": 0}, "window of at least 1"),
+        ({"chunk": 0}, "chunk of at least 1"),
         ({"sinks": torch.zeros(4, dtype=torch.float64)}, "sinks float32"),
         ({"sinks": torch.zeros(4, 1)}, "sinks float32"),
     ],
@@ -188,12 +199,13 @@ def test_sinks_that_would_be_read_elsewhere_are_refused(
 
 def test_a_spec_comes_back_from_the_ops_arguments() -> None:
     sinks = torch.ones(2)
-    for cap, window, given in itertools.product((None, 2.5), (None, 3), (None, sinks)):
-        spec = AttentionSpec(0.5, cap, window, given)
+    options = itertools.product((None, 2.5), (None, 3), (None, 8), (None, sinks))
+    for cap, window, chunk, given in options:
+        spec = AttentionSpec(0.5, cap, window, chunk, given)
         again = AttentionSpec.of(spec.sinks, spec.scalars())
-        assert (again.scale, again.cap, again.window) == (0.5, cap, window)
+        assert (again.scale, again.cap, again.window, again.chunk) == (0.5, cap, window, chunk)
         assert again.sinks is given
-        fields = {"cap": cap, "window": window, "sinks": given}
+        fields = {"cap": cap, "window": window, "chunk": chunk, "sinks": given}
         assert again.features == {name for name, value in fields.items() if value is not None}
 
 
@@ -213,6 +225,7 @@ def test_what_a_backend_does_not_honour_goes_to_one_that_does() -> None:
         ({"sliding_window": 5}, "first"),
         ({"cap": 2.0}, "second"),
         ({"cap": 2.0, "sliding_window": 5}, "second"),
+        ({"chunk": 5}, "reference"),
         ({"has_sinks": True}, "reference"),
     ):
         args = PAGED_ATTENTION.build("cpu", **modifier)

@@ -291,6 +291,7 @@ def test_a_level_that_crashes_or_differs_is_not_used(
         ("changed.cap = 0;", "differ"),
         ("changed.sinks = nullptr;", "differ"),
         ("changed.window += changed.window > 0;", "differ"),
+        ("changed.chunk += changed.chunk > 0;", "differ"),
         ("if (given.head_dim == 256) changed.scale *= 1.01f;", "differ"),
     ],
 )

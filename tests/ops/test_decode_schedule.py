@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.ops import step_schedule
+from src.ops import AttentionSpec, step_schedule
 from src.ops.decode_schedule import LEAST_SHARED, decode_schedule, schedule_size
 
 
@@ -39,6 +39,7 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
         "seq_lens": torch.tensor(lengths, dtype=torch.int32),
         "block_size": block_size,
         "sliding_window": draw(st.sampled_from([0, 0, 0, 1, 70])),
+        "chunk": draw(st.sampled_from([0, 0, 0, 1, 70])),
         "tile": draw(st.sampled_from([8, 16, 64])),
         "members": draw(st.sampled_from([1, 2, 4, 16])),
     }
@@ -50,7 +51,8 @@ def test_every_key_of_a_decoding_row_is_read_once(batch: dict[str, Any]) -> None
     query_lens, tile = batch.pop("query_lens"), batch["tile"]
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
     flat = decode_schedule(query_start_loc=starts, **batch)
-    rows, members, window = len(query_lens), batch["members"], batch["sliding_window"]
+    rows, members = len(query_lens), batch["members"]
+    spec = AttentionSpec(1.0, window=batch["sliding_window"] or None, chunk=batch["chunk"] or None)
     assert len(flat) == schedule_size(rows, members)
     sizes = (2 * rows + 1, rows, rows, rows * members)
     tile_starts, place, shared, packs = (part.tolist() for part in flat.split(sizes))
@@ -62,7 +64,7 @@ def test_every_key_of_a_decoding_row_is_read_once(batch: dict[str, Any]) -> None
         if query_lens[row] != 1 or length == 0:
             assert (own, shared[row], place[row]) == (0, 0, -1)
             continue
-        total, skipped = -(-length // tile), max(0, length - window) // tile if window else 0
+        total, skipped = -(-length // tile), spec.first_visible(length - 1) // tile
         with_pack = 0
         if place[row] >= 0:
             first, slot = divmod(place[row], members)
@@ -73,7 +75,7 @@ def test_every_key_of_a_decoding_row_is_read_once(batch: dict[str, Any]) -> None
             tables = batch["block_tables"]
             assert tables[row, :blocks].tolist() == tables[first, :blocks].tolist()
             assert with_pack * tile <= length
-        assert with_pack == 0 or (with_pack >= LEAST_SHARED and not window)
+        assert with_pack == 0 or (with_pack >= LEAST_SHARED and not spec.features)
         assert with_pack + own == total - skipped
 
 
@@ -82,7 +84,7 @@ def test_rows_of_a_prefix_read_it_together() -> None:
     tables = torch.tensor([[*common, row] for row in range(6)], dtype=torch.int32)
     starts = torch.arange(7, dtype=torch.int32)
     lengths = torch.full((6,), 33 * 16, dtype=torch.int32)
-    flat = decode_schedule(tables, starts, lengths, 16, 0, 64, 4).tolist()
+    flat = decode_schedule(tables, starts, lengths, 16, 0, 0, 64, 4).tolist()
     # 8 tiles of 64 are shared by rows 0 to 3, and by rows 4 and 5; each has one of its own.
     assert flat[:13] == [0, 8, 9, 9, 10, 10, 11, 11, 12, 20, 21, 21, 22]
     assert flat[13:19] == [0, 1, 2, 3, 16, 17]
@@ -93,4 +95,7 @@ def test_rows_of_a_prefix_read_it_together() -> None:
 
 def test_a_cpu_is_told_nothing() -> None:
     none = torch.zeros(1, dtype=torch.int32)
-    assert step_schedule(torch.zeros(1, 16, 2, 8), 4, none[None], none, none, 0) is None
+    assert (
+        step_schedule(torch.zeros(1, 16, 2, 8), 4, none[None], none, none, AttentionSpec(1.0))
+        is None
+    )

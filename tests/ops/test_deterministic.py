@@ -34,6 +34,7 @@ def test_chunks_give_the_bits_of_the_whole_prompt(
         head_dim=data.draw(st.sampled_from([8, 40, 64, 128, 256])),
         dtype=data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
         sliding_window=data.draw(st.sampled_from([0, 0, 9, 300])),
+        chunk=data.draw(st.sampled_from([0, 0, 13, 150])),
         block_size=data.draw(st.sampled_from([1, 7, 16])),
         cap=data.draw(st.sampled_from([0, 0, 2.0])),
         has_sinks=data.draw(st.booleans()),
@@ -52,12 +53,12 @@ def test_chunks_give_the_bits_of_the_whole_prompt(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("reach", [{}, {"sliding_window": 300}, {"chunk": 200}])
 def test_decode_gives_the_bits_of_the_prompt(
-    libraries: dict[str, KernelLibrary], dtype: torch.dtype, window: int
+    libraries: dict[str, KernelLibrary], dtype: torch.dtype, reach: dict[str, int]
 ) -> None:
-    """Every token alone: each boundary of a tile, of a split and of the window is met."""
-    whole = prefill(620, dtype=dtype, sliding_window=window, num_heads=6)
+    """Every token alone: each boundary of a tile, a split, a window and a chunk is met."""
+    whole = prefill(620, dtype=dtype, num_heads=6, **reach)
     for library in libraries.values():
         expected = in_chunks(library.paged_attention, copied(whole), [0, 620])
         got = in_chunks(library.paged_attention, copied(whole), range(621))

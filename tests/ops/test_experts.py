@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers import GptOssConfig, Llama4TextConfig, MixtralConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from src.ops import EXPERTS, Routing, experts, route
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.experts import grouped
+from src.ops.experts import ClampedSwiglu, grouped
 
 HIDDEN, INTERMEDIATE, COUNT, CHOSEN = 64, 48, 8, 2
 
@@ -61,6 +63,91 @@ def test_equals_transformers(block: Any, renormalise: bool, tokens: int) -> None
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+def drawn(block: Any, tokens: int) -> torch.Tensor:
+    """Fills a block at random; hidden states [1, T, H] for it."""
+    random = torch.Generator().manual_seed(tokens)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=random) * HIDDEN**-0.5)
+    return torch.randn(1, tokens, HIDDEN, generator=random)
+
+
+@pytest.mark.parametrize("limit", [7.0, 0.3])
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_equals_gpt_oss(tokens: int, limit: float) -> None:
+    config = GptOssConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_local_experts=COUNT,
+        num_experts_per_tok=CHOSEN,
+        swiglu_limit=limit,
+    )
+    block: Any = GptOssMLP(config)
+    x = drawn(block, tokens)
+    own, router = block.experts, block.router
+    with torch.no_grad():
+        own.gate_up_proj_bias.mul_(5)
+        own.down_proj_bias.mul_(5)
+        expected = block(x)[0][0]
+        logits = x[0] @ router.weight.T + router.bias
+        chosen = route(logits, Routing(chosen=CHOSEN, scoring="softmax_of_chosen"))
+        # Gates and ups take turns there.
+        apart = torch.arange(2 * INTERMEDIATE).view(-1, 2).T.flatten()
+        got = experts(
+            x[0],
+            own.gate_up_proj.transpose(1, 2)[:, apart].contiguous(),
+            own.down_proj.transpose(1, 2).contiguous(),
+            *chosen,
+            gate_up_bias=own.gate_up_proj_bias[:, apart].contiguous(),
+            down_bias=own.down_proj_bias,
+            activation=ClampedSwiglu(config.swiglu_alpha, limit),
+        )
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chosen", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_equals_llama4(tokens: int, chosen: int) -> None:
+    config = Llama4TextConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_local_experts=COUNT,
+        num_experts_per_tok=chosen,
+    )
+    block: Any = Llama4TextMoe(config)
+    x = drawn(block, tokens)
+    with torch.no_grad():
+        expected = block(x)[0] - block.shared_expert(x[0])
+        routing = Routing(chosen=chosen, scoring="sigmoid", renormalise=False)
+        got = experts(
+            x[0],
+            block.experts.gate_up_proj.transpose(1, 2).contiguous(),
+            block.experts.down_proj.transpose(1, 2).contiguous(),
+            *route(x[0] @ block.router.weight.T, routing),
+            weighs_inputs=True,
+        )
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gate_that_is_no_number_shows(libraries: dict[str, KernelLibrary]) -> None:
+    """A clamp must not turn it into a number."""
+    args = EXPERTS.build(
+        "cpu",
+        tokens=3,
+        experts=2,
+        chosen=2,
+        hidden=32,
+        intermediate=16,
+        activation=ClampedSwiglu(1.702, 7.0),
+    )
+    for row in (3, 19):  # of the gate, of up
+        gate_up = args[1].clone()
+        gate_up[:, row] = torch.nan
+        given = (args[0], gate_up, *args[2:])
+        for kernel in (EXPERTS.reference, *(each.experts for each in libraries.values())):
+            assert kernel(*given).isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_grouped_product_equals_reference(dtype: torch.dtype) -> None:
     for tokens, padding in ((1, 0), (33, 4)):
@@ -99,8 +186,11 @@ def test_cost_counts_the_experts_that_are_read() -> None:
 
 def test_a_token_is_alike_in_any_company(libraries: dict[str, KernelLibrary]) -> None:
     """What the compiled kernel promises, whatever the weights are held in and who else is there."""
-    for weight, dtype in itertools.product(
-        ("same", "strips of same", "int8", "strips of int8"), (torch.float32, torch.bfloat16)
+    clamped = {"activation": ClampedSwiglu(1.702, 0.7), "biased": True, "weighs_inputs": True}
+    for weight, dtype, more in itertools.product(
+        ("same", "strips of same", "int8", "strips of int8"),
+        (torch.float32, torch.bfloat16),
+        ({}, clamped),
     ):
         if weight == "strips of same" and dtype == torch.float32:
             continue
@@ -113,6 +203,7 @@ def test_a_token_is_alike_in_any_company(libraries: dict[str, KernelLibrary]) ->
             intermediate=128,
             dtype=dtype,
             weight=weight,
+            **more,
         )
         for library in libraries.values():
             whole = library.experts(x, gate_up, down, weights, ids, *rest)
@@ -129,10 +220,10 @@ def test_kernel_takes_turns_when_tokens_are_many(library: KernelLibrary) -> None
     gate_up = torch.randn(8, 16, 1024, generator=random) / 32
     down = torch.randn(8, 1024, 8, generator=random)
     weights, ids = torch.rand(3000, 8, generator=random).topk(4, dim=-1)
-    layer = (gate_up, down)
-    whole = library.experts(x, *layer, weights, ids, None, None, 0, True)
+    layer, plain = (gate_up, down), (None, None, None, None, 0, 1.0, 0.0, False, True)
+    whole = library.experts(x, *layer, weights, ids, *plain)
     parts = (slice(0, 1000), slice(1000, 3000))
-    calls = [library.experts(x[p], *layer, weights[p], ids[p], None, None, 0, True) for p in parts]
+    calls = [library.experts(x[p], *layer, weights[p], ids[p], *plain) for p in parts]
     assert torch.equal(torch.cat(calls), whole)
 
 
@@ -151,6 +242,9 @@ def test_kernel_reads_slices_of_a_wider_tensor(library: KernelLibrary) -> None:
         (2, torch.zeros(3, 64, 32)),
         (3, torch.zeros(5, 3)),
         (4, torch.zeros(5, 2, dtype=torch.int32)),
+        (7, torch.zeros(4, 63)),
+        (7, torch.zeros(4, 64, dtype=torch.bfloat16)),
+        (8, torch.zeros(64, 4).T),
     ],
 )
 def test_kernel_refuses_what_does_not_fit(

@@ -42,6 +42,7 @@ mixes = st.fixed_dictionaries(
         "head_dim": st.sampled_from([8, 24, 64, 128]),
         "block_size": st.sampled_from([1, 3, 16]),
         "sliding_window": st.sampled_from([0, 1, 5, 70]),
+        "chunk": st.sampled_from([0, 0, 1, 50]),
         "padding": st.integers(0, 2),
         "seed": st.integers(0, 1000),
     }
@@ -54,20 +55,28 @@ quick = settings(
 def dense(args: tuple[Any, ...], row: int) -> torch.Tensor:
     """One row by torch's SDPA over keys gathered one by one, [query_len, heads, head_dim]."""
     query, _, _, key_cache, value_cache, tables, starts, lengths, *_ = args
-    scale, _, window = args[11]
+    scale, _, window, chunk = args[11]
     begin, end, seq_len = int(starts[row]), int(starts[row + 1]), int(lengths[row])
     block_size = key_cache.shape[1]
     # What none of its queries sees may be another's by now.
-    first = max(0, seq_len - (end - begin) - int(window) + 1) if window else 0
+    of_rows = [
+        [
+            key
+            for key in range(position + 1)
+            if (not window or position - key < window)
+            and (not chunk or key // chunk == position // chunk)
+        ]
+        for position in range(seq_len - (end - begin), seq_len)
+    ]
+    first = of_rows[0][0]
     slots = [(int(tables[row, p // block_size]), p % block_size) for p in range(first, seq_len)]
 
     def gathered(cache: torch.Tensor) -> torch.Tensor:
         return torch.stack([cache[slot] for slot in slots], dim=1)
 
     mask = torch.zeros(end - begin, seq_len - first, dtype=torch.bool)
-    for i in range(end - begin):
-        position = seq_len - first - (end - begin) + i
-        mask[i, max(0, position - int(window) + 1) if window else 0 : position + 1] = True
+    for i, seen in enumerate(of_rows):
+        mask[i, seen[0] - first : seen[-1] - first + 1] = True
     return torch.nn.functional.scaled_dot_product_attention(
         query[begin:end].transpose(0, 1),
         gathered(key_cache),
@@ -354,7 +363,7 @@ def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibr
     try:
         assert library.attention_items(*apart).items == 12 * 5
         assert library.attention_items(*together).items == 12 + 4
-        windowed = (*together[:11], [1.0, 0.0, 600.0], *together[12:])
+        windowed = (*together[:11], [1.0, 0.0, 600.0, 0.0], *together[12:])
         assert library.attention_items(*windowed).items == 12 * 4
         # Two tiles of all of these heads would be more than a second level cache holds.
         shape |= {"num_heads": 16, "num_kv_heads": 16, "head_dim": 256}

@@ -55,7 +55,7 @@ POINTERS = {
 UNNORMED = {"q_norm": None, "k_norm": None}
 CACHED = (
     *("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm"),
-    *("hidden", "gate_up", "down", "activated", "results"),
+    *("hidden", "gate_up", "down", "bias", "activated", "results"),
     *("absorbed", "latent", "cache", "merged", "x", "weight", "to"),
 )
 
@@ -95,21 +95,28 @@ def rotation() -> None:
 
 
 def compile_attention(
-    head_dim: int, window: int, size: int, dtype: str, group: int, cap: float = 0.0, **unused: None
+    head_dim: int,
+    window: int,
+    size: int,
+    dtype: str,
+    group: int,
+    cap: float = 0.0,
+    chunk: int = 0,
+    **unused: None,
 ) -> None:
     common = {**unused, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": group, "D": head_dim}
     # Of a long prompt, and of a batch that large tiles would leave half empty.
     for tile, keys, warps, stages in {prefill_shape(90, head_dim, size, n) for n in (4096, 64)}:
         prefill = compile_for_hopper(
             paged_attention._prefill_kernel, dtype, warps, stages,
-            FEWEST=2, M=tile, N=keys, WINDOW=window, CAP=cap, **common,
+            FEWEST=2, M=tile, N=keys, WINDOW=window, CHUNK=chunk, CAP=cap, **common,
         )  # fmt: skip
         assert prefill + RESERVED <= SHARED_MEMORY, (head_dim, dtype, prefill)
     shape, packed = decode_shape(90, head_dim, size), packed_rows(group)
     pack = {"MEMBERS": packed // group, "M": packed}
     decode = compile_for_hopper(
         paged_decode._decode_kernel, dtype, shape.warps, shape.stages,
-        N=shape.tile, WINDOW=window, CAP=cap, **pack, **common,
+        N=shape.tile, WINDOW=window, CHUNK=chunk, CAP=cap, **pack, **common,
     )  # fmt: skip
     # All programs of the persistent grid are on their multiprocessors at the same time.
     assert shape.programs * (decode + RESERVED) <= SHARED_MEMORY, (head_dim, dtype, decode)
@@ -123,13 +130,19 @@ def compile_experts(size: int, dtype: str) -> None:
     for crowd in ("few", "many"):
         tile = experts._TILES[crowd, size]
         sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "scales": None}
+        plain = {"bias": None}
+        silu = {"ACTIVATION": 0, "ALPHA": 1.0, "LIMIT": 0.0, "weights": None}
+        clamped = {"ACTIVATION": 2, "ALPHA": 1.702, "LIMIT": 7.0}
         for kernel, more in (
-            (experts._gate_up_kernel, {"ACTIVATION": 0}),
+            (experts._gate_up_kernel, plain | silu),
+            (experts._gate_up_kernel, clamped),
+            (experts._down_kernel, plain),
             (experts._down_kernel, {}),
         ):
             shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, **sizes, **more)
             assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, shared)
-    compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED)
+    for more in ({}, {"weights": None}):
+        compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED, **more)
 
 
 def compile_latents(size: int, dtype: str) -> None:
@@ -156,6 +169,7 @@ def main() -> None:
     compile_attention(256, 4096, 2, "bf16", 2, cap=50.0, sinks=None)
     compile_attention(64, 512, 2, "fp16", 8, sinks=None)
     compile_attention(256, 0, 2, "bf16", 2, sinks=None)
+    compile_attention(128, 0, 2, "bf16", 5, chunk=8192, sinks=None)
     compile_attention(256, 0, 4, "fp32", 1, sinks=None)
     compile_for_hopper(paged_attention._write_cache_kernel, "bf16", 4, 1, BLOCK=1024)
     schedule = {"MEMBERS": 4, "ROWS": decode_schedule._FEWEST_ROWS}

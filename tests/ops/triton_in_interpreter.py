@@ -47,6 +47,8 @@ ATTENTION_CASES = [
     {"dtype": torch.float16, "head_dim": 40},
     {"rows": ((90, 130), (1, 1100), (0, 3)), "head_dim": 16},
     {"rows": ((1, 1100), (1, 513), (1, 1)), "head_dim": 16, "sliding_window": 600},
+    {"rows": ((1, 1100), (90, 530), (1, 512), (1, 513)), "head_dim": 16, "chunk": 512},
+    {"rows": ((70, 100), (3, 40)), "head_dim": 16, "chunk": 30, "deterministic": True},
     {"rows": ((0, 3),), "padding": 2},
     # Captured steps: padding last, and the bound of any row.
     {"rows": ((1, 1), (1, 1100), (0, 0), (0, 0)), "padding": 2, "longest": 4096, "head_dim": 16},
@@ -112,6 +114,7 @@ def random_case(seed: int) -> dict[str, Any]:
         "num_kv_heads": num_kv_heads,
         "head_dim": chance.choice([8, 16, 24]),
         "sliding_window": chance.choice([0, 0, 0, 100]),
+        "chunk": chance.choice([0, 0, 0, 100]),
         "cap": chance.choice([0, 0, 3.0]),
         "has_sinks": chance.random() < 0.4,
         "padding": chance.choice([0, 2]),

@@ -52,10 +52,10 @@ def step(inputs: StepInputs, window: int) -> None:
     tile = tuning.decode_shape(90, HEAD_DIM, 2).tile
     members = tuning.packed_rows(HEADS // KV_HEADS) // (HEADS // KV_HEADS)
     rows = (inputs.block_tables_b[0], inputs.query_start_loc, inputs.seq_lens_b)
-    schedule = decode_schedule.run(*rows, BLOCK_SIZE, window, tile, members)
+    schedule = decode_schedule.run(*rows, BLOCK_SIZE, window, 0, tile, members)
     paged_attention.run(
         query, None, None, cache, cache, *rows, inputs.slot_mappings_t[0], out, None,
-        [0.1, 0.0, window], inputs.max_query_len, inputs.max_seq_len, False, schedule,
+        [0.1, 0.0, window, 0.0], inputs.max_query_len, inputs.max_seq_len, False, schedule,
     )  # fmt: skip
     positions = inputs.sampled_positions_s
     if len(positions) == 0:  # warming up draws for the padding row

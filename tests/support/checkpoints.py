@@ -51,6 +51,17 @@ TINY: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "n_shared_experts": 1,
     },
+    "llama4": {
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "attention_chunk_size": 24,
+        # Every third layer has neither RoPE nor chunks, every second has experts.
+        "no_rope_layer_interval": 3,
+        "interleave_moe_layer_step": 2,
+        "floor_scale": 16,
+    },
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 8,
@@ -83,6 +94,31 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "olmo3": {"sliding_window": 12, "num_hidden_layers": 5},
     "smollm3": {"num_hidden_layers": 5},
+    "granite_moehybrid": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 0.5,
+    },
+    "qwen3next": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+    },
     "qwen3_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 3,
@@ -95,7 +131,7 @@ TINY: dict[str, dict[str, Any]] = {
 # Family -> class name in transformers, for every supported architecture. An architecture that is
 # added to the registry is tested wherever this is used.
 CLASSES: dict[str, str] = {
-    re.sub(r"(?<=[a-z0-9])(?=Moe)", "_", name.removesuffix("ForCausalLM")).lower(): name
+    re.sub(r"(?<=[a-z0-9])(?=Moe|Oss)", "_", name.removesuffix("ForCausalLM")).lower(): name
     for name in supported_architectures()
 }
 
@@ -141,8 +177,10 @@ _ROPES_OF: dict[str, tuple[str, ...]] = {
     "glm4_moe": ("default", "yarn"),
     "granite": ("default",),
     "granite_moe": ("default",),
+    "granite_moehybrid": ("default",),
     "olmo3": ("default", "yarn"),
     "qwen2_moe": ("default",),
+    "qwen3next": ("default", "yarn"),
     "smollm3": ("default",),
 }
 
@@ -224,6 +262,9 @@ def make_checkpoint(
         settings["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
     settings.update(TINY.get(architecture, {}))
     settings.update(overrides)
+    if isinstance(pattern := settings.get("layer_types"), list):
+        count = settings["num_hidden_layers"]
+        settings["layer_types"] = (pattern * count)[:count]
     config = config_class(**settings)
     torch.manual_seed(seed)
     model = getattr(transformers, name)(config).to(dtype)

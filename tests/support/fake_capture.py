@@ -115,6 +115,11 @@ class FakeCapture:
         self._running: Series | None = None
         self._next = 0
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a capture has begun and has not ended."""
+        return self._recording is not None
+
     def begin_series(self) -> None:
         self._series = Series()
 

@@ -22,6 +22,9 @@ _OWN: dict[str, dict[str, Any]] = {
     "qwen2_moe": _SWITCHED,
     "cohere": {"use_qk_norm": True},
     "glm4_moe": {"use_qk_norm": True},
+    "llama4": {"attention_chunk_size": 8, "floor_scale": 4},
+    # Low enough that gates and ups reach it.
+    "gpt_oss": {**_WINDOW, "swiglu_limit": 0.5},
     "mistral": _WINDOW,
     "mixtral": _WINDOW,
     # Also with a part of each head that is not rotated.
@@ -35,7 +38,18 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 # Families whose layers have a form of their own; the others are made of the same parts.
 QUICK = (
-    *("cohere2", "gemma2", "gemma3", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "phi3"),
+    *(
+        "cohere2",
+        "gemma2",
+        "gemma3",
+        "glm4_moe",
+        "gpt_oss",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+    ),
     *("qwen2", "qwen3", "qwen3_moe"),
 )
 SHORT_SIGHTED = {name: _OWN.get(name, {}) for name in CLASSES}

@@ -74,6 +74,8 @@ class StepInputs(AttentionRows):
         The rows that sample.
     sampled_rows_s, sampled_positions_s
         [S] int64: their rows, and the positions of the tokens to be sampled.
+    rows_b
+        [B] int64: the rows of the plan, which are also the slots of their recurrent states.
     last
         The sampled tokens as rows of one token each, whose KV is written already. The last layer
         then computes attention for these only. ``None``: it computes every token.
@@ -85,6 +87,7 @@ class StepInputs(AttentionRows):
     samplers: SampleBatch
     sampled_rows_s: Tensor
     sampled_positions_s: Tensor
+    rows_b: Tensor
     last: AttentionRows | None = None
 
 
@@ -146,6 +149,7 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         ),
         sampled_rows_s=device_sampled_rows_s,
         sampled_positions_s=device_sampled_positions_s,
+        rows_b=device_rows_b,
         max_query_len=int(counts_b.max()),
         max_seq_len=max_seq_len,
     )
@@ -192,6 +196,8 @@ def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
         samplers=SampleBatch([], [], none),
         sampled_rows_s=none,
         sampled_positions_s=none,
+        # A row without tokens touches no state.
+        rows_b=zeros_t.new_zeros(1),
         max_query_len=2,
         max_seq_len=1,
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from src.core.blocks import blocks_for, blocks_held
+from src.core.blocks import Chunk, Window, blocks_for, blocks_held
 from src.core.config import GIB, MIB, CacheSection
 from src.core.errors import ConfigError
 from src.core.host_memory import available_memory
 from src.engine.devices import give_back_memory
 from src.engine.execution.kv_groups import KVGroupSpec, KVLayout, lay_out
+from src.engine.execution.state_memory import StateMemory, StatePlan, plan_states
 from src.models.layer_kv import KVTensor, LayerKVSpec
 from src.ops.host_memory import lazy_zeros
 
@@ -37,13 +39,20 @@ class KVCachePlan:
     bytes_per_block
         Bytes of a block over all tensors of all slots.
     windows
-        Per group of layers: tokens that a query sees; ``None`` is all.
+        Per group of layers: what a query sees.
+    states
+        Slots for recurrent states; ``None`` if the model has none.
     """
 
     block_size: int
     num_blocks: int
     bytes_per_block: int
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[Window, ...] = (None,)
+    states: StatePlan | None = None
+
+    def num_rows(self, max_num_seqs: int) -> int:
+        """How many of ``max_num_seqs`` rows there is memory for."""
+        return max_num_seqs if self.states is None else self.states.num_rows
 
     def blocks_held(self, num_tokens: int) -> int:
         """Blocks of all groups that a request of ``num_tokens`` tokens needs at least."""
@@ -62,8 +71,9 @@ class KVCachePlan:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole pool."""
-        return self.bytes_per_block * self.num_blocks
+        """Bytes of the whole pool, and of recurrent states."""
+        states = 0 if self.states is None else self.states.total_bytes
+        return self.bytes_per_block * self.num_blocks + states
 
 
 @dataclass(frozen=True)
@@ -75,15 +85,18 @@ class KVCache:
     layers
         Per layer, its tensors by name, in the order of its `LayerKVSpec`: [blocks, block_size,
         *shape]. Layers of different groups may share memory. The number of blocks is the pool's,
-        or a multiple of it (`page_blocks`).
+        or a multiple of it (`page_blocks`). Of recurrent states: [state slots, *shape].
     memory
-        Every allocated tensor once, slot by slot.
+        Every tensor of the pool once, slot by slot.
+    states
+        The memory of recurrent states; ``None`` if the model has none.
     """
 
     plan: KVCachePlan
     layout: KVLayout
     layers: list[dict[str, Tensor]]
     memory: list[Tensor] = field(repr=False)
+    states: StateMemory | None = field(default=None, repr=False)
 
     def named(self) -> dict[str, Tensor]:
         """Every tensor of every layer, as ``<name>.<layer>``."""
@@ -111,7 +124,7 @@ def plan_kv_cache(
     ``max_model_len`` tokens take. A configured size may be larger; the excess serves the prefix
     cache. Layers with a window return most of their blocks while a sequence grows, which also
     leaves room for the prefix cache. A context length that the user did not fix is lowered to what
-    fits.
+    fits. Recurrent states take up to half of the memory, see :func:`plan_states`.
 
     Parameters
     ----------
@@ -131,11 +144,13 @@ def plan_kv_cache(
     bytes_per_block = layout.bytes_per_block
     free = max(0, (free_memory(device) if free_bytes is None else free_bytes) - reserved_bytes)
     budget = section.memory_bytes or _budget(section, device.type, free)
+    states = plan_states(layers, budget, max_num_seqs, snapshots=section.enable_prefix_caching)
+    budget -= 0 if states is None else states.total_bytes
     num_blocks = section.num_blocks or budget // bytes_per_block
-    plan = KVCachePlan(block_size, num_blocks, bytes_per_block, layout.windows)
+    plan = KVCachePlan(block_size, num_blocks, bytes_per_block, layout.windows, states)
     if section.num_blocks is section.memory_bytes is section.memory_fraction is None:
         whole = len(layout.windows) * blocks_for(max_model_len, block_size)
-        num_blocks = min(num_blocks, max_num_seqs * whole)
+        num_blocks = min(num_blocks, plan.num_rows(max_num_seqs) * whole)
         plan = replace(plan, num_blocks=num_blocks)
     if num_blocks < 1:
         raise ConfigError(
@@ -169,7 +184,7 @@ def plan_kv_cache(
         num_blocks,
         block_size,
         plan.total_bytes / GIB,
-        _told(layout, layers),
+        _told(layout, layers) + ("" if states is None else f"; {states}"),
         num_blocks / plan.blocks_held(max_model_len),
         max_model_len,
     )
@@ -208,7 +223,15 @@ def allocate_kv_cache(
                 tensor.name: _as(held, shape, tensor.dtype)
                 for held, (tensor, shape) in zip(shared, outlines, strict=False)
             }
-    return KVCache(plan, layout, [of_layer[number] for number in range(len(layers))], memory)
+    states = None
+    if any(layer.per == "sequence" for layer in layers):
+        # A trial's plan has no slots: one row will do.
+        outline = plan.states or plan_states(layers, sys.maxsize, 1, snapshots=False)
+        assert outline is not None
+        states = StateMemory(layers, outline, device, poison=poison)
+        of_layer |= states.layers
+    ordered = [of_layer[number] for number in range(len(layers))]
+    return KVCache(plan, layout, ordered, memory, states)
 
 
 def _at(layers: Sequence[LayerKVSpec], group: KVGroupSpec, slot: int) -> tuple[KVTensor, ...]:
@@ -233,12 +256,17 @@ def _as(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return tensor.view(-1).view(torch.uint8).view(dtype).view(shape)
 
 
+def _extent(window: Window) -> str:
+    if isinstance(window, Chunk):
+        return f"chunks of {window.size} tokens"
+    return "all tokens" if window is None else f"window of {window} tokens"
+
+
 def _told(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> str:
     """The groups, for the log."""
     told = [
-        f"{len(group.layers)} layers, "
-        + ("all tokens" if group.window is None else f"window of {group.window} tokens")
-        + f", {' and '.join(sorted({layers[number].kind for number in group.layers}))} of "
+        f"{len(group.layers)} layers, {_extent(group.window)}, "
+        + f"{' and '.join(sorted({layers[number].kind for number in group.layers}))} of "
         + f"{layout.token_bytes[index]:,} bytes per token"
         for index, group in enumerate(layout.groups)
     ]

@@ -17,10 +17,11 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from src.core.blocks import Chunk, Window
 from src.models import LayerKVSpec
 
 # Classes whose numbers of layers differ by less than this factor are not cut. The smaller class
@@ -33,6 +34,7 @@ class KVKind(enum.Enum):
 
     FULL_ATTENTION = "full attention"
     SLIDING_WINDOW = "sliding window"
+    CHUNKS = "chunks"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class KVGroupSpec:
     layers
         Numbers of the layers; the i-th uses slot i of the pool.
     window
-        Tokens that a query sees, itself included; ``None`` is all.
+        What a query sees.
     block_size
         Tokens per block.
     page_blocks
@@ -57,7 +59,7 @@ class KVGroupSpec:
 
     kind: KVKind
     layers: tuple[int, ...]
-    window: int | None
+    window: Window
     block_size: int
     page_blocks: int = 1
 
@@ -79,8 +81,8 @@ class KVLayout:
     token_bytes: tuple[int, ...]
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Per group: tokens that a query sees; ``None`` is all."""
+    def windows(self) -> tuple[Window, ...]:
+        """Per group: what a query sees."""
         return tuple(group.window for group in self.groups)
 
     @property
@@ -95,11 +97,11 @@ class KVLayout:
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
-        """Layer -> group."""
+        """Layer -> group; -1 for layers that keep nothing of each token."""
         found = {
             layer: number for number, group in enumerate(self.groups) for layer in group.layers
         }
-        return tuple(found[layer] for layer in range(len(found)))
+        return tuple(found.get(layer, -1) for layer in range(1 + max(found)))
 
 
 def lay_out(layers: Sequence[LayerKVSpec], block_size: int) -> KVLayout:
@@ -108,10 +110,18 @@ def lay_out(layers: Sequence[LayerKVSpec], block_size: int) -> KVLayout:
     Raises
     ------
     ValueError
-        Layers of different groups keep tensors that cannot share memory.
+        Layers of different groups keep tensors that cannot share memory, or none keeps anything
+        of each token.
     """
-    sizes = [layer.block_bytes(block_size) for layer in layers]
-    groups, slot_bytes = _grouped(layers, sizes, block_size)
+    # Layers that keep something of the sequence as a whole are no part of the pool.
+    paged = [number for number, layer in enumerate(layers) if layer.per == "token"]
+    if not paged:
+        raise ValueError("no layer keeps anything of each token")
+    sizes = [layers[number].block_bytes(block_size) for number in paged]
+    found, slot_bytes = _grouped([layers[number] for number in paged], sizes, block_size)
+    groups = tuple(
+        replace(group, layers=tuple(paged[index] for index in group.layers)) for group in found
+    )
     token_bytes = tuple(
         sum(sum(tensor.nbytes for tensor in layers[number].tensors) for number in group.layers)
         for group in groups
@@ -125,7 +135,7 @@ def _grouped(
     if len({layer.window for layer in layers}) == 1:
         everything = _group(layers[0].window, range(len(layers)), block_size, 1)
         return (everything,), tuple(sizes)
-    classes: dict[tuple[int | None, tuple[int, ...]], list[int]] = {}
+    classes: dict[tuple[Window, tuple[int, ...]], list[int]] = {}
     for number, layer in enumerate(layers):
         classes.setdefault((layer.window, sizes[number]), []).append(number)
     counts = [len(members) for members in classes.values()]
@@ -153,8 +163,8 @@ def _page(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return longest
 
 
-def _group(
-    window: int | None, layers: Sequence[int], block_size: int, page_blocks: int
-) -> KVGroupSpec:
+def _group(window: Window, layers: Sequence[int], block_size: int, page_blocks: int) -> KVGroupSpec:
     kind = KVKind.FULL_ATTENTION if window is None else KVKind.SLIDING_WINDOW
+    if isinstance(window, Chunk):
+        kind = KVKind.CHUNKS
     return KVGroupSpec(kind, tuple(layers), window, block_size, page_blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -12,7 +12,15 @@ from src.engine.execution.kv_cache import KVCache
 from src.models import Mixer
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
 from src.models.layers.latent_attention import LatentMixerSpec, LatentMixerWeights
-from src.ops import latent_attention, paged_attention, rotate_and_cache, step_schedule
+from src.models.layers.recurrence import RecurrenceMixerSpec, RecurrenceMixerWeights
+from src.ops import (
+    causal_convolution,
+    latent_attention,
+    linear_recurrence,
+    paged_attention,
+    rotate_and_cache,
+    step_schedule,
+)
 from src.ops.attention_libraries import AttentionShape
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cpu.step import StepAttention
@@ -20,7 +28,15 @@ from src.ops.declaration import Backend
 
 
 class LayerMixer:
-    """The mixer of one layer, with its KV memory. Each kind is a subclass."""
+    """The mixer of one layer, with its KV memory. Each kind is a subclass.
+
+    Attributes
+    ----------
+    is_captured
+        Whether its kernels can be captured in a graph.
+    """
+
+    is_captured: ClassVar[bool] = True
 
     def __init__(
         self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
@@ -78,7 +94,7 @@ class PagedAttention(LayerMixer):
         # All that the decode schedule depends on, beside the rows.
         block_size, kv_heads, head_dim = self._keys.shape[1:]
         self._scheduled_as = (
-            *(self._group, self._spec.window or 0, block_size),
+            *(self._group, self._spec.window, self._spec.chunk, block_size),
             *(self._spec.num_heads // kv_heads, head_dim, self._keys.element_size()),
         )
 
@@ -189,9 +205,58 @@ class PagedAttention(LayerMixer):
                 rows.block_tables_b[group],
                 rows.query_start_loc,
                 rows.seq_lens_b,
-                self._spec.window or 0,
+                self._attention,
             )
         return known[self._scheduled_as]
+
+
+class Recurrence(LayerMixer):
+    """The convolution and the recurrent state of one layer.
+
+    Inputs are channels [T, C], decay and factor [T, H]; each row's states are in the slot of its
+    number.
+    """
+
+    # The reference, which serves on CUDA, asks for the lengths of rows.
+    is_captured = False
+
+    def __init__(
+        self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
+    ) -> None:
+        self._spec: RecurrenceMixerSpec = mixer.spec
+        self._weights: RecurrenceMixerWeights = weights
+        self._inputs, self._states = kv_cache.layers[mixer.layer].values()
+
+    def view_of(self, out: Tensor, given: Sequence[Tensor]) -> Tensor:
+        """See `LayerMixer`: [T, H, P]."""
+        return out.view(len(out), self._spec.heads, self._spec.dim)
+
+    def mix(self, inputs: StepInputs, given: Sequence[Tensor], out: Tensor) -> None:
+        """See `LayerMixer`."""
+        (channels, decay, factor), weights = given, self._weights
+        rows = (inputs.rows_b, inputs.query_start_loc)
+        convolved = channels.new_empty(channels.shape)
+        causal_convolution(channels, weights.weight, weights.bias, self._inputs, *rows, convolved)
+        linear_recurrence(
+            *self._spec.parts(convolved),
+            decay,
+            factor,
+            weights.skip,
+            self._states,
+            *rows,
+            out,
+            delta=self._spec.delta,
+            normalizes=self._spec.normalizes,
+        )
+
+    def mix_sampled(
+        self, inputs: StepInputs, rows: AttentionRows, given: Sequence[Tensor]
+    ) -> Tensor:
+        """See `LayerMixer`. Every token is computed, since the states need all of them."""
+        channels = given[0]
+        out = channels.new_empty(len(channels), self._spec.heads, self._spec.dim)
+        self.mix(inputs, given, out)
+        return out[inputs.sample_index_s].flatten(1)
 
 
 class LatentAttention(LayerMixer):
@@ -261,4 +326,5 @@ class LatentAttention(LayerMixer):
 MIXERS: Mapping[str, type[LayerMixer]] = {
     "attention": PagedAttention,
     "latent_attention": LatentAttention,
+    "recurrence": Recurrence,
 }

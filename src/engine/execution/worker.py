@@ -387,7 +387,12 @@ class Worker:
         refused = self._row_owners.apply(plan)
         if self._memory is not None:
             self._memory.follow(plan)
+        states = self._forward_pass.kv_cache.states
+        if states is not None:
+            states.begin(plan)
         output = span.copy_out(self._computer.compute(plan, span.computes))
+        if states is not None:
+            states.end(plan)
         in_flight.holds.append(span)
         self._follow(plan, output, span)
         span.deliver(

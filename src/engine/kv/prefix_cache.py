@@ -1,110 +1,29 @@
 """The prefix cache: finds the blocks that hold the KV of a known prefix.
 
-The KV of a block depends on its own tokens and on all tokens before it. So a block is identified by
-a chain of hashes: ``digest(i) = sha256(digest(i - 1) + tokens of block i + its media)``. The root
-of the chain contains everything else that the KV depends on, and the cache salt. The hash is sha256
-and not a faster one, because clients share this table: whoever could construct a collision would
-read another client's context.
-
-Each group of layers has its own blocks, so a block's name is a digest and a group. Layers with full
-attention need all blocks of a prefix. Layers with a sliding window need the last few. A prefix
-counts as cached up to the length at which every group has the blocks that it needs.
+A block's content is identified by a digest (``hash_chain.py``). Each group of layers has its own
+blocks, so a block's name is a digest and a group. Layers with full attention need all blocks of a
+prefix. Layers with a sliding window need the last few, and layers that attend within chunks those
+since the last chunk began. Layers with a recurrent state need a snapshot of it
+(``state_cache.py``). A prefix counts as cached up to the length at which every group has what it
+needs.
 
 Source of the scheme: vLLM's automatic prefix caching (docs.vllm.ai, "Automatic Prefix Caching").
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from src.core.blocks import blocks_for
+from src.core.blocks import Chunk, Window, first_seen
 from src.engine.kv.block_pool import BlockPool, InvariantError
+from src.engine.kv.hash_chain import HashChain
+from src.engine.kv.state_cache import StateCache
 
 # The latest evictions that are remembered to correct matches. A match that missed more starts over.
 _MAX_REMEMBERED: Final = 4096
-
-
-@lru_cache(256)  # nearly all requests have the same
-def chain_root(content_key: str, layout: str, salt: str, adapter: bytes = b"") -> bytes:
-    """The root of a sequence's digests. Sequences with different roots never share KV.
-
-    Parameters
-    ----------
-    content_key
-        Identifies the model.
-    layout
-        Block size and groups of layers, see ``SchedulerLimits.layout``.
-    salt
-        The request's cache salt.
-    adapter
-        Digest of adapter weights that this sequence uses, or empty.
-    """
-    parts = (content_key.encode(), layout.encode(), salt.encode(), adapter)
-    # Lengths are included, or the end of one part could be taken for the start of the next.
-    told = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-    return hashlib.sha256(b"slipstream-kv\0" + told).digest()
-
-
-class HashChain:
-    """The digests of one sequence's full blocks, each computed once and on demand.
-
-    A sequence only grows at its end, so a digest never changes, not even by preemption.
-
-    Parameters
-    ----------
-    root
-        From :func:`chain_root`.
-    media
-        Block index -> digest of the media in it, which its KV depends on besides its tokens.
-    """
-
-    __slots__ = ("_block_size", "_digests", "_media", "_num_shared", "_root", "_trunk")
-
-    def __init__(
-        self, block_size: int, root: bytes, media: Mapping[int, bytes] | None = None
-    ) -> None:
-        self._block_size = block_size
-        self._root = root
-        self._media = media or None
-        # Digests of the blocks from index ``_num_shared`` on. Those before are in the trunk.
-        self._digests: list[bytes] = []
-        self._trunk: HashChain | None = None
-        self._num_shared = 0
-
-    def branch(self, num_tokens: int) -> HashChain:
-        """A chain for another sequence that shares its first ``num_tokens`` tokens with this."""
-        branch = HashChain(self._block_size, self._root, self._media)
-        branch._trunk = self
-        branch._num_shared = num_tokens // self._block_size
-        return branch
-
-    def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """The digest of full block ``index`` of the sequence ``token_ids``."""
-        if index < self._num_shared:
-            assert self._trunk is not None
-            return self._trunk.digest(index, token_ids)
-        digests, num_shared = self._digests, self._num_shared
-        while (number := num_shared + len(digests)) <= index:
-            start = number * self._block_size
-            tokens = array("q", token_ids[start : start + self._block_size])
-            if len(tokens) < self._block_size:
-                raise InvariantError(f"block {number} is not full: it has no digest yet")
-            if digests:
-                parent = digests[-1]
-            else:
-                parent = self.digest(number - 1, token_ids) if number else self._root
-            content = parent + tokens.tobytes()
-            if self._media is not None:
-                # The tokens before it have a fixed length, so the media digest is unambiguous.
-                content += self._media.get(number, b"")
-            digests.append(hashlib.sha256(content).digest())
-        return digests[index - num_shared]
 
 
 class Match:
@@ -114,14 +33,17 @@ class Match:
     ----------
     length
         Number of blocks up to which every group of layers has what it needs.
+    reach
+        The same without recurrent states: the blocks are there, but perhaps no snapshot.
     evictions
         The cache's eviction count at the last update.
     """
 
-    __slots__ = ("_counted_at", "_num_held", "_runs", "evictions", "length")
+    __slots__ = ("_counted_at", "_num_held", "_runs", "evictions", "length", "reach")
 
     def __init__(self, num_groups: int = 1) -> None:
         self.length = 0
+        self.reach = 0
         self.evictions = 0
         # Per group with full attention: its cached blocks from the start, perhaps more than
         # ``length``. Per group with a window: the cached blocks in the window before the end.
@@ -200,7 +122,9 @@ class PrefixCache:
     block_size
         Tokens per block.
     windows
-        Per group of layers: tokens that a query sees, itself included; ``None`` is all.
+        Per group of layers: what a query sees.
+    num_snapshots
+        Slots for recurrent states; ``None``: the model has no such states.
     enabled
         If false, callers register nothing, so nothing is ever found.
     """
@@ -210,21 +134,21 @@ class PrefixCache:
         num_blocks: int,
         block_size: int,
         *,
-        windows: Sequence[int | None] = (None,),
+        windows: Sequence[Window] = (None,),
+        num_snapshots: int | None = None,
         enabled: bool = True,
     ) -> None:
         self.pool = BlockPool(num_blocks, on_evict=self._forget)
+        self.states = None if num_snapshots is None else StateCache(num_snapshots)
         self.enabled = enabled
         # Counts resets. Sequences admitted in an earlier epoch register nothing.
         self.epoch = 0
         self._block_size = block_size
         self._num_groups = len(windows)
         self._full = [group for group, window in enumerate(windows) if window is None]
-        # Group with a window -> blocks that a token at the start of a block sees before its own.
-        self._seen = {
-            group: blocks_for(window - 1, block_size)
-            for group, window in enumerate(windows)
-            if window is not None
+        # Group with a window or chunks -> its window.
+        self._windows = {
+            group: window for group, window in enumerate(windows) if window is not None
         }
         self._block_of: list[dict[bytes, int]] = [{} for _ in windows]
         self._digest_of: list[bytes | None] = [None] * num_blocks
@@ -266,11 +190,13 @@ class PrefixCache:
                         break
                     match.extend(group, found)
             length = min(length, len(run))
-        if self._seen:
-            length = self._agree(length, chain, token_ids)
-            for group, seen in self._seen.items():
+        match.reach = length = self._agree(length, chain, token_ids)
+        if self.states is not None:
+            length = self._agree_with_states(length, chain, token_ids)
+        if self._windows:
+            for group, window in self._windows.items():
                 known = self._block_of[group]
-                places = range(max(0, length - seen), length)
+                places = range(self._first_needed(length, window), length)
                 match.replace(group, [known[chain.digest(i, token_ids)] for i in places])
         match.settle(length)
 
@@ -284,7 +210,7 @@ class PrefixCache:
             for group, index, block in islice(reversed(self._evicted), missed):
                 run = match.run(group)
                 # Windows are searched again anyway.
-                if group not in self._seen and index < len(run) and run[index] == block:
+                if group not in self._windows and index < len(run) and run[index] == block:
                     match.cut(group, index)
 
     def _agree(self, length: int, chain: HashChain, token_ids: Sequence[int]) -> int:
@@ -295,15 +221,28 @@ class PrefixCache:
         """
         while True:
             before = length
-            for group, seen in self._seen.items():
+            for group, window in self._windows.items():
                 known, first = self._block_of[group], length
-                if seen and not known:
+                if not known and isinstance(window, int) and window > 1:
                     return 0
-                while first > 0 and length - first < seen:
+                while first > self._first_needed(length, window):
                     first -= 1
                     if chain.digest(first, token_ids) not in known:
                         length = first
             if length == before:
+                return length
+
+    def _first_needed(self, length: int, window: int | Chunk) -> int:
+        """The first block, of a prefix of ``length`` blocks, that the token behind it sees."""
+        return min(length, first_seen(length * self._block_size, window) // self._block_size)
+
+    def _agree_with_states(self, length: int, chain: HashChain, token_ids: Sequence[int]) -> int:
+        """The longest prefix, up to ``length`` blocks, that has a snapshot and every window."""
+        assert self.states is not None
+        while True:
+            latest = self.states.latest(length, chain, token_ids)
+            length = self._agree(latest, chain, token_ids)
+            if length == latest:
                 return length
 
     def register(self, digest: bytes, block: int, index: int, group: int = 0) -> bool:
@@ -334,6 +273,8 @@ class PrefixCache:
         self._evicted.clear()
         self._num_evictions += 1
         self.pool.forget()
+        if self.states is not None:
+            self.states.reset()
 
     def _forget(self, block: int) -> None:
         digest, group = self._digest_of[block], self._group_of[block]

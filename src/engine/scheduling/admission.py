@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from src.core.blocks import blocks_held
+from src.core.blocks import Window, blocks_held, most_seen
 from src.core.config import Config
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from src.core.request import Request
@@ -19,6 +19,8 @@ from src.engine.scheduling.request_state import Phase, Rank, RequestState
 # whose prefix a running request is computing. The cost of a step must not grow with the queue.
 MAX_MISFITS_PER_STEP: Final = 8
 MAX_PREFIX_WAITS_PER_STEP: Final = 32
+SNAPSHOT_TOKENS: Final = 512
+"""Tokens between two copies of a row's recurrent states."""
 _DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
 _PLANS_LATE: Final = ("cpu",)
 # A heap is rebuilt when more than this number and more than half of its entries are dead.
@@ -42,8 +44,10 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     block_size, num_blocks
         Tokens per block, and blocks of the pool.
     windows
-        Per group of layers: tokens that a query sees, itself included; ``None`` is all. Each group
-        has its own block tables.
+        Per group of layers: what a query sees. Each group has its own block tables.
+    num_snapshots, snapshot_interval
+        Slots for copies of recurrent states, and blocks between two copies (``snapshots.py``).
+        ``None``: the model has no such states.
     content_key
         Identifies the model. Prefix cache entries of different models never match.
     max_model_len
@@ -70,7 +74,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_decode: int = 8
     block_size: int
     num_blocks: int
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[Window, ...] = (None,)
+    num_snapshots: int | None = None
+    snapshot_interval: int = 32
     content_key: str = ""
     max_model_len: int
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -93,13 +99,20 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if not self.windows or any(window is not None and window < 1 for window in self.windows):
+        if (self.num_snapshots or 0) < 0 or self.snapshot_interval < 1:
+            raise ConfigError(
+                f"expected num_snapshots >= 0 and snapshot_interval >= 1, got "
+                f"{self.num_snapshots} and {self.snapshot_interval}"
+            )
+        spans = [most_seen(window) for window in self.windows if window is not None]
+        if not self.windows or any(span < 1 for span in spans):
             raise ConfigError(f"windows must be at least 1 token each, got {self.windows}")
 
     @property
     def layout(self) -> str:
         """Describes how a sequence's KV is laid out in blocks; part of every block's digest."""
-        return f"{self.block_size} {self.windows}"
+        states = "" if self.num_snapshots is None else " states"
+        return f"{self.block_size} {self.windows}{states}"
 
     def blocks_held(self, num_tokens: int) -> int:
         """Blocks of all groups that a request of ``num_tokens`` tokens needs at least."""
@@ -113,21 +126,28 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         device_type: str,
         block_size: int,
         num_blocks: int,
-        windows: tuple[int | None, ...],
+        windows: tuple[Window, ...],
         content_key: str,
         max_model_len: int,
+        max_num_seqs: int | None = None,
+        num_snapshots: int | None = None,
     ) -> SchedulerLimits:
-        """The limits of an engine with these settings, once its KV memory and model are known."""
+        """The limits of an engine with these settings, once its KV memory and model are known.
+
+        ``max_num_seqs``: fewer rows than the setting, because memory does not hold more states.
+        """
         section = config.scheduler
         mixed = section.max_mixed_prefill_tokens or _DEFAULT_MIXED_PREFILL.get(device_type)
         plan_late = section.plan_late
         return cls(
-            max_num_seqs=section.max_num_seqs,
+            max_num_seqs=max_num_seqs or section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
             max_mixed_prefill_tokens=mixed,
             block_size=block_size,
             num_blocks=num_blocks,
             windows=windows,
+            num_snapshots=num_snapshots,
+            snapshot_interval=max(1, SNAPSHOT_TOKENS // block_size),
             content_key=content_key,
             max_model_len=max_model_len,
             policy=section.policy,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
+from src.core.plan import BlockAppend, RowInstall, RowStep, StateCopy, StepPlan
+from src.engine.kv.prefix_cache import Match
 from src.engine.scheduling.request_state import RequestState
+from src.engine.scheduling.snapshots import Snapshots
 
 
 class SchedulerStats(msgspec.Struct):
@@ -56,22 +58,28 @@ class PlanBuilder:
         The requests of ``rows``, in their order.
     short
         Whether a running row had to wait for memory, or got it by preempting another.
+    snapshots
+        Says when recurrent states are copied; ``None`` if the model has none.
     """
 
     __slots__ = (
         "appends",
         "budget",
         "installs",
+        "loads",
         "num_tokens",
         "prefill_limit",
         "rows",
+        "saves",
         "short",
+        "snapshots",
         "states",
         "step_id",
     )
 
-    def __init__(self, step_id: int, budget: int) -> None:
+    def __init__(self, step_id: int, budget: int, snapshots: Snapshots | None = None) -> None:
         self.step_id = step_id
+        self.snapshots = snapshots
         self.budget = budget
         self.num_tokens = 0
         self.prefill_limit = budget
@@ -79,6 +87,8 @@ class PlanBuilder:
         self.appends: list[BlockAppend] = []
         self.rows: list[RowStep] = []
         self.states: list[RequestState] = []
+        self.loads: list[StateCopy] = []
+        self.saves: list[StateCopy] = []
         self.short = False
 
     def add(self, state: RequestState, num_tokens: int) -> None:
@@ -87,6 +97,19 @@ class PlanBuilder:
         self.states.append(state)
         self.budget -= num_tokens
         self.num_tokens += num_tokens
+        if self.snapshots is not None and (save := self.snapshots.take(state)) is not None:
+            self.saves.append(save)
+
+    def install(self, install: RowInstall, state: RequestState, match: Match) -> None:
+        """Plan that a request takes a row, and begins behind the prefix that was found."""
+        self.installs.append(install)
+        if self.snapshots is not None:
+            self.loads += self.snapshots.begin(state, match)
+
+    def chunk(self, state: RequestState) -> int:
+        """Tokens of a request's next chunk: what is missing, the budget, or up to a snapshot."""
+        num_tokens = min(state.target - state.launched, self.budget)
+        return num_tokens if self.snapshots is None else self.snapshots.cut(state, num_tokens)
 
     def leave(self, budget: int) -> None:
         """Lower the remaining budget and the prefill limit to ``budget`` tokens."""
@@ -95,4 +118,6 @@ class PlanBuilder:
 
     def plan(self) -> StepPlan:
         """The finished plan."""
-        return StepPlan(self.step_id, self.installs, self.appends, self.rows)
+        return StepPlan(
+            self.step_id, self.installs, self.appends, self.rows, self.loads, self.saves
+        )

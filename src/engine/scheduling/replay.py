@@ -6,7 +6,8 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
     ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...]]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
-    ["plan", step_id, installs, block_appends, rows]    a step was planned
+    ["plan", step_id, installs, block_appends, rows, state_loads, state_saves]
+                                                        a step was planned
     ["nothing"]                                         there was nothing to launch
     ["commit", step_id, [[token, ...], ...]]            a result came back, tokens of each row
     ["reset"]                                           the prefix cache was emptied
@@ -14,7 +15,7 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
 Installs are ``[row, generation, key, number of tokens, prompt_len, block_ids]``, with one list of
 block ids per group of layers. Block appends are ``[row, group, index, block_ids]``. Rows are
-``[row, generation, start, num_tokens, samples]``.
+``[row, generation, start, num_tokens, samples]``. Copies of recurrent states are ``[row, slot]``.
 
 A token need not be the real token id. It is an integer for which equal prefixes stay equal, and
 :data:`END_TOKEN` stands for a token that ended its request. The log has no times: a deadline is a
@@ -84,6 +85,8 @@ class PlanLine(_Line, frozen=True, tag="plan"):
     installs: list[tuple[int, int, int, int, int, list[list[int]]]]
     block_appends: list[tuple[int, int, int, list[int]]]
     rows: list[tuple[int, int, int, int, int]]
+    state_loads: list[tuple[int, int]] = []
+    state_saves: list[tuple[int, int]] = []
 
 
 class NothingLine(_Line, frozen=True, tag="nothing"):
@@ -165,6 +168,8 @@ def plan_line(plan: StepPlan) -> PlanLine:
         ],
         [(a.row, a.group, a.index, a.block_ids) for a in plan.block_appends],
         [(r.row, r.generation, r.start, r.num_tokens, int(r.samples)) for r in plan.rows],
+        [(copy.row, copy.slot) for copy in plan.state_loads],
+        [(copy.row, copy.slot) for copy in plan.state_saves],
     )
 
 

@@ -20,7 +20,8 @@ import msgspec
 from src.core.outputs import FinishReason, RequestEvent, TokenLogprobs
 from src.core.plan import RowResult, RowStep
 from src.core.request import Request
-from src.engine.kv.prefix_cache import HashChain, Match
+from src.engine.kv.hash_chain import HashChain
+from src.engine.kv.prefix_cache import Match
 
 # (priority class, arrival number): smaller goes first. Unique; a request keeps it for life.
 Rank = tuple[int, int]
@@ -77,6 +78,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         Full blocks that were offered to the prefix cache, hits included.
     cache_epoch
         The prefix cache's epoch at admission.
+    snapshots_due
+        Positions at which its recurrent states are to be copied, in ascending order.
     last_step
         The last launched step that names it. Once that is committed, its fence has passed.
     bypasses
@@ -111,6 +114,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     committed: int = 0
     registered: int = 0
     cache_epoch: int = 0
+    snapshots_due: list[int] = []
     last_step: int = 0
     bypasses: int = 0
     cached_tokens: int | None = None
@@ -179,6 +183,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         self.row = self.generation = -1
         self.block_ids = []
         self.behind = []
+        self.snapshots_due = []
         self.capacity = self.launched = self.target = self.committed = self.registered = 0
 
     def collect_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:

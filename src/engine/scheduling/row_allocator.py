@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import sys
 from bisect import insort
+from collections.abc import Sequence
 from operator import attrgetter
 
-from src.core.blocks import blocks_for, blocks_held
-from src.core.plan import NO_BLOCK, BlockAppend, RowInstall
+from src.core.blocks import Chunk, blocks_for, blocks_held, first_seen, most_seen
+from src.core.plan import NO_BLOCK, BlockAppend, RowInstall, RowStep, StateCopy
 from src.engine.kv.block_pool import InvariantError
 from src.engine.kv.prefix_cache import Match, PrefixCache
 from src.engine.scheduling.admission import SchedulerLimits
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.rows import RowTable
+from src.engine.scheduling.snapshots import Snapshots
 
 _by_rank = attrgetter("rank")
 
@@ -36,6 +38,8 @@ class RowAllocator:
         Requests in phase RUNNING, sorted by rank.
     leaving
         Requests that ended or are being preempted, until the fence has passed.
+    snapshots
+        When recurrent states are copied; ``None`` if they never are.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -44,8 +48,12 @@ class RowAllocator:
             limits.num_blocks,
             limits.block_size,
             windows=limits.windows,
+            num_snapshots=limits.num_snapshots,
             enabled=limits.enable_prefix_caching,
         )
+        self.snapshots: Snapshots | None = None
+        if limits.num_snapshots and limits.enable_prefix_caching:
+            self.snapshots = Snapshots(self.cache, limits.block_size, limits.snapshot_interval)
         self.pool = self.cache.pool
         self.rows = RowTable(limits.max_num_seqs)
         self.running: list[RequestState] = []
@@ -86,6 +94,8 @@ class RowAllocator:
         # A short prefix is computed again sooner than waited for.
         enough = max(block_size + 1, prefill_limit // 16)
         if not self._in_progress or not state.may_read_cache or missing < enough:
+            return False
+        if self.limits.num_snapshots == 0:
             return False
         leader = self._in_progress.get(state.chain.digest(match.length, state.token_ids))
         if leader is None:
@@ -217,9 +227,14 @@ class RowAllocator:
                 state.behind[group] = first
         self._advance(state)
 
-    def _first_seen(self, position: int, window: int) -> int:
+    def settle(self, state: RequestState, step: RowStep, slot: int, *, is_valid: bool) -> None:
+        """Name the copy of recurrent states that a committed step has made, or give it up."""
+        assert self.snapshots is not None
+        self.snapshots.settle(state, step, slot, is_valid=is_valid)
+
+    def _first_seen(self, position: int, window: int | Chunk) -> int:
         """The first block that a query at ``position`` or later sees."""
-        return max(0, position - window + 1) // self.limits.block_size
+        return first_seen(position, window) // self.limits.block_size
 
     def _advance(self, state: RequestState) -> None:
         """Publish the digest of the block that a request computes next, if its tokens are known."""
@@ -322,13 +337,18 @@ class RowAllocator:
                 f"idle, but {pool.num_held} blocks are held and {pool.num_free} free or cached, "
                 f"of {pool.num_blocks}"
             )
+        states = self.cache.states
+        if states is not None and (states.pool.num_held or not states.pool.is_whole):
+            raise InvariantError(f"idle, but {states.pool.num_held} snapshot slots are held")
         if self.rows.num_free != self.rows.num_rows:
             raise InvariantError(
                 f"idle, but {self.rows.num_free} rows are free of {self.rows.num_rows}"
             )
 
-    def check(self) -> None:
+    def check(self, saves: Sequence[StateCopy] = ()) -> None:
         """Check every block and row against the requests' tables; O(blocks).
+
+        ``saves`` are the copies of recurrent states that steps in flight make.
 
         Raises
         ------
@@ -341,6 +361,8 @@ class RowAllocator:
         if self.running != sorted(self.running, key=_by_rank):
             raise InvariantError("the running requests are not in order of rank")
         self.pool.check([blocks for state in holders for blocks in state.held_blocks()])
+        if self.cache.states is not None:
+            self.cache.states.check([save.slot for save in saves])
         for state in holders:
             self._check_tables(state)
         if len(holders) + self.rows.num_free != self.rows.num_rows:
@@ -360,5 +382,5 @@ class RowAllocator:
             held = len(state.block_ids[group]) - state.behind[group]
             # Positions computed since the last block became full, and those planned ahead.
             ahead = state.capacity - state.registered * size
-            if held > blocks_for(window - 1, size) + blocks_for(ahead, size):
+            if held > blocks_for(most_seen(window) - 1, size) + blocks_for(ahead, size):
                 raise InvariantError(f"request {state.key} holds {held} blocks of {window} tokens")

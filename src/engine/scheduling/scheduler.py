@@ -25,7 +25,8 @@ from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.kv.block_pool import BlockPool, InvariantError
-from src.engine.kv.prefix_cache import HashChain, Match, chain_root
+from src.engine.kv.hash_chain import HashChain, chain_root
+from src.engine.kv.prefix_cache import Match
 from src.engine.scheduling import stop_rules as stop
 from src.engine.scheduling.admission import (
     MAX_MISFITS_PER_STEP,
@@ -257,7 +258,8 @@ class Scheduler:
 
         With no step in flight it is ``None`` only if there is no request.
         """
-        builder = PlanBuilder(self._last_launched + 1, self.limits.max_num_batched_tokens)
+        most, snapshots = self.limits.max_num_batched_tokens, self._allocator.snapshots
+        builder = PlanBuilder(self._last_launched + 1, most, snapshots)
         prefills: list[RequestState] = []
         decoding = 0
         # Iterates over a copy, because a preempted request leaves the list. It always ranks behind
@@ -293,7 +295,7 @@ class Scheduler:
 
     def _plan_chunk(self, state: RequestState, builder: PlanBuilder) -> None:
         """Plan a prefill chunk of a running row, as long as budget and memory allow."""
-        num_tokens = min(state.target - state.launched, builder.budget)
+        num_tokens = builder.chunk(state)
         if state.launched + num_tokens > state.capacity:
             # Only groups with a sliding window can lack blocks here. The other groups got theirs
             # at admission.
@@ -358,7 +360,7 @@ class Scheduler:
                 return
 
     def _install(self, state: RequestState, match: Match, builder: PlanBuilder) -> None:
-        builder.installs.append(self._allocator.install(state, match))
+        builder.install(self._allocator.install(state, match), state, match)
         self.stats.admissions += 1
         if self.limits.enable_prefix_caching and state.may_read_cache:
             self.stats.prefix_cache_queries += state.target
@@ -384,6 +386,7 @@ class Scheduler:
                 f"step {plan.step_id} has {len(plan.rows)} rows, its result {len(result.rows)}"
             )
         self._last_committed = plan.step_id
+        saves = {save.row: save.slot for save in plan.state_saves}
         events = []
         for planned, state, row in zip(plan.rows, states, result.rows, strict=True):
             if row.row != planned.row or not (
@@ -394,13 +397,13 @@ class Scheduler:
                     f"planned, row {row.row} generation {row.generation} came back, the request "
                     f"is at {state.generation}"
                 )
-            was_leaving = state.phase is not Phase.RUNNING
-            if state.phase is Phase.ENDED:
+            was_leaving, had_ended = state.phase is not Phase.RUNNING, state.phase is Phase.ENDED
+            if had_ended:
                 self.stats.discarded_tokens += len(row.token_ids)
-            else:
-                event = self._commit_row(state, planned, row)
-                if event is not None:
-                    events.append(event)
+            elif (event := self._commit_row(state, planned, row)) is not None:
+                events.append(event)
+            if (slot := saves.get(planned.row)) is not None:
+                self._allocator.settle(state, planned, slot, is_valid=not had_ended)
             if was_leaving and state.last_step == plan.step_id:
                 self._pass_fence(state)
         return events
@@ -467,7 +470,7 @@ class Scheduler:
             Something is lost, or counted twice.
         """
         allocator = self._allocator
-        allocator.check()
+        allocator.check([save for plan, _ in self._in_flight for save in plan.state_saves])
         preempting = sum(state.phase is Phase.PREEMPTING for state in allocator.leaving)
         expected = len(self._waiting) + len(allocator.running) + preempting
         if len(self._requests) != expected:

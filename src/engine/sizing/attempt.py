@@ -141,6 +141,11 @@ class Setup:
         if self.concurrency is None:
             return None
         asked = self.config.model.max_model_len or plan.max_model_len
+        if plan.kv.num_rows(self.concurrency) < self.concurrency:
+            return (
+                f"there is room for the recurrent states of {plan.kv.num_rows(self.concurrency)} "
+                f"requests at once, not of {self.concurrency}"
+            )
         needed = self.concurrency * plan.kv.blocks_held(asked)
         if needed <= plan.kv.num_blocks:
             return None

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from src.core.blocks import most_seen
 from src.engine.sizing.device_table import DeviceDescription
 from src.engine.sizing.weight_parts import links_of
 from src.models import LayerKVSpec, Model, ServedModel
@@ -180,8 +181,9 @@ def prefill_speed(
 def _layer_of(layer: LayerKVSpec, num_heads: int) -> _Layer:
     """``num_heads``: of queries."""
     taken = sum(tensor.nbytes for tensor in layer.tensors)
+    window = None if layer.window is None else most_seen(layer.window)
     if layer.per == "sequence":
-        return _Layer(layer.window, 0, taken, 0)
+        return _Layer(window, 0, taken, 0)
     # A query is multiplied with the keys, and its weights with the values. A layer that keeps one
     # tensor has both in it.
     twice = 2 if len(layer.tensors) == 1 else 1
@@ -189,7 +191,7 @@ def _layer_of(layer: LayerKVSpec, num_heads: int) -> _Layer:
     for tensor in layer.tensors:
         heads = tensor.shape[0] if len(tensor.shape) > 1 else 1
         flops += 2 * twice * (num_heads // heads) * math.prod(tensor.shape)
-    return _Layer(layer.window, taken, 0, flops)
+    return _Layer(window, taken, 0, flops)
 
 
 def _expert_shares(model: Model) -> dict[str, float]:

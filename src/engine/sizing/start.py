@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from src.compile.graphs import CaptureBackend, PaddingLadder
+from src.core.blocks import most_seen
 from src.core.config import MIB, Config, ModelSection
 from src.core.errors import ConfigError
 from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
@@ -240,13 +241,16 @@ def _size(
 
 
 def _kv_report(layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int) -> KVReport:
+    at_once = plan.num_blocks / plan.blocks_held(max_model_len)
     return KVReport(
         groups=_group_reports(lay_out(layers, plan.block_size), layers),
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         bytes=plan.total_bytes,
         max_model_len=max_model_len,
-        requests_at_once=round(plan.num_blocks / plan.blocks_held(max_model_len), 1),
+        requests_at_once=round(
+            at_once if plan.states is None else min(at_once, plan.states.num_rows), 1
+        ),
     )
 
 
@@ -255,7 +259,8 @@ def _group_reports(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> tuple[KVG
     counts: Counter[tuple[int, str, int | None, int]] = Counter()
     for group, taken in zip(layout.groups, layout.token_bytes, strict=True):
         kinds = " and ".join(sorted({layers[number].kind for number in group.layers}))
-        counts[len(group.layers), kinds, group.window, taken] += 1
+        window = None if group.window is None else most_seen(group.window)
+        counts[len(group.layers), kinds, window, taken] += 1
     return tuple(KVGroupReport(count, *key) for key, count in counts.items())
 
 

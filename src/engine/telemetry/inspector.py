@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from src.core.blocks import most_seen
 from src.core.errors import ConflictError, InvalidRequestError
 from src.core.memory_report import MemoryReport
 from src.core.views import PlanView, PoolView, RequestsView, RequestView, TimelineView
@@ -217,7 +218,7 @@ def _pool_view(
     pieces = [places[start : start + size] for start in range(0, total, size)]
     return PoolView(
         block_size=limits.block_size,
-        windows=list(limits.windows),
+        windows=[None if window is None else most_seen(window) for window in limits.windows],
         num_blocks=total,
         free=places.count(0),
         cached=len(cached),

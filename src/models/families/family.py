@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from src.core.errors import ModelLoadError
@@ -17,6 +17,7 @@ from src.models.config import (
     LayerConfig,
     MLPConfig,
     ModelConfig,
+    RecurrenceConfig,
 )
 from src.models.decoder import write_decoder
 from src.models.fields import LAYER_TYPES, Fields
@@ -29,6 +30,28 @@ from src.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A class of models that take more than text; of its checkpoints the text part is served.
+
+    Its configuration has the family's in `text_config`.
+
+    Attributes
+    ----------
+    architecture, model_type
+        As in its `config.json`.
+    prefix
+        What the names of the text part's tensors begin with.
+    others
+        Beginnings of the names of all other tensors, which are not read.
+    """
+
+    architecture: str
+    model_type: str
+    prefix: str
+    others: tuple[str, ...]
+
+
 class Family:
     """A family of checkpoints. Each has one file here and one line in `registry.FAMILIES`.
 
@@ -38,12 +61,18 @@ class Family:
         The values of `architectures` in `config.json` that it supports.
     model_type
         `model_type` in `config.json`. Selects the first architecture if the file names none.
+    wrappers
+        Classes of models that contain one of this family.
+    packings
+        Values of `quant_method` in `quantization_config` that it reads.
     defaults
         Values of fields that `config.json` may leave out.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()
     model_type: ClassVar[str] = ""
+    wrappers: ClassVar[tuple[Wrapper, ...]] = ()
+    packings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
@@ -153,7 +182,7 @@ def windowed(base: AttentionConfig, windows: Sequence[int | None]) -> list[Atten
 
 def decoder(
     fields: Fields,
-    attentions: Sequence[AttentionConfig | LatentAttentionConfig],
+    attentions: Sequence[AttentionConfig | LatentAttentionConfig | RecurrenceConfig],
     mlps: Sequence[MLPConfig | ExpertsConfig],
     *,
     norm: NormSpec | None = None,
@@ -166,7 +195,7 @@ def decoder(
 
     Args:
         fields: the fields of `config.json`.
-        attentions: one per layer.
+        attentions: one per layer; a recurrent state may be in attention's place.
         mlps: one per layer.
         norm: None: a plain norm with `rms_norm_eps`.
         layer_norms: values of `LayerConfig` that override the usual ones.

@@ -87,8 +87,6 @@ def load_by_transformers(
         with _masks_are_left_alone():
             body, findings = try_out(module, device)
         longest -= body.first_position
-        if findings.longest_chunk is not None and findings.longest_chunk < longest:
-            longest, bound = findings.longest_chunk, "the chunks that its layers attend to"
         _require_length(max_model_len, longest, bound)
     spec = ModelSpec(
         vocab_size=findings.vocab_size,

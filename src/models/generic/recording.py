@@ -34,8 +34,6 @@ class Recording:
     def __init__(self, positions: Tensor, attend: Attend) -> None:
         self.positions = positions
         self.calls: list[AttentionCall] = []
-        # Tokens of a chunk, of the calls that are for chunks.
-        self.chunks: set[int] = set()
         self._attend = attend
         self._masks: dict[int, tuple[Tensor, Callable[..., Any], int | None]] = {}
         # What each of them lets through, once a layer has used it; by the same keys.
@@ -54,9 +52,7 @@ class Recording:
             It is not attention as we know it.
         """
         reach = self._reach(given.mask)
-        if reach.chunk is not None:
-            self.chunks.add(reach.chunk)
-        spec = _spec(given, reach.window)
+        spec = _spec(given, reach)
         layer = len(self.calls)
         writes = StepTensor(f"attended.{layer}", (spec.num_heads * spec.head_dim,), spec.dtype)
         mixer = Mixer("attention", layer, spec, None, ("query", "key", "value"), writes)
@@ -81,7 +77,7 @@ class Recording:
         return self._reaches[id(mask)]
 
 
-def _spec(given: GivenCall, window: int | None) -> AttentionMixerSpec:
+def _spec(given: GivenCall, reach: Reach) -> AttentionMixerSpec:
     query, key, value = given.query, given.key, given.value
     _refuse_unknown_options(given)
     num_heads, num_kv_heads = query.shape[1], key.shape[1]
@@ -104,10 +100,11 @@ def _spec(given: GivenCall, window: int | None) -> AttentionMixerSpec:
         head_dim,
         query.dtype,
         query.shape[-1] ** -0.5 if given.scaling is None else float(given.scaling),
-        window,
+        reach.window,
         None if cap is None else float(cap),
         None,
         False,
+        reach.chunk,
     )
 
 

@@ -44,14 +44,11 @@ class Findings:
     ----------
     vocab_size
         Tokens that have an embedding and a logit.
-    longest_chunk
-        Where layers attend to chunks of so many tokens, sequences may not be longer; None: none do.
     """
 
     calls: tuple[AttentionCall, ...]
     hidden_size: int
     vocab_size: int
-    longest_chunk: int | None
 
 
 @torch.inference_mode()
@@ -75,7 +72,7 @@ def try_out(module: Any, device: torch.device) -> tuple[Body, Findings]:
         error = _error(body.logits(hidden), wanted, hidden.dtype)
         # By rounding alone another number is not taken.
         if error < best / 2:
-            best, chosen, recording = error, first, recorded
+            best, chosen, calls = error, first, tuple(recorded.calls)
         if best <= _CERTAINLY * tolerance_of(hidden.dtype):
             break
     if best > tolerance_of(hidden.dtype):
@@ -84,7 +81,6 @@ def try_out(module: Any, device: torch.device) -> tuple[Body, Findings]:
             "positions depend on something that attention functions are not told of"
         )
     body.first_position = chosen
-    calls = tuple(recording.calls)
     if not calls:
         raise ModelLoadError("it calls no attention function")
     # How far rounding takes this model is known by now.
@@ -95,8 +91,7 @@ def try_out(module: Any, device: torch.device) -> tuple[Body, Findings]:
             "attention, in a recurrent state, a convolution or positions counted from a cache"
         )
     vocab_size = min(wanted.shape[1], _num_embeddings(module))
-    chunk = min(recording.chunks, default=None)
-    return body, Findings(calls, hidden.shape[1], vocab_size, chunk)
+    return body, Findings(calls, hidden.shape[1], vocab_size)
 
 
 def _num_embeddings(module: Any) -> int:

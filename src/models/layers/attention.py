@@ -8,12 +8,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from src.core.blocks import Chunk, Window
 from src.distributed import Group
 from src.models.layer_kv import LayerKVSpec, keys_and_values
 from src.models.layers.linear import linear, row_parallel_linear
-from src.models.layers.norms import NormSpec, rms_norm
+from src.models.layers.norms import NormSpec, rms_norm, unit
 from src.models.weights.methods import Weight
 from src.ops.attention_spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A factor of queries: ``1 + growth * ln(1 + floor((position + 1) / span))``, as in Llama 4.
+
+    Attributes
+    ----------
+    span
+        Tokens after which it grows.
+    """
+
+    span: int
+    growth: float
+
+    def of(self, positions: Tensor) -> Tensor:
+        """The factors of tokens at positions [T], in float32."""
+        spans = ((positions.to(torch.float32) + 1.0) / self.span).floor()
+        return spans.log1p() * self.growth + 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +48,12 @@ class AttentionInSpec:
         Norm of queries and keys: each head by itself, or with ``whole`` all heads together.
     rotary_dim
         Elements of a head that are rotated, as pairs (i, i + rotary_dim / 2). 0: none.
+    rotated_norm
+        Norm without weights of rotated queries and keys, each head by itself.
+    temperature
+        A factor of queries.
+    has_gate
+        Whether the projection has rows of an output gate, behind those of queries.
     leaves_rotation
         Whether the mixer normalizes and rotates queries and keys (`ops.rotate_and_cache`). The
         segment then returns them as slices of the projection.
@@ -40,14 +66,17 @@ class AttentionInSpec:
     qk_norm: NormSpec | None
     whole: bool
     rotary_dim: int
+    rotated_norm: NormSpec | None
+    temperature: Temperature | None
     leaves_rotation: bool
+    has_gate: bool = False
 
 
 class AttentionInWeights(NamedTuple):
     """Weights of `attention_in`, in the model's dtype unless quantized."""
 
     norm: Tensor | None  # [H]
-    qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, keys, values
+    qkv_weight: Weight  # [(Q + 2 K) D, H], rows: queries, perhaps gates, keys, values
     qkv_bias: Tensor | None  # [(Q + 2 K) D]
     q_norm: Tensor | None  # [D]; [Q, D] with weights of each head; [Q D] for all heads together
     k_norm: Tensor | None  # [D], [K, D] or [K D]
@@ -77,7 +106,7 @@ class AttentionMixerSpec:
 
     Attributes
     ----------
-    scale, window, cap
+    scale, window, cap, chunk
         See `config.AttentionConfig`; resolved.
     dtype
         Of keys and values.
@@ -97,14 +126,18 @@ class AttentionMixerSpec:
     cap: float | None
     rotates: NormSpec | None
     deterministic: bool
+    chunk: int | None = None
 
     def kv(self) -> LayerKVSpec:
         """See `layer_kv.MixerSpec`."""
-        return keys_and_values(self.num_kv_heads, self.head_dim, self.dtype, self.window)
+        window: Window = self.window
+        if window is None and self.chunk is not None:
+            window = Chunk(self.chunk)
+        return keys_and_values(self.num_kv_heads, self.head_dim, self.dtype, window)
 
     def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
         """The specification that attention ops take."""
-        return AttentionSpec(self.scale, self.cap, self.window, weights.sinks)
+        return AttentionSpec(self.scale, self.cap, self.window, self.chunk, weights.sinks)
 
 
 class AttentionMixerWeights(NamedTuple):
@@ -118,8 +151,10 @@ class AttentionMixerWeights(NamedTuple):
 
 def attention_in(
     spec: AttentionInSpec, weights: AttentionInWeights, residual: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Compute queries [T, Q, D], keys and values [T, K, D] from the residual stream [T, H].
+
+    With `has_gate` also the factors of the output, [T, Q D].
 
     Queries and keys are contiguous and rotated. Values are a slice of the fused projection, with a
     token stride of (Q + 2 K) D. With `leaves_rotation` all three are slices.
@@ -129,15 +164,18 @@ def attention_in(
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)
     qkv = linear(normed, weights.qkv_weight, weights.qkv_bias)
-    fused = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
-    query, key, value = fused.split((heads, kv_heads, kv_heads), dim=1)
+    gates = heads if spec.has_gate else 0
+    fused = qkv.unflatten(-1, (heads + gates + 2 * kv_heads, head_dim))
+    query, _, key, value = fused.split((heads, gates, kv_heads, kv_heads), dim=1)
+    # Sliced from the flat projection, because flattening the heads again would make the compiler
+    # add a guard on the number of tokens.
+    sizes = [count * head_dim for count in (heads, gates, kv_heads, kv_heads)]
+    flat_query, flat_gate, flat_key, _ = qkv.split(sizes, dim=-1)
+    factors = (flat_gate.sigmoid(),) if gates else ()
     if spec.leaves_rotation:
-        return query, key, value
+        return query, key, value, *factors
     if spec.whole:
-        # Sliced from the flat projection, because flattening the heads again would make the
-        # compiler add a guard on the number of tokens.
-        sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-        flat_query, flat_key = _normed(spec, weights, *qkv.split(sizes, dim=-1)[:2])
+        flat_query, flat_key = _normed(spec, weights, flat_query, flat_key)
         query = flat_query.unflatten(-1, (heads, head_dim))
         key = flat_key.unflatten(-1, (kv_heads, head_dim))
     else:
@@ -145,13 +183,16 @@ def attention_in(
     if weights.rope_table is None:
         # Not `contiguous()`, which asks whether there is one token.
         query, key = (x.clone(memory_format=torch.contiguous_format) for x in (query, key))
-        return query, key, value
-    cos_sin = weights.rope_table[positions].to(query.dtype)
-    return (
-        apply_rope(query, cos_sin, spec.rotary_dim),
-        apply_rope(key, cos_sin, spec.rotary_dim),
-        value,
-    )
+    else:
+        cos_sin = weights.rope_table[positions].to(query.dtype)
+        query = apply_rope(query, cos_sin, spec.rotary_dim)
+        key = apply_rope(key, cos_sin, spec.rotary_dim)
+    if spec.rotated_norm is not None:
+        query, key = unit(query, spec.rotated_norm.eps), unit(key, spec.rotated_norm.eps)
+    if spec.temperature is not None:
+        temperature = spec.temperature.of(positions)
+        query = (query * temperature[:, None, None]).to(query.dtype)
+    return query, key, value, *factors
 
 
 def _normed(
@@ -164,6 +205,11 @@ def _normed(
         rms_norm(query, weights.q_norm, spec.qk_norm),
         rms_norm(key, weights.k_norm, spec.qk_norm),
     )
+
+
+def scale_attended(spec: None, weights: tuple[()], attended: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the attention output [T, Q D] by the factors that `attention_in` gave."""
+    return attended * factors
 
 
 def attention_out(

@@ -19,6 +19,7 @@ from src.models.layers.attention import add
 from src.models.layers.linear import linear
 from src.models.layers.mlp import MLPSpec, MLPWeights, partial_mlp
 from src.models.layers.norms import NormSpec, rms_norm
+from src.ops.experts import ClampedSwiglu
 from src.ops.routing import Routing, route
 
 
@@ -32,7 +33,8 @@ class ExpertsSpec:
     norm: NormSpec | None
     post_norm: NormSpec | None
     routing: Routing
-    activation: Activation
+    activation: Activation | ClampedSwiglu
+    weighs_inputs: bool
     multiplier: float
     group: Group
     deterministic: bool
@@ -50,6 +52,9 @@ class ExpertsWeights(NamedTuple):
     choice_bias: Tensor | None = None  # float32 [E], see `ops.routing.route`
     shared: MLPWeights | None = None
     shared_gate: Tensor | None = None  # float32 [1, H]; the shared output's factor is its sigmoid
+    router_bias: Tensor | None = None  # float32 [E]
+    gate_up_bias: Tensor | None = None  # [E, 2 I]
+    down_bias: Tensor | None = None  # [E, H]
 
 
 def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Tensor:
@@ -58,10 +63,14 @@ def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Ten
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)
     wide = normed.to(torch.float32)
-    chosen, ids = route(linear(wide, weights.router), spec.routing, weights.choice_bias)
+    logits = linear(wide, weights.router, weights.router_bias)
+    chosen, ids = route(logits, spec.routing, weights.choice_bias)
     added = ops.experts(
         *(normed, weights.gate_up, weights.down, chosen, ids),
+        gate_up_bias=weights.gate_up_bias,
+        down_bias=weights.down_bias,
         activation=spec.activation,
+        weighs_inputs=spec.weighs_inputs,
         deterministic=spec.deterministic,
     )
     if spec.shared is not None and weights.shared is not None:

@@ -49,3 +49,9 @@ def rms_norm(x: Tensor, weight: Tensor, spec: NormSpec) -> Tensor:
         return (normed * (weight.to(torch.float32) + spec.offset)).to(x.dtype)
     scale = weight + spec.offset if spec.offset else weight
     return scale * normed.to(x.dtype)
+
+
+def unit(x: Tensor, eps: float) -> Tensor:
+    """Scale vectors [..., N] to a root mean square of 1, in float32, to x's dtype."""
+    wide = x.to(torch.float32)
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)

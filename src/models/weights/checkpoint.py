@@ -31,6 +31,8 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    # Of packed weights, see `weights.packing`.
+    "U8": torch.uint8,
 }
 
 
@@ -44,6 +46,12 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     size: int
+
+    def part(self, index: int) -> StoredTensor:
+        """One of the parts along the first dimension."""
+        size = self.size // self.shape[0]
+        offset = self.offset + index * size
+        return StoredTensor(self.name, self.file, self.dtype, self.shape[1:], offset, size)
 
 
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
@@ -113,7 +121,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
     Raises:
         ModelLoadError: the file is unreadable, not safetensors, truncated, or holds a dtype that is
-            not floating point.
+            neither floating point nor bytes.
     """
     try:
         size = path.stat().st_size

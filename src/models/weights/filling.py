@@ -17,7 +17,7 @@ from src.core.cpus import usable_cpus
 from src.core.errors import ModelLoadError
 from src.models.model import Model
 from src.models.weights.checkpoint import StoredTensor, TensorReader
-from src.models.weights.parameters import Parameter, Placement, own_part, stored_shape, view_of
+from src.models.weights.parameters import Parameter, Placement, own_part, stored_tensors, view_of
 
 # Buffers in older checkpoints that are not needed, because they are computed here.
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -26,9 +26,12 @@ _WEIGHT = "weight"
 
 
 class _Read(NamedTuple):
-    """One read: a checkpoint's tensor, and the view of a parameter (or its staging) to fill."""
+    """One read: the checkpoint's tensors, and the view of a parameter (or its staging) to fill.
 
-    stored: str
+    ``stored`` maps names to shapes. There is one tensor, unless its values are packed.
+    """
+
+    stored: dict[str, tuple[int, ...]]
     view: Tensor
     placement: Placement
 
@@ -37,8 +40,10 @@ def stored_names(model: Model, parameter: Parameter) -> Iterator[str]:
     """Names of the checkpoint's tensors for a parameter."""
     method = model.formats.of(parameter.kind)
     for placement in parameter.placements:
+        endings = ("",) if placement.packing is None else placement.packing.endings
         for kind in (_WEIGHT,) if method is None else method.stored:
-            yield _name(placement, kind)
+            for ending in endings:
+                yield _name(placement, kind) + ending
 
 
 def _name(placement: Placement, kind: str) -> str:
@@ -65,7 +70,8 @@ def _reads(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> Iter
                 view = view_of(part, placement)
             else:
                 view = method.place(part, kind, placement.index)
-            yield _Read(_name(placement, kind), view, placement)
+            name = _name(placement, kind)
+            yield _Read(stored_tensors(name, view, placement, model.group.size), view, placement)
 
 
 def check_tensors(
@@ -80,7 +86,8 @@ def check_tensors(
         passed_over: names that may be present and are not read.
 
     Raises:
-        ModelLoadError: tensors are missing, unexpected or mis-shaped; the message names them.
+        ModelLoadError: tensors are missing, unexpected, mis-shaped or mis-typed; the message names
+            them.
     """
     meta = torch.device("meta")
     reads: list[_Read] = []
@@ -92,23 +99,37 @@ def check_tensors(
             else method.staging(parameter.shape, parameter.dtype, meta)
         )
         reads += _reads(model, parameter, parts)
-    wanted = {read.stored for read in reads}
+    wanted = dict.fromkeys(name for read in reads for name in read.stored)
     faults = []
-    if missing := [read.stored for read in reads if read.stored not in stored]:
+    if missing := [name for name in wanted if name not in stored]:
         faults.append("missing: " + _listed(missing))
     harmless = {name for name in stored if _HARMLESS.search(name)} | passed_over
-    if unexpected := [name for name in stored if name not in wanted | harmless]:
+    if unexpected := [name for name in stored if name not in wanted and name not in harmless]:
         faults.append("unexpected: " + _listed(unexpected))
-    mis_shaped = []
-    for read in reads:
-        shape = stored_shape(read.view, read.placement, model.group.size)
-        if read.stored in stored and shape != stored[read.stored].shape:
-            got = list(stored[read.stored].shape)
-            mis_shaped.append(f"{read.stored} (expected {list(shape)}, got {got})")
-    if mis_shaped:
+    if mis_shaped := _mis_shaped(reads, stored):
         faults.append("mis-shaped: " + _listed(mis_shaped))
+    if mis_typed := _mis_typed(reads, stored):
+        faults.append("mis-typed: " + _listed(mis_typed))
     if faults:
         raise ModelLoadError(f"{path} does not fit its config.json; tensors {'; '.join(faults)}")
+
+
+def _mis_shaped(reads: list[_Read], stored: dict[str, StoredTensor]) -> list[str]:
+    shapes = {name: shape for read in reads for name, shape in read.stored.items()}
+    return [
+        f"{name} (expected {list(shape)}, got {list(stored[name].shape)})"
+        for name, shape in shapes.items()
+        if name in stored and stored[name].shape != shape
+    ]
+
+
+def _mis_typed(reads: list[_Read], stored: dict[str, StoredTensor]) -> list[str]:
+    packed = {name: read.placement.packing is not None for read in reads for name in read.stored}
+    return [
+        f"{name} (expected {'bytes' if is_packed else 'numbers'}, got {stored[name].dtype})"
+        for name, is_packed in packed.items()
+        if name in stored and (stored[name].dtype == torch.uint8) != is_packed
+    ]
 
 
 def fill(
@@ -207,19 +228,27 @@ class _Reader:
         self._stop, self._local = threading.Event(), threading.local()
 
     def read(self, read: _Read) -> None:
-        """Fill a view. A tensor that has to be sharded or transformed is read whole first."""
+        """Fill a view. What has to be sharded, transformed or unpacked is read whole first."""
         if not hasattr(self._local, "reader"):
             self._local.reader = TensorReader(self._checked)
         reader: TensorReader = self._local.reader
-        stored, placement, view = self._stored[read.stored], read.placement, read.view
+        placement, view, packing = read.placement, read.view, read.placement.packing
+        stored = [self._stored[name] for name in read.stored]
+        if placement.part is not None:
+            stored = [each.part(placement.part.index) for each in stored]
         is_cut = placement.shard is not None and self._world_size > 1
-        if placement.transform is None and not is_cut and view.is_contiguous():
-            reader.read(stored, view)
+        is_as_stored = packing is None and placement.transform is None and not is_cut
+        if is_as_stored and view.is_contiguous():
+            reader.read(stored[0], view)
             return
-        whole = torch.empty(stored.shape, dtype=view.dtype)
-        reader.read(stored, whole)
-        part = own_part(whole, placement, self._rank, self._world_size)
-        view.copy_(part if placement.transform is None else placement.transform(part))
+        wholes = []
+        for each in stored:
+            dtype = view.dtype if packing is None else each.dtype
+            wholes.append(torch.empty(each.shape, dtype=dtype))
+            reader.read(each, wholes[-1])
+        values = wholes[0] if packing is None else packing.unpack(wholes)
+        own = own_part(values, placement, self._rank, self._world_size)
+        view.copy_(own if placement.transform is None else placement.transform(own))
 
     def finish(self, reads: list[Future[None]], pool: ThreadPoolExecutor) -> None:
         """Wait for some reads. If one fails, stop the others and raise its error."""

@@ -93,6 +93,8 @@ def load_model(
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
     passed_over |= {name for name in stored if _is_unread(name, config)}
+    if config.unread_prefix is not None:
+        passed_over |= {name for name in stored if name.startswith(config.unread_prefix)}
     check_tensors(path, stored, model, passed_over)
     wanted = {name for each in model.table.values() for name in stored_names(model, each)}
     with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
@@ -185,7 +187,12 @@ def _named(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, St
 
 
 def _is_unread(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is of a layer behind the last, see `ModelConfig.unread_layers`."""
+    """Whether a tensor is of a layer behind the last, or of another part of a larger model.
+
+    See `unread_layers` and `unread` of `ModelConfig`.
+    """
+    if name.startswith(config.unread):
+        return True
     before, behind = config.layer_name.split("{}")
     layer = re.match(rf"{re.escape(before)}(\d{{1,9}}){re.escape(behind)}\.", name)
     last = len(config.layers)

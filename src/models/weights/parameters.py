@@ -35,9 +35,31 @@ class Transform(Protocol):
         """The values for the parameter. ``stored`` has the shape that `stored_shape` gives."""
 
 
+class Packing(Protocol):
+    """A form in which a checkpoint stores values as bytes; see `weights.packing`."""
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """The ends of the names of its tensors, which begin with the placement's name."""
+
+    def stored_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shapes of these tensors, all of bytes, for values of this shape."""
+
+    def unpack(self, stored: Sequence[Tensor]) -> Tensor:
+        """The values that the tensors stand for, in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of several parts along the first dimension of a checkpoint's tensor."""
+
+    index: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of one checkpoint tensor in a parameter.
+    """The place of one checkpoint tensor, or of a part of it, in a parameter.
 
     Attributes
     ----------
@@ -50,12 +72,19 @@ class Placement:
     transform
         Applied to the checkpoint's tensor, or to this rank's part, before it is copied: for example
         a transposition or a permutation of rows. None: the tensor is read directly into place.
+    part
+        The part of the checkpoint's tensor that is read; ``shard`` and ``transform`` are of this
+        part. None: all of it.
+    packing
+        The form of the values if they are packed. ``shard`` and ``transform`` are of the values.
     """
 
     tensor: str
     index: Index = ()
     shard: int | None = None
     transform: Transform | None = None
+    part: Part | None = None
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +136,7 @@ def view_of(parameter: Tensor, placement: Placement) -> Tensor:
 
 
 def stored_shape(view: Tensor, placement: Placement, world_size: int) -> tuple[int, ...]:
-    """The shape that the checkpoint's tensor must have."""
+    """The shape that the checkpoint's values must have, of one part if there are parts."""
     own, transform = tuple(view.shape), placement.transform
     shape = list(own if transform is None else transform.stored_shape(own))
     if placement.shard is not None:
@@ -115,8 +144,22 @@ def stored_shape(view: Tensor, placement: Placement, world_size: int) -> tuple[i
     return tuple(shape)
 
 
+def stored_tensors(
+    name: str, view: Tensor, placement: Placement, world_size: int
+) -> dict[str, tuple[int, ...]]:
+    """The checkpoint's tensors for a view, from the placement's name: name -> shape."""
+    shape, packing = stored_shape(view, placement, world_size), placement.packing
+    shapes = {name: shape}
+    if packing is not None:
+        pairs = zip(packing.endings, packing.stored_shapes(shape), strict=True)
+        shapes = {name + ending: each for ending, each in pairs}
+    if placement.part is None:
+        return shapes
+    return {name: (placement.part.count, *each) for name, each in shapes.items()}
+
+
 def own_part(stored: Tensor, placement: Placement, rank: int, world_size: int) -> Tensor:
-    """A view of this rank's part of a checkpoint's tensor."""
+    """A view of this rank's part of a checkpoint's values."""
     if placement.shard is None or world_size == 1:
         return stored
     size = stored.shape[placement.shard] // world_size

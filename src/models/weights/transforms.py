@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from src.models.weights.parameters import Transform
+
 
 @dataclass(frozen=True, slots=True)
 class InHalves:
@@ -55,6 +57,25 @@ class InHalves:
 
 
 @dataclass(frozen=True, slots=True)
+class InTurn:
+    """Applies one transform after another."""
+
+    transforms: tuple[Transform, ...]
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See `parameters.Transform`."""
+        for transform in reversed(self.transforms):
+            shape = transform.stored_shape(shape)
+        return shape
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Apply the transforms, from the first on."""
+        for transform in self.transforms:
+            stored = transform(stored)
+        return stored
+
+
+@dataclass(frozen=True, slots=True)
 class Transposed:
     """Exchanges the last two dimensions: of matrices that a checkpoint stores as [..., in, out]."""
 
@@ -81,3 +102,36 @@ class ByHead:
         """Cut the rows of ``stored``."""
         cut: Tensor = stored.unflatten(0, (-1, self.rows))
         return cut
+
+
+@dataclass(frozen=True, slots=True)
+class PartByPart:
+    """Reorders rows that a checkpoint has head by head: first all heads' first part, and so on.
+
+    ``sizes`` are the rows of each part of one head.
+    """
+
+    heads: int
+    sizes: tuple[int, ...]
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See `parameters.Transform`."""
+        return shape
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Reorder the rows of ``stored``: [heads * sum of sizes, ...]."""
+        rows = stored.unflatten(0, (self.heads, sum(self.sizes)))
+        return torch.cat([part.flatten(0, 1) for part in rows.split(self.sizes, dim=1)])
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """The weight of a convolution of channels by themselves, [C, 1, K], as [K, C]."""
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See `parameters.Transform`."""
+        return (shape[1], 1, shape[0])
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """Turn ``stored`` [C, 1, K] round."""
+        return stored[:, 0].T

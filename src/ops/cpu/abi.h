@@ -1,10 +1,10 @@
 // The plain C interface that Python calls through ctypes. Field order and widths are repeated in
-// kernel_library.py and projection_calls.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
+// kernel_library.py, projection_calls.py and state_calls.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 19
+#define SLIPSTREAM_ABI 21
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -27,6 +27,7 @@ struct AttentionSpec {
   float scale;         // factor
   float cap;           // cap * tanh(score / cap); 0 for none
   int64_t window;      // keys that a token sees, itself included; 0 for all
+  int64_t chunk;       // a token sees keys of its own chunk of so many tokens; 0 for no chunks
   const float* sinks;  // [num_heads], a logit that takes part in the denominator only; or null
 };
 
@@ -104,8 +105,8 @@ struct LinearArgs {
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
 };
 
-// Activations of an expert's gate; the numbers are those of experts.py.
-enum Activation : int64_t { kSilu = 0, kGeluTanh = 1 };
+// How an expert's gate and up are joined; the numbers are those of experts.py.
+enum Activation : int64_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
 
 // Each expert has a matrix of gate and up, [2 * intermediate, hidden], and one of down,
 // [hidden, intermediate]. Experts are stacked; each is laid out like `weight` and `scales` of LinearArgs.
@@ -121,6 +122,10 @@ struct ExpertsArgs {
   int64_t tokens, hidden, intermediate, experts, chosen, x_stride, dtype;
   int64_t gate_up_kind, gate_up_group, down_kind, down_group;  // as in LinearArgs
   int64_t activation, threads;
+  const void* gate_up_bias;  // [experts, 2 * intermediate] of x's dtype, or null
+  const void* down_bias;     // [experts, hidden] of x's dtype, or null
+  double alpha, limit;       // of kClampedSwiglu
+  int64_t weighs_inputs;     // whether `weights` are factors of x instead of the results
 };
 
 struct QuantizeArgs {
@@ -130,6 +135,35 @@ struct QuantizeArgs {
   int64_t rows, inputs, dtype, kind, group, threads;
 };
 
+// Strides are in elements. Rows have their tokens behind one another; those behind the last are padding.
+struct ConvolutionArgs {
+  const void* x;       // [tokens, channels], rows x_stride apart
+  const void* weight;  // [taps, channels] contiguous; all of one dtype
+  const void* bias;    // [channels], or null
+  void* states;        // [num_slots, taps - 1, channels], slots state_stride apart
+  const int64_t* slots;   // [rows]
+  const int32_t* starts;  // [rows + 1]
+  void* out;              // [tokens, channels] contiguous
+  int64_t x_stride, state_stride, tokens, rows, channels, taps, num_slots, dtype, threads;
+};
+
+struct RecurrenceArgs {
+  const void* query;      // [tokens, key_heads, key_dim], tokens query_stride apart
+  const void* key;        // the same, key_stride
+  const void* value;      // [tokens, heads, dim], tokens value_stride apart
+  const float* decay;     // [tokens, heads] contiguous
+  const float* factor;    // [tokens, heads] contiguous
+  const float* skip;      // [heads], or null
+  float* states;          // [num_slots, heads, key_dim, dim], slots state_stride apart
+  const int64_t* slots;   // [rows]
+  const int32_t* starts;  // [rows + 1]
+  void* out;              // [tokens, heads, dim] contiguous
+  int64_t query_stride, key_stride, value_stride, state_stride;
+  int64_t tokens, rows, key_heads, heads, key_dim, dim, num_slots, dtype, delta, normalizes, threads;
+};
+
+typedef int ConvolutionFunction(const ConvolutionArgs*);
+typedef int RecurrenceFunction(const RecurrenceArgs*);
 typedef int QuantizeFunction(const QuantizeArgs*);
 // Packs `strips` * 64 rows of `words` bfloat16 pairs as kBFloat16Strips, in place.
 typedef int LayOutFunction(void* weight, int64_t strips, int64_t words, int64_t threads);
@@ -144,6 +178,8 @@ SLIPSTREAM_EXPORT LatentFunction slipstream_latent_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;
+SLIPSTREAM_EXPORT ConvolutionFunction slipstream_convolution;
+SLIPSTREAM_EXPORT RecurrenceFunction slipstream_recurrence;
 // Rounds weights to int8 by row, or to int4 by group.
 SLIPSTREAM_EXPORT QuantizeFunction slipstream_quantize;
 SLIPSTREAM_EXPORT LayOutFunction slipstream_lay_out;

@@ -258,7 +258,7 @@ class Attention {
     if (a.spec->cap > 0) cap_rows(s, begin, begin + item.count, a.spec->cap);
     for (int row = 0; row < item.count; ++row) {
       const int64_t position = query_position(item, row);
-      const int64_t low = first_visible(position, a.spec->window) - tile;
+      const int64_t low = first_visible(position, *a.spec) - tile;
       softmax_row(s, begin + row, int(std::clamp<int64_t>(low, first, kKeys)),
                   int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
     }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from src.ops.attention_spec import AttentionSpec
 
-_ATTENTION_SPEC = struct.Struct("@2fqP")  # AttentionSpec in abi.h
+_ATTENTION_SPEC = struct.Struct("@2f2qP")  # AttentionSpec in abi.h
 
 
 def packed_specs(specs: Sequence[AttentionSpec]) -> ctypes.Array[ctypes.c_char]:
@@ -26,6 +26,6 @@ def packed_specs(specs: Sequence[AttentionSpec]) -> ctypes.Array[ctypes.c_char]:
             address = spec.sinks.data_ptr()
         _ATTENTION_SPEC.pack_into(
             *(packed, index * _ATTENTION_SPEC.size, spec.scale),
-            *(spec.cap or 0.0, spec.window or 0, address),
+            *(spec.cap or 0.0, spec.window or 0, spec.chunk or 0, address),
         )
     return packed

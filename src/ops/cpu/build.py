@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from src.core.process_end import at_process_end
+from src.ops.causal_convolution import CAUSAL_CONVOLUTION
 from src.ops.cpu.compilers import BuildError, compilers, was_killed
 from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
@@ -39,6 +40,7 @@ from src.ops.experts import EXPERTS
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
 from src.ops.latent_attention import LATENT_ATTENTION
 from src.ops.linear import LINEAR
+from src.ops.linear_recurrence import LINEAR_RECURRENCE
 from src.ops.paged_attention import PAGED_ATTENTION
 
 _log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ _UNITS = (
     "masks.cpp",
     "pool.cpp",
     "quantize.cpp",
+    "recurrence.cpp",
     "self_check.cpp",
     "sockets.cpp",
     "step.cpp",
@@ -441,6 +444,8 @@ def _install(level: str, library: KernelLibrary) -> None:
     LINEAR.install_cpu(Kernel(name, library.streamed_linear))
     EXPERTS.install_cpu(Kernel(name, library.experts))
     LATENT_ATTENTION.install_cpu(Kernel(name, library.latent_attention))
+    CAUSAL_CONVOLUTION.install_cpu(Kernel(name, library.causal_convolution))
+    LINEAR_RECURRENCE.install_cpu(Kernel(name, library.linear_recurrence))
     _state.kernels = library
     _state.status = name
     _log.info("CPU kernels: %s", name)

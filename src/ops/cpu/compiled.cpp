@@ -94,23 +94,35 @@ struct Held {
   }
 };
 
-template <class T>  // Tensor*, or torch's Handle
-ExpertsArgs experts_args(const Seen& x, T gate_up, T down, T weights, T ids, T* gate_up_scales,
-                         T* down_scales, int64_t activation) {
-  const Seen chosen(ids), first(gate_up), second(down);
+// What generated code gives the op `experts` besides the hidden states. T: Tensor*, or torch's Handle.
+template <class T>
+struct ExpertsGiven {
+  T gate_up, down, weights, ids;
+  T *gate_up_scales, *down_scales, *gate_up_bias, *down_bias;  // null for none
+  int64_t activation;
+  double alpha, limit;
+  int32_t weighs_inputs;
+};
+
+template <class T>
+ExpertsArgs experts_args(const Seen& x, const ExpertsGiven<T>& given) {
+  const Seen chosen(given.ids), first(given.gate_up), second(given.down);
   ExpertsArgs args{};
   args.x = x.data, args.tokens = x.sizes[0], args.hidden = x.sizes[1], args.x_stride = x.strides[0];
   args.dtype = x.dtype(), args.experts = first.sizes[0], args.chosen = chosen.sizes[1];
-  const Held up(first, gate_up_scales, args.hidden);
+  const Held up(first, given.gate_up_scales, args.hidden);
   args.gate_up = first.data, args.gate_up_scales = up.scales;
   args.gate_up_kind = up.kind, args.gate_up_group = up.group;
   args.intermediate = up.outputs / 2;
-  const Held last(second, down_scales, args.intermediate);
+  const Held last(second, given.down_scales, args.intermediate);
   args.down = second.data, args.down_scales = last.scales;
   args.down_kind = last.kind, args.down_group = last.group;
-  args.weights = static_cast<const float*>(Seen(weights).data);
+  if (given.gate_up_bias != nullptr) args.gate_up_bias = Seen(*given.gate_up_bias).data;
+  if (given.down_bias != nullptr) args.down_bias = Seen(*given.down_bias).data;
+  args.weights = static_cast<const float*>(Seen(given.weights).data);
   args.ids = static_cast<const int64_t*>(chosen.data);
-  args.activation = activation, args.threads = slipstream_threads;
+  args.activation = given.activation, args.alpha = given.alpha, args.limit = given.limit;
+  args.weighs_inputs = given.weighs_inputs, args.threads = slipstream_threads;
   return args;
 }
 
@@ -293,13 +305,14 @@ SLIPSTREAM_EXPORT int32_t slipstream_cpu_streamed_linear(Tensor* x, Tensor* weig
 }
 
 // The same for the op `experts`.
-SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(Handle x, Handle gate_up, Handle down,
-                                                 Handle weights, Handle ids,
-                                                 Handle* gate_up_scales, Handle* down_scales,
-                                                 int64_t activation, int32_t, Handle* result) {
+SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(
+    Handle x, Handle gate_up, Handle down, Handle weights, Handle ids, Handle* gate_up_scales,
+    Handle* down_scales, Handle* gate_up_bias, Handle* down_bias, int64_t activation, double alpha,
+    double limit, int32_t weighs_inputs, int32_t, Handle* result) {
   const Seen input(x);
-  ExpertsArgs args =
-      experts_args(input, gate_up, down, weights, ids, gate_up_scales, down_scales, activation);
+  ExpertsArgs args = experts_args<Handle>(
+      input, {gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias,
+              activation, alpha, limit, weighs_inputs});
   const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
   Handle out = nullptr;
   if (slipstream_torch.empty_strided(2, sizes, strides, input.torch_dtype, kCpu, kNoIndex, &out)) {
@@ -315,12 +328,13 @@ SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(Handle x, Handle gate_up, Handl
   return status;
 }
 
-SLIPSTREAM_EXPORT int32_t slipstream_cpu_experts(Tensor* x, Tensor* gate_up, Tensor* down,
-                                                 Tensor* weights, Tensor* ids,
-                                                 Tensor** gate_up_scales, Tensor** down_scales,
-                                                 int64_t activation, int32_t, Tensor** result) {
-  ExpertsArgs args =
-      experts_args(Seen(x), gate_up, down, weights, ids, gate_up_scales, down_scales, activation);
+SLIPSTREAM_EXPORT int32_t slipstream_cpu_experts(
+    Tensor* x, Tensor* gate_up, Tensor* down, Tensor* weights, Tensor* ids, Tensor** gate_up_scales,
+    Tensor** down_scales, Tensor** gate_up_bias, Tensor** down_bias, int64_t activation,
+    double alpha, double limit, int32_t weighs_inputs, int32_t, Tensor** result) {
+  ExpertsArgs args = experts_args<Tensor*>(
+      Seen(x), {gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias,
+                activation, alpha, limit, weighs_inputs});
   const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
   Owned out(slipstream_allocate(2, sizes, strides, x->dtype));
   if (!out) return kOutOfMemory;

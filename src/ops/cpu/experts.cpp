@@ -29,7 +29,8 @@ constexpr double kMovedPerMicrosecond = 4e3;  // elements
 struct Matrices {
   const char* weight;
   const float* scales;
-  int64_t inputs, outputs, kind, group;
+  const char* bias;  // or null
+  int64_t inputs, outputs, kind, group, bias_bytes;  // of one element of the bias
 
   bool in_strips() const {
     return kind == kBFloat16Strips || kind == kInt8Strips || kind == kInt4Strips;
@@ -55,6 +56,7 @@ struct Matrices {
     LinearArgs args{};
     args.weight = weight + (expert * held_rows() + row) * row_bytes();
     args.scales = scales + (expert * outputs + row) * row_scales();
+    if (bias != nullptr) args.bias = bias + (expert * outputs + row) * bias_bytes;
     args.inputs = inputs, args.outputs = rows;
     args.kind = kind, args.group = group, args.threads = 1;
     return args;
@@ -66,12 +68,30 @@ struct Item {
   int64_t expert, first, tokens, row, rows;
 };
 
-// x / (1 + exp(-y)): silu with y = x, and the tanh approximation of gelu with another y.
-inline vf gated(vf x, int64_t activation) {
-  vf y = x;
-  if (activation == kGeluTanh) y = (x + x * x * x * 0.044715f) * 1.5957691216057308f;
+// Joins gates and ups. The activations are x / (1 + exp(-y)): silu with y = x, and the tanh approximation
+// of gelu with another y. Comparisons are such that a NaN stays one.
+inline vf joined(vf gate, vf up, const ExpertsArgs& a) {
+  if (a.activation == kClampedSwiglu) {
+    const vf most = splat(float(a.limit));
+    gate = gate > most ? most : gate;
+    up = up > most ? most : up;
+    up = (up < -most ? -most : up) + 1.0f;
+  }
+  vf y = gate;
+  if (a.activation == kClampedSwiglu) y = gate * float(a.alpha);
+  if (a.activation == kGeluTanh) y = (y + y * y * y * 0.044715f) * 1.5957691216057308f;
   const vf bounded = -y < 80.0f ? -y : splat(80.0f);
-  return x / (exponential(bounded) + 1.0f);
+  return gate / (exponential(bounded) + 1.0f) * up;
+}
+
+// Rounds values to the dtype of `to`, and stores the first `count`.
+template <class T>
+inline void put(T* to, vf values, int64_t count) {
+  float wide[W];
+  T narrow[W];
+  store(wide, values);
+  from_floats(wide, narrow);
+  std::memcpy(to, narrow, size_t(count) * sizeof(T));
 }
 
 // Returns the memory of a vector with room for `count` elements, uninitialized.
@@ -86,10 +106,11 @@ class Experts {
  public:
   explicit Experts(const ExpertsArgs& args)
       : a(args),
-        gate_up{static_cast<const char*>(a.gate_up), a.gate_up_scales, a.hidden,
-                2 * a.intermediate, a.gate_up_kind, a.gate_up_group},
-        down{static_cast<const char*>(a.down), a.down_scales, a.intermediate, a.hidden, a.down_kind,
-             a.down_group} {}
+        gate_up{static_cast<const char*>(a.gate_up), a.gate_up_scales,
+                static_cast<const char*>(a.gate_up_bias), a.hidden, 2 * a.intermediate,
+                a.gate_up_kind, a.gate_up_group, sizeof(T)},
+        down{static_cast<const char*>(a.down), a.down_scales, static_cast<const char*>(a.down_bias),
+             a.intermediate, a.hidden, a.down_kind, a.down_group, sizeof(T)} {}
 
   Status run() {
     if (gate_up.in_strips() && a.intermediate % kStripOutputs) return kBadShape;
@@ -116,11 +137,24 @@ class Experts {
     results = room(results_memory, places * a.hidden);
     spread(pairs, double(pairs * a.hidden), [&](int64_t i) {
       const T* from = static_cast<const T*>(a.x) + (begin + ordered[i] / a.chosen) * a.x_stride;
-      std::memcpy(inputs + i * a.hidden, from, size_t(a.hidden) * sizeof(T));
+      T* const to = inputs + i * a.hidden;
+      if (a.weighs_inputs) {
+        weigh(from, a.weights[begin * a.chosen + ordered[i]], to);
+      } else {
+        std::memcpy(to, from, size_t(a.hidden) * sizeof(T));
+      }
     });
     over_items(a.intermediate, gate_up, [&](const Item& item) { project(item); });
     over_items(a.hidden, down, [&](const Item& item) { project_down(item); });
     spread(end - begin, double(places * a.hidden), [&](int64_t i) { combine(begin, i); });
+  }
+
+  // A token's input times its weight.
+  void weigh(const T* from, float weight, T* to) const {
+    for (int64_t h = 0; h < a.hidden; h += W) {
+      const int64_t some = std::min<int64_t>(W, a.hidden - h);
+      put(to + h, (some == W ? load(from + h) : load_some(from + h, some)) * weight, some);
+    }
   }
 
   // Calls run(0) to run(count - 1) in parallel; together they move `elements` elements.
@@ -211,13 +245,9 @@ class Experts {
       const T *gate = gates + t * item.rows, *up = ups + t * item.rows;
       for (int64_t i = 0; i < item.rows; i += W) {
         const int64_t some = std::min<int64_t>(W, item.rows - i);
-        float wide[W];
-        T narrow[W];
         const vf g = some == W ? load(gate + i) : load_some(gate + i, some);
         const vf u = some == W ? load(up + i) : load_some(up + i, some);
-        store(wide, gated(g, a.activation) * u);
-        from_floats(wide, narrow);
-        std::memcpy(to + i, narrow, size_t(some) * sizeof(T));
+        put(to + i, joined(g, u, a), some);
       }
     }
   }
@@ -243,13 +273,10 @@ class Experts {
       for (int64_t j = 0; j < a.chosen; ++j) {
         if (!is_expert(a.ids[first + j])) continue;
         const T* result = from + j * a.hidden + h;
-        sums += (some == W ? load(result) : load_some(result, some)) * a.weights[first + j];
+        sums += (some == W ? load(result) : load_some(result, some)) *
+                (a.weighs_inputs ? 1.0f : a.weights[first + j]);
       }
-      float wide[W];
-      T narrow[W];
-      store(wide, sums);
-      from_floats(wide, narrow);
-      std::memcpy(to + h, narrow, size_t(some) * sizeof(T));
+      put(to + h, sums, some);
     }
   }
 
@@ -273,7 +300,7 @@ Status run(const ExpertsArgs& a) {
 SLIPSTREAM_EXPORT int slipstream_experts(const ExpertsArgs* args) {
   const ExpertsArgs& a = *args;
   if (a.tokens < 0 || a.hidden < 1 || a.intermediate < 1 || a.experts < 1 || a.chosen < 0 ||
-      a.threads < 1 || a.activation < kSilu || a.activation > kGeluTanh) {
+      a.threads < 1 || a.activation < kSilu || a.activation > kClampedSwiglu) {
     return kBadShape;
   }
   try {

@@ -23,10 +23,11 @@ from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.calls import kernel_threads, raise_status
 from src.ops.cpu.latent_calls import bind_latent
 from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linear
+from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 19
+ABI = 21
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""
@@ -56,9 +57,9 @@ class AttentionItems(NamedTuple):
 class KernelLibrary:
     """One built instruction set level.
 
-    The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear` and
-    `experts`. Other compiled functions are `send`, which sends to many sockets without the GIL, and
-    the results of `bind_masks` and `bind_moves`.
+    The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
+    `experts`, `causal_convolution` and `linear_recurrence`. Other compiled functions are `send`,
+    which sends to many sockets without the GIL, and the results of `bind_masks` and `bind_moves`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,6 +83,8 @@ class KernelLibrary:
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = bind_linear(self._library)
         self.experts = bind_experts(self._library)
+        self.causal_convolution = bind_convolution(self._library)
+        self.linear_recurrence = bind_recurrence(self._library)
         self.send = _bind_send(self._library)
 
     def attention_items(self, *arguments: Any) -> AttentionItems:

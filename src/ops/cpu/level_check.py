@@ -32,6 +32,8 @@ if portable.slipstream_self_check(
     address(level.slipstream_experts),
     address(level.slipstream_quantize),
     address(level.slipstream_lay_out),
+    address(level.slipstream_convolution),
+    address(level.slipstream_recurrence),
 ):
     sys.exit("results differ from the portable level")
 """

@@ -16,7 +16,7 @@ from src.ops.linear import INT4_RUN, STRIP, num_outputs
 from src.ops.linear import reference as reference_linear
 
 _LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
-_EXPERTS = struct.Struct("@8P13q").pack  # ExpertsArgs
+_EXPERTS = struct.Struct("@8P13q2P2dq").pack  # ExpertsArgs
 KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
 STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
 _VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
@@ -84,18 +84,25 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         ids: Tensor,
         gate_up_scales: Tensor | None,
         down_scales: Tensor | None,
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
         activation: int,
+        alpha: float,
+        limit: float,
+        weighs_inputs: bool,
         deterministic: bool,  # always true of this kernel
     ) -> Tensor:
         tokens, size = hidden.shape
         count, chosen = len(gate_up), ids.shape[1]
         intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
-        scales = (gate_up_scales, down_scales)
+        scales, biases = (gate_up_scales, down_scales), (gate_up_bias, down_bias)
         if gate_up_scales is not None and (size % INT4_RUN or intermediate % INT4_RUN):
             return reference_experts(
-                *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
-                *(activation, deterministic),
+                *(hidden, gate_up, down, weights, ids, *scales, *biases),
+                *(activation, alpha, limit, weighs_inputs, deterministic),
             )
+        for bias, outputs in ((gate_up_bias, 2 * intermediate), (down_bias, size)):
+            _check_bias(bias, (count, outputs), hidden.dtype)
         kinds = (
             *_kind_and_group(gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype),
             *_kind_and_group(down, down_scales, intermediate, size, hidden.dtype),
@@ -125,6 +132,8 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 *(weights.data_ptr(), ids.data_ptr(), out.data_ptr()),
                 *(tokens, size, intermediate, count, chosen, hidden.stride()[0]),
                 *(DTYPES[hidden.dtype], *kinds, activation, kernel_threads()),
+                *(0 if each is None else each.data_ptr() for each in biases),
+                *(alpha, limit, weighs_inputs),
             )
         )
         if status:
@@ -132,6 +141,14 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         return out
 
     return experts
+
+
+def _check_bias(bias: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    if bias is None or (bias.shape == shape and bias.dtype == dtype and bias.is_contiguous()):
+        return
+    raise ValueError(
+        f"expected a contiguous bias {shape} of {dtype}, got {tuple(bias.shape)} of {bias.dtype}"
+    )
 
 
 def _outputs_of_experts(weight: Tensor, scales: Tensor | None) -> int:

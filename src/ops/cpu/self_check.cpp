@@ -37,7 +37,7 @@ std::vector<T> draw(Random& random, size_t n) {
 
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
-                    bool modified, int64_t deterministic, int64_t kv_heads) {
+                    int64_t chunk, bool modified, int64_t deterministic, int64_t kv_heads) {
   constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
   // A prefill, a decode, two tokens, a prompt longer than a step and an item, a decode after few keys,
   // and a decode that shares the keys of the second row.
@@ -65,7 +65,7 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
   }
   // Sinks as large as the largest scores, and a cap that most scores feel.
   const auto sinks = draw<float>(random, kHeads);
-  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window,
+  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window, chunk,
                            modified ? sinks.data() : nullptr};
   AttentionArgs args{query.data(), key.data(), value.data(), keys.data(), values.data(),
                      tables.data(), starts, lengths, slots.data(), out.data(), &spec,
@@ -136,11 +136,13 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
 template <class T>
 bool same_attentions(AttentionFunction* other, DType dtype) {
   for (const int64_t head_dim : {64, 72, 128, 256}) {
-    for (const int64_t window : {0, 65}) {
+    // All keys, a window, chunks.
+    for (const int64_t reach : {0, 65, -96}) {
       for (const int64_t fixed : {0, 1}) {
         for (const int64_t kv_heads : {2, 6}) {
           for (const bool modified : {false, true}) {
-            if (!same_attention<T>(other, dtype, head_dim, window, modified, fixed, kv_heads)) {
+            const int64_t window = std::max<int64_t>(reach, 0), chunk = std::max<int64_t>(-reach, 0);
+            if (!same_attention<T>(other, dtype, head_dim, window, chunk, modified, fixed, kv_heads)) {
               return false;
             }
           }
@@ -186,7 +188,7 @@ bool same_linears(LinearFunction* other, DType dtype) {
 
 template <class T>
 bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64_t tokens,
-                        int64_t activation) {
+                        int64_t activation, bool biased) {
   constexpr int64_t kExperts = 5, kChosen = 2, kHidden = 192;
   // In strips, `intermediate` must be a multiple of a strip; rows may have any length.
   const int64_t intermediate = kind > kInt8 || kind == kInt4Strips ? 128 : 96;
@@ -202,12 +204,15 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
   };
   const auto gate_up_scales = scales(gate_up.size()), down_scales = scales(down.size());
   const auto weights = draw<float>(random, size_t(tokens * kChosen));
+  const auto biases = draw<T>(random, size_t(kExperts * 2 * std::max(intermediate, kHidden)));
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, some unused
   std::vector<T> out(x.size()), other_out(x.size());
   ExpertsArgs args{x.data(), gate_up.data(), down.data(), gate_up_scales.data(), down_scales.data(),
                    weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
-                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2};
+                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2,
+                   biased ? biases.data() : nullptr, biased ? biases.data() : nullptr,
+                   1.702, 1.0, biased};
   if (slipstream_experts(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -227,8 +232,9 @@ bool same_experts(ExpertsFunction* other, DType dtype) {
                              int64_t(kInt4Strips), int64_t(kBFloat16Strips)}) {
     if (kind == kBFloat16Strips && dtype != kBFloat16) continue;
     for (const int64_t tokens : {1, 9, 70}) {
-      for (const int64_t activation : {kSilu, kGeluTanh}) {
-        if (!same_expert_layers<T>(other, dtype, kind, tokens, activation)) return false;
+      for (const int64_t activation : {kSilu, kGeluTanh, kClampedSwiglu}) {
+        const bool biased = activation == kClampedSwiglu;
+        if (!same_expert_layers<T>(other, dtype, kind, tokens, activation, biased)) return false;
       }
     }
   }
@@ -261,6 +267,69 @@ bool same_layout(LayOutFunction* other) {
   return slipstream_lay_out(weight.data(), 3, 75, 2) == kOk &&
          other(other_weight.data(), 3, 75, 2) == kOk &&
          std::memcmp(weight.data(), other_weight.data(), weight.size() * sizeof(bf16)) == 0;
+}
+
+template <class T>
+bool same_values(const std::vector<T>& ours, const std::vector<T>& others, float tolerance) {
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const float expected = as_float(&ours[i]);
+    if (!(std::fabs(expected - as_float(&others[i])) <= tolerance * (1.0f + std::fabs(expected)))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A decode, a row without tokens, and a chunk; the last token is padding.
+constexpr int32_t kStateStarts[] = {0, 1, 1, 20};
+constexpr int64_t kStateSlots[] = {2, 0, 3}, kStateTokens = 21;
+
+template <class T>
+bool same_convolution(ConvolutionFunction* other, DType dtype) {
+  constexpr int64_t kChannels = 150, kTaps = 4, kStride = (kTaps - 1) * kChannels + 5;
+  Random random;
+  const auto x = draw<T>(random, kStateTokens * kChannels), bias = draw<T>(random, kChannels);
+  const auto weight = draw<T>(random, kTaps * kChannels);
+  auto states = draw<T>(random, 4 * kStride), other_states = states;
+  std::vector<T> out(x.size()), other_out(x.size());
+  ConvolutionArgs args{x.data(), weight.data(), bias.data(), states.data(), kStateSlots,
+                       kStateStarts, out.data(), kChannels, kStride, kStateTokens, 3, kChannels,
+                       kTaps, 4, dtype, 2};
+  if (slipstream_convolution(&args) != kOk) return false;
+  args.states = other_states.data(), args.out = other_out.data();
+  return other(&args) == kOk && same_values(out, other_out, dtype == kFloat32 ? 1e-5f : 2e-2f) &&
+         std::memcmp(states.data(), other_states.data(), states.size() * sizeof(T)) == 0;
+}
+
+template <class T>
+bool same_recurrence(RecurrenceFunction* other, DType dtype, int64_t delta) {
+  constexpr int64_t kHeads = 4, kKeyHeads = 2, kKeyDim = 33, kDim = 150;
+  constexpr int64_t kState = kHeads * kKeyDim * kDim;
+  Random random;
+  const auto query = draw<T>(random, kStateTokens * kKeyHeads * kKeyDim);
+  const auto key = draw<T>(random, query.size());
+  const auto value = draw<T>(random, kStateTokens * kHeads * kDim);
+  auto decay = draw<float>(random, kStateTokens * kHeads), factor = decay;
+  const auto skip = draw<float>(random, kHeads);
+  // Small factors keep states bounded where nothing is subtracted.
+  for (float& each : decay) each = -std::fabs(each);
+  for (float& each : factor) each = 0.1f * std::fabs(each);
+  auto states = draw<float>(random, 4 * kState), other_states = states;
+  std::vector<T> out(value.size()), other_out(value.size());
+  RecurrenceArgs args{query.data(), key.data(), value.data(), decay.data(), factor.data(),
+                      skip.data(), states.data(), kStateSlots, kStateStarts, out.data(),
+                      kKeyHeads * kKeyDim, kKeyHeads * kKeyDim, kHeads * kDim, kState,
+                      kStateTokens, 3, kKeyHeads, kHeads, kKeyDim, kDim, 4, dtype, delta, delta, 2};
+  if (slipstream_recurrence(&args) != kOk) return false;
+  args.states = other_states.data(), args.out = other_out.data();
+  return other(&args) == kOk && same_values(out, other_out, dtype == kFloat32 ? 1e-3f : 3e-2f) &&
+         same_values(states, other_states, 1e-3f);
+}
+
+template <class T>
+bool same_states(ConvolutionFunction* convolution, RecurrenceFunction* recurrence, DType dtype) {
+  return same_convolution<T>(convolution, dtype) && same_recurrence<T>(recurrence, dtype, 0) &&
+         same_recurrence<T>(recurrence, dtype, 1);
 }
 
 #if defined(__x86_64__)
@@ -313,7 +382,9 @@ SLIPSTREAM_EXPORT int slipstream_cpu_claims(int level) {
 
 SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, GumbelFunction* gumbel,
                                             LinearFunction* linear, ExpertsFunction* experts,
-                                            QuantizeFunction* quantize, LayOutFunction* lay_out) {
+                                            QuantizeFunction* quantize, LayOutFunction* lay_out,
+                                            ConvolutionFunction* convolution,
+                                            RecurrenceFunction* recurrence) {
   if (!same_attentions<float>(attention, kFloat32) ||
       !same_attentions<bf16>(attention, kBFloat16) || !same_attentions<f16>(attention, kFloat16)) {
     return kDiffers;
@@ -328,6 +399,11 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
   }
   if (!same_quantize<float>(quantize, kFloat32) || !same_quantize<bf16>(quantize, kBFloat16) ||
       !same_quantize<f16>(quantize, kFloat16) || !same_layout(lay_out)) {
+    return kDiffers;
+  }
+  if (!same_states<float>(convolution, recurrence, kFloat32) ||
+      !same_states<bf16>(convolution, recurrence, kBFloat16) ||
+      !same_states<f16>(convolution, recurrence, kFloat16)) {
     return kDiffers;
   }
   return same_gumbel(gumbel) ? 0 : kDiffers;

@@ -25,6 +25,7 @@
 #pragma once
 #include "abi.h"
 #include "pairs.h"
+#include "reach.h"
 #include "tile_registers.h"
 #include "tiles.h"
 
@@ -180,7 +181,7 @@ class TileStep {
         scale(spec.cap > 0 ? 1.0f : spec.scale),
         cap(spec.cap),
         scale_of_cap(spec.cap > 0 ? spec.scale / spec.cap : 0.0f),
-        window(spec.window) {}
+        spec(spec) {}
 
   // Computes query rows [begin, end) against keys [step + first, step + last), which are packed.
   void run(int64_t step, int first, int last, int begin, int end) {
@@ -206,8 +207,7 @@ class TileStep {
 
  private:
   int low(int row, int64_t step, int first) const {
-    const int64_t visible = window > 0 ? t.positions[row] - window + 1 - step : 0;
-    return int(std::clamp<int64_t>(visible, first, kStep));
+    return int(std::clamp<int64_t>(first_visible(t.positions[row], spec) - step, first, kStep));
   }
 
   int high(int row, int64_t step, int last) const {
@@ -459,7 +459,7 @@ class TileStep {
   TileScratch& t;
   const int chunks, width;
   const float scale, cap, scale_of_cap;
-  const int64_t window;
+  const AttentionSpec& spec;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "reach.h"
 #include "strips.h"
 #include "tiles.h"
 
@@ -107,10 +108,6 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
   return path;
 }
 
-inline int64_t first_visible(int64_t position, int64_t window) {
-  return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-}
-
 double cost_of(const AttentionArgs& a, const Path& path, int64_t rows, int64_t keys) {
   return (double(rows) + path.key_cost) * path.row_cost * double(keys) * double(a.head_dim) * 2;
 }
@@ -189,7 +186,7 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
   if (seq_len > a.max_blocks * a.block_size) return kBadLengths;
   const int64_t position = seq_len - query_len;
   const int32_t* table = a.block_tables + row * a.block_table_stride;
-  for (int64_t block = first_visible(position, a.spec->window) / a.block_size;
+  for (int64_t block = first_visible(position, *a.spec) / a.block_size;
        block * a.block_size < seq_len; ++block) {
     if (table[block] < 0 || table[block] >= a.num_blocks) return kBadBlock;
   }
@@ -198,7 +195,7 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
   const int64_t tile = path.rows, split = path.split;
   for (int64_t first = 0; first < packed; first += tile) {
     const int64_t count = std::min(tile, packed - first);
-    const int64_t low = first_visible(position + first / heads, a.spec->window);
+    const int64_t low = first_visible(position + first / heads, *a.spec);
     const int64_t high = position + (first + count - 1) / heads + 1;
     const int64_t split_first = low / split, splits = (high - 1) / split - split_first + 1;
     int32_t group = -1;
@@ -248,7 +245,8 @@ class Sharing {
 
   // Call before rows are planned. Determines how many splits of each row are shared.
   void find() {
-    if (!(path.few || path.strips) || a.spec->window > 0 || path.split % a.block_size) return;
+    if (!(path.few || path.strips) || path.split % a.block_size) return;
+    if (a.spec->window > 0 || a.spec->chunk > 0) return;
     // A row that needs several items has a merge group for each; `row_groups` holds only one.
     if (heads > kGemmRows || a.rows < 2 || !shares_prefixes.load(std::memory_order_relaxed)) return;
     for (int64_t row = 0; row < a.rows; ++row) {

@@ -45,6 +45,17 @@ def with_sink(total, highest, sinks, head, exists):
 
 
 @triton.jit
+def first_visible(positions, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first key that queries at these positions see; with neither window nor chunks, 0."""
+    first = positions * 0
+    if WINDOW > 0:
+        first = tl.maximum(positions - WINDOW + 1, 0)
+    if CHUNK > 0:
+        first = tl.maximum(positions // CHUNK * CHUNK, first)
+    return first
+
+
+@triton.jit
 def attend(
     acc,
     highest,
@@ -62,6 +73,7 @@ def attend(
     BOUNDED: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     CAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -98,8 +110,9 @@ def attend(
             scores = soft_cap(scores, CAP)
         if CAUSAL:
             visible = in_range[None, :] & (keys[None, :] <= positions[:, None])
-            if WINDOW > 0:
-                visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+            if WINDOW + CHUNK > 0:
+                from_key = first_visible(positions, WINDOW, CHUNK)
+                visible = visible & (keys[None, :] >= from_key[:, None])
             scores = tl.where(visible, scores, float("-inf"))
         elif BOUNDED:
             scores = tl.where(in_range[None, :], scores, float("-inf"))

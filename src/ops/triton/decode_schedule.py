@@ -98,6 +98,7 @@ def _starts_kernel(
     rows,
     tile,
     window,
+    chunk,
     MEMBERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -110,9 +111,11 @@ def _starts_kernel(
     at = tl.load(place + row, mask=exists, other=-1)
     of_pack = tl.load(shared + at // MEMBERS, mask=at >= 0, other=0)
     leading = tl.load(shared + row, mask=exists, other=0)
-    in_window = tl.where(window > 0, tl.maximum(length - window, 0) // tile, 0)
+    in_window = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    in_chunk = tl.where(chunk > 0, (length - 1) // tl.maximum(chunk, 1) * chunk, 0)
+    passed = tl.maximum(in_window, in_chunk) // tile
     total = tl.where(end - begin == 1, (length + tile - 1) // tile, 0)
-    own = tl.maximum(total - tl.maximum(of_pack, in_window), 0)
+    own = tl.maximum(total - tl.maximum(of_pack, passed), 0)
     until = tl.cumsum(leading + own, 0)
     tl.store(starts + 2 * row, until - leading - own, mask=exists)
     tl.store(starts + 2 * row + 1, until - own, mask=exists)
@@ -125,6 +128,7 @@ def run(
     seq_lens: Tensor,
     block_size: int,
     sliding_window: int,
+    chunk: int,
     tile: int,
     members: int,
 ) -> Tensor:
@@ -138,15 +142,15 @@ def run(
     starts, place, shared, members_of = schedule.split((2 * rows + 1, rows, rows, rows * members))
     padded = max(_FEWEST_ROWS, triton.next_power_of_2(rows))
     column = key_column(tile, block_size)
-    # With a window nothing is shared, so no row counts as long enough.
-    least_length = 2**31 - 1 if sliding_window else (column + 1) * block_size
+    # With a window or chunks nothing is shared, so no row counts as long enough.
+    least_length = 2**31 - 1 if sliding_window or chunk else (column + 1) * block_size
     _pack_kernel[(rows,)](
         block_tables, query_start_loc, seq_lens, place, shared, members_of,
         block_tables.stride(0), rows, column, least_length, block_size, tile,
         LEAST=LEAST_SHARED, MEMBERS=members, ROWS=padded, CHUNK=_CHUNK,
     )  # fmt: skip
     _starts_kernel[(1,)](
-        query_start_loc, seq_lens, starts, place, shared, rows, tile, sliding_window,
+        query_start_loc, seq_lens, starts, place, shared, rows, tile, sliding_window, chunk,
         MEMBERS=members, ROWS=padded,
     )  # fmt: skip
     return schedule

@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.experts import ACTIVATIONS, reference, sort_by_expert
+from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, reference, sort_by_expert
 
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
+_CLAMPED_SWIGLU = tl.constexpr(CLAMPED_SWIGLU)
 
 
 class Tile(NamedTuple):
@@ -65,12 +66,19 @@ def _block_of(ends, num_experts, M: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def _gate(gate, ACTIVATION: tl.constexpr):
-    # The tanh approximation of gelu equals x * sigmoid(2 * u).
+def _joined(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    if ACTIVATION == _CLAMPED_SWIGLU:
+        # Comparisons are such that a NaN stays one.
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, up)
+        up = tl.where(up < -LIMIT, -LIMIT, up) + 1.0
     y = gate
+    if ACTIVATION == _CLAMPED_SWIGLU:
+        y = ALPHA * gate
+    # The tanh approximation of gelu equals x * sigmoid(2 * u).
     if ACTIVATION == _GELU_TANH:
         y = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1.0 + tl.exp(-y))
+    return gate / (1.0 + tl.exp(-y)) * up
 
 
 @triton.jit
@@ -78,6 +86,8 @@ def _gate_up_kernel(
     hidden,  # [tokens, inputs], rows hidden_stride apart
     gate_up,  # [experts, 2 * outputs, inputs]
     scales,  # [experts, 2 * outputs] float32, or None
+    bias,  # [experts, 2 * outputs], or None
+    weights,  # [tokens, chosen] float32, factors of the inputs; or None
     order,  # [pairs] int64, sorted pair -> index into [tokens, chosen]
     ends,  # [experts] int32, expert -> end of its sorted pairs
     activated,  # [pairs, outputs]
@@ -87,6 +97,8 @@ def _gate_up_kernel(
     inputs,
     outputs,
     ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -97,7 +109,8 @@ def _gate_up_kernel(
         return
     pair = first + tl.arange(0, M)
     is_pair = pair < last
-    token = tl.load(order + pair, mask=is_pair, other=0) // chosen
+    place = tl.load(order + pair, mask=is_pair, other=0)
+    token = place // chosen
     n = tl.program_id(1) * N + tl.arange(0, N)
     k = tl.arange(0, K)
     is_output = n < outputs
@@ -110,6 +123,9 @@ def _gate_up_kernel(
     for begin in range(0, inputs, K):
         rest = inputs - begin
         some = tl.load(x + begin, mask=is_pair[:, None] & (k[None, :] < rest), other=0.0)
+        if weights is not None:
+            factor = tl.load(weights + place, mask=is_pair, other=0.0)
+            some = (some.to(tl.float32) * factor[:, None]).to(some.dtype)
         held = (k[:, None] < rest) & is_output[None, :]
         gate = tl.load(gate_rows + begin, mask=held, other=0).to(some.dtype)
         up = tl.load(up_rows + begin, mask=held, other=0).to(some.dtype)
@@ -119,11 +135,15 @@ def _gate_up_kernel(
         of_rows = scales + expert * 2 * outputs + n
         gates *= tl.load(of_rows, mask=is_output, other=0.0)[None, :]
         ups *= tl.load(of_rows + outputs, mask=is_output, other=0.0)[None, :]
+    if bias is not None:
+        of_rows = bias + expert * 2 * outputs + n
+        gates += tl.load(of_rows, mask=is_output, other=0.0).to(tl.float32)[None, :]
+        ups += tl.load(of_rows + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
     # Projections are rounded to the dtype, as in `linear`.
     element = activated.dtype.element_ty
     gates, ups = gates.to(element).to(tl.float32), ups.to(element).to(tl.float32)
     to = activated + pair[:, None].to(tl.int64) * outputs + n[None, :]
-    result = (_gate(gates, ACTIVATION) * ups).to(element)
+    result = _joined(gates, ups, ACTIVATION, ALPHA, LIMIT).to(element)
     tl.store(to, result, mask=is_pair[:, None] & is_output[None, :])
 
 
@@ -132,6 +152,7 @@ def _down_kernel(
     activated,  # [pairs, inputs], sorted
     down,  # [experts, outputs, inputs]
     scales,  # [experts, outputs] float32, or None
+    bias,  # [experts, outputs], or None
     order,  # [pairs] int64
     ends,  # [experts] int32
     results,  # [tokens, chosen, outputs]
@@ -164,6 +185,9 @@ def _down_kernel(
     if scales is not None:
         of_rows = scales + expert * outputs + n
         sums *= tl.load(of_rows, mask=is_output, other=0.0)[None, :]
+    if bias is not None:
+        of_rows = bias + expert * outputs + n
+        sums += tl.load(of_rows, mask=is_output, other=0.0).to(tl.float32)[None, :]
     place = tl.load(order + pair, mask=is_pair, other=0)
     to = results + place[:, None] * outputs + n[None, :]
     held = is_pair[:, None] & is_output[None, :]
@@ -173,7 +197,7 @@ def _down_kernel(
 @triton.jit
 def _combine_kernel(
     results,  # [tokens, chosen, outputs], undefined where there is no expert
-    weights,  # [tokens, chosen] float32
+    weights,  # [tokens, chosen] float32; None: 1
     ids,  # [tokens, chosen] int64
     out,  # [tokens, outputs]
     num_experts,
@@ -189,7 +213,10 @@ def _combine_kernel(
         expert = tl.load(ids + pair)
         if (expert >= 0) & (expert < num_experts):
             result = tl.load(results + pair * outputs + n, mask=n < outputs, other=0.0)
-            sums += tl.load(weights + pair) * result.to(tl.float32)
+            if weights is not None:
+                sums += tl.load(weights + pair) * result.to(tl.float32)
+            else:
+                sums += result.to(tl.float32)
     to = out + token * outputs + n
     tl.store(to, sums.to(out.dtype.element_ty), mask=n < outputs)
 
@@ -202,7 +229,12 @@ def run(
     ids: Tensor,
     gate_up_scales: Tensor | None,
     down_scales: Tensor | None,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
     activation: int,
+    alpha: float,
+    limit: float,
+    weighs_inputs: bool,
     deterministic: bool,
 ) -> Tensor:
     """Launch the kernels; arguments as in [`experts`][src.ops.experts.experts].
@@ -212,7 +244,7 @@ def run(
     if gate_up.dim() != 3 or down.dim() != 3 or torch.uint8 in (gate_up.dtype, down.dtype):
         return reference(
             *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
-            *(activation, deterministic),
+            *(gate_up_bias, down_bias, activation, alpha, limit, weighs_inputs, deterministic),
         )
     tokens, size = hidden.shape
     experts, chosen = len(gate_up), ids.shape[1]
@@ -234,13 +266,16 @@ def run(
         "num_stages": tile.stages,
     }
     _gate_up_kernel[(blocks, triton.cdiv(intermediate, tile.outputs))](
-        hidden, gate_up, gate_up_scales, order, ends, activated,
-        hidden.stride(0), experts, chosen, size, intermediate, ACTIVATION=activation, **common,
+        hidden, gate_up, gate_up_scales, gate_up_bias, weights if weighs_inputs else None,
+        order, ends, activated, hidden.stride(0), experts, chosen, size, intermediate,
+        ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, **common,
     )  # fmt: skip
     _down_kernel[(blocks, triton.cdiv(size, tile.outputs))](
-        activated, down, down_scales, order, ends, results, experts, intermediate, size, **common
-    )
+        activated, down, down_scales, down_bias, order, ends, results, experts, intermediate, size,
+        **common,
+    )  # fmt: skip
     _combine_kernel[(tokens, triton.cdiv(size, _COMBINED))](
-        results, weights, ids, out, experts, chosen, size, BLOCK=_COMBINED, num_warps=4
-    )
+        results, None if weighs_inputs else weights, ids, out, experts, chosen, size,
+        BLOCK=_COMBINED, num_warps=4,
+    )  # fmt: skip
     return out

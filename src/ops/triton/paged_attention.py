@@ -19,7 +19,7 @@ from torch import Tensor
 from src.ops.attention_spec import AttentionSpec
 from src.ops.decode_schedule import decode_schedule
 from src.ops.triton import paged_decode
-from src.ops.triton.attend import LOG2_E, attend, softmax_state, with_sink
+from src.ops.triton.attend import LOG2_E, attend, first_visible, softmax_state, with_sink
 from src.ops.triton.tuning import (
     PrefillShape,
     capability_of,
@@ -85,6 +85,7 @@ def _prefill_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     CAP: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -128,23 +129,21 @@ def _prefill_kernel(
     )
     first_position = seq_len - query_len + first // GROUP
     last_offset = tl.minimum((first + M - 1) // GROUP, query_len - 1)
-    keys_begin = 0
-    if WINDOW > 0:
-        keys_begin = tl.maximum(first_position - WINDOW + 1, 0)
+    keys_begin = first_visible(first_position, WINDOW, CHUNK)
     table = block_tables + row.to(tl.int64) * table_stride
     acc, highest, total = softmax_state(M, D)
     masked_begin = keys_begin
-    if WINDOW == 0:
+    if WINDOW + CHUNK == 0:
         # Up to here, every query of the tile sees every key.
         masked_begin = (first_position + 1) // N * N
         acc, highest, total = attend(
             acc, highest, total, q, positions, 0, masked_begin, table, key_cache, value_cache,
-            kv_head, token_stride, scale_log2, False, False, 0, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
+            kv_head, token_stride, scale_log2, False, False, 0, 0, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
         )  # fmt: skip
     acc, highest, total = attend(
         acc, highest, total, q, positions, masked_begin, seq_len - query_len + last_offset + 1,
         table, key_cache, value_cache, kv_head, token_stride, scale_log2, True, True, WINDOW,
-        CAP, HEAD_DIM, BLOCK_SIZE, N, D,
+        CHUNK, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
     )  # fmt: skip
     if sinks is not None:
         total = with_sink(total, highest, sinks, head, exists)
@@ -201,8 +200,8 @@ def run(
     decode = decode_shape(*device)
     if schedule is None:
         schedule = decode_schedule(
-            block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, decode.tile,
-            packed_rows(group) // group,
+            block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, spec.chunk or 0,
+            decode.tile, packed_rows(group) // group,
         )  # fmt: skip
     paged_decode.run(*rows, schedule, out, spec, padded, decode)
     if max_query_len > 1 and prefill is None:
@@ -252,6 +251,6 @@ def _prefill(
         query.stride(0), block_tables.stride(0), kv_heads * head_dim, rows, heads,
         spec.scale * LOG2_E, spec.sinks,
         FEWEST=fewest, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        WINDOW=spec.window or 0, CAP=(spec.cap or 0.0) * LOG2_E, M=shape.packed, N=shape.keys,
-        D=padded, num_warps=shape.warps, num_stages=shape.stages,
+        WINDOW=spec.window or 0, CHUNK=spec.chunk or 0, CAP=(spec.cap or 0.0) * LOG2_E,
+        M=shape.packed, N=shape.keys, D=padded, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
-from src.ops.triton.attend import LOG2_E, attend, softmax_state, with_sink
+from src.ops.triton.attend import LOG2_E, attend, first_visible, softmax_state, with_sink
 from src.ops.triton.tuning import DecodeShape, multiprocessors, packed_rows
 
 _MERGED = 16
@@ -76,6 +76,7 @@ def _decode_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     CAP: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -125,25 +126,25 @@ def _decode_kernel(
         with_pack = tl.load(shared + tl.maximum(where, 0) // MEMBERS)
         with_pack = tl.where(where >= 0, with_pack, 0)
         skipped = tl.where(of_pack, 0, with_pack)
-        if WINDOW > 0:
-            skipped = tl.maximum(seq_len - WINDOW, 0) // N
+        if WINDOW + CHUNK > 0:
+            skipped = first_visible(seq_len - 1, WINDOW, CHUNK) // N
         begin = (skipped + at - first) * N
         end = tl.minimum(begin + count * N, seq_len)
         table = block_tables + row.to(tl.int64) * table_stride
         acc, highest, total = softmax_state(M, D)
-        if WINDOW > 0:
-            begin = tl.maximum(begin, seq_len - WINDOW)
+        if WINDOW + CHUNK > 0:
+            begin = tl.maximum(begin, first_visible(seq_len - 1, WINDOW, CHUNK))
             whole_end = begin
         else:
             whole_end = end // N * N
             acc, highest, total = attend(
                 acc, highest, total, q, packed, begin, whole_end, table, key_cache,
-                value_cache, kv_head, token_stride, scale_log2, False, False, 0,
+                value_cache, kv_head, token_stride, scale_log2, False, False, 0, 0,
                 CAP, HEAD_DIM, BLOCK_SIZE, N, D,
             )  # fmt: skip
         acc, highest, total = attend(
             acc, highest, total, q, packed, whole_end, end, table, key_cache, value_cache,
-            kv_head, token_stride, scale_log2, True, False, 0, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
+            kv_head, token_stride, scale_log2, True, False, 0, 0, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
         )  # fmt: skip
         acc = acc / total[:, None]
         if (with_pack == 0) & (count == last - first):
@@ -281,7 +282,7 @@ def run(
     """Attend for the rows with one query token; arguments as in `paged_attention`.
 
     Parameters
-        schedule: The schedule of these rows with this window, in tiles of `shape.tile`.
+        schedule: The schedule of these rows with this window or chunk, in tiles of `shape.tile`.
         spec: Scale and modifiers of the scores.
         padded: head_dim rounded up to a power of two.
         shape: Size of the programs.
@@ -305,8 +306,9 @@ def run(
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, schedule,
         partial_out, partial_lse, out, query.stride(0), block_tables.stride(0),
         kv_heads * head_dim, rows, kv_heads, spec.scale * LOG2_E, spec.sinks, **shared,
-        BLOCK_SIZE=block_size, WINDOW=spec.window or 0, CAP=(spec.cap or 0.0) * LOG2_E,
-        N=shape.tile, num_warps=shape.warps, num_stages=shape.stages,
+        BLOCK_SIZE=block_size, WINDOW=spec.window or 0, CHUNK=spec.chunk or 0,
+        CAP=(spec.cap or 0.0) * LOG2_E, N=shape.tile, num_warps=shape.warps,
+        num_stages=shape.stages,
     )  # fmt: skip
     _merge_kernel[(rows, heads)](
         partial_out, partial_lse, query_start_loc, schedule, out, rows, heads, programs,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 
+from src.core.blocks import Chunk
 from src.core.outputs import FinishReason, TokenLogprobs
 from src.core.plan import NO_BLOCK, RowInstall, RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
@@ -76,6 +77,8 @@ class DeviceRow:
         self.tokens = list(install.token_ids)
         self.tables = [list(table) for table in install.block_ids]
         self.names = prefix_names(self.tokens, request.cache_salt + repr(request.media_keys))
+        # Name of the prefix that the running states follow: 0 for none, None for garbage.
+        self.state: int | None = 0
         self.next_start: int | None = None  # any multiple of the block size after an install
 
 
@@ -89,6 +92,8 @@ class FakeWorker:
         self.generations: dict[int, int] = {}
         # (block, slot) -> group, and name of the prefix that ends there
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}
+        # Snapshot slot -> name of the prefix that its states follow, None for garbage.
+        self.snapshots: dict[int, int | None] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.last_step_id = 0
         self.num_launched_tokens = 0
@@ -104,6 +109,7 @@ class FakeWorker:
         require({a.row for a in plan.block_appends} <= set(named), "blocks for an unplanned row")
         for install in plan.installs:
             self._install(install)
+        self._load_states(plan)
         for append in plan.block_appends:
             row = self.rows[append.row]
             table = row.tables[append.group]
@@ -115,6 +121,7 @@ class FakeWorker:
         # A second look: nothing that this step wrote may have been under another of its rows.
         for step in plan.rows:
             self._check_prefix(step, self.rows[step.row], step.start + step.num_tokens)
+        self._save_states(plan)
         self.in_flight.append((plan, StepResult(plan.step_id, results)))
         self.num_launched_tokens += plan.num_tokens
 
@@ -133,12 +140,41 @@ class FakeWorker:
         wiped = [*failed.rows, *(step for step in behind if (step.row, step.generation) in lost)]
         for step in wiped:
             self._wipe(step)
+        for plan in (failed, *(plan for plan, _ in self.in_flight)):
+            for save in plan.state_saves:
+                if (save.row, self.rows[save.row].generation) in lost:
+                    self.snapshots[save.slot] = None
         for step in behind:
             if (step.row, step.generation) not in lost:
                 self._check_prefix(step, self.rows[step.row], step.start + step.num_tokens)
         return failed
 
+    def _load_states(self, plan: StepPlan) -> None:
+        """Installed rows begin with a snapshot, or with zeros."""
+        installed = {install.row for install in plan.installs}
+        loaded = [load.row for load in plan.state_loads]
+        require(len(set(loaded)) == len(loaded), "a row's states are loaded twice")
+        require(set(loaded) <= installed, "states of a row that goes on are overwritten")
+        for load in plan.state_loads:
+            require(load.slot in self.snapshots, "a snapshot that nobody has made is loaded")
+            self.rows[load.row].state = self.snapshots[load.slot]
+
+    def _save_states(self, plan: StepPlan) -> None:
+        slots = [save.slot for save in plan.state_saves]
+        rows = [save.row for save in plan.state_saves]
+        require(len(set(slots)) == len(slots), "a slot is written twice")
+        require(len(set(rows)) == len(rows), "a row's states are saved twice")
+        require(set(rows) <= {step.row for step in plan.rows}, "states of a row that rests")
+        in_flight = {save.slot for other, _ in self.in_flight for save in other.state_saves}
+        require(in_flight.isdisjoint(slots), "a slot that a step in flight writes is taken")
+        require(all(0 <= slot < (self.limits.num_snapshots or 0) for slot in slots), "no such slot")
+        ends = {step.row: step.start + step.num_tokens for step in plan.rows}
+        for save in plan.state_saves:
+            require(ends[save.row] % self.limits.block_size == 0, "not at the end of a block")
+            self.snapshots[save.slot] = self.rows[save.row].state
+
     def _wipe(self, step: RowStep) -> None:
+        self.rows[step.row].state = None
         size = self.limits.block_size
         for position in range(step.start, step.start + step.num_tokens):
             for table in self.rows[step.row].tables:
@@ -184,6 +220,10 @@ class FakeWorker:
         require(len(set(named)) == len(named), "a block twice in a row's tables")
         require(all(0 <= b < self.limits.num_blocks for b in named), "no such block")
         self._check_prefix(step, row, step.start)
+        if self.limits.num_snapshots is not None:
+            expected = row.names[step.start - 1] if step.start else 0
+            is_lost = row.state is None and row.next_start is not None  # its step has failed
+            require(is_lost or row.state == expected, "the states are not those of its prefix")
         written = {b for t in row.tables for b in t[step.start // size : -(-end // size)]}
         for plan, _ in self.in_flight:
             for other in plan.rows:
@@ -199,6 +239,8 @@ class FakeWorker:
     def _first_seen(self, group: int, start: int) -> int:
         """The first position that a query at ``start`` sees."""
         window = self.limits.windows[group]
+        if isinstance(window, Chunk):
+            return start - start % window.size
         return 0 if window is None else max(0, start - window + 1)
 
     def _seen(self, group: int, start: int, end: int, row: DeviceRow) -> list[int]:
@@ -237,5 +279,6 @@ class FakeWorker:
             token_ids.append(sample(request, row.tokens))
             row.tokens.append(token_ids[0])
             row.names.append(next_name(names[-1], token_ids[0]))
+        row.state = None if row.state is None else names[end - 1]
         row.next_start = end
         return RowResult(step.row, step.generation, token_ids, None, prompt_logprobs)

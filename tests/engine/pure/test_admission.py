@@ -5,7 +5,7 @@ import random
 import pytest
 
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
-from src.engine.kv.prefix_cache import HashChain
+from src.engine.kv.hash_chain import HashChain
 from src.engine.scheduling.admission import Deadlines, WaitingQueue, check_request
 from src.engine.scheduling.request_state import Phase, RequestState
 from tests.engine.pure.simulation import make_limits, make_request

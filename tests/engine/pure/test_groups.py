@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from src.core.blocks import blocks_held
+from src.core.blocks import Chunk, Window, blocks_held
 from src.core.errors import PromptTooLongError
-from src.engine.kv.prefix_cache import HashChain, Match, PrefixCache, chain_root
+from src.engine.kv.hash_chain import HashChain, chain_root
+from src.engine.kv.prefix_cache import Match, PrefixCache
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 
 TOKENS = list(range(100, 140))
@@ -67,6 +68,39 @@ def test_a_row_holds_no_more_of_a_longer_context(length: int, budget: int, depth
     assert most <= -(-(window - 1 + depth * budget) // size) + 1
     assert budget > 1 or depth > 1 or most == 3
     simulation.scheduler.check_idle()
+
+
+def test_blocks_of_past_chunks_are_given_back() -> None:
+    limits = make_limits(
+        block_size=4, num_blocks=64, windows=(None, Chunk(10)), max_model_len=200,
+        max_num_batched_tokens=1,
+    )  # fmt: skip
+    simulation = Simulation(limits)
+    simulation.add(make_request(0, 45, 4, ends=False))
+    seen = []
+    while simulation.scheduler.has_work:
+        simulation.launch()
+        seen += [state.behind[1] for state in simulation.scheduler._requests.values()]
+        simulation.commit()
+    # When a block becomes full: those before the chunk that the next token begins or goes on with.
+    # Of 40 tokens, the fifth chunk begins with the eleventh block.
+    assert sorted(set(seen)) == [0, 2, 5, 7, 10]
+    simulation.scheduler.check_idle()
+
+
+def test_chunks_need_the_blocks_since_they_began() -> None:
+    cache = PrefixCache(20, 2, windows=(None, Chunk(8)))
+    _, chunked = fill(cache, 2, 10)
+    match = cache.match(chain_of(), TOKENS)
+    assert match.length == 10
+    assert match.blocks(1) == chunked[8:]
+    # Within its chunk, a token sees what the chunk began with.
+    evict(cache, chunked[8])
+    match = cache.match(chain_of(), TOKENS)
+    # At a chunk's start it sees nothing before itself.
+    assert (match.length, match.blocks(1)) == (8, [])
+    evict(cache, *chunked[:7])
+    assert cache.match(chain_of(), TOKENS).length == 8
 
 
 def test_a_pool_of_a_windows_blocks_is_enough_for_any_prompt() -> None:
@@ -128,8 +162,22 @@ def test_groups_agree_on_what_the_shortest_knows() -> None:
     assert [match.blocks(group) for group in range(3)] == [first[:1], full[:1], last[:1]]
 
 
-@pytest.mark.parametrize("windows", [(None, None), (None, 3), (5,), (3, None, 7), (1, None)])
-def test_a_followed_match_is_what_a_new_look_finds(windows: tuple[int | None, ...]) -> None:
+def first_block(length: int, window: Window) -> int:
+    """The first of so many blocks of two tokens that the next token sees."""
+    if isinstance(window, Chunk):
+        seen = [p for p in range(2 * length) if p // window.size == 2 * length // window.size]
+        return seen[0] // 2 if seen else length
+    return 0 if window is None else max(0, length - window // 2)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        *[(None, None), (None, 3), (5,), (3, None, 7), (1, None)],
+        *[(Chunk(4), None), (Chunk(5),), (Chunk(3), None, 7, Chunk(1))],
+    ],
+)
+def test_a_followed_match_is_what_a_new_look_finds(windows: tuple[Window, ...]) -> None:
     rng = random.Random(0)
     groups = len(windows)
     cache = PrefixCache(14 * groups, 2, windows=windows)
@@ -173,8 +221,7 @@ def test_a_followed_match_is_what_a_new_look_finds(windows: tuple[int | None, ..
                 length
                 for length in range(len(digests) + 1)
                 if all(
-                    set(digests[0 if w is None else max(0, length - w // 2) : length])
-                    <= known[group].keys()
+                    set(digests[first_block(length, w) : length]) <= known[group].keys()
                     for group, w in enumerate(windows)
                 )
             ]

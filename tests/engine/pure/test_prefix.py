@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from src.engine.kv import prefix_cache as prefix
+from src.engine.kv import hash_chain, prefix_cache
 from src.engine.kv.block_pool import InvariantError
-from src.engine.kv.prefix_cache import HashChain, Match, PrefixCache, chain_root
+from src.engine.kv.hash_chain import HashChain, chain_root
+from src.engine.kv.prefix_cache import Match, PrefixCache
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 
@@ -57,7 +58,7 @@ def test_sequences_with_a_common_beginning_hash_it_once(monkeypatch: pytest.Monk
     prompt = list(range(11))  # five blocks, and one of the next
     sequences = [[*prompt, *[100 + number] * 6] for number in range(4)]
     expected = [[chain_of("a").digest(i, tokens) for i in range(8)] for tokens in sequences]
-    monkeypatch.setattr(prefix.hashlib, "sha256", counting)
+    monkeypatch.setattr(hash_chain.hashlib, "sha256", counting)
     trunk = chain_of("a")
     chains = [trunk, *(trunk.branch(len(prompt)) for _ in range(3))]
     # In any order: behind the prompt, in it, and of the trunk last.
@@ -147,7 +148,7 @@ def test_reset_forgets_everything() -> None:
 def test_a_followed_match_is_what_a_new_look_finds(
     remembered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix, "_MAX_REMEMBERED", remembered)
+    monkeypatch.setattr(prefix_cache, "_MAX_REMEMBERED", remembered)
     rng = random.Random(remembered)
     cache = PrefixCache(12, 2)
     sequences = [[5, 6, 7, 8] * 3 + [i % 3, i % 2, i, 9] * 2 for i in range(6)]

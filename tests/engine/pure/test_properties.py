@@ -12,6 +12,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from src.core.blocks import Chunk
 from src.core.errors import QueueFullError, RequestError
 from src.core.outputs import FinishReason
 from src.core.request import Request
@@ -35,7 +36,11 @@ TEXTS = ([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 1, 1, 2, 2, 3, 3, 4,
 # Groups of layers: mostly one that sees everything, and with windows whatever there may be.
 WINDOWS = st.one_of(
     st.just((None,)),
-    st.lists(st.one_of(st.none(), st.integers(1, 9)), min_size=1, max_size=4).map(tuple),
+    st.lists(
+        st.one_of(st.none(), st.integers(1, 9), st.integers(1, 9).map(Chunk)),
+        min_size=1,
+        max_size=4,
+    ).map(tuple),
 )
 
 
@@ -49,6 +54,8 @@ def limits_of(draw: st.DrawFn, /, **changes: object) -> SchedulerLimits:
         "block_size": draw(st.integers(1, 4)),
         "num_blocks": draw(st.one_of(st.integers(2, 6), st.integers(2, 12), st.integers(6, 36))),
         "windows": draw(WINDOWS),
+        "num_snapshots": draw(st.sampled_from([None, None, 0, 1, 2, 3, 5, 40])),
+        "snapshot_interval": draw(st.sampled_from([1, 2, 3, 100])),
         "max_model_len": draw(st.integers(12, 48)),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "max_waiting_requests": draw(st.integers(1, 12)),

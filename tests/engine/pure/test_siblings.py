@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from src.core.request import Request
-from src.engine.kv.prefix_cache import HashChain
+from src.engine.kv.hash_chain import HashChain
 from src.engine.scheduling.scheduler import Scheduler
 from tests.engine.pure.simulation import make_limits, make_request
 

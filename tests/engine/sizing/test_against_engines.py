@@ -91,6 +91,24 @@ async def test_a_plan_is_what_an_engine_takes(case: tuple[Path, Config]) -> None
     assert started.tables == memory.tables
 
 
+async def test_recurrent_states_are_planned_too(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model", "granite_moehybrid", tokenizer=True)
+    config = small_config(
+        directory, compile__enforce_eager=True, cache__memory_bytes=MIB, model__max_model_len=64
+    )
+    planned = plan_model(config, Question()).memory.kv
+    assert planned is not None
+    async with AsyncEngine.open(config) as engine:
+        parts = engine._parts
+        assert parts is not None
+        states = parts.kv_plan.states
+        assert states is not None
+        assert (
+            planned.bytes == parts.kv_plan.total_bytes == taken_by(engine)[1] + states.total_bytes
+        )
+        assert planned.requests_at_once <= states.num_rows
+
+
 def test_parameters_are_those_of_the_files(case: tuple[Path, Config]) -> None:
     directory, config = case
     plan = plan_model(config, Question())

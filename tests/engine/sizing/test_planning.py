@@ -330,6 +330,7 @@ HOSTILE: dict[str, Any] = {
     "rounded already": {"quantization_config": {"quant_method": "gptq"}},
     "experts without end": {
         "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
         "num_local_experts": 10**8,
         "num_experts_per_tok": 2,
     },

@@ -58,8 +58,8 @@ MUTATIONS = (
         _SPELLINGS,
         (
             "an MLP beside attention reads what attention has written",
-            "        if self._layer.parallel:\n            # The MLP",
-            "        if False:\n            # The MLP",
+            "        elif self._layer.parallel:\n            # The MLP",
+            "        elif False:\n            # The MLP",
         ),
     ),
     *mutations_of(

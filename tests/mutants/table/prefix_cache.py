@@ -10,6 +10,7 @@ _TESTS = (
     f"{_PURE}/test_scheduler.py",
     f"{_PURE}/test_properties.py",
 )
+_STATES = (f"{_PURE}/test_snapshots.py", f"{_PURE}/test_properties.py")
 
 MUTATIONS = (
     *mutations_of(
@@ -52,7 +53,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/engine/kv/prefix_cache.py",
+        "src/engine/kv/hash_chain.py",
         _TESTS,
         (
             "media are no part of a block's name",
@@ -85,6 +86,20 @@ MUTATIONS = (
             "content = tokens.tobytes()",
         ),
         (
+            "a branch hashes from its own beginning",
+            "parent = self.digest(number - 1, token_ids) if number else self._root",
+            "parent = self._root",
+        ),
+        (
+            "a branch shares a block that is not full of the same tokens",
+            "branch._num_shared = num_tokens // self._block_size",
+            "branch._num_shared = -(-num_tokens // self._block_size)",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/kv/prefix_cache.py",
+        _TESTS,
+        (
             "a hit covers the last token",
             "length = (len(token_ids) - 1) // self._block_size",
             "length = len(token_ids) // self._block_size",
@@ -111,13 +126,13 @@ MUTATIONS = (
         ),
         (
             "a window has to know a block that it does not see",
-            "while first > 0 and length - first < seen:",
-            "while first > 0 and length - first <= seen:",
+            "while first > self._first_needed(length, window):",
+            "while first > max(0, self._first_needed(length, window) - 1):",
         ),
         (
             "a window may lack the first block that it sees",
-            "while first > 0 and length - first < seen:",
-            "while first > 0 and length - first < seen - 1:",
+            "while first > self._first_needed(length, window):",
+            "while first > self._first_needed(length, window) + 1:",
         ),
         (
             "a second block takes the name of the first",
@@ -130,19 +145,57 @@ MUTATIONS = (
             "",
         ),
         (
-            "a branch hashes from its own beginning",
-            "parent = self.digest(number - 1, token_ids) if number else self._root",
-            "parent = self._root",
-        ),
-        (
-            "a branch shares a block that is not full of the same tokens",
-            "branch._num_shared = num_tokens // self._block_size",
-            "branch._num_shared = -(-num_tokens // self._block_size)",
-        ),
-        (
             "an evicted block keeps its name",
             "        del self._block_of[group][digest]\n",
             "",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/kv/state_cache.py",
+        _STATES,
+        (
+            "a snapshot behind what other groups have is found",
+            "lengths = sorted((each for each in known if each <= length), reverse=True)",
+            "lengths = sorted(known, reverse=True)",
+        ),
+        (
+            "the snapshot that is used is the first to go",
+            "self.pool.share([slot])\n        self.pool.release([slot])\n        return",
+            "return",
+        ),
+        (
+            "an overwritten snapshot keeps its name",
+            "        del self._slot_of[digest]\n",
+            "",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/snapshots.py",
+        _STATES,
+        (
+            "a chunk goes past the place of a snapshot",
+            "if start < due < end:",
+            "if False:",
+        ),
+        (
+            "who shares a beginning leaves no snapshot",
+            "due = {match.reach * size, ",
+            "due = {",
+        ),
+        (
+            "what a request that had ended left is named",
+            "if not is_valid or state.cache_epoch",
+            "if state.cache_epoch",
+        ),
+        (
+            "snapshots from before a reset are named",
+            "if not is_valid or state.cache_epoch != self._cache.epoch:",
+            "if not is_valid:",
+        ),
+        (
+            "outputs have no snapshots",
+            "if end % self._interval and end not in state.snapshots_due:",
+            "if end not in state.snapshots_due:",
         ),
     ),
 )

@@ -137,8 +137,8 @@ MUTATIONS = (
         ),
         (
             "a window gives back its first position",
-            "max(0, position - window + 1) // self.limits.block_size",
-            "max(0, position - window + 2) // self.limits.block_size",
+            "first_seen(position, window) // self.limits.block_size",
+            "first_seen(position + 1, window) // self.limits.block_size",
         ),
         (
             "somebody who comes before the needy one is preempted",

@@ -126,6 +126,7 @@ class DecodeCapture:
             samplers=SampleBatch([], [], none),
             sampled_rows_s=rows_b,
             sampled_positions_s=sampled_positions_b,
+            rows_b=rows_b,
             max_query_len=1,
             max_seq_len=self._rows.max_model_len,
         )

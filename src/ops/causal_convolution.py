@@ -1,0 +1,140 @@
+"""`causal_convolution`: each channel is convolved with its own last few inputs, then SiLU.
+
+The inputs before a chunk come from a state per sequence, which then becomes the chunk's last ones.
+So chunks give what one pass gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from src.ops.declaration import Case, Cost, Op
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    out: Tensor,
+) -> None:
+    """See [`causal_convolution`][src.ops.causal_convolution.causal_convolution]."""
+    bounds, taps = query_start_loc.tolist(), len(weight)
+    out[bounds[-1] :] = 0
+    for row, slot in enumerate(slots.tolist()):
+        tokens = slice(bounds[row], bounds[row + 1])
+        count = tokens.stop - tokens.start
+        if not count:
+            continue
+        seen = torch.cat((states[slot], x[tokens]))  # [K - 1 + L, C]
+        sums = torch.zeros(count, x.shape[1], device=x.device)
+        if bias is not None:
+            sums = sums + bias.float()
+        for tap in range(taps):
+            sums = sums + weight[tap].float() * seen[tap : tap + count].float()
+        out[tokens] = functional.silu(sums).to(out.dtype)
+        states[slot] = seen[count:]
+
+
+def _fake(*args: object) -> None:
+    return None
+
+
+def _build(
+    device: str,
+    *,
+    rows: tuple[int, ...] = (1, 5),
+    padding: int = 0,
+    channels: int = 40,
+    taps: int = 4,
+    dtype: torch.dtype = torch.float32,
+    has_bias: bool = True,
+    seed: int = 0,
+) -> tuple[Any, ...]:
+    """Inputs are a slice of a fused tensor, slots in random order; NaN where nothing is read."""
+    random = torch.Generator().manual_seed(seed)
+    tokens, total = sum(rows), sum(rows) + padding
+    fused = torch.randn(total, channels + 8, generator=random)
+    fused[tokens:] = torch.nan
+    memory = torch.full((len(rows) + 2, (taps - 1) * channels + 16), torch.nan, dtype=dtype)
+    slots = torch.randperm(len(memory), generator=random)[: len(rows)]
+    memory[slots] = torch.randn(len(rows), memory.shape[1], generator=random).to(dtype)
+    bounds = torch.tensor((0, *rows)).cumsum(0).to(torch.int32)
+    bias = torch.randn(channels, generator=random).to(device, dtype)
+    return (
+        fused.to(device, dtype)[:, 8:],
+        torch.randn(taps, channels, generator=random).to(device, dtype),
+        bias if has_bias else None,
+        memory.to(device)[:, 16:].unflatten(1, (taps - 1, channels)),
+        slots.to(device),
+        bounds.to(device),
+        torch.full((total, channels), torch.nan, dtype=dtype, device=device),
+    )
+
+
+def _grid() -> list[Case]:
+    cases: list[Case] = [
+        {"dtype": dtype, "channels": channels, "has_bias": has_bias, "padding": 1, "taps": taps}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for channels, taps, has_bias in ((8, 4, True), (40, 2, False), (600, 4, False))
+    ]
+    cases += [{"rows": (1, 2, 3, 90)}, {"rows": (0, 3, 0)}, {"rows": (0,), "padding": 2}]
+    return [*cases, {"rows": ()}]
+
+
+def _cost(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    out: Tensor,
+) -> Cost:
+    tokens, channels = int(query_start_loc[-1]), x.shape[1]
+    moved = 2 * tokens * channels + weight.numel() + 2 * len(slots) * (len(weight) - 1) * channels
+    return Cost(bytes=moved * x.element_size(), flops=2 * len(weight) * tokens * channels)
+
+
+CAUSAL_CONVOLUTION = Op(
+    "causal_convolution",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) states, Tensor slots, "
+    "Tensor query_start_loc, Tensor(b!) out) -> ()",
+    reference=reference,
+    fake=_fake,
+    build=_build,
+    cases=_grid(),
+    cost=_cost,
+)
+
+
+def causal_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    out: Tensor,
+) -> None:
+    """`silu(bias + sum_j weight[j] * x[t - K + 1 + j])` for every token and channel.
+
+    Sums are in float32 and rounded once, behind the activation.
+
+    Parameters
+        x: [T, C] float32, bfloat16 or float16, last dimension contiguous.
+        weight: [K, C] of x's dtype, contiguous; the last tap belongs to the token itself.
+        bias: [C] of x's dtype, contiguous, or None.
+        states: [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the
+            oldest first. A slot's states are contiguous.
+        slots: [B] int64, contiguous: the slot of each row, each another one.
+        query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
+        out: [T, C] of x's dtype, written, contiguous; padding becomes 0.
+    """
+    CAUSAL_CONVOLUTION.overload(x, weight, bias, states, slots, query_start_loc, out)

@@ -1,0 +1,204 @@
+"""Packed weights: their values are transformers', and checkpoints with them give its logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from src.core.errors import ModelLoadError
+from src.models import load_config, load_model
+from src.models.weights.packing import Mxfp4
+from tests.models.test_oracle import check_float32
+from tests.support.checkpoints import load_reference, make_checkpoint
+
+EXPERTS, LAYERS = 6, 3
+
+
+def packed(*shape: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random blocks and scales for values of a shape, of ordinary size."""
+    random = torch.Generator().manual_seed(seed)
+    blocks, scales = Mxfp4().stored_shapes(shape)
+    return (
+        torch.randint(0, 256, blocks, generator=random, dtype=torch.uint8),
+        torch.randint(120, 125, scales, generator=random, dtype=torch.uint8),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_number_and_scale_is_as_transformers_reads_it(dtype: torch.dtype) -> None:
+    blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 1, 16).expand(255, -1, -1, -1)
+    scales = torch.arange(255, dtype=torch.uint8).view(-1, 1, 1).expand(-1, 16, 1)
+    expected = convert_moe_packed_tensors(blocks.contiguous(), scales.contiguous(), dtype=dtype)
+    got = Mxfp4().unpack([blocks, scales]).to(dtype)
+    assert got.shape == (255, 16, 32)
+    assert torch.equal(got, expected.transpose(1, 2))
+
+
+class Checkpoints:
+    """A checkpoint with packed experts in some layers, and one of the same values in float32."""
+
+    def __init__(self, folder: Path, left_out: list[str], layers: set[int]) -> None:
+        self.plain = make_checkpoint(folder / "plain", "gpt_oss", sliding_window=8)
+        tensors = load_file(self.plain / "model.safetensors")
+        self.tensors = dict(tensors)
+        for layer in layers:
+            for name in ("gate_up_proj", "down_proj"):
+                name = f"model.layers.{layer}.mlp.experts.{name}"
+                count, inputs, outputs = tensors[name].shape
+                blocks, scales = packed(count, outputs, inputs, seed=layer)
+                values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+                tensors[name] = values.contiguous()
+                del self.tensors[name]
+                self.tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        save_file(tensors, self.plain / "model.safetensors", {"format": "pt"})
+        self.packed = folder / "packed"
+        self.packed.mkdir()
+        self.config = json.loads((self.plain / "config.json").read_text())
+        quantization: dict[str, Any] = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
+        self.config["quantization_config"] = quantization
+        self.write()
+
+    def write(self) -> None:
+        (self.packed / "config.json").write_text(json.dumps(self.config))
+        save_file(self.tensors, self.packed / "model.safetensors", {"format": "pt"})
+
+
+LEFT_OUT = [
+    "model.layers.*.self_attn",
+    "model.layers.*.mlp.router",
+    "model.embed_tokens",
+    "lm_head",
+]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "layers"),
+    [
+        (LEFT_OUT, {0, 1, 2}),
+        ([*LEFT_OUT, "model.layers.1"], {0, 2}),
+        (["layers.0.mlp.experts", "model.layers.*.self_attn", "model.layers.2.mlp"], {1}),
+    ],
+)
+def test_a_packed_checkpoint_gives_the_logits_of_its_values(
+    left_out: list[str], layers: set[int], tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path, left_out, layers)
+    model, plain = load_model(checkpoints.packed), load_model(checkpoints.plain)
+    for name, value in plain.parameters().items():
+        assert torch.equal(model.parameters()[name], value), name
+    check_float32(model, load_reference(checkpoints.plain))
+
+
+def test_values_are_cast_to_the_models_dtype(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
+    model, plain = (
+        load_model(path, dtype="bfloat16") for path in (checkpoints.packed, checkpoints.plain)
+    )
+    assert model.parameters()["layers.1.experts.down"].dtype == torch.bfloat16
+    for name, value in plain.parameters().items():
+        assert torch.equal(model.parameters()[name], value), name
+
+
+def refusal(checkpoints: Checkpoints) -> str:
+    checkpoints.write()
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(checkpoints.packed)
+    return str(caught.value)
+
+
+def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
+    experts = "model.layers.1.mlp.experts"
+    tensors = dict(checkpoints.tensors)
+    changes: list[tuple[str, Any, str]] = [
+        ("down_proj_blocks", lambda t: t[:5].contiguous(), r"mis-shaped: .*down_proj_blocks"),
+        (
+            "gate_up_proj_scales",
+            lambda t: t[..., :1].contiguous(),
+            "mis-shaped: .*gate_up_proj_scales",
+        ),
+        ("down_proj_scales", lambda t: t.float(), "mis-typed: .*down_proj_scales .expected bytes"),
+        (
+            "down_proj_bias",
+            lambda t: t.to(torch.uint8),
+            "mis-typed: .*down_proj_bias .expected num",
+        ),
+    ]
+    for name, change, message in changes:
+        checkpoints.tensors = tensors | {f"{experts}.{name}": change(tensors[f"{experts}.{name}"])}
+        checkpoints.write()
+        with pytest.raises(ModelLoadError, match=message):
+            load_model(checkpoints.packed)
+    checkpoints.tensors = {name: t for name, t in tensors.items() if not name.endswith("_scales")}
+    assert "missing: model.layers.0.mlp.experts.gate_up_proj_scales" in refusal(checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
+        ({"quantization_config": "mxfp4"}, r"quantization_config \(mxfp4\)"),
+        ({"quantization_config": {}}, "unexpected: .*down_proj_blocks"),
+        ({"architectures": None, "model_type": "mixtral"}, r"quantization_config \(mxfp4\)"),
+        ({"hidden_size": 72, "head_dim": 16}, "hidden_size must be a multiple of 32"),
+        ({"intermediate_size": 80}, "intermediate_size must be a multiple of 32"),
+        (
+            {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": "all"}},
+            "modules_to_not_convert",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
+    checkpoints.config |= change
+    checkpoints.write()
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(checkpoints.packed)
+
+
+def test_published_files_mean_what_transformers_reads_in_them(tmp_path: Path) -> None:
+    """A file as gpt-oss-20b's, which names YaRN's parameters beside its base."""
+    from transformers import GptOssConfig
+
+    published = {
+        "architectures": ["GptOssForCausalLM"],
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_local_experts": 32,
+        "rope_theta": 150000,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "initial_context_length": 4096,
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": LEFT_OUT},
+    }
+    without_rope = {name: value for name, value in published.items() if not name.startswith("rope")}
+    for given in (published, without_rope):
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        config = load_config(tmp_path)
+        wanted = GptOssConfig.from_pretrained(tmp_path)
+        theirs = wanted.rope_parameters
+        assert (config.rope.theta, config.rope.factor) == (theirs["rope_theta"], theirs["factor"])
+        assert config.rope.truncate is theirs["truncate"] is False
+        windows = [layer.attention.window for layer in config.layers]
+        assert windows == [
+            wanted.sliding_window if kind == "sliding_attention" else None
+            for kind in wanted.layer_types
+        ]
+        assert config.max_positions == wanted.max_position_embeddings
