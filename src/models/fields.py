@@ -39,6 +39,9 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], source: str, defaults: Mapping[str, Any]) -> None:
         self._given = values
         self._values = {**defaults, **values}
+        if values.get("rope_parameters") is None and "rope_parameters" in defaults:
+            # This one alone means the same as if it were missing.
+            self._values["rope_parameters"] = defaults["rope_parameters"]
         self._source = source
 
     def error(self, name: str, expected: str) -> ModelLoadError:
