@@ -7,7 +7,6 @@ engine cannot honour is refused by name.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,10 @@ _MOST = {
     "num_local_experts": 1024,
     "n_routed_experts": 1024,
 }
+
+
+# What is computed with these numbers is in float32. An integer of JSON may be larger than any float.
+_MOST_FLOAT32 = 3.4e38
 
 
 class Fields:
@@ -86,9 +89,8 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "a positive number")
-        # An integer may be larger than any float.
-        if not 0 < value <= sys.float_info.max:
-            raise self.error(name, "a positive number")
+        if not 0 < value <= _MOST_FLOAT32:
+            raise self.error(name, "a positive number that float32 holds")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:

@@ -334,6 +334,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseekv3", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid'"),
     ("deepseekv3", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc'"),
     ("deepseekv3", {"rope_parameters": LONG_LISTS}, "short_factor must be a list of 8 numbers"),
+    ("granite_moehybrid", {"time_step_limit": [0, 10**400]}, "time_step_limit must be two numbers"),
+    ("gpt_oss", {"swiglu_limit": 1e300}, "swiglu_limit must be a positive number that float32"),
     ("granite", {"embedding_multiplier": 10**400}, "embedding_multiplier must be a positive"),
     ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number"),
     ("granite_moe", {"num_experts_per_tok": 9}, "at most the 6 experts"),

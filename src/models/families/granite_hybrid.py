@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 from src.models.config import (
@@ -140,7 +141,8 @@ def _step_limits(fields: Fields) -> tuple[float, float]:
         # transformers spells numbers that JSON does not have this way.
         limits = [math.inf if each == {"__float__": "Infinity"} else each for each in limits]
         if len(limits) == 2 and all(type(each) in (int, float) for each in limits):
-            shortest, longest = map(float, limits)
-            if 0 <= shortest <= longest:
-                return shortest, longest
+            shortest, longest = limits
+            # An integer of JSON may be larger than any float.
+            if 0 <= shortest <= longest and (longest == math.inf or longest <= sys.float_info.max):
+                return float(shortest), float(longest)
     raise fields.error("time_step_limit", "two numbers, the smaller one first")
