@@ -26,9 +26,7 @@ _MOST = {
     "num_local_experts": 1024,
     "n_routed_experts": 1024,
 }
-
-
-# What is computed with these numbers is in float32. An integer of JSON may be larger than any float.
+# What is computed with these numbers is in float32. JSON's may be larger than any float.
 _MOST_FLOAT32 = 3.4e38
 
 
