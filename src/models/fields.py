@@ -7,7 +7,6 @@ engine cannot honour is refused by name.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,8 @@ _MOST = {
     "linear_conv_kernel_dim": MAX_TAPS,
     "mamba_d_conv": MAX_TAPS,
 }
+# What is computed with these numbers is in float32. JSON's may be larger than any float.
+_MOST_FLOAT32 = 3.4e38
 
 
 class Fields:
@@ -41,8 +42,11 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, defaults: Mapping[str, Any]) -> None:
-        self._given, self._defaults = values, defaults
+        self._given = values
         self._values = {**defaults, **values}
+        if values.get("rope_parameters") is None and "rope_parameters" in defaults:
+            # This one alone means the same as if it were missing.
+            self._values["rope_parameters"] = defaults["rope_parameters"]
         self._source = source
 
     def error(self, name: str, expected: str) -> ModelLoadError:
@@ -87,9 +91,8 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "a positive number")
-        # An integer may be larger than any float.
-        if not 0 < value <= sys.float_info.max:
-            raise self.error(name, "a positive number")
+        if not 0 < value <= _MOST_FLOAT32:
+            raise self.error(name, "a positive number that float32 holds")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
@@ -182,9 +185,6 @@ class Fields:
             name, default = theta
             raw["rope_theta"] = (raw.get(name) if name else None) or default
         parameters = raw.get("rope_parameters")
-        if parameters is None:
-            # A null is not "none" here: transformers fills it in as it does a missing field.
-            raw["rope_parameters"] = parameters = self._defaults.get("rope_parameters")
         if kind is not None and isinstance(parameters, Mapping):
             if unknown := [each for each in parameters if each not in LAYER_TYPES]:
                 raise self.error("rope_parameters", f"by {LAYER_TYPES} (not {unknown})")

@@ -15,6 +15,7 @@ from src.models.families.cohere import Cohere
 from src.models.families.cohere2 import Cohere2
 from src.models.families.deepseek_v2 import DeepseekV2
 from src.models.families.deepseek_v3 import DeepseekV3
+from src.models.families.exaone4 import Exaone4
 from src.models.families.family import Family, Wrapper
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
@@ -47,6 +48,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Cohere2,
     DeepseekV2,
     DeepseekV3,
+    Exaone4,
     Gemma2,
     Gemma3,
     GraniteHybrid,

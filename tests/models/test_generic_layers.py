@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from tests.architectures.tiny import make_tiny
 
 
 def outputs(model: TransformersModel, count: int) -> Tensor:
-    """Hidden states of a pass whose attention gives each token its own values."""
+    """Hidden states of a pass whose attention mixes what each token itself has."""
 
     def mix(mixer: Any, given: Any) -> Tensor:
         assert [len(tensor) for tensor in given] == [count] * 3
-        return given[2].repeat_interleave(given[0].shape[1] // given[2].shape[1], 1).flatten(1)
+        heads = given[0].shape[1]
+        whole = [one.repeat_interleave(heads // one.shape[1], 1).flatten(1) for one in given]
+        return whole[0] * whole[1].sigmoid() + whole[2]
 
     ids = torch.arange(count) * 3 + 1
     with torch.inference_mode():
@@ -71,18 +74,29 @@ def test_inductor_s_code_gives_what_the_layers_give(stablelm: Path, compiled_gra
         )
 
 
-@pytest.mark.parametrize("fault", ["raises", "is wrong"])
+@pytest.mark.parametrize("fault", ["raises", "is wrong", "rotates wrongly"])
 def test_a_compiler_s_fault_leaves_the_layers_as_they_are(
     fault: str, stablelm: Path, compiled_graphs: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    turned: list[Any] = []
+
     def compiler(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
         if fault == "raises":
             raise RuntimeError("no compiler is here")
+        if fault == "rotates wrongly":
+            for node in graph.graph.nodes:
+                # Of queries and keys alone.
+                if node.target is operator.neg:
+                    node.target = operator.pos
+                    turned.append(node)
+            graph.recompile()
+            return graph
         return lambda *arguments: tuple(
             one * 1.5 if one.is_floating_point() else one for one in graph(*arguments)
         )
 
     plain, model = load_by_transformers(stablelm), load_by_transformers(stablelm)
     model.compile_layers(compiler)
+    assert bool(turned) == (fault == "rotates wrongly")
     assert any("go on uncompiled" in line for line in caplog.messages)
     assert torch.equal(outputs(model, 6), outputs(plain, 6))

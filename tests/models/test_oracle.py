@@ -248,6 +248,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"attention_bias": True, "layer_types": ["full_attention", "sliding_attention"] * 2}
         | {"num_hidden_layers": 4},
     ),
+    "exaone4-no-window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"]}),
+    "exaone4-by-layer": (
+        "exaone4",
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window_pattern": "GL"},
+    ),
     "olmo3-bias": ("olmo3", {"attention_bias": True}),
     "smollm3-windows-and-biases": (
         "smollm3",

@@ -90,9 +90,14 @@ ROPES: list[tuple[str, dict[str, Any]]] = [
             },
         },
     ),
+    ("gpt_oss", {}),
+    ("gpt_oss", {"rope_parameters": None, "rope_theta": 500.0}),
+    ("gpt_oss", {"rope_parameters": {}}),
     ("cohere", {}),
     ("smollm3", {}),
     ("cohere2", {"rope_theta": 50000}),
+    ("exaone4", {}),
+    ("exaone4", {"rope_theta": 100.0, "rope_scaling": {**LLAMA3, **ORIGINAL}}),
     ("olmo3", {}),
     ("olmo3", {"rope_theta": 100.0}),
     ("olmo3", {"rope_theta": 100.0, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
@@ -342,6 +347,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseekv3", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid'"),
     ("deepseekv3", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc'"),
     ("deepseekv3", {"rope_parameters": LONG_LISTS}, "short_factor must be a list of 8 numbers"),
+    ("granite_moehybrid", {"time_step_limit": [0, 10**400]}, "time_step_limit must be two numbers"),
+    ("gpt_oss", {"swiglu_limit": 1e300}, "swiglu_limit must be a positive number that float32"),
     ("granite", {"embedding_multiplier": 10**400}, "embedding_multiplier must be a positive"),
     ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number"),
     ("granite_moe", {"num_experts_per_tok": 9}, "at most the 6 experts"),
@@ -352,6 +359,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 5}, "layer_ty"),
     ("cohere2", {"head_dim": 32}, "head_dim must be hidden_size / num_attention_heads = 16"),
     ("cohere2", {"sliding_window": None}, "sliding_window must be a positive integer"),
+    ("exaone4", {"sliding_window": None}, "sliding_window must be a positive integer for layers"),
+    (
+        "exaone4",
+        {"layer_types": None, "sliding_window_pattern": "LLLG"},
+        "_pattern must be a posit",
+    ),
     ("olmo3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters must be"),
     ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "by layer type"),
     ("cohere", {"layer_norm_eps": None}, "layer_norm_eps must be a positive number"),
@@ -378,6 +391,30 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[name]
 
     return get
+
+
+@pytest.mark.parametrize("name", ["cohere2", "exaone4", "olmo3"])
+@pytest.mark.parametrize("pattern", [..., 3])
+def test_kinds_of_layers_that_are_not_said_are_the_reference_s(
+    name: str, pattern: Any, shared: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    (tmp_path / "config.json").write_text((shared(name) / "config.json").read_text())
+    change(tmp_path, {"layer_types": ..., "sliding_window_pattern": pattern})
+    windows = [layer.attention.window for layer in load_config(tmp_path).layers]
+    kinds = AutoConfig.from_pretrained(tmp_path).layer_types
+    assert windows == [12 if kind == "sliding_attention" else None for kind in kinds]
+
+
+def test_a_model_without_windows_needs_no_kinds_of_layers(
+    shared: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((shared("exaone4") / "config.json").read_text())
+    change(tmp_path, {"layer_types": None, "sliding_window": None, "sliding_window_pattern": None})
+    for layer in load_config(tmp_path).layers:
+        assert layer.attention.window is None
+        assert layer.attention.rope is not None
 
 
 def test_old_names_of_kinds_of_layers(shared: Callable[[str], Path], tmp_path: Path) -> None:

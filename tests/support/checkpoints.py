@@ -71,6 +71,7 @@ TINY: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
     "cohere2": {"sliding_window": 12, "num_hidden_layers": 5},
+    "exaone4": {"sliding_window": 12, "num_hidden_layers": 5},
     "glm4_moe": {
         "n_routed_experts": 8,
         "num_experts_per_tok": 3,
@@ -172,6 +173,7 @@ _ROPES_OF: dict[str, tuple[str, ...]] = {
     "phi3": ("default", "longrope"),
     "cohere": ("default", "llama3"),
     "cohere2": ("default",),
+    "exaone4": ("default", "llama3"),
     "glm": ("default", "dynamic", "longrope"),
     "glm4": ("default",),
     "glm4_moe": ("default", "yarn"),

@@ -17,6 +17,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "gemma2": {**_WINDOW, "attn_logit_softcapping": 2.0},
     "gemma3": _WINDOW,
     "cohere2": _WINDOW,
+    "exaone4": _WINDOW,
     "olmo3": _WINDOW,
     "smollm3": _SWITCHED,
     "qwen2_moe": _SWITCHED,

@@ -11,6 +11,13 @@ from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
 
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
+# The norms of a layer that normalizes the outputs of its blocks, not their inputs.
+POST_NORMS = {
+    "attention_norm": None,
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": None,
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
 
 
 def olmo_attention(fields: Fields, rope: RopeConfig) -> AttentionConfig:
@@ -26,12 +33,7 @@ def olmo(fields: Fields, rope: RopeConfig, attentions: Sequence[AttentionConfig]
         attentions,
         [mlp(fields)] * len(attentions),
         norm=NormSpec(fields.number("rms_norm_eps"), scales_wide=True),
-        layer_norms={
-            "attention_norm": None,
-            "attention_post_norm": "post_attention_layernorm",
-            "mlp_norm": None,
-            "mlp_post_norm": "post_feedforward_layernorm",
-        },
+        layer_norms=POST_NORMS,
         rope=rope,
     )
 

@@ -77,9 +77,13 @@ class TransformersModel:
             return self.forward((), ids, torch.arange(count, device=self.spec.device), mix)
 
         def mix(mixer: Mixer, given: Sequence[Tensor]) -> Tensor:
-            value = given[2].flatten(1)  # of each token its own, whatever the number of heads
+            # Of what each token itself has, whatever the number of heads: queries and keys too, or
+            # nobody would see that they are computed wrongly.
             size = math.prod(mixer.writes.shape)
-            return value.repeat(1, -(-size // value.shape[1]))[:, :size].contiguous()
+            query, key, value = (
+                one.flatten(1).repeat(1, -(-size // one[0].numel()))[:, :size] for one in given
+            )
+            return query * key.sigmoid() + value
 
         attentions = [call.module for call in self._calls]
         tolerance = tolerance_of(self.spec.dtype)
