@@ -81,8 +81,8 @@ MUTATIONS = (
         _SPELLINGS,
         (
             "the dtype of a model is that of its last tensor",
-            "return tensors[min(tensors)].dtype",
-            "return tensors[max(tensors)].dtype",
+            "return tensors[min(numbers or tensors)].dtype",
+            "return tensors[max(numbers or tensors)].dtype",
         ),
     ),
     *mutations_of(
