@@ -166,7 +166,8 @@ def paged_attention(
     the cache, and the output of padding tokens is left unchanged.
 
     Parameters
-        query: [T, num_heads, head_dim], head_dim a multiple of 8 up to 256.
+        query: [T, num_heads, head_dim], head_dim a multiple of 8 up to 256. (The CPU's kernels
+            take up to 576, by which they compute latent attention.)
         key: [T, num_kv_heads, head_dim]; num_heads is a multiple of num_kv_heads. None
             if the cache has this step's keys and values.
         value: [T, num_kv_heads, head_dim]; None together with `key`.

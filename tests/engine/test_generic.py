@@ -153,7 +153,6 @@ async def test_a_native_family_is_preferred_and_agrees(checkpoint: Path) -> None
     [
         ({"model__quantization": "int8"}, "model.quantization is for native families"),
         ({"model__deterministic": True}, "model.deterministic is for native families"),
-        ({"model__implementation": "native"}, "GptOssForCausalLM is not supported"),
         ({"model__max_model_len": 4096}, "exceeds"),
     ],
 )
@@ -161,5 +160,12 @@ async def test_what_it_cannot_do_is_refused_by_name(
     experts: tuple[Path, Any], settings: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises((ModelLoadError, ConfigError), match=reason):
-        async with AsyncEngine.open(small_config(experts[0], **settings)):
+        async with AsyncEngine.open(generic(experts[0], **settings)):
+            pass
+
+
+async def test_what_has_no_family_is_not_served_natively(tmp_path: Path) -> None:
+    make_tiny(tmp_path, "stablelm")
+    with pytest.raises(ModelLoadError, match="StableLmForCausalLM is not supported"):
+        async with AsyncEngine.open(small_config(tmp_path, model__implementation="native")):
             pass

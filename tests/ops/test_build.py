@@ -253,7 +253,7 @@ def test_a_level_that_crashes_or_differs_is_not_used(
 ) -> None:
     portable = level_files["portable"]
     source = tmp_path / "broken.c"
-    functions = ("gumbel_argmax", "linear", "experts", "quantize")
+    functions = ("gumbel_argmax", "linear", "experts", "quantize", "convolution", "recurrence")
     for body, verdict in (
         ("__builtin_trap(); return 0;", "exit code"),
         ("return 0;", "results differ"),
@@ -320,6 +320,8 @@ def test_the_self_check_finds_what_a_kernel_leaves_out(
                 ("linear", "const LinearArgs*"),
                 ("experts", "const ExpertsArgs*"),
                 ("quantize", "const QuantizeArgs*"),
+                ("convolution", "const ConvolutionArgs*"),
+                ("recurrence", "const RecurrenceArgs*"),
             )
         )
         + "SLIPSTREAM_EXPORT int slipstream_lay_out(void* w, int64_t s, int64_t n, int64_t t) {\n"

@@ -217,7 +217,7 @@ def test_arguments_that_would_corrupt_memory_are_refused(
         library.paged_attention(*args)
 
 
-@pytest.mark.parametrize("head_dim", [4, 12, 264])
+@pytest.mark.parametrize("head_dim", [4, 12, 584])
 def test_head_sizes_outside_of_the_contract_are_refused(
     library: KernelLibrary, head_dim: int
 ) -> None:
