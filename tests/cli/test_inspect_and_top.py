@@ -114,7 +114,10 @@ def test_a_plan_log_of_a_running_server_replays(
     assert "every plan is the recorded one" in capsys.readouterr().out
     lines = plans.read_text().splitlines()
     place, line = next((i, line) for i, line in enumerate(lines) if line.startswith('["plan",5'))
-    lines[place] = re.sub(r"(\d+),1,1\]\]\]$", lambda m: f"{int(m[1]) + 1},1,1]]]", line)
+    end = ",1,1]],[],[]]"
+    lines[place] = re.sub(
+        rf"(\d+){re.escape(end)}$", lambda match: f"{int(match[1]) + 1}{end}", line
+    )
     assert lines[place] != line
     changed = tmp_path / "changed.jsonl"
     changed.write_text("\n".join(lines))

@@ -12,7 +12,7 @@ import pytest
 
 from src.core.errors import EngineDeadError, SlipstreamError
 from src.core.outputs import FinishReason
-from src.engine.kv import prefix_cache as prefix
+from src.engine.kv import hash_chain
 from src.engine.requests.submission import Submission
 from tests.engine.loop_harness import (
     TOKEN,
@@ -135,7 +135,7 @@ async def test_the_prompt_of_many_completions_is_hashed_once(
         hashed.append(content)
         return sha256(content)
 
-    monkeypatch.setattr(prefix.hashlib, "sha256", counting)
+    monkeypatch.setattr(hash_chain.hashlib, "sha256", counting)
     Submission(harness.loop, TOKENIZER, "r", requests).start()
     for state in map(harness.scheduler.state, range(4)):
         assert state is not None

@@ -56,7 +56,7 @@ def test_without_a_prefix_cache_all_of_it_is_for_rows() -> None:
 
 def test_memory_is_divided_and_told(caplog: pytest.LogCaptureFixture) -> None:
     section = small_config(Path("unused"), cache__memory_bytes=MIB).cache
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "src"):
         plan, _ = plan_kv_cache(
             LAYERS,
             section,
