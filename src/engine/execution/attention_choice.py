@@ -90,5 +90,6 @@ def choose_attention(
 def _shape_of_each(model: ServedModel, block_size: int) -> list[AttentionShape | None]:
     layers = zip(model.mixers, model.mixer_weights, strict=True)
     return [
-        MIXERS[mixer.kind].library_shape(mixer, weights, block_size) for mixer, weights in layers
+        MIXERS[mixer.kind].shape_for_libraries(mixer, weights, block_size)
+        for mixer, weights in layers
     ]

@@ -45,7 +45,9 @@ class LayerMixer:
         self._group = kv_cache.layout.group_of[mixer.layer]
 
     @classmethod
-    def library_shape(cls, mixer: Mixer, weights: Any, block_size: int) -> AttentionShape | None:
+    def shape_for_libraries(
+        cls, mixer: Mixer, weights: Any, block_size: int
+    ) -> AttentionShape | None:
         """What an attention library has to support; None if libraries do not serve this kind."""
         return None
 
@@ -99,7 +101,9 @@ class PagedAttention(LayerMixer):
         )
 
     @classmethod
-    def library_shape(cls, mixer: Mixer, weights: Any, block_size: int) -> AttentionShape | None:
+    def shape_for_libraries(
+        cls, mixer: Mixer, weights: Any, block_size: int
+    ) -> AttentionShape | None:
         """See `LayerMixer`."""
         spec: AttentionMixerSpec = mixer.spec
         features = spec.attention(weights).features
