@@ -41,7 +41,7 @@ USER 10001:10001
 VOLUME /cache
 ENV SLIPSTREAM_CACHE_DIR=/cache/slipstream \
     HF_HOME=/cache/huggingface \
-    SLIPSTREAM_MODEL=/models \
+    SLIPSTREAM_CONFIG=/app/configs/container.toml \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 

@@ -345,7 +345,8 @@ def chart(peers: Sequence[Line]) -> str:
             )
             groups[f"weights of {_BITS.get(option, 16)} bits"].append(bars)
     notes = [
-        "One stream of 128 tokens in and 128 out; 32 streams of 128 in and 64 out; one prompt of 2,048.",
+        "One stream of 128 tokens in and 128 out; 32 streams of 128 in and 64 out; one prompt of "
+        "2,048 tokens.",
         f"Random weights, the same token ids, in turns, on an {lines[0]['machine']['cpu']} with "
         f"load {lines[0]['machine']['load_before']:g} before the run. "
         f"Medians, {lines[0]['time'][:10]}.",

@@ -7,11 +7,11 @@ checks them.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import tempfile
 from pathlib import Path
 
+from src.core.cpus import usable_cpus
 from src.ops.cpu.build import KernelCache, cache_root
 from src.ops.cpu.compilers import BuildError
 from src.ops.cpu.levels import LEVELS
@@ -26,7 +26,7 @@ def prebuild(cache: KernelCache) -> list[str]:
     """
     cache.directory()
     levels = [level for level in LEVELS if cache.knows(level)]
-    at_once = len(os.sched_getaffinity(0))
+    at_once = usable_cpus()
     with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
         outputs: dict[str, Path] = {}
         for first in range(0, len(levels), at_once):
