@@ -296,7 +296,7 @@ class KernelCache:
         return level.name, best
 
     def compile(
-        self, scratch: Path, levels: Sequence[Level]
+        self, scratch: Path, levels: Sequence[Level], seconds: float = _COMPILE_TIMEOUT
     ) -> tuple[dict[str, Path], dict[str, str]]:
         """Compile levels in parallel: file by level, and for levels that failed, the reason.
 
@@ -314,7 +314,7 @@ class KernelCache:
             command += [str(_SOURCES / unit) for unit in _UNITS] + ["-o", str(outputs[level.name])]
             running[level.name] = compilers.start(command)
         for name, process in running.items():
-            errors = compilers.wait(process, _COMPILE_TIMEOUT)
+            errors = compilers.wait(process, seconds)
             if process.returncode != 0:
                 failed[name] = KILLED if was_killed(process, errors) else "does not compile"
                 _log.warning(

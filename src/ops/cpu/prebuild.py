@@ -10,12 +10,16 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from src.core.cpus import usable_cpus
 from src.ops.cpu.build import KernelCache, cache_root
 from src.ops.cpu.compilers import BuildError
 from src.ops.cpu.levels import LEVELS
 from src.ops.cpu.prebuilt import DIRECTORY
+
+_SECONDS: Final = 3600.0
+"""For one level, on a machine as busy as can be: nobody waits for a model here."""
 
 
 def prebuild(cache: KernelCache) -> list[str]:
@@ -30,7 +34,8 @@ def prebuild(cache: KernelCache) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
         outputs: dict[str, Path] = {}
         for first in range(0, len(levels), at_once):
-            compiled, failed = cache.compile(Path(scratch), levels[first : first + at_once])
+            some = levels[first : first + at_once]
+            compiled, failed = cache.compile(Path(scratch), some, _SECONDS)
             if failed:
                 raise BuildError(f"levels that the compiler knows do not compile: {failed}")
             outputs |= compiled
