@@ -161,10 +161,12 @@ class KernelCache:
                     _FLAGS + [flag for flag in further_flags() if flag != "-Werror"],
                 )
             ).encode(),
-            f"{platform.system()} {platform.machine()}".encode(),
         )
-        self.base = root / "cpu-kernels" / _digest(*code, " ".join(sorted(flags)).encode())
-        self.prebuilt = Prebuilt(_digest(*code))
+        machine = f"{platform.system()} {platform.machine()}"
+        self.base = (
+            root / "cpu-kernels" / _digest(*code, " ".join((machine, *sorted(flags))).encode())
+        )
+        self.prebuilt = Prebuilt(_digest(*code, machine.encode()))
         self.compilations = 0
         self.compiler = cpp_compiler()
 
