@@ -26,24 +26,29 @@ _REQUEST_ID: Final = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}
 
 
 def openapi_document(
-    endpoints: Iterable[Endpoint], *, keys: bool, admin: bool, public_metrics: bool
+    endpoints: Iterable[Endpoint],
+    *,
+    keys: bool,
+    admin: bool,
+    public_metrics: bool,
+    page: bool = True,
 ) -> Schema:
     """Everything about the endpoints that a program can know beforehand.
 
     ``keys`` says that there are API keys, ``admin`` that there is an admin key: without one nothing
-    of ``/debug`` exists, and nothing is said of it.
+    of ``/debug`` exists, and nothing is said of it. ``page`` says that there is a page at ``/``.
     """
     schemas, components = _schemas()
     paths: dict[str, Schema] = {}
     for path, method, handler in endpoints:
         operation = OPERATIONS[path, method]
-        if operation.closed == "admin" and not admin:
+        if operation.closed == "admin" and not admin or operation.closed == "page" and not page:
             continue
         described = _described(path, method, handler, operation, schemas)
         if operation.closed == "admin":
             described["security"] = [{"admin": []}]
         elif keys and not (
-            operation.closed == "open" or (operation.closed == "metrics" and public_metrics)
+            operation.closed in ("open", "page") or (operation.closed == "metrics" and public_metrics)
         ):
             described["security"] = [{"bearer": []}, {"header": []}]
         paths.setdefault(path.replace(":path}", "}"), {})[method.lower()] = described

@@ -37,4 +37,5 @@ def _document(call: Call) -> Schema:
         keys=server.keys is not None and len(server.keys.api) > 0,
         admin=server.keys is not None and len(server.keys.admin) > 0,
         public_metrics=server.config.http.public_metrics,
+        page=server.config.http.playground,
     )
