@@ -62,7 +62,7 @@ export class Conversation {
 
   #welcome() {
     const ask = (text) => el("button", { type: "button", onclick: () => this.actions.ask(text) }, text);
-    const lead = "Nothing leaves this server. Ask something, or begin with one of these.";
+    const lead = "What you write goes to this server and nowhere else.";
     return el(
       "div",
       { className: "welcome" },

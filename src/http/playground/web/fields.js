@@ -21,7 +21,7 @@ const TOOLS_EXAMPLE = [
     type: "function",
     function: {
       name: "get_weather",
-      description: "Weather of a city",
+      description: "Get the weather in a city.",
       parameters: {
         type: "object",
         properties: { city: { type: "string" } },

@@ -62,7 +62,7 @@ export class Panel {
     const attributes = { class: "spark", viewBox: `0 0 ${KEPT - 1} 24`, preserveAspectRatio: "none", role: "img" };
     attributes["aria-label"] = `Tokens per second, at most ${figure(most)}`;
     const prompt = this.#rate("vllm:prompt_tokens_total");
-    const words = `${figure(output)} out, ${figure(prompt)} in; at most ${figure(most)} out`;
+    const words = `${figure(output)} written, ${figure(prompt)} read; at most ${figure(Math.max(...this.#rates))} written`;
     const head = el("h3", {}, "Tokens per second");
     this.parts.speed.replaceChildren(head, svg("svg", attributes, line), el("p", { className: "muted" }, words));
   }
@@ -125,7 +125,7 @@ export class Panel {
     const parameters = memory.weights.reduce((sum, part) => sum + part.parameters, 0);
     const rows = [
       ["Weights", bytes(weights), `${(parameters / 1e6).toLocaleString("en", { maximumFractionDigits: 1 })} M parameters`],
-      ["KV memory", bytes(memory.kv.bytes), `${figure(memory.kv.num_blocks)} blocks of ${memory.kv.block_size} tokens`],
+      ["KV memory", bytes(memory.kv.bytes), `${figure(memory.kv.num_blocks * memory.kv.block_size)} tokens`],
       ["Left free", bytes(memory.free), memory.device],
     ];
     const lines = rows.map(([name, size, more]) =>
