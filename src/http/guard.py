@@ -1,8 +1,9 @@
 """The guard in front of all routes: who has no key gets no further, whatever the route.
 
 It refuses by default: only the paths of :data:`OPEN` and the files of the page at ``/`` are let
-through, so a route that is added tomorrow is closed, and so is a path without a route. It reads the path where the router reads it,
-in the ASGI scope, and never from a URL, which would be rebuilt from the ``Host`` header.
+through, so a route that is added tomorrow is closed, and so is a path without a route. It reads the
+path where the router reads it, in the ASGI scope, and never from a URL, which would be rebuilt from
+the ``Host`` header.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.http.processes import ServerProcess
 
-BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BINARIES = ("chromium", "chromium-browser", "google-chrome")
 # Whoever starts it, its answers are the same: the demo model on one thread, uncompiled.
 DEMO = {"SLIPSTREAM_COMPILE__STARTUP": "off", "SLIPSTREAM_DEVICE__NUM_THREADS": "1"}
 
@@ -60,5 +60,3 @@ def answered(page: Page, count: int = 1) -> str:
     )
     page.wait_for_function("() => !document.body.classList.contains('answering')")
     return page.locator(".assistant .text").last.inner_text()
-
-

@@ -1,4 +1,4 @@
-"""The page at ``/``: who gets it, what a browser may do with it, and that nothing of it is missing."""
+"""The page at ``/``: who gets it, what a browser may do with it, that no file of it is missing."""
 
 from __future__ import annotations
 

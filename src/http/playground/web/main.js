@@ -126,8 +126,12 @@ async function loadModels() {
 
 const figureOf = (number) => number.toLocaleString("en");
 
+/** A link carries no key, so where one is needed the description cannot be opened by it. */
+const showLink = () => (byId("api-link").hidden = api.keys.api !== "");
+
 function useKeys(keys) {
   api.keys = keys;
+  showLink();
   saveKeys(keys);
   watch.forget();
   panel.reset();
@@ -174,6 +178,7 @@ byId("keys-button").addEventListener("click", openKeys);
 byId("legend").append(
   ...LEGEND.map((text, i) => el("span", { className: `token p${4 - i}` }, text)),
 );
+showLink();
 setUpTheme(byId("theme"));
 watch.wake();
 question.focus();

@@ -44,13 +44,21 @@ export class TokenView {
     this.node = el("div", { className: "token-view" }, this.text, this.card);
   }
 
-  /** Show these tokens; those that were shown stay. */
-  update(tokens) {
+  /** Show these tokens; those that were shown stay. `content` is the text that the answer has. */
+  update(tokens, content) {
     for (const token of tokens.slice(this.#tokens.length)) {
       const props = { className: `token ${classOf(token.probability)}` };
       props["data-index"] = this.#tokens.length;
       this.text.append(el("span", props, token.text));
       this.#tokens.push(token);
+    }
+    // The token that ends an answer, or what a stop string took away, is no part of its text.
+    const text = tokens.map((token) => token.text).join("");
+    let begin = text.length;
+    for (let i = tokens.length - 1; content !== null && i >= 0 && text.startsWith(content); i -= 1) {
+      begin -= tokens[i].text.length;
+      if (begin < content.length) break;
+      this.text.children[i].classList.toggle("after", tokens[i].text !== "");
     }
   }
 

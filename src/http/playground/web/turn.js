@@ -96,7 +96,7 @@ export class AnswerView {
         this.#sources = [];
         this.text.replaceChildren(this.#tokenView.node);
       }
-      this.#tokenView.update(this.turn.tokens);
+      this.#tokenView.update(this.turn.tokens, this.turn.busy ? null : this.turn.content);
       return;
     }
     if (this.#tokenView !== null) this.text.replaceChildren();
