@@ -11,7 +11,7 @@ from src.http.openapi.wording import html
 
 _STYLE: Final = """
 :root { color-scheme: light dark;
-  --paper: light-dark(#f7f7f5, #101215); --card: light-dark(#ffffff, #191c21);
+  --paper: light-dark(#f7f7f5, #0f1215); --card: light-dark(#ffffff, #191c21);
   --sunk: light-dark(#efefec, #0b0d0f); --ink: light-dark(#1b1d22, #e8eaed);
   --soft: light-dark(#585d68, #a3a9b4); --line: light-dark(#dcdcd7, #2c3038);
   --accent: light-dark(#0f766e, #5fd3c4); --get: light-dark(#e2f1ee, #16302d);

@@ -40,7 +40,7 @@ const SCHEMA_EXAMPLE = {
 const TEXTS = [
   { name: "system", label: "System prompt", rows: 3, hint: "none" },
   { name: "stop", label: "Stop strings, one a line", rows: 2, hint: "none; \\n is a line break" },
-  { name: "schema", label: "JSON schema of the answer", rows: 4, hint: "none", example: SCHEMA_EXAMPLE },
+  { name: "schema", label: "JSON schema for the answer", rows: 4, hint: "none", example: SCHEMA_EXAMPLE },
   { name: "tools", label: "Tools, as JSON", rows: 4, hint: "none", example: TOOLS_EXAMPLE },
 ];
 

@@ -90,6 +90,7 @@ watch.onlook = () => {
   else if (health.phase !== "ready") showStatus("wait", phaseText(health));
   else showStatus(health.stalled ? "bad" : "good", health.stalled ? "stalled" : "ready");
   if (reached && models.options.length === 0) loadModels();
+  byId("panel").classList.toggle("stale", !reached);
   panel.draw();
 };
 watch.onlost = () =>
@@ -118,7 +119,9 @@ async function loadModels() {
     models.title = `${figureOf(first.max_model_len)} tokens of context, ${first.implementation}`;
   } catch (error) {
     const given = api.keys.api !== "";
-    if (error.status === 401) keyDialog.open(api.keys, given ? error.message : "");
+    if (error.status !== 401) return;
+    byId("api-link").hidden = true;
+    keyDialog.open(api.keys, given ? error.message : "");
   } finally {
     loadingModels = false;
   }

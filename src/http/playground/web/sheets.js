@@ -20,6 +20,8 @@ export class Sheet {
     this.node.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.#leave();
     });
+    // A window that is made narrow shows the conversation first.
+    WIDE.addEventListener("change", () => WIDE.matches || this.set(false));
     this.set(open && WIDE.matches);
   }
 
