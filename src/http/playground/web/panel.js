@@ -62,7 +62,7 @@ export class Panel {
     const attributes = { class: "spark", viewBox: `0 0 ${KEPT - 1} 24`, preserveAspectRatio: "none", role: "img" };
     attributes["aria-label"] = `Tokens per second, at most ${figure(most)}`;
     const prompt = this.#rate("vllm:prompt_tokens_total");
-    const words = `${figure(output)} written, ${figure(prompt)} read; at most ${figure(Math.max(...this.#rates))} written`;
+    const words = `${figure(output)} written, ${figure(prompt)} read; peak ${figure(Math.max(...this.#rates))}`;
     const head = el("h3", {}, "Tokens per second");
     this.parts.speed.replaceChildren(head, svg("svg", attributes, line), el("p", { className: "muted" }, words));
   }

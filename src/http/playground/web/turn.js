@@ -150,7 +150,7 @@ export class AnswerView {
     const trace = turn.trace ? traceView(turn.trace) : null;
     if (trace) trace.open = open;
     const again = button(turn.problem ? "Try again" : "Regenerate", () => this.actions.regenerate(turn));
-    const tools = el("div", { className: "actions" }, copyButton(() => turn.content), again);
+    const tools = el("div", { className: "actions" }, copyButton(() => turn.content || JSON.stringify(turn.calls)), again);
     const said = note ? el("p", { className: kind, role: turn.problem ? "alert" : null }, note) : null;
     this.foot.replaceChildren(...[said, trace, tools].filter(Boolean));
   }
