@@ -218,6 +218,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     admin_key: Secret | None = None
     admin_key_file: str | None = None
     public_metrics: bool = False  # whether /metrics needs no key, like the probes
+    playground: bool = True  # whether browsers get a page at /, to chat and to watch the engine
     # Origins whose web pages may send requests here from a browser; "*" is all.
     cors_origins: tuple[str, ...] = ()
 

@@ -35,6 +35,7 @@ FROZEN = [
     "http.max_prompts_per_request",
     "http.max_stored_response_bytes",
     "http.max_stored_responses",
+    "http.playground",
     "http.public_metrics",
     "http.ready_wait",
     "http.request_timeout",
