@@ -18,6 +18,7 @@ from src.distributed import Group
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
+from src.models.weights.cache_scales import read_scales, scale_names
 from src.models.weights.checkpoint import StoredTensor, equal_contents, open_checkpoint
 from src.models.weights.dummy import fill_dummy
 from src.models.weights.filling import check_tensors, fill, stored_names
@@ -91,10 +92,11 @@ def load_model(
         fill_dummy(model, seed, before_each_matrix)
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
-    passed_over |= {name for name in stored if _is_unread(name, config)}
+    passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
     check_tensors(path, stored, model, passed_over)
+    model.kv_scales = read_scales(stored)
     wanted = {name for each in model.table.values() for name in stored_names(model, each)}
-    with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
+    with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
     return model
 
