@@ -19,10 +19,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from src import LLM, SamplingParams
+from src.core.config import Config, ModelSection
 from src.core.errors import ModelLoadError
+from src.distributed import Group
+from src.engine.sizing.planning import Question, plan_model
 from src.models import Model, load_config, load_model
 from src.models.weights.loader import outline_model
 from src.models.weights.methods import QuantizedWeight
+from src.models.weights.schemes import float8
 from src.models.weights.schemes.float8 import (
     Float8BlockWeight,
     Float8StaticWeight,
@@ -41,7 +46,9 @@ from tests.models.test_oracle import (
     reference_logits,
     relative_error,
 )
+from tests.models.test_placements import loaded
 from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.engines import greedy, random_prompts, small_config
 from tests.support.quantized import (
     Packer,
     awq,
@@ -276,8 +283,8 @@ def test_experts_are_decoded_and_latents_too(tmp_path: Path) -> None:
 
 def test_an_experts_family_with_integers(tmp_path: Path) -> None:
     chosen = re.compile(r"(self_attn\.\w_proj|experts\.\d+\.w\d|experts\.\d+\.\w+_proj)\.weight$")
-    plain_names = {"chosen": chosen}
-    directory, reference = made(tmp_path, AWQ, awq(32), "qwen3_moe", **plain_names)
+    shape = {"chosen": chosen, "num_hidden_layers": 2, "moe_intermediate_size": 64}
+    directory, reference = made(tmp_path, AWQ, awq(32), "qwen3_moe", **shape)
     model = load_model(directory)
     assert held(model, "qkv_weight") == {QuantizedWeight}
     check(model, reference)
@@ -450,13 +457,13 @@ HOSTILE: dict[str, tuple[Any, Packer, dict[str, Callable[[Tensor], Tensor | None
         GPTQ | {"desc_act": True},
         gptq(shuffled=True),
         {"g_idx": lambda t: t + 1},
-        "g_idx must be from 0 to 1",
+        "g_idx must be from 0 to ",
     ),
     "below": (
         GPTQ | {"desc_act": True},
         gptq(shuffled=True),
         {"g_idx": lambda t: t - 1},
-        "g_idx must be from 0 to 1",
+        "g_idx must be from 0 to ",
     ),
     "uneven": (
         GPTQ | {"desc_act": True},
@@ -518,3 +525,73 @@ def test_scales_of_a_cache_are_kept(tmp_path: Path) -> None:
     save_file(tensors | bad, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"layers\.1\.self_attn\.k_scale"):
         load_model(directory)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "packed-zeros", "fp8-rows", "fp8-blocks"])
+def test_ranks_hold_parts_of_what_is_stored(tmp_path: Path, name: str) -> None:
+    """Of two ranks; rows and groups of columns are cut, and sums of both parts are the whole."""
+    section, pack, kind = WEIGHT_ONLY[name]
+    shape = {"num_hidden_layers": 1, "intermediate_size": 128}
+    directory, _ = made(tmp_path, section, pack, **shape)
+    formats = load_config(directory).formats
+    whole = loaded(directory, formats=formats)
+    parts = [loaded(directory, formats=formats, group=Group(rank, 2)) for rank in range(2)]
+    for weight, dim, sections in (
+        ("qkv_weight", 0, [64, 32, 32]), ("gate_up_weight", 0, [128, 128]),
+        ("output_weight", 1, None), ("down_weight", 1, None),
+    ):  # fmt: skip
+        held = [model.weights[f"layers.0.{weight}"] for model in (whole, *parts)]
+        assert {type(one) for one in held} == {kind}
+        want, *halves = (one.dequantized() for one in held)
+        if dim == 1:
+            got = torch.cat(halves, 1)
+        else:
+            cut = [half.split([size // 2 for size in sections]) for half in halves]
+            got = torch.cat([rows for pair in zip(*cut, strict=True) for rows in pair])
+        assert torch.equal(got, want)
+
+
+def test_groups_that_ranks_would_cut_are_refused(tmp_path: Path) -> None:
+    section, pack, _ = WEIGHT_ONLY["awq"]
+    directory, _ = made(tmp_path, section, pack, num_hidden_layers=1)
+    formats = load_config(directory).formats
+    with pytest.raises(ModelLoadError, match="48 inputs each, which groups of 32 do not divide"):
+        loaded(directory, formats=formats, group=Group(0, 2))
+
+
+def test_products_of_the_device_are_those_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call that a GPU gets, which torch has for the CPU as well."""
+    torch.manual_seed(0)
+    x, matrix = torch.randn(5, 64).bfloat16(), torch.randn(48, 64)
+    scales = float8.float8_scales(matrix)
+    weight = Float8TokenWeight(float8.to_float8(matrix, scales), scales.squeeze(1))
+    bias = torch.randn(48).bfloat16()
+    want = weight.multiply(x, bias)
+    monkeypatch.setattr(float8, "_multiplies_float8", lambda *given: True)
+    got = weight.multiply(x, bias)
+    assert relative_error(got.float(), want.float()).max() < 0.01
+    static = Float8StaticWeight(*weight[:2], torch.full((1, 1), 0.01))
+    got = static.multiply(x, bias)
+    monkeypatch.undo()
+    assert relative_error(got.float(), static.multiply(x, bias).float()).max() < 0.01
+
+
+def test_an_engine_serves_them_and_says_what_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Greedy tokens of several requests at once, in chunks."""
+    section = compressed("float-quantized", weights("float", 8))
+    directory, reference = made(
+        tmp_path, section, fp8(per_row=True), num_hidden_layers=2, tokenizer=True
+    )
+    config = small_config(directory, scheduler__max_num_batched_tokens=16)
+    prompts = random_prompts(3, longest=40)
+    with caplog.at_level("INFO"), LLM(config) as llm:
+        results = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8))
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == greedy(reference, prompt, 8)
+    assert "compressed-tensors float-quantized (w8), 8 matrices as they are stored" in caplog.text
+    plan = plan_model(Config(model=ModelSection(path=str(directory))), Question())
+    assert plan.quantization == "compressed-tensors float-quantized (w8)"

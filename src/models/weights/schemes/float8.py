@@ -28,6 +28,10 @@ from src.ops.linear import FLOAT8, dequantize
 Inputs: TypeAlias = Literal["none", "token", "block", "static"]
 
 
+# Of devices for which cuBLAS has products with scales per row.
+_ROWWISE_CAPABILITY = (9, 0)
+
+
 class Float8Weight(NamedTuple):
     """A matrix [N, K]. Inputs are not rounded."""
 
@@ -138,7 +142,7 @@ def _multiplies_float8(x: Tensor, values: Tensor) -> bool:
         return False
     if any(size % 16 for size in values.shape):
         return False
-    return torch.cuda.get_device_capability(x.device) >= (8, 9)
+    return torch.cuda.get_device_capability(x.device) >= _ROWWISE_CAPABILITY
 
 
 @dataclass(frozen=True, slots=True)
