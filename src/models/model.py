@@ -28,6 +28,7 @@ from src.models.program import (
     run_head,
     run_program,
 )
+from src.models.weights.cache_scales import CacheScales
 from src.models.weights.methods import ByKind, Formats, LinearMethod, Weight
 from src.models.weights.parameters import Kind, Parameter, allocate
 from src.ops.linear import fits_strips, to_strips
@@ -70,6 +71,7 @@ class Model:
         program: the calls and mixers to compute.
         table: every parameter by name. A tied head is not in it, unless it has another format.
         weights: values of parameters and computed tables, by name.
+        kv_scales: layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
         bound: per call of the program, the weights of its functions.
         mixer_weights: per mixer, its weights.
     """
@@ -109,6 +111,7 @@ class Model:
         self.formats = formats or ByKind()
         self.program: Program = builder.program()
         self.methods: dict[str, LinearMethod] = {}
+        self.kv_scales: dict[int, CacheScales] = {}
         self.table: dict[str, Parameter] = {
             name: self._held(parameter) for name, parameter in builder.parameters.items()
         }

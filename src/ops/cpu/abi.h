@@ -87,6 +87,7 @@ enum WeightKind : int64_t {
   kInt4Strips = 5,
   kInt8 = 8,
   kInt8Strips = 9,
+  kFloat8 = 12,  // e4m3
   kBFloat16Strips = 17
 };
 constexpr int kStripOutputs = 64;
@@ -211,7 +212,7 @@ struct DTypePair {
   int64_t ours;
 };
 constexpr DTypePair kTorchDTypes[] = {
-    {6, kFloat32}, {15, kBFloat16}, {5, kFloat16}, {1, kInt8}, {0, kInt4}};
+    {6, kFloat32}, {15, kBFloat16}, {5, kFloat16}, {1, kInt8}, {0, kInt4}, {24, kFloat8}};
 
 constexpr int kMaxDims = 3;
 constexpr int kMaxTokenInputs = 8;

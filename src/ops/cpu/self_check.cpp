@@ -162,9 +162,9 @@ template <class T>
 bool same_groups(LinearFunction* other, DType dtype, int64_t tokens, int64_t inputs) {
   for (const int64_t group : {16, 32, 64, 128}) {
     for (const bool has_offsets : {false, true}) {
-      for (const int64_t kind : {kInt8, kInt8Strips, kInt4, kInt4Strips}) {
+      for (const int64_t kind : {kInt8, kFloat8, kInt8Strips, kInt4, kInt4Strips}) {
         if (group < 32 && (kind == kInt4 || kind == kInt4Strips)) continue;
-        const int64_t outputs = kind == kInt8 || kind == kInt4 ? 57 : 128;
+        const int64_t outputs = kind == kInt8Strips || kind == kInt4Strips ? 128 : 57;
         if (!same_linear<T>(other, dtype, kind, tokens, outputs, inputs, group, has_offsets)) {
           return false;
         }
@@ -179,10 +179,11 @@ bool same_linears(LinearFunction* other, DType dtype) {
   // Every number of tokens that a tile may have, and more than fit into a core's cache.
   for (const int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 30, 300}) {
     if (!same_linear<T>(other, dtype, dtype, tokens, 37, 201)) return false;
-    for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt4)}) {
+    for (const int64_t kind :
+         {int64_t(dtype), int64_t(kInt8), int64_t(kFloat8), int64_t(kInt4)}) {
       // Numbers of outputs that leave several kinds of partial tiles.
       for (const int64_t outputs : {37, 48, 57}) {
-        const int64_t group = kind == kInt8 ? 0 : 64;
+        const int64_t group = kind == kInt8 || kind == kFloat8 ? 0 : 64;
         if (!same_linear<T>(other, dtype, kind, tokens, outputs, 192, group)) return false;
       }
     }
