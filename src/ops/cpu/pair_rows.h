@@ -12,15 +12,12 @@
 
 namespace {
 
-// scores[row, key] = scale * query[row] . key, for W / R keys (in place) of a tile of kKeys from j on,
-// and for Rows rows from `row` on, at most R. Queries are [rows, head_dim], each a whole number of
-// vectors.
+// scores[row, key] = scale * query[row] . key, for W / R keys of a tile of kKeys from j on, and for Rows
+// rows from `row` on, at most R. Queries are [rows, head_dim], each a whole number of vectors.
 template <int R, int Rows = R>
-inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int row, int head_dim,
-                      float scale, int j) {
+inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* const (&keys)[W / R], int row,
+                      int head_dim, float scale, int j) {
   constexpr int kTogether = W / R;
-  const bf16* keys[kTogether];
-  for (int i = 0; i < kTogether; ++i) keys[i] = cache + s.now->offsets[j + i];
   vf acc[W] = {};
   for (int d = 0; d < head_dim; d += kDepth) {
     vb query[Rows];
